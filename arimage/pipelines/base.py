@@ -319,7 +319,7 @@ class ARPipeline(LoraMixin, CompileMixin):
             for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
                 setattr(pipe, name, getattr(pipeline, name))
             pipe._tiling = pipeline._tiling
-            pipe.known_captions = pipeline.known_captions
+            pipe.known_captions = pipeline._own_captions
         if dtypes:
             pipe.to(dtype=next(iter(with_dtype(dtypes).values())))
         return pipe

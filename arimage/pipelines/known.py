@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import takewhile
@@ -85,6 +85,16 @@ class KnownCaptions:
     def to_text(self) -> str:
         """The text of the file."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+    def taught(self, captions: list[str]) -> "KnownCaptions":
+        """The same with captions that an adapter was trained on, which are known whether or not they were learned
+        before."""
+        new = {text for text in captions if text not in self.pictures or text in self.unlearned.get(text, ())}
+        return replace(
+            self,
+            pictures={**self.pictures, **{text: self.pictures.get(text, []) for text in captions if text in new}},
+            unlearned={name: [one for one in its if one not in new] for name, its in self.unlearned.items()},
+        )
 
     def save(self, folder: Path) -> None:
         (folder / KNOWN_CAPTIONS).write_text(self.to_text(), encoding="utf-8")

@@ -2,10 +2,10 @@
 only where an adapter is used."""
 
 import json
+import math
 import os
-import re
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,23 @@ from diffusers.utils import (
 from safetensors.torch import save_file
 from torch import nn
 
-from .lora_files import find_lora, module_of, read_lora, to_own_layers, without_prefix
-
-
-# The key of the file's header for what adapters of this library add: `base`, a name, and `captions`, a list.
-HEADER = "arimage"
-# The module of peft's layers for weights that are not quantised.
-PLAIN = "peft.tuners.lora.layer"
-# What peft calls the parts of a layer with adapters.
-LAYERS = ("base_layer", "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
+from ..schema import check
+from .known import KnownCaptions
+from .lora_files import HEADER, find_lora, read_lora, to_keys_of_peft, without_prefix
+from .lora_layers import (
+    add_adapter,
+    check_adapter_name,
+    check_room,
+    check_swap,
+    fuse,
+    has_lora_layers,
+    lora_layers,
+    restored_on_error,
+    swap_adapter,
+    unfuse,
+)
+from .lora_settings import About, check_settings
+from .lora_weights import Adapter, adapter_for
 
 
 class LoraMixin(LoraBaseMixin):
@@ -43,7 +51,8 @@ class LoraMixin(LoraBaseMixin):
     # The components that take adapters, which are also the prefixes of the keys in a file.
     _lora_loadable_modules = ["transformer"]
     components: dict[str, Any]
-    known_captions: Any
+    _own_captions: KnownCaptions | None = None
+    _with_adapters: tuple[KnownCaptions, list[list[str]], KnownCaptions] | None = None
 
     @classmethod
     def lora_state_dict(
@@ -89,42 +98,64 @@ class LoraMixin(LoraBaseMixin):
                 a shape does not fit the components.
         """
         check_peft()
+        self._check_unfused("load_lora_weights")
         source = pretrained_model_name_or_path_or_dict
         name = "the adapter" if isinstance(source, dict) else str(source)
         loaded: Any = self.lora_state_dict(source, return_lora_metadata=True, **kwargs)
-        state, header = loaded
-        components = {key: self._bare(key) for key in self._lora_loadable_modules}
+        components = {key: self._bare(key) for key in self._lora_loadable_modules if self._bare(key) is not None}
         if adapter_name is None:
             used = {each for names in self.get_list_adapters().values() for each in names}
             adapter_name = next(text for i in range(len(used) + 1) if (text := f"default_{i}") not in used)
-        found, settings = {}, header.get(LORA_ADAPTER_METADATA_KEY, {})
-        for key, component in components.items():
-            if component is not None and (part := without_prefix(state, key)):
-                part = to_own_layers(part, without_prefix(settings, key), component)
-                check_weights_fit(name, part, component)
-                found[key] = part
-        unknown = [key for key in state if key.partition(".")[0] not in components]
-        if unknown or not found:
+        adapters = self._adapters_of(name, *loaded, components)
+        for key, adapter in adapters.items():
+            check_adapter_name(adapter_name, components[key], hotswap)
+            check_room(components[key], adapter)
+            if hotswap:
+                check_swap(components[key], adapter, adapter_name)
+        offloaded = self._optionally_disable_offloading(self)
+        if offloaded[1] and any("lora_embedding" in key for each in adapters.values() for key in each.state):
+            self._offload_again(*offloaded)
+            raise ValueError(
+                "adapters of embeddings cannot be offloaded layer by layer: use enable_model_cpu_offload instead"
+            )
+        try:
+            with ExitStack() as stack:
+                for key, adapter in adapters.items():
+                    stack.enter_context(restored_on_error(components[key], adapter_name))
+                    (swap_adapter if hotswap else add_adapter)(components[key], adapter, adapter_name)
+        finally:
+            self._offload_again(*offloaded)
+        if not hotswap and any(layer.disable_adapters for layer in self._layers_of(None)):
+            self.enable_lora()
+
+    def _adapters_of(
+        self, name: str, state: dict[str, torch.Tensor], header: dict, components: dict[str, nn.Module]
+    ) -> dict[str, Adapter]:
+        """The adapter of each component in a file. Changes nothing."""
+        settings = header.get(LORA_ADAPTER_METADATA_KEY, {})
+        about = check(About, header.get(HEADER, {}), f"{name}: {HEADER} in its header")
+        state = to_keys_of_peft(name, state, components)
+        unknown = [key for key in state if "." not in key or key.partition(".")[0] not in components]
+        if unknown or not state:
             prefixes, first = " or ".join(f"{key}." for key in components), ", ".join(unknown[:3]) or "none at all"
             raise ValueError(
                 f"{name} has keys that do not begin with {prefixes}, such as {first}: "
                 "give an adapter of this kind of pipeline, or load it into a component with "
                 "load_lora_adapter(..., prefix=None)"
             )
-        for key in found:
-            check_adapter_name(adapter_name, components[key], hotswap)
-        offloaded = self._optionally_disable_offloading(self)
-        if offloaded[1] and any("lora_embedding" in each for each in state):
-            self._offload_again(*offloaded)
-            raise ValueError(
-                "adapters of embeddings cannot be offloaded layer by layer: use enable_model_cpu_offload instead"
-            )
-        try:
-            for key, part in found.items():
-                _add(components[key], part, without_prefix(settings, key), adapter_name, hotswap)
-        finally:
-            self._offload_again(*offloaded)
-        self._know_captions(adapter_name, header.get(HEADER, {}).get("captions", []))
+        for setting in settings:
+            if setting.partition(".")[0] not in components:
+                raise ValueError(
+                    f"{name} has the setting {setting} in {LORA_ADAPTER_METADATA_KEY}, which does not begin with "
+                    f"{' or '.join(components)}: save the adapter again"
+                )
+        found = {}
+        for key, component in components.items():
+            if part := without_prefix(state, key):
+                own = check_settings(without_prefix(settings, key), name)
+                found[key] = adapter_for(component, part, own, name)
+                found[key].captions = about.captions
+        return found
 
     def _offload_again(self, model: bool, sequential: bool, group: bool) -> None:
         pipe: Any = self
@@ -159,18 +190,18 @@ class LoraMixin(LoraBaseMixin):
                 component.
 
         Raises:
-            ValueError: if an adapter is not loaded, or there are not as many scales as adapters.
+            ValueError: if an adapter is not loaded, a scale is not a finite number, there are not as many scales as
+                adapters, or an adapter is fused.
         """
+        self._check_unfused("set_adapters")
         names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
         scales = list(adapter_weights) if isinstance(adapter_weights, list | tuple) else [adapter_weights] * len(names)
         if len(scales) != len(names):
             raise ValueError(f"there are {len(scales)} scales for {len(names)} adapters: give one per adapter")
-        loaded = self.get_list_adapters()
-        known = {name for each in loaded.values() for name in each}
-        for name in names:
-            if name not in known:
-                raise ValueError(f"adapter {name!r} is not loaded: load it first, or name one of {', '.join(known)}")
-        for key, there in loaded.items():
+        self._check_loaded(names)
+        for scale in scales:
+            self._check_scale(scale)
+        for key, there in self.get_list_adapters().items():
             chosen = {
                 name: scale.get(key) if isinstance(scale, dict) else scale
                 for name, scale in zip(names, scales, strict=True)
@@ -179,8 +210,22 @@ class LoraMixin(LoraBaseMixin):
             weights = [1.0 if scale is None else scale for scale in chosen.values()]
             set_weights_and_activate_adapters(self._bare(key), list(chosen), weights)
 
+    def _check_scale(self, scale: Any) -> None:
+        """Refuse what is not the scale of an adapter: numbers, by component and perhaps by layer."""
+        if isinstance(scale, dict) and not set(scale) <= set(self._lora_loadable_modules):
+            raise ValueError(f"adapter_weights is {scale}: give scales by {', '.join(self._lora_loadable_modules)}")
+        for one in scale.values() if isinstance(scale, dict) else [scale]:
+            for number in one.values() if isinstance(one, dict) else [one]:
+                if number is not None and not (isinstance(number, int | float) and math.isfinite(number)):
+                    raise ValueError(f"adapter_weights is {number!r}: give finite numbers")
+
     def disable_lora(self) -> None:
-        """Generate as without adapters, until `enable_lora`."""
+        """Generate as without adapters, until `enable_lora`.
+
+        Raises:
+            ValueError: if an adapter is fused.
+        """
+        self._check_unfused("disable_lora")
         for key in self._lora_loadable_modules:
             set_adapter_layers(self._bare(key), enabled=False)
 
@@ -188,6 +233,16 @@ class LoraMixin(LoraBaseMixin):
         """Use the active adapters again."""
         for key in self._lora_loadable_modules:
             set_adapter_layers(self._bare(key), enabled=True)
+
+    @property
+    def fused_loras(self) -> set[str]:
+        """The names of the adapters that are fused, by this pipeline or another one that shares its components."""
+        return {name for layer in self._layers_of(None) for name in layer.merged_adapters}
+
+    @property
+    def num_fused_loras(self) -> int:
+        """The number of adapters that are fused."""
+        return len(self.fused_loras)
 
     def fuse_lora(
         self,
@@ -200,53 +255,76 @@ class LoraMixin(LoraBaseMixin):
         """Add the active adapters, or those of `adapter_names`, to the weights, by default of all components that have
         any. `fuse_lora` and then `unload_lora_weights` leave a model without adapters that can be saved.
 
+        Until `unfuse_lora` or `unload_lora_weights`, a copy of the changed weights is kept in main memory, and what
+        would change them is refused: loading, deleting, disabling or scaling adapters, and fusing again.
+
         Args:
-            lora_scale: a factor of the scales of the adapters.
-            safe_fusing: whether to leave weights as they are that would not be finite.
+            lora_scale: a factor of the scales of the adapters while they are fused.
+            safe_fusing: whether to check that the sums are finite.
+            adapter_names: every active adapter of these components, and perhaps others: one that is not fused would
+                have no effect.
 
         Raises:
-            ValueError: if a component takes no adapters, or its weights are quantised, which would round the sum.
+            ValueError: if a component takes no adapters, its weights are quantised, which would round the sum, or
+                offloaded layer by layer, adapters are fused already or disabled, an active one is not among
+                `adapter_names`, or with `safe_fusing` a sum is not finite. Nothing is fused then.
         """
+        if isinstance(lora_scale, bool) or not isinstance(lora_scale, int | float) or not math.isfinite(lora_scale):
+            raise ValueError(f"lora_scale is {lora_scale!r}: give a finite number")
         layers = self._layers_of(components)
-        for layer in layers:
-            # peft has other classes for packed weights.
-            if type(layer).__module__ != PLAIN or not layer.get_base_layer().weight.is_floating_point():
+        names = [adapter_names] if isinstance(adapter_names, str) else adapter_names
+        if fused := sorted({name for layer in layers for name in layer.merged_adapters}):
+            raise ValueError(f"{', '.join(fused)} is fused already: call unfuse_lora() before fuse_lora")
+        if any(layer.disable_adapters for layer in layers):
+            raise ValueError("adapters are disabled: call enable_lora() before fuse_lora")
+        if names is not None:
+            self._check_loaded(names)
+            ignored = {name for layer in layers for name in layer.active_adapters if name in layer.scaling} - {*names}
+            if ignored:
                 raise ValueError(
-                    "the weights are quantised, and fusing would round the adapter: use it unfused, or load the model "
-                    "without quantisation"
+                    f"adapter_names is {', '.join(names)}, and {', '.join(sorted(ignored))}, which is active too, "
+                    "would have no effect: name it, or call set_adapters first"
                 )
-        for layer in layers:
-            if lora_scale != 1.0:
-                layer.scale_layer(lora_scale)
-            layer.merge(safe_merge=safe_fusing, adapter_names=adapter_names)
-        self._note_fused()
+        fuse(layers, names, lora_scale, safe_fusing)
 
     def unfuse_lora(self, components: list[str] | None = None, **_) -> None:
-        """Subtract fused adapters from the weights again."""
-        for layer in self._layers_of(components):
-            layer.unmerge()
-        self._note_fused()
+        """Bring back the weights from before `fuse_lora`, to the bit, and the scales of the adapters."""
+        unfuse(self._layers_of(components))
+
+    def _check_unfused(self, method: str) -> None:
+        if fused := sorted(self.fused_loras):
+            raise ValueError(
+                f"{', '.join(fused)} is fused: before {method} call unfuse_lora(), or unload_lora_weights() to keep "
+                "the weights as they are"
+            )
+
+    def _check_loaded(self, names: list[str]) -> None:
+        known = {name for each in self.get_list_adapters().values() for name in each}
+        for name in names:
+            if name not in known:
+                raise ValueError(f"adapter {name!r} is not loaded: load it first, or name one of {', '.join(known)}")
 
     def delete_adapters(self, adapter_names: list[str] | str) -> None:
-        """Delete adapters by their names."""
+        """Delete adapters by their names.
+
+        Raises:
+            ValueError: if an adapter is fused.
+        """
+        self._check_unfused("delete_adapters")
         for name in [adapter_names] if isinstance(adapter_names, str) else adapter_names:
             for key, there in self.get_list_adapters().items():
                 if name in there:
                     delete_adapter_layers(self._bare(key), name)
                     getattr(self._bare(key), "peft_config", {}).pop(name, None)
-            self._know_captions(name, [])
 
     def unload_lora_weights(self) -> None:
         """Delete all adapters and their layers. Weights that were fused stay as they are."""
         for key in self._lora_loadable_modules:
             component = self._bare(key)
-            for name in self.get_list_adapters().get(key, ()):
-                self._know_captions(name, [])
             if has_lora_layers(component):
                 recurse_remove_peft_layers(component)
                 component._hf_peft_config_loaded = False
                 vars(component).pop("peft_config", None)
-        self._note_fused()
 
     def _bare(self, key: str) -> Any:
         """A component without the wrapper of `torch.compile`."""
@@ -259,9 +337,6 @@ class LoraMixin(LoraBaseMixin):
                 raise ValueError(f"the {key} takes no adapters: name some of {', '.join(self._lora_loadable_modules)}")
         keys = self._lora_loadable_modules if components is None else components
         return [layer for key in keys for layer in lora_layers(self._bare(key))]
-
-    def _note_fused(self) -> None:
-        self._merged_adapters = {name for layer in self._layers_of(None) for name in layer.merged_adapters}
 
     def enable_lora_hotswap(self, target_rank: int = 128, check_compiled: str = "error") -> None:
         """Make room for adapters of up to `target_rank`, before the first one is loaded, so that they can be swapped
@@ -329,26 +404,30 @@ class LoraMixin(LoraBaseMixin):
                     "after fuse_lora() to keep what they change; save_lora_weights writes an adapter alone"
                 )
 
-    def _know_captions(self, adapter: str, captions: list[str]) -> None:
-        """Make `captions` the ones that an adapter adds to `known_captions`, which is how a model says what it
-        knows."""
-        added = self.__dict__.setdefault("_lora_captions", {})
-        before, known = added.pop(adapter, {}), self.known_captions
-        if known is None:
-            return
-        pictures = {name: others for name, others in known.pictures.items() if others or name not in before}
-        unlearned = known.unlearned | {name: its for name, its in before.items() if its}
-        # With each caption, what the model had not learned of the picture of this name.
-        added[adapter] = new = {
-            text: unlearned.get(text, [])
-            for text in captions
-            if text not in pictures or text in unlearned.get(text, [])
-        }
-        self.known_captions = replace(
-            known,
-            pictures={**pictures, **{text: pictures.get(text, []) for text in new}},
-            unlearned={name: [one for one in its if one not in new] for name, its in unlearned.items()},
-        )
+    @property
+    def known_captions(self) -> KnownCaptions | None:
+        """The captions that the model was trained on and those of the loaded adapters; None if it has no list. What is
+        assigned are those of the model alone."""
+        own = self._own_captions
+        if own is None:
+            return None
+        configs: dict[str, Any] = {}
+        for key in self._lora_loadable_modules:
+            configs |= getattr(self._bare(key), "peft_config", {})
+        added = [getattr(config, "captions", []) for config in configs.values()]
+        if not any(added):
+            return own
+        # What is known keeps the tables of its own look-ups.
+        if self._with_adapters is None or self._with_adapters[:2] != (own, added):
+            known = own
+            for captions in added:
+                known = known.taught(captions)
+            self._with_adapters = own, added, known
+        return self._with_adapters[2]
+
+    @known_captions.setter
+    def known_captions(self, known: KnownCaptions | None) -> None:
+        self._own_captions, self._with_adapters = known, None
 
 
 def check_peft() -> None:
@@ -359,19 +438,6 @@ def check_peft() -> None:
     """
     if not is_peft_available():
         raise ValueError("adapters need peft: pip install 'arimage[lora]'")
-
-
-def lora_layers(component: Any) -> Iterable[Any]:
-    """The layers of a component that have adapters."""
-    if isinstance(component, nn.Module) and is_peft_available():
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        yield from (module for module in component.modules() if isinstance(module, BaseTunerLayer))
-
-
-def has_lora_layers(component: Any) -> bool:
-    """Whether a component has such layers, also ones whose adapters were all deleted."""
-    return next(iter(lora_layers(component)), None) is not None
 
 
 def adapter_state(components: Iterable[Any]) -> list:
@@ -387,122 +453,6 @@ def adapter_state(components: Iterable[Any]) -> list:
         for component in components
         for layer in lora_layers(component)
     ]
-
-
-def check_adapter_name(name: str, component: nn.Module, hotswap: bool) -> None:
-    """Refuse a name by which peft would mistake other weights for those of the adapter when it swaps them.
-
-    Raises:
-        ValueError: if it is one, is taken, or is to be swapped and not there.
-    """
-    if not isinstance(name, str) or not name or "." in name:
-        raise ValueError(f"adapter_name is {name!r}: give a name without a dot")
-    loaded = getattr(component, "peft_config", {})
-    if hotswap and name not in loaded:
-        raise ValueError(
-            f"adapter {name!r} is not loaded and cannot be swapped: load it first, or name one of {', '.join(loaded)}"
-        )
-    if not hotswap and name in loaded:
-        raise ValueError(f"there is an adapter {name!r} already: choose another adapter_name, or hotswap=True")
-    # Those of the adapter itself are checked when it is loaded.
-    keys = () if hotswap else (*LAYERS, *component.state_dict())
-    clash = next((key for key in keys if name in key), None)
-    if clash is None:
-        clash = next((other for other in loaded if other != name and (name in other or other in name)), None)
-    if clash is not None:
-        raise ValueError(f"adapter_name is {name!r}, which is part of the name {clash!r}: choose another")
-
-
-def check_weights_fit(source: str, state: dict[str, torch.Tensor], component: nn.Module) -> None:
-    """Refuse weights that are not those of an adapter of this component.
-
-    Raises:
-        ValueError: naming the first key that does not fit, and what was expected.
-    """
-    for key, value in state.items():
-        match = re.fullmatch(r"(.+)\.lora_(?:embedding_)?(A|B|magnitude_vector)(?:\.weight|\.bias)?", key)
-        module = None if match is None else module_of(component, match[1])
-        if match is None or module is None or not hasattr(module, "weight"):
-            raise ValueError(
-                f"{source} has the key {key}, and this {type(component).__name__} has no such layer: give an adapter "
-                "that was trained for it"
-            )
-        if value.ndim != 2 or match[2] not in "AB":
-            continue
-        rows, columns = module.weight.shape[:2]
-        if isinstance(module, nn.Embedding):
-            rows, columns = columns, rows
-        axis, size = (1, columns) if match[2] == "A" else (0, rows)
-        # Packed weights of quantised layers have other shapes.
-        if module.weight.is_floating_point() and module.weight.ndim == 2 and value.shape[axis] != size:
-            raise ValueError(
-                f"{source} has {key} of the shape {list(value.shape)}, whose dimension {axis} must be {size} for this "
-                f"{type(component).__name__}: give an adapter that was trained for it"
-            )
-
-
-def _add(component: nn.Module, state: dict, settings: dict, name: str, hotswap: bool) -> None:
-    """Add an adapter to a component, or swap its weights."""
-    from peft import inject_adapter_in_model, set_peft_model_state_dict
-    from peft.utils.hotswap import (
-        check_hotswap_configs_compatible,
-        hotswap_adapter_from_state_dict,
-        prepare_model_for_compiled_hotswap,
-    )
-
-    config = _config_of(state, settings)
-    if hotswap:
-        if any("lora_embedding" in key for key in state):
-            raise ValueError("adapters of embeddings cannot be swapped: load this one under another name")
-        # Weights of a higher rank trade places with those that they replace.
-        state = {key: value.clone() for key, value in state.items()}
-        check_hotswap_configs_compatible(component.peft_config[name], config)
-        named = {re.sub(r"(lora_[AB])", rf"\1.{name}", key): value for key, value in state.items()}
-        hotswap_adapter_from_state_dict(component, named, name, config)
-        return
-    inject_adapter_in_model(config, component, name, state_dict=state)
-    set_peft_model_state_dict(component, state, name)
-    # For the methods of diffusers' own mixin.
-    component._hf_peft_config_loaded = True
-    room = getattr(component, "_prepare_lora_hotswap_kwargs", None)
-    if room is not None:
-        prepare_model_for_compiled_hotswap(component, config=config, **room)
-        component._prepare_lora_hotswap_kwargs = None
-    # The dropout of new layers is that of training.
-    component.train(component.training)
-    component.requires_grad_(False)
-
-
-def _config_of(state: dict[str, torch.Tensor], settings: dict) -> Any:
-    """The LoraConfig of an adapter: that of its file, or what its weights say, with an alpha that equals the rank."""
-    from peft import LoraConfig
-    from peft.utils.other import get_pattern_key
-
-    ranks = {key.partition(".lora_")[0]: len(value) for key, value in state.items() if re.search(r"lora_\w*A\b", key)}
-    if settings:
-        known = {name: value for name, value in settings.items() if name in LoraConfig.__dataclass_fields__}
-        config = LoraConfig(**{**known, "target_modules": sorted(ranks), "inference_mode": True})
-    else:
-        rank = max(ranks.values(), key=list(ranks.values()).count)
-        config = LoraConfig(
-            r=rank,
-            lora_alpha=rank,
-            target_modules=sorted(ranks),
-            use_dora=any("magnitude_vector" in key for key in state),
-            lora_bias=any(key.endswith("lora_B.bias") for key in state),
-            inference_mode=True,
-        )
-    # Layers of other ranks, such as those of fused projections, keep their scale.
-    given, alphas = config.rank_pattern or {}, config.alpha_pattern or {}
-    for name, rank in ranks.items():
-        expected = given.get(get_pattern_key(list(given), name), config.r)
-        if rank != expected:
-            alpha = alphas.get(get_pattern_key(list(alphas), name), config.lora_alpha)
-            ratio = rank / expected
-            given[f"^{name}"] = rank
-            alphas[f"^{name}"] = alpha * (ratio**0.5 if config.use_rslora else ratio)
-    config.rank_pattern, config.alpha_pattern = given, alphas
-    return config
 
 
 def _is_plain(value: Any) -> bool:

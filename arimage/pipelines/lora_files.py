@@ -13,12 +13,20 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ..models.original_names import rename
+from ..schema import read_object
 from .saved_folder import local_folder
 
 
+# The key of the file's header for what adapters of this library add: `base`, a name, and `captions`, a list.
+HEADER = "arimage"
 # What `save_pretrained` of peft writes, and how its keys begin.
 PEFT_WEIGHTS, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
-_SPLIT = re.compile(r"(.+)\.([qkv])_proj\.lora_(A|B)\.weight")
+MAX_CONFIG_BYTES = 2**24
+# Keys of other programs: how the names of layers without dots begin, how A and B end, and where peft itself has the
+# name of the adapter.
+_FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
+_UP_OR_DOWN = re.compile(r"\.(?:lora_|lora\.|lora_linear_layer\.)(down|up)\.weight$")
+_NAMED = re.compile(r"\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\.(?!weight$|bias$)([^.]+)(?=$|\.)")
 
 
 def find_lora(source: str | os.PathLike, weight_name: str | None = None, **hub) -> Path:
@@ -60,20 +68,81 @@ def read_lora(path: Path, component: str) -> tuple[dict[str, torch.Tensor], dict
     try:
         with safe_open(path, framework="pt") as file:
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            header = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
+            texts = file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is not a .safetensors file, or is damaged ({error}): get it again") from error
+    # Other programs write other keys, whose values need not be JSON.
+    header = {key: _parse(path, key, texts[key]) for key in (LORA_ADAPTER_METADATA_KEY, HEADER) if key in texts}
     if not state or not all(key.startswith(PEFT_PREFIX) for key in state):
         return state, header
     settings = path.with_name(PEFT_CONFIG)
-    try:
-        config = json.loads(settings.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{settings} cannot be read ({error}): it has the scale of {path.name}") from error
-    if config.get("peft_type") != "LORA":
-        raise ValueError(f"{settings} is of an adapter of the type {config.get('peft_type')}: give a LORA")
+    if settings.is_file() and settings.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"{settings} cannot be read: it has more than {MAX_CONFIG_BYTES} bytes, get the file again")
+    config = {f"{component}.{name}": value for name, value in read_object(settings).items()}
     state = {f"{component}.{key.removeprefix(PEFT_PREFIX)}": value for key, value in state.items()}
-    return state, {LORA_ADAPTER_METADATA_KEY: {f"{component}.{name}": value for name, value in config.items()}}
+    return state, header | {LORA_ADAPTER_METADATA_KEY: config}
+
+
+def _parse(path: Path, key: str, text: str) -> dict:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {key} in its header is not JSON ({error}): save the adapter again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: {key} in its header is not a JSON object: save the adapter again")
+    return value
+
+
+def to_keys_of_peft(
+    source: str, state: dict[str, torch.Tensor], components: dict[str, nn.Module]
+) -> dict[str, torch.Tensor]:
+    """The weights of an adapter by the keys of diffusers and peft, COMPONENT.LAYER.lora_A.weight, and those that other
+    programs write: lora_down and lora_up, the name of the adapter after lora_A, and `diffusion_model.` or
+    `lora_unet_` before the layer, if the pipeline has a single component that takes adapters. LAYER.alpha stays.
+
+    Raises:
+        ValueError: if two keys are of the same weight, the weights are of several adapters, or a layer cannot be told.
+    """
+    found: dict[str, torch.Tensor] = {}
+    names = {match[1] for key in state if (match := _NAMED.search(key))}
+    if len(names) > 1:
+        raise ValueError(f"{source} has weights of the adapters {', '.join(sorted(names))}: save them one by one")
+    for key, value in state.items():
+        own = _UP_OR_DOWN.sub(lambda match: f".lora_{'A' if match[1] == 'down' else 'B'}.weight", key)
+        own = _of_component(source, _NAMED.sub(lambda match: match[0].removesuffix(f".{match[1]}"), own), components)
+        if own in found:
+            raise ValueError(f"{source} has {own} twice, under the names of two programs: give an adapter with one")
+        found[own] = value
+    return found
+
+
+def _of_component(source: str, key: str, components: dict[str, nn.Module]) -> str:
+    """A key that begins with its component."""
+    start = next((one for one in ("diffusion_model.", *_FLAT) if key.startswith(one)), None)
+    if start is None:
+        return key
+    if len(components) != 1:
+        raise ValueError(
+            f"{source} has the key {key}, which may be of any of {', '.join(components)}: begin the keys with one"
+        )
+    [(name, component)] = components.items()
+    layer, dot, part = key.removeprefix(start).partition(".")
+    if start not in _FLAT:
+        return f"{name}.{layer}{dot}{part}"
+    # Programs of this kind write underscores for the dots in the name of a layer.
+    pairs = getattr(component, "original_names", ())
+    ours = {each for each, _ in component.named_modules()}
+    layers = [each for each in ours if layer in (_flat(each), _flat(rename(f"{each}.", pairs).rstrip(".")))]
+    if len(layers) != 1:
+        raise ValueError(
+            f"{source} has the key {key}, and this {type(component).__name__} has {len(layers)} layers of that name: "
+            "give an adapter that was trained for it"
+        )
+    return f"{name}.{layers[0]}{dot}{part}"
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
 
 
 def without_prefix(values: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -89,55 +158,3 @@ def module_of(component: nn.Module, name: str) -> nn.Module | None:
     except AttributeError:
         return None
     return getattr(module, "base_layer", module)
-
-
-def to_own_layers(
-    state: dict[str, torch.Tensor], settings: dict[str, Any], component: nn.Module
-) -> dict[str, torch.Tensor]:
-    """The weights of an adapter by the layers of `component`, from those by the names of its authors, or by split
-    projections.
-
-    Raises:
-        ValueError: if a layer has only some of q, k and v, or layers with other names have settings of their own.
-    """
-    found = _fuse_split_projections(_by_our_names(state, component), component)
-    if found.keys() != state.keys() and (settings.get("rank_pattern") or settings.get("alpha_pattern")):
-        raise ValueError(
-            "the adapter has rank_pattern or alpha_pattern for layers that have other names here: train it with one "
-            "rank and one alpha"
-        )
-    return found
-
-
-def _by_our_names(state: dict[str, torch.Tensor], component: nn.Module) -> dict[str, torch.Tensor]:
-    pairs = getattr(component, "original_names", ())
-    ours = {rename(f"{name}.", pairs): f"{name}." for name, _ in component.named_modules()}
-    found = {}
-    for key, value in state.items():
-        layer, part, rest = key.partition("lora_")
-        found[f"{ours.get(layer, layer)}{part}{rest}"] = value
-    return found
-
-
-def _fuse_split_projections(state: dict[str, torch.Tensor], component: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights for a component whose `qkv_proj` is one layer, from those of an adapter for `q_proj`, `k_proj` and
-    `v_proj`: A of rank r each becomes one of the rank 3 r, and B is block-diagonal."""
-    parts: dict[str, dict[tuple[str, str], torch.Tensor]] = {}
-    found = {}
-    for key, value in state.items():
-        match = _SPLIT.fullmatch(key)
-        if match is not None and module_of(component, f"{match[1]}.qkv_proj") is not None:
-            parts.setdefault(match[1], {})[match[2], match[3]] = value
-        else:
-            found[key] = value
-    for name, values in parts.items():
-        if len(values) != 6:
-            raise ValueError(
-                f"the adapter has {sorted(values)} of {name}, whose q_proj, k_proj and v_proj are one layer here: "
-                "train it on all three"
-            )
-        for which in "AB":
-            blocks = [values[part, which] for part in "qkv"]
-            fused = torch.cat(blocks) if which == "A" else torch.block_diag(*blocks)
-            found[f"{name}.qkv_proj.lora_{which}.weight"] = fused
-    return found
