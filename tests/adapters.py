@@ -5,6 +5,7 @@ from torch import nn
 
 
 STYLE = "zz"
+CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def layers_of(pipe) -> dict[str, nn.Module]:
@@ -13,7 +14,7 @@ def layers_of(pipe) -> dict[str, nn.Module]:
         f"{key}.{name}": module
         for key in pipe._lora_loadable_modules
         for name, module in pipe.components[key].named_modules()
-        if isinstance(module, nn.Linear | nn.Embedding)
+        if isinstance(module, nn.Linear | nn.Embedding | CONVOLUTIONS)
     }
 
 
@@ -27,14 +28,15 @@ def adapter(pipe, seed: int = 0, rank: int = 2, size: float = 0.5, targets: str 
     for name, module in layers_of(pipe).items():
         if targets not in name:
             continue
-        rows, columns = module.weight.shape
+        rows, columns, *kernel = module.weight.shape
         if isinstance(module, nn.Embedding):
             state |= {
                 f"{name}.lora_embedding_A": normal(rank, rows),
                 f"{name}.lora_embedding_B": normal(columns, rank),
             }
         else:
-            state |= {f"{name}.lora_A.weight": normal(rank, columns), f"{name}.lora_B.weight": normal(rows, rank)}
+            state[f"{name}.lora_A.weight"] = normal(rank, columns, *kernel)
+            state[f"{name}.lora_B.weight"] = normal(rows, rank, *(1 for _ in kernel))
     return state
 
 
@@ -43,6 +45,7 @@ def merge(pipe, state: dict[str, torch.Tensor], scale: float = 1.0) -> None:
     """Add an adapter to the weights, by hand."""
     for name, module in layers_of(pipe).items():
         if f"{name}.lora_A.weight" in state:
-            module.weight += scale * state[f"{name}.lora_B.weight"] @ state[f"{name}.lora_A.weight"]
+            a, b = state[f"{name}.lora_A.weight"], state[f"{name}.lora_B.weight"]
+            module.weight += (scale * b.flatten(1) @ a.flatten(1)).view_as(module.weight)
         elif f"{name}.lora_embedding_A" in state:
             module.weight += scale * (state[f"{name}.lora_embedding_B"] @ state[f"{name}.lora_embedding_A"]).T

@@ -239,18 +239,26 @@ def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, 
     return pipe
 
 
-def distilled_pipeline(family: str, seed: int = 0, teacher: bool = True) -> LlamaGenDDPipeline | VARDDPipeline:
+def distilled_pipeline(
+    family: str, seed: int = 0, teacher: bool = True, **settings
+) -> LlamaGenDDPipeline | VARDDPipeline:
     """A student of "llamagen" or "var" and, by default, its teacher; from NUM_CLASSES classes to 8x8
     pixels."""
     shape = {"vocab_size": CODES, "codebook_dim": 4, "num_classes": NUM_CLASSES, "hidden_size": 32, "num_layers": 2}
     if family == "llamagen":
         student = LlamaGenDDTransformer(
-            grid_size=4, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, codes_until=6, **shape
+            grid_size=4,
+            intermediate_size=64,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            codes_until=6,
+            **shape,
+            **settings,
         )
         parts = image_tokenizer(seed=seed), transformer("class", seed=seed + 1) if teacher else None
         pipe = LlamaGenDDPipeline(randomise(student, seed), *parts)
     else:
-        student = VARDDTransformer(scales=SCALES, num_attention_heads=4, codes_until=2, **shape)
+        student = VARDDTransformer(scales=SCALES, num_attention_heads=4, codes_until=2, **shape, **settings)
         parts = scale_tokenizer(seed), scale_transformer("class", seed + 1) if teacher else None
         pipe = VARDDPipeline(randomise(student, seed), *parts)
     pipe.set_progress_bar_config(disable=True)

@@ -32,7 +32,8 @@ def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Ten
     def head(hidden: torch.Tensor) -> torch.Tensor:
         weight = lm_head.weight
         whole = weight.is_floating_point() and not (weight.is_meta or isinstance(weight, DTensor))
-        if type(lm_head) is not nn.Linear or not whole:
+        # Hooks of diffusers bring the weight, or cast it, only for the forward pass of the module.
+        if type(lm_head) is not nn.Linear or not whole or hasattr(lm_head, "_diffusers_hook"):
             return lm_head(hidden)[..., first : first + count]
         return F.linear(hidden.to(weight.device), weight[first : first + count])
 

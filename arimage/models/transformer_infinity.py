@@ -56,16 +56,24 @@ class Float32LayerNorm(nn.LayerNorm):
         return F.layer_norm(hidden, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
 
 
+class CastingLinear(Linear):
+    """Takes inputs of any dtype: that of the weight is known only in its own forward pass if weights are stored in
+    another one."""
+
+    def forward(self, hidden):
+        return super().forward(hidden.to(self.weight.dtype))
+
+
 class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int):
         super().__init__()
         self.num_heads = num_heads
-        self.qkv_proj = Linear(hidden_size, 3 * hidden_size)
+        self.qkv_proj = CastingLinear(hidden_size, 3 * hidden_size)
         self.out_proj = Linear(hidden_size, hidden_size)
         self.log_query_scale = nn.Parameter(torch.full((num_heads,), math.log(4.0)))
 
     def forward(self, hidden, rotary, mask, cache, layer):
-        qkv = self.qkv_proj(hidden.to(self.qkv_proj.weight.dtype)).unflatten(-1, (3, self.num_heads, -1))
+        qkv = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1))
         value = qkv[:, :, 2]
         query, key = F.normalize(qkv[:, :, :2].float(), dim=-1).unbind(2)
         query = query * self.log_query_scale.float().clamp(max=math.log(100.0)).exp()[:, None]
@@ -82,19 +90,18 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.norm = Float32LayerNorm(hidden_size, eps=NORM_EPS)
-        self.q_proj = Linear(hidden_size, hidden_size)
-        self.kv_proj = Linear(hidden_size, 2 * hidden_size)
+        self.q_proj = CastingLinear(hidden_size, hidden_size)
+        self.kv_proj = CastingLinear(hidden_size, 2 * hidden_size)
         self.out_proj = Linear(hidden_size, hidden_size)
 
     def project_text(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values [B, heads, P, D] of the text [B, P, C]."""
-        projected = self.kv_proj(text.to(self.kv_proj.weight.dtype)).unflatten(-1, (2, self.num_heads, -1))
+        projected = self.kv_proj(text).unflatten(-1, (2, self.num_heads, -1))
         key, value = projected.transpose(1, 3).unbind(2)
         return key, value
 
     def forward(self, hidden, key, value, mask):
-        normed = self.norm(hidden).to(self.q_proj.weight.dtype)
-        query = self.q_proj(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        query = self.q_proj(self.norm(hidden)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         attended = attend(query, key, value, mask.to(query.dtype))
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
@@ -102,11 +109,11 @@ class CrossAttention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int):
         super().__init__()
-        self.fc1 = Linear(hidden_size, intermediate_size)
+        self.fc1 = CastingLinear(hidden_size, intermediate_size)
         self.fc2 = Linear(intermediate_size, hidden_size)
 
     def forward(self, hidden):
-        return self.fc2(F.gelu(self.fc1(hidden.to(self.fc1.weight.dtype)), approximate="tanh"))
+        return self.fc2(F.gelu(self.fc1(hidden), approximate="tanh"))
 
 
 class Block(nn.Module):

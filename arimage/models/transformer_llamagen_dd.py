@@ -114,7 +114,9 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         mean = ((prefix * visible[..., None]).sum(1) / visible.sum(1, keepdim=True)).to(prefix.dtype)
         inputs = self.input_projection(vectors.to(self.dtype))
         if self.place_embedding is not None and self.condition_projection is not None:
-            inputs = inputs + self.place_embedding.weight[:width] + self.condition_projection(mean)[:, None]
+            # A look-up, not the weight itself: adapters and offloading act on the forward pass of a module alone.
+            places = self.place_embedding(torch.arange(width, device=inputs.device))
+            inputs = inputs + places + self.condition_projection(mean)[:, None]
         hidden = torch.cat([prefix, inputs], dim=1)
         hidden = hidden + self.known_embedding(known_flags(start, width, vectors.device, count))
         hidden = self.embedding_dropout(hidden)

@@ -217,7 +217,8 @@ def bind_prompts(
         inputs_embeds=model.embed(input_ids),
         attention_mask=attention_mask,
         row_end=config.row_end_id - config.gen_vocab_start_index,
-        # The vectors of the image tokenizer, which generates nothing and is not converted, are not there.
-        codebook=table(codes) if table.weight.is_meta else table.weight[first : first + num_codes],
+        # The vectors of the image tokenizer, which generates nothing and is not converted, are not there. A look-up,
+        # since offloading brings a weight only for the forward pass of its module.
+        codebook=table(codes),
         groups=groups,
     )

@@ -5,8 +5,10 @@ import accelerate
 import pytest
 import tiny
 import torch
+from diffusers.hooks import apply_layerwise_casting
 
 from arimage.decoding import Layout
+from arimage.models.language_model import code_head
 from arimage.models.transformer_llamagen import LlamaGenTokenModel
 from arimage.models.transformer_var import VARScaleModel
 
@@ -69,3 +71,31 @@ def test_weights_may_be_stored_in_fp8(family, kind):
     assert not torch.equal(logits, expected)
     # A weight is rounded by up to a sixteenth of itself.
     assert (logits - expected).norm() < 0.3 * expected.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["sequential", "group"])
+def test_places_of_a_student_may_be_offloaded(how):
+    pipe, offloaded = (tiny.distilled_pipeline("llamagen", place_embeddings=True) for _ in range(2))
+    if how == "group":
+        offloaded.enable_group_offload("cpu")
+    else:
+        accelerate.cpu_offload(offloaded.transformer, "cpu", offload_buffers=True)
+    found, wanted = (
+        each(class_labels=3, output_type="latent", generator=torch.Generator().manual_seed(0)).tokens
+        for each in (offloaded, pipe)
+    )
+    assert torch.equal(found, wanted)
+
+
+def test_infinity_may_be_stored_in_fp8():
+    pipe = tiny.bit_pipeline()
+    pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    pipe("a red heart", output_type="latent")
+
+
+@torch.no_grad()
+def test_a_head_whose_weight_is_elsewhere_runs_as_a_module():
+    lm_head, hidden = torch.nn.Linear(8, 20, bias=False), torch.randn(2, 8)
+    apply_layerwise_casting(lm_head, torch.float8_e4m3fn, torch.float32)
+    assert torch.equal(code_head(lm_head, 3, 5)(hidden), lm_head(hidden)[..., 3:8])

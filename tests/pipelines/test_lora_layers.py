@@ -1,0 +1,95 @@
+"""Adapters of every layer of every family: each has the effect that it would have in the weights."""
+
+from collections import defaultdict
+
+import pytest
+import tiny
+import torch
+from adapters import STYLE, adapter, layers_of, merge
+from families import EVERY, condition_of, flat, quick, seeded
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+pytest.importorskip("peft", reason="the extra `lora` is not installed")
+
+FAMILIES = {**EVERY, "llamagen-dd-places": lambda: tiny.distilled_pipeline("llamagen", place_embeddings=True)}
+each_family = pytest.mark.parametrize("family", quick(FAMILIES, alike=("anole", "cosmos", "arpg")))
+
+
+def run(pipe, **settings):
+    return pipe(**condition_of(pipe), generator=seeded(0), **settings)
+
+
+def tokens(pipe):
+    return flat(run(pipe, output_type="latent").tokens)
+
+
+def base_weights(pipe):
+    """The weights of the model by their names without adapters."""
+    return {
+        f"{key}.{name.replace('.base_layer', '')}": value.clone()
+        for key in pipe._lora_loadable_modules
+        for name, value in pipe.components[key].state_dict().items()
+        if ".lora_" not in name
+    }
+
+
+class ReadsAround(TorchDispatchMode):
+    """Notes the layers whose weight is read while their own forward pass does not run."""
+
+    def __init__(self, layers: dict[str, nn.Module]):
+        super().__init__()
+        # Weights that were cut from one may share its storage.
+        self.names = defaultdict(set)
+        for name, module in layers.items():
+            self.names[module.weight.untyped_storage().data_ptr()].add(name)
+        self.running, self.found = [], set()
+        for name, module in layers.items():
+            module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name))
+            module.register_forward_hook(lambda *_: self.running.pop() and None)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for value in tree_leaves((args, kwargs or {})):
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                names = self.names.get(value.untyped_storage().data_ptr(), set())
+                if names.isdisjoint(self.running):
+                    self.found |= names
+        return func(*args, **(kwargs or {}))
+
+
+@each_family
+def test_no_layer_is_read_around_its_adapter(family):
+    pipe = FAMILIES[family]()
+    pipe.load_lora_weights(adapter(pipe), STYLE)
+    bases = {
+        f"{key}.{name}": module.base_layer
+        for key in pipe._lora_loadable_modules
+        for name, module in pipe.components[key].named_modules()
+        if hasattr(module, "base_layer")
+    }
+    with ReadsAround(bases) as reads:
+        run(pipe, output_type="pt")
+    assert reads.found == set()
+
+
+@each_family
+def test_every_adapter_scales_fuses_and_unfuses(family):
+    pipe, merged = FAMILIES[family](), FAMILIES[family]()
+    assert layers_of(pipe)
+    before, base, state = base_weights(pipe), tokens(pipe), adapter(pipe, size=0.2)
+    pipe.load_lora_weights(state, STYLE)
+    merge(merged, state, scale=0.5)
+    pipe.set_adapters(STYLE, 0.0)
+    torch.testing.assert_close(tokens(pipe), base)
+    pipe.set_adapters(STYLE, 1.0)
+    pipe.fuse_lora(lora_scale=0.5)
+    wanted = base_weights(merged)
+    for name, value in base_weights(pipe).items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(tokens(pipe), base)
+    pipe.unfuse_lora()
+    assert {name for name, value in base_weights(pipe).items() if not torch.equal(value, before[name])} == set()
+    pipe.unload_lora_weights()
+    assert torch.equal(tokens(pipe), base)
