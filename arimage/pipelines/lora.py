@@ -29,6 +29,7 @@ from .lora_layers import (
     check_adapter_name,
     check_room,
     check_swap,
+    check_untied,
     fuse,
     has_lora_layers,
     lora_layers,
@@ -285,6 +286,9 @@ class LoraMixin(LoraBaseMixin):
                     f"adapter_names is {', '.join(names)}, and {', '.join(sorted(ignored))}, which is active too, "
                     "would have no effect: name it, or call set_adapters first"
                 )
+        for key in self._lora_loadable_modules if components is None else components:
+            if has_lora_layers(self._bare(key)):
+                check_untied(self._bare(key))
         fuse(layers, names, lora_scale, safe_fusing)
 
     def unfuse_lora(self, components: list[str] | None = None, **_) -> None:

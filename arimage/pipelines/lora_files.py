@@ -22,6 +22,8 @@ HEADER = "arimage"
 # What `save_pretrained` of peft writes, and how its keys begin.
 PEFT_WEIGHTS, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 MAX_CONFIG_BYTES = 2**24
+# What peft calls the parts of a layer with adapters.
+LAYERS = ("base_layer", "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 # Keys of other programs: how the names of layers without dots begin, how A and B end, and where peft itself has the
 # name of the adapter.
 _FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
@@ -153,6 +155,8 @@ def without_prefix(values: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def module_of(component: nn.Module, name: str) -> nn.Module | None:
     """The layer with this name, without its adapters; None if there is none."""
+    if not {*LAYERS}.isdisjoint(name.split(".")):
+        return None
     try:
         module = component.get_submodule(name)
     except AttributeError:

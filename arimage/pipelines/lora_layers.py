@@ -1,6 +1,7 @@
 """What peft does with the layers of a component: adapters are added, swapped, fused and taken away again."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,13 +11,12 @@ import torch
 from diffusers.utils import is_peft_available
 from torch import nn
 
+from .lora_files import LAYERS
 from .lora_weights import Adapter
 
 
 # The module of peft's layers for weights that are not quantised.
 PLAIN = "peft.tuners.lora.layer"
-# What peft calls the parts of a layer with adapters.
-LAYERS = ("base_layer", "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,18 @@ def _settle(component: nn.Module, adapter: Adapter, name: str) -> None:
         else:
             layer.scaling[name] = scale
     component.peft_config[name] = config
+
+
+def check_untied(component: nn.Module) -> None:
+    """Refuse to fuse adapters of layers whose weights are those of other layers too.
+
+    Raises:
+        ValueError: naming the layer.
+    """
+    owners = Counter(id(weight) for module in component.modules() for weight in module.parameters(recurse=False))
+    for name, layer in named_lora_layers(component).items():
+        if owners[id(layer.get_base_layer().weight)] > 1:
+            raise ValueError(f"{name} shares its weight, and fusing would change both layers: use the adapter unfused")
 
 
 def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool) -> None:
