@@ -103,11 +103,12 @@ class LoraMixin(LoraBaseMixin):
         source = pretrained_model_name_or_path_or_dict
         name = "the adapter" if isinstance(source, dict) else str(source)
         loaded: Any = self.lora_state_dict(source, return_lora_metadata=True, **kwargs)
+        state, header = loaded
         components = {key: self._bare(key) for key in self._lora_loadable_modules if self._bare(key) is not None}
         if adapter_name is None:
             used = {each for names in self.get_list_adapters().values() for each in names}
             adapter_name = next(text for i in range(len(used) + 1) if (text := f"default_{i}") not in used)
-        adapters = self._adapters_of(name, *loaded, components)
+        adapters = self._adapters_of(name, state, header, components)
         for key, adapter in adapters.items():
             check_adapter_name(adapter_name, components[key], hotswap)
             check_room(components[key], adapter)
@@ -250,7 +251,7 @@ class LoraMixin(LoraBaseMixin):
         components: list[str] | None = None,
         lora_scale: float = 1.0,
         safe_fusing: bool = False,
-        adapter_names: list[str] | None = None,
+        adapter_names: list[str] | str | None = None,
         **_,
     ) -> None:
         """Add the active adapters, or those of `adapter_names`, to the weights, by default of all components that have

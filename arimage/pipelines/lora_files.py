@@ -1,4 +1,4 @@
-"""Files of adapters, and weights whose layers are named or cut in another way than ours."""
+"""Files of adapters, and the keys that other programs give to their weights."""
 
 import json
 import os
@@ -24,9 +24,9 @@ PEFT_WEIGHTS, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_c
 MAX_CONFIG_BYTES = 2**24
 # What peft calls the parts of a layer with adapters.
 LAYERS = ("base_layer", "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
-# Keys of other programs: how the names of layers without dots begin, how A and B end, and where peft itself has the
-# name of the adapter.
-_FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
+# Keys of other programs: how the names of layers begin, with dots and with underscores, how A and B end, and where
+# peft itself has the name of the adapter.
+_WHOLE, _FLAT = "diffusion_model.", ("lora_unet_", "lora_transformer_", "lycoris_")
 _UP_OR_DOWN = re.compile(r"\.(?:lora_|lora\.|lora_linear_layer\.)(down|up)\.weight$")
 _NAMED = re.compile(r"\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\.(?!weight$|bias$)([^.]+)(?=$|\.)")
 
@@ -109,18 +109,20 @@ def to_keys_of_peft(
     names = {match[1] for key in state if (match := _NAMED.search(key))}
     if len(names) > 1:
         raise ValueError(f"{source} has weights of the adapters {', '.join(sorted(names))}: save them one by one")
+    layers = _flat_names(components) if any(key.startswith(_FLAT) for key in state) else {}
     for key, value in state.items():
         own = _UP_OR_DOWN.sub(lambda match: f".lora_{'A' if match[1] == 'down' else 'B'}.weight", key)
-        own = _of_component(source, _NAMED.sub(lambda match: match[0].removesuffix(f".{match[1]}"), own), components)
+        own = _NAMED.sub(lambda match: match[0].removesuffix(f".{match[1]}"), own)
+        own = _with_component(source, own, components, layers)
         if own in found:
             raise ValueError(f"{source} has {own} twice, under the names of two programs: give an adapter with one")
         found[own] = value
     return found
 
 
-def _of_component(source: str, key: str, components: dict[str, nn.Module]) -> str:
+def _with_component(source: str, key: str, components: dict[str, nn.Module], layers: dict[str, set[str]]) -> str:
     """A key that begins with its component."""
-    start = next((one for one in ("diffusion_model.", *_FLAT) if key.startswith(one)), None)
+    start = next((one for one in (_WHOLE, *_FLAT) if key.startswith(one)), None)
     if start is None:
         return key
     if len(components) != 1:
@@ -129,22 +131,26 @@ def _of_component(source: str, key: str, components: dict[str, nn.Module]) -> st
         )
     [(name, component)] = components.items()
     layer, dot, part = key.removeprefix(start).partition(".")
-    if start not in _FLAT:
-        return f"{name}.{layer}{dot}{part}"
-    # Programs of this kind write underscores for the dots in the name of a layer.
-    pairs = getattr(component, "original_names", ())
-    ours = {each for each, _ in component.named_modules()}
-    layers = [each for each in ours if layer in (_flat(each), _flat(rename(f"{each}.", pairs).rstrip(".")))]
-    if len(layers) != 1:
-        raise ValueError(
-            f"{source} has the key {key}, and this {type(component).__name__} has {len(layers)} layers of that name: "
-            "give an adapter that was trained for it"
-        )
-    return f"{name}.{layers[0]}{dot}{part}"
+    if start in _FLAT:
+        chosen = layers.get(layer, set())
+        if len(chosen) != 1:
+            raise ValueError(
+                f"{source} has the key {key}, and this {type(component).__name__} has {len(chosen)} layers of that "
+                "name: give an adapter that was trained for it"
+            )
+        [layer] = chosen
+    return f"{name}.{layer}{dot}{part}"
 
 
-def _flat(name: str) -> str:
-    return name.replace(".", "_")
+def _flat_names(components: dict[str, nn.Module]) -> dict[str, set[str]]:
+    """The layers by their names, and by those of their authors, with underscores for the dots."""
+    found: dict[str, set[str]] = {}
+    for component in components.values():
+        pairs = getattr(component, "original_names", ())
+        for name, _ in component.named_modules():
+            for text in (name, rename(f"{name}.", pairs).removesuffix(".")):
+                found.setdefault(text.replace(".", "_"), set()).add(name)
+    return found
 
 
 def without_prefix(values: dict[str, Any], prefix: str) -> dict[str, Any]:

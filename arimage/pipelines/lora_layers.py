@@ -244,7 +244,11 @@ def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool)
             layer._before_fusing = BeforeFusing(base.weight.detach().to("cpu", copy=True), bias, dict(layer.scaling))
             for name in own:
                 layer.scaling[name] = layer.scaling[name] * scale
-            layer.merge(safe_merge=safely, adapter_names=own)
+            layer.merge(adapter_names=own)
+            if safely and not torch.isfinite(base.weight).all():
+                raise ValueError(
+                    f"safe_fusing found a sum with {', '.join(own)} that is not finite: use another adapter"
+                )
     except BaseException:
         unfuse([layer for layer, _, _ in chosen])
         raise

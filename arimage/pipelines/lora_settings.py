@@ -1,6 +1,7 @@
 """The schema of what the header of an adapter's file, or the adapter_config.json next to it, says of the weights."""
 
 import re
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -66,8 +67,8 @@ class PeftSettings(BaseModel):
     lora_alpha: Positive
     # None: what the weights say.
     r: Count | None = None
-    rank_pattern: dict[Pattern, Count] | None = None
-    alpha_pattern: dict[Pattern, Positive] | None = None
+    rank_pattern: Annotated[dict[Pattern, Count] | None, Field(max_length=10_000)] = None
+    alpha_pattern: Annotated[dict[Pattern, Positive] | None, Field(max_length=10_000)] = None
     use_rslora: Flag = False
     use_dora: Flag | None = None
     lora_bias: Flag | None = None
@@ -107,15 +108,23 @@ class PeftSettings(BaseModel):
         return self
 
     def rank_of(self, layer: str) -> int | None:
-        return _value_of(layer, self.rank_pattern or {}, self.r)
+        return next((it for names, it in self._ranks if names.match(layer)), self.r)
 
     def alpha_of(self, layer: str) -> float:
-        return _value_of(layer, self.alpha_pattern or {}, self.lora_alpha)
+        return next((it for names, it in self._alphas if names.match(layer)), self.lora_alpha)
+
+    @cached_property
+    def _ranks(self) -> list[tuple[re.Pattern[str], int]]:
+        return [(_compiled(text), it) for text, it in (self.rank_pattern or {}).items()]
+
+    @cached_property
+    def _alphas(self) -> list[tuple[re.Pattern[str], float]]:
+        return [(_compiled(text), it) for text, it in (self.alpha_pattern or {}).items()]
 
 
-def _value_of(layer: str, patterns: dict[str, Any], default: Any) -> Any:
-    """The value of the first pattern that is the name of the layer or its end, as in peft."""
-    return next((it for text, it in patterns.items() if re.match(rf"(.*\.)?({text})$", layer)), default)
+def _compiled(text: str) -> re.Pattern[str]:
+    """Matches the layers with this name, or whose name ends in it, as in peft."""
+    return re.compile(rf"(.*\.)?({text})$")
 
 
 class About(BaseModel):

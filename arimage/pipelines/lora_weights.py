@@ -22,6 +22,9 @@ _A, _B, _BIAS, _ALPHA = "lora_A.weight", "lora_B.weight", "lora_B.bias", "alpha"
 _EMBEDDING = "lora_embedding_A", "lora_embedding_B"
 _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
+# As in the settings.
+MAX_ALPHA = 1e9
+
 Layers = dict[str, dict[str, torch.Tensor]]
 
 
@@ -75,10 +78,11 @@ class Adapter:
             name: self.alphas[name] * (self.divisor(rank) / self.divisor(own[name])) if name in own else float(rank)
             for name, rank in ranks.items()
         }
-        r, alpha = (Counter(each.values()).most_common(1)[0][0] for each in (ranks, alphas))
+        r = Counter(ranks.values()).most_common(1)[0][0]
+        alpha = Counter(alphas.values()).most_common(1)[0][0]
         return LoraConfig(
             r=r,
-            lora_alpha=alpha,
+            lora_alpha=alpha,  # pyright: ignore[reportArgumentType]
             target_modules=sorted(ranks),
             rank_pattern={f"^{re.escape(name)}": rank for name, rank in ranks.items() if rank != r},
             alpha_pattern={f"^{re.escape(name)}": its for name, its in alphas.items() if its != alpha},
@@ -135,10 +139,11 @@ def adapter_for(
 
 
 def _check_values(source: str, key: str, value: Any, is_alpha: bool) -> None:
-    if not isinstance(value, torch.Tensor) or not (is_alpha or value.is_floating_point()):
+    numbers = isinstance(value, torch.Tensor) and (value.is_floating_point() or is_alpha and not value.is_complex())
+    if not numbers:
         raise ValueError(f"{source} has {key} of {getattr(value, 'dtype', type(value))}: give a tensor of floats")
-    if is_alpha and (value.numel() != 1 or not value > 0):
-        raise ValueError(f"{source} has {key} = {value.tolist()}: give one number above 0")
+    if is_alpha and (value.numel() != 1 or not 0 < float(value) <= MAX_ALPHA):
+        raise ValueError(f"{source} has {key} of the shape {list(value.shape)}: give one number above 0")
     # Not all dtypes have `isfinite`.
     if not torch.isfinite(value.float()).all():
         raise ValueError(f"{source} has {key}, which is not finite: its training diverged, give another adapter")
@@ -201,7 +206,11 @@ def _fuse_split_projections(source: str, adapter: Adapter, name: str, parts: dic
     rank 3 r, and B is block-diagonal."""
     scales = adapter.scales if all(adapter.ranks.values()) else {}
     each = [adapter.layers.pop(parts[part]) for part in "qkv" if part in parts]
-    if len(each) != 3 or any(its.keys() != {_A, _B} or its[_A].ndim != 2 or its[_B].ndim != 2 for its in each):
+    if (
+        not scales
+        or len(each) != 3
+        or any(its.keys() != {_A, _B} or its[_A].ndim != 2 or its[_B].ndim != 2 for its in each)
+    ):
         raise ValueError(
             f"{source} has {', '.join(f'{part}_proj' for part in parts)} of {name}, whose q_proj, k_proj and v_proj "
             "are one layer here: train it on all three, with lora_A and lora_B alone"
@@ -260,13 +269,12 @@ def _check_layer(
 
 def _shapes(module: nn.Module, rank: int) -> dict[str, tuple[int, ...]] | None:
     """The shapes of the parts of an adapter of a layer; None if it takes none."""
-    if rank < 1:
-        rank = 1
+    rank = max(rank, 1)
     if isinstance(module, nn.Embedding):
         return {_EMBEDDING[0]: (rank, module.num_embeddings), _EMBEDDING[1]: (module.embedding_dim, rank)}
     if isinstance(module, _CONVOLUTIONS):
-        # peft builds A without dilation, and cannot fuse groups.
-        if module.groups != 1 or set(module.dilation) != {1}:
+        # peft builds A without dilation and with zeros around the image, and cannot fuse groups.
+        if module.groups != 1 or set(module.dilation) != {1} or module.padding_mode != "zeros":
             return None
         kernel = tuple(module.kernel_size)
         return {_A: (rank, module.in_channels, *kernel), _B: (module.out_channels, rank, *(1 for _ in kernel))}

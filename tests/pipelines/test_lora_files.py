@@ -251,6 +251,14 @@ def test_weights_that_are_not_whole_adapters_are_refused():
     embedding, [a, b] = adapter(pipe, targets="token_embedding"), state
     for wrong, words in [
         ({a: state[a]}, "without.*lora_B"),
+        (
+            {
+                key.replace("qkv", part): it[:0] if key == a else it[:, :0]
+                for key, it in state.items()
+                for part in "qkv"
+            },
+            "lora_A",
+        ),
         ({b: state[b]}, "without.*lora_A"),
         ({a: state[a], b: state[b][:, :1]}, "lora_B.*dimension 1 must be 2"),
         ({a: state[a][:0], b: state[b][:, :0]}, "lora_A"),
@@ -476,8 +484,8 @@ def test_what_cannot_be_told_is_refused(tmp_path):
     first = next(key for key in kohya if key.endswith(".alpha"))
     for wrong, words in [
         ({key: it for key, it in kohya.items() if key != first}, "alpha for some layers"),
-        (kohya | {first: torch.tensor(0.0)}, "alpha = 0"),
-        (kohya | {first: torch.tensor(torch.nan)}, "alpha = nan"),
+        (kohya | {first: torch.tensor(0.0)}, ".alpha of the shape"),
+        (kohya | {first: torch.tensor(torch.nan)}, ".alpha of the shape"),
         (kohya | {first: torch.ones(2)}, "alpha"),
         ({key.replace("_0_", "_7_"): it for key, it in kohya.items()}, "0 layers of that name"),
         (kohya | {first.replace("alpha", "dora_scale"): torch.ones(64)}, "dora_scale"),

@@ -171,7 +171,7 @@ def test_nothing_is_fused_if_a_sum_is_not_finite():
     before = weights(pipe)
     with torch.no_grad():
         pipe.transformer.blocks[1].attention.out_proj.lora_A[STYLE].weight.fill_(torch.inf)
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match="safe_fusing"):
         pipe.fuse_lora(safe_fusing=True)
     assert pipe.fused_loras == set() and same(weights(pipe), before)
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
 
 FAMILIES = {**EVERY, "llamagen-dd-places": lambda: tiny.distilled_pipeline("llamagen", place_embeddings=True)}
-each_family = pytest.mark.parametrize("family", quick(FAMILIES, alike=("anole", "cosmos", "arpg")))
+each_family = pytest.mark.parametrize("family", quick(FAMILIES, alike=("anole", "cosmos", "arpg", "glm-image")))
 
 
 def run(pipe, **settings):
