@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,14 @@ class LoraMixin(LoraBaseMixin):
             pretrained_model_name_or_path_or_dict, kwargs: see `lora_state_dict`.
             adapter_name: its name, by default "default_0", "default_1", ...; no part of the name of a parameter or of
                 another adapter.
-            hotswap: put the weights in place of those of the adapter of this name, which a compiled model does not
-                notice. For adapters of other ranks call `enable_lora_hotswap(target_rank=...)` before the first one.
+            hotswap: put the weights in place of those of the adapter of this name, whose scale becomes 1, which a
+                compiled model does not notice. For adapters of other ranks call
+                `enable_lora_hotswap(target_rank=...)` before the first one.
 
         Raises:
-            ValueError: if peft is not installed, the name is taken or unsuitable, the file is damaged, or a key or
-                a shape does not fit the components.
+            ValueError: if peft is not installed, an adapter is fused, the name is taken or unsuitable, the file is
+                damaged, a setting is wrong or not supported, weights are missing or not finite, or a key or a shape
+                does not fit the components. Nothing has changed then.
         """
         check_peft()
         self._check_unfused("load_lora_weights")
@@ -218,7 +221,7 @@ class LoraMixin(LoraBaseMixin):
             raise ValueError(f"adapter_weights is {scale}: give scales by {', '.join(self._lora_loadable_modules)}")
         for one in scale.values() if isinstance(scale, dict) else [scale]:
             for number in one.values() if isinstance(one, dict) else [one]:
-                if number is not None and not (isinstance(number, int | float) and math.isfinite(number)):
+                if number is not None and not _is_finite(number):
                     raise ValueError(f"adapter_weights is {number!r}: give finite numbers")
 
     def disable_lora(self) -> None:
@@ -271,12 +274,12 @@ class LoraMixin(LoraBaseMixin):
                 offloaded layer by layer, adapters are fused already or disabled, an active one is not among
                 `adapter_names`, or with `safe_fusing` a sum is not finite. Nothing is fused then.
         """
-        if isinstance(lora_scale, bool) or not isinstance(lora_scale, int | float) or not math.isfinite(lora_scale):
+        if not _is_finite(lora_scale):
             raise ValueError(f"lora_scale is {lora_scale!r}: give a finite number")
         layers = self._layers_of(components)
         names = [adapter_names] if isinstance(adapter_names, str) else adapter_names
         if fused := sorted({name for layer in layers for name in layer.merged_adapters}):
-            raise ValueError(f"{', '.join(fused)} is fused already: call unfuse_lora() before fuse_lora")
+            raise ValueError(f"adapters are fused already ({', '.join(fused)}): call unfuse_lora() before fuse_lora")
         if any(layer.disable_adapters for layer in layers):
             raise ValueError("adapters are disabled: call enable_lora() before fuse_lora")
         if names is not None:
@@ -299,8 +302,8 @@ class LoraMixin(LoraBaseMixin):
     def _check_unfused(self, method: str) -> None:
         if fused := sorted(self.fused_loras):
             raise ValueError(
-                f"{', '.join(fused)} is fused: before {method} call unfuse_lora(), or unload_lora_weights() to keep "
-                "the weights as they are"
+                f"adapters are fused ({', '.join(fused)}): before {method} call unfuse_lora(), or "
+                "unload_lora_weights() to keep the weights as they are"
             )
 
     def _check_loaded(self, names: list[str]) -> None:
@@ -458,6 +461,10 @@ def adapter_state(components: Iterable[Any]) -> list:
         for component in components
         for layer in lora_layers(component)
     ]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def _is_plain(value: Any) -> bool:

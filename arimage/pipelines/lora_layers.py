@@ -86,7 +86,8 @@ def check_room(component: nn.Module, adapter: Adapter) -> None:
     largest = max(adapter.ranks.values())
     if room is not None and largest > room["target_rank"]:
         raise ValueError(
-            f"target_rank is {room['target_rank']}, and the adapter has the rank {largest}: give at least that"
+            f"target_rank is {room['target_rank']}, and the adapter has the rank {largest}: call enable_lora_hotswap "
+            "with more"
         )
 
 
@@ -124,7 +125,7 @@ def restored_on_error(component: nn.Module, name: str) -> Iterator[None]:
         getattr(component, each, None) for each in ("_hf_peft_config_loaded", "_prepare_lora_hotswap_kwargs")
     )
     old = _layers_with(component, name)
-    settings = {path: (layer.scaling[name], layer.r[name], layer.lora_alpha[name]) for path, layer in old.items()}
+    settings = {path: (float(it.scaling[name]), it.r[name], it.lora_alpha[name]) for path, it in old.items()}
     weights = {path: [(each, each.data.clone()) for each in _weights(layer, name)] for path, layer in old.items()}
     try:
         yield
@@ -134,7 +135,8 @@ def restored_on_error(component: nn.Module, name: str) -> Iterator[None]:
                 parent, _, child = path.rpartition(".")
                 setattr(component.get_submodule(parent), child, layer.get_base_layer())
             elif path in old:
-                layer.scaling[name], layer.r[name], layer.lora_alpha[name] = settings[path]
+                scale, layer.r[name], layer.lora_alpha[name] = settings[path]
+                _set_scale(layer, name, scale)
                 for weight, value in weights[path]:
                     weight.data = value
             else:
@@ -180,7 +182,8 @@ def swap_adapter(component: nn.Module, adapter: Adapter, name: str) -> None:
     from peft.utils.hotswap import hotswap_adapter_from_state_dict
 
     # Weights of a higher rank trade places with those that they replace.
-    named = {re.sub(r"(lora_[AB])", rf"\1.{name}", key): value.clone() for key, value in adapter.state.items()}
+    state = {key: nn.Parameter(value.clone(), requires_grad=False) for key, value in adapter.state.items()}
+    named = {re.sub(r"(lora_[AB])", rf"\1.{name}", key): value for key, value in state.items()}
     hotswap_adapter_from_state_dict(component, named, name, adapter.config())
     _settle(component, adapter, name)
 
@@ -197,11 +200,16 @@ def _settle(component: nn.Module, adapter: Adapter, name: str) -> None:
     for path, layer in layers.items():
         scale = adapter.scales.get(path, 1.0)
         layer.r[name], layer.lora_alpha[name] = ranks[path], scale * adapter.divisor(ranks[path])
-        if isinstance(layer.scaling[name], torch.Tensor):
-            layer.scaling[name].fill_(scale)
-        else:
-            layer.scaling[name] = scale
+        _set_scale(layer, name, scale)
     component.peft_config[name] = config
+
+
+def _set_scale(layer: Any, name: str, scale: float) -> None:
+    """Set the scale of an adapter; compiled steps hold the tensor that layers with room for swaps have."""
+    if isinstance(layer.scaling[name], torch.Tensor):
+        layer.scaling[name].fill_(scale)
+    else:
+        layer.scaling[name] = scale
 
 
 def check_untied(component: nn.Module) -> None:
@@ -225,8 +233,8 @@ def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool)
     chosen = []
     for layer in layers:
         base, own = layer.get_base_layer(), [it for it in names or layer.active_adapters if it in layer.scaling]
-        # peft has other classes for packed weights.
-        if type(layer).__module__ != PLAIN or not base.weight.is_floating_point():
+        # peft has other classes for packed weights, and weights stored in fp8 are cast in their forward pass.
+        if type(layer).__module__ != PLAIN or not base.weight.is_floating_point() or base.weight.itemsize == 1:
             raise ValueError(
                 "the weights are quantised, and fusing would round the adapter: use it unfused, or load the model "
                 "without quantisation"
@@ -245,7 +253,7 @@ def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool)
             for name in own:
                 layer.scaling[name] = layer.scaling[name] * scale
             layer.merge(adapter_names=own)
-            if safely and not torch.isfinite(base.weight).all():
+            if safely and not all(torch.isfinite(weight).all() for weight in base.parameters()):
                 raise ValueError(
                     f"safe_fusing found a sum with {', '.join(own)} that is not finite: use another adapter"
                 )

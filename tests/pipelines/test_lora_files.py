@@ -36,8 +36,13 @@ def snapshot(pipe):
         parts[key] = [(name, type(module)) for name, module in component.named_modules()]
         parts[f"{key} state"] = dict(getattr(component, "peft_config", {})), bool(component._hf_peft_config_loaded)
     parts["layers"] = [
-        (layer.active_adapters, dict(layer.scaling), dict(layer.r), dict(layer.lora_alpha), layer.disable_adapters)
-        for layer in pipe._layers_of(None)
+        (
+            it.active_adapters,
+            {name: float(scale) for name, scale in it.scaling.items()},
+            dict(it.r),
+            it.disable_adapters,
+        )
+        for it in pipe._layers_of(None)
     ]
     return parts
 
@@ -367,13 +372,18 @@ def test_a_second_component_that_does_not_fit_leaves_the_first_as_it_was():
     assert_same(snapshot(pipe), before)
 
 
-def test_a_swap_that_fails_half_way_leaves_the_adapter_as_it_was(monkeypatch):
+@pytest.mark.parametrize("room", [False, True])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_swap_that_fails_half_way_leaves_the_adapter_as_it_was(room, rank, monkeypatch):
     pipe = build("mammothmoda2")
+    pipe.enable_lora_hotswap(target_rank=4) if room else None
     first, second = (
-        adapter(pipe, seed, targets="self_attn") | adapter(pipe, seed, targets="attn.to_q") for seed in (0, 1)
+        adapter(pipe, seed, each, targets="self_attn") | adapter(pipe, seed, each, targets="attn.to_q")
+        for seed, each in enumerate((2, rank))
     )
     pipe.load_lora_weights(first, STYLE)
-    pipe.set_adapters(STYLE, 0.5)
+    if not room:
+        pipe.set_adapters(STYLE, 0.5)
     before = snapshot(pipe)
     broken = broken_after(1, hotswap_adapter_from_state_dict)
     monkeypatch.setattr("peft.utils.hotswap.hotswap_adapter_from_state_dict", broken)

@@ -186,6 +186,10 @@ def test_shared_and_offloaded_weights_are_not_fused():
     pipe.enable_sequential_cpu_offload(device="cpu")
     with pytest.raises(ValueError, match="offloaded"):
         pipe.fuse_lora()
+    pipe, _ = build(STYLE)
+    pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    with pytest.raises(ValueError, match="quantised"):
+        pipe.fuse_lora()
 
 
 def test_adapters_that_are_loaded_while_others_are_disabled_are_used():
