@@ -179,17 +179,15 @@ class CapturedStep:
 
     def _capture(self, state: DecodingState, shape: Hashable) -> None:
         """Capture the step that has just been taken once more, which runs nothing."""
-        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        graph = torch.cuda.CUDAGraph()
         calls, taken, reserved = state.head_calls, 0, torch.cuda.memory_reserved(self._device)
         if isinstance(state, LockstepState):
             taken = state.taken
             state.taken -= 1
-        # A kernel that the garbage collector unloads would end the capture.
-        gc.collect()
-        gc.disable()
         try:
             # `graph` leaves its stream current if it fails. Other threads may use the device during the capture.
             with (
+                _without_garbage_collection(),
                 torch.cuda.stream(torch.cuda.current_stream(self._device)),
                 torch.cuda.graph(
                     graph, pool=self._place.pool, stream=self._place.stream, capture_error_mode="thread_local"
@@ -207,8 +205,6 @@ class CapturedStep:
                 state.taken = taken
             if state.head_calls != calls:
                 state.head_calls = calls
-            if collects:
-                gc.enable()
 
     def _warm_up(self, state: DecodingState) -> None:
         """Take a step on the capture stream."""
@@ -232,6 +228,23 @@ def tensors_of(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
         if state is not None:
             # Packed weights of bitsandbytes.
             waiting += [each for each in vars(state).values() if isinstance(each, torch.Tensor)]
+
+
+# The garbage collector is one for all threads.
+_COLLECTOR = threading.Lock()
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A kernel that the garbage collector unloads would end a capture."""
+    with _COLLECTOR:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
 
 
 @contextlib.contextmanager
