@@ -1,9 +1,14 @@
-"""Files that are written whole or not at all, and JSON that is checked when it is read."""
+"""Files that are written whole or not at all, JSON that is checked when it is read, and folders of runs that one
+command at a time uses."""
 
+import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
@@ -54,6 +59,33 @@ def append(path: Path, rows: list[dict]) -> None:
             raise
         os.fsync(file.fileno())
     sync_folder(path.parent)
+
+
+def hold(folder: Path) -> FileLock:
+    """Keep other commands out of a folder, until the lock is released or this process ends.
+
+    Raises:
+        ValueError: if another command uses it.
+    """
+    lock = FileLock(folder / ".lock", blocking=False, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"another command uses {folder}: wait for it, or give another --out") from error
+    return lock
+
+
+@contextlib.contextmanager
+def space_in(folder: Path):
+    """Say what to do where the disk of a folder is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"no space is left in {folder} ({error.strerror}): make room and repeat the command, which resumes the run"
+        ) from error
 
 
 def to_json(content: dict) -> str:
@@ -119,3 +151,19 @@ def check_fields(value: object, fields: Mapping[str, type | tuple], name: str | 
             state = f"a wrong {field} ({value[field]!r:.60})" if field in value else f"no {field}"
             raise ValueError(f"{name} has {state}: {remedy}")
     return value
+
+
+def check_same(
+    where: Path, old: dict, new: dict, path: str = "", remedy: str = "ask for the same, or give another --out"
+) -> None:
+    """Check that the settings in the file `where` are those of a command that resumes its run.
+
+    Raises:
+        ValueError: naming the first that differs.
+    """
+    for key in dict.fromkeys([*new, *old]):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            check_same(where, before, after, f"{path}{key}.", remedy)
+        elif before != after:
+            raise ValueError(f"{where} says {path}{key} = {before!r} and you ask for {after!r}: {remedy}")

@@ -10,7 +10,6 @@ measured times, the images follow the model's distribution but are not reproduci
 """
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch import nn
 from tqdm import tqdm
 
@@ -30,7 +29,7 @@ from ...media.files import read_image
 from ...pipelines.base import ARPipeline
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
-from .files import append, replace, to_json, to_lines
+from .files import append, check_same, hold, replace, space_in, to_json, to_lines
 from .run_folder import (
     CONFIG,
     IMAGES,
@@ -240,20 +239,6 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
     return open_run(folder, lock)
 
 
-def hold(folder: Path) -> FileLock:
-    """Keep other commands out of a folder, until the lock is released or this process ends.
-
-    Raises:
-        ValueError: if another command uses it.
-    """
-    lock = FileLock(folder / ".lock", blocking=False, is_singleton=True)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ValueError(f"another command uses {folder}: wait for it, or give another --out") from error
-    return lock
-
-
 def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
     """Check that the run in `folder` has this configuration and manifest.
 
@@ -279,36 +264,6 @@ def open_run(folder: Path, lock: FileLock | None = None) -> Run:
     """
     config = read_config(folder)
     return Run(folder, config, read_rows(folder), lock)
-
-
-def check_same(where: Path, old: dict, new: dict, path: str = "") -> None:
-    """Check that the settings in the file `where` are those of a command that resumes its run.
-
-    Raises:
-        ValueError: naming the first that differs.
-    """
-    for key in dict.fromkeys([*new, *old]):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            check_same(where, before, after, f"{path}{key}.")
-        elif before != after:
-            raise ValueError(
-                f"{where} says {path}{key} = {before!r} and you ask for {after!r}: ask for the same, or give another "
-                "--out"
-            )
-
-
-@contextlib.contextmanager
-def space_in(folder: Path):
-    """Say what to do where the disk of a folder is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise OSError(
-            f"no space is left in {folder} ({error.strerror}): make room and repeat the command, which resumes the run"
-        ) from error
 
 
 def missing_batches(run: Run) -> list[int]:
