@@ -52,7 +52,7 @@ INNER = {
         "compare",
         "commands",
     ],
-    "training": ["processes", "muon", "loop", "quantisers", "data", "captions", ..., "recipe", "commands"],
+    "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "captions", ..., "recipe", "commands"],
 }
 # The packages that a room may import besides the standard library; the rooms not named here choose freely.
 PACKAGES = {"kernels": {"torch", "triton"}, "decoding": {"torch"}}

@@ -1,9 +1,10 @@
 """What the training of a text-conditional transformer begins with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import ModelMixin
@@ -16,6 +17,7 @@ from ..pipelines.base import ARPipeline
 from .captions.captions import CaptionSettings, new_text_parts
 from .captions.text import TextSettings, train_text_encoder
 from .data import ImageCaptions
+from .resuming import digest, parts
 from .tables import Recipe
 
 
@@ -55,6 +57,14 @@ class Beginning:
         if self.text is not None:
             train_text_encoder(tokenizer, encoder, data, self.text, folder, device)
         return tokenizer, encoder
+
+    def about(self, text_config: dict, text_encoder: T5EncoderModel) -> dict[str, Any]:
+        """What says where the weights come from, for the settings of a run."""
+        return {
+            "start_from": None if self.trained is None else parts(self.trained),
+            "text_encoder": digest(text_encoder) if "start_from" in text_config else text_config,
+            "text_training": None if self.text is None else asdict(self.text),
+        }
 
     def start(
         self,

@@ -19,6 +19,7 @@ from ..models.classifier_emoji import EmojiClassifier
 from .data import ImageCaptions, load_captioned_images, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
+from .resuming import contents, fields
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def train_classifier(
     torch.manual_seed(settings.seed)
     model = EmojiClassifier(num_classes=len(set(data.bases)), image_size=data.images.shape[-1])
     nn.Module.to(model, device, memory_format=torch.channels_last)
-    fit(ClassifierTask(model, data, heldout, settings), settings.optimizer, out)
+    about = {**fields(settings), "data": contents(data), "heldout": contents(heldout)}
+    fit(ClassifierTask(model, data, heldout, settings), settings.optimizer, out, about=about)
     return nn.Module.to(model, memory_format=torch.contiguous_format)
 
 

@@ -12,12 +12,13 @@ from ..options import (
     Seed,
     check_decodings,
     check_models,
+    check_output,
     choose_device,
     load_pipeline,
     panels,
-    prompt_lines,
 )
 from ..pipelines.known import KNOWN_CAPTIONS
+from ..schema import Number, check
 
 
 train_app = typer.Typer(
@@ -28,10 +29,25 @@ train_app = typer.Typer(
 PACKAGED = "emoji-llamagen"
 # The tables of a recipe that a finished model needs.
 FINISHED = ("tokenizer", "transformer", "text_encoder", "generation")
+
+
+def check_out(out: Path) -> Path:
+    """The value of --out, after a check that it can be written, before the frameworks are imported."""
+    check_output("--out", out, None)
+    return out
+
+
+def prompts_of(file: str) -> list[str]:
+    """The prompts in a file, or packaged ones by their name."""
+    from ..eval.runs.prompts import prompt_file, read_prompts
+
+    return [row["prompt"] for row in read_prompts(prompt_file(file))]
+
+
 Recipe = Annotated[str, typer.Option(help="Name of a packaged model, or a TOML file.")]
 Train = Annotated[Path, typer.Option("--data", help="Training set: a parquet file.")]
 Heldout = Annotated[Path, typer.Option(help="Held-out set: a parquet file.")]
-Out = Annotated[Path, typer.Option(help="Folder of the run.")]
+Out = Annotated[Path, typer.Option(callback=check_out, help="Folder of the run.")]
 Compile = Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")]
 
 
@@ -45,9 +61,12 @@ def tokenizer(
 ) -> None:
     """Train the image tokenizer of a recipe."""
     from .recipe import load_recipe
+    from .resuming import alone_in
     from .tokenizer import run_tokenizer
 
-    run_tokenizer(load_recipe(recipe, "tokenizer"), data, heldout, out, choose_device(device))
+    tables = load_recipe(recipe, "tokenizer")
+    with alone_in(out):
+        run_tokenizer(tables, data, heldout, out, choose_device(device))
 
 
 @train_app.command("transformer")
@@ -77,10 +96,13 @@ def transformer(
     """
     from .processes import join_processes
     from .recipe import load_recipe, run_transformer
+    from .resuming import alone_in
 
     join_processes()
     options = {"start_from": start_from, "unlearned": unlearned, "compile": compile}
-    run_transformer(load_recipe(recipe, *FINISHED), data, heldout, out, choose_device(device), **options)
+    tables = load_recipe(recipe, *FINISHED)
+    with alone_in(out):
+        run_transformer(tables, data, heldout, out, choose_device(device), **options)
 
 
 @train_app.command("drafter")
@@ -96,8 +118,11 @@ def drafter(
     """Train a drafter for a finished model, for the decoding "eagle"; OUT/model is the model with its drafter."""
     from .acceleration.drafter import run_drafter
     from .recipe import load_recipe
+    from .resuming import alone_in
 
-    run_drafter(load_recipe(recipe, "transformer", "drafter"), load_pipeline(model, device, dtype), data, heldout, out)
+    parts = load_recipe(recipe, "transformer", "drafter"), load_pipeline(model, device, dtype)
+    with alone_in(out):
+        run_drafter(*parts, data, heldout, out)
 
 
 @train_app.command("distill")
@@ -118,11 +143,14 @@ def distill(
     from .acceleration.distill import run_distill
     from .processes import join_processes
     from .recipe import load_recipe
+    from .resuming import alone_in
 
     if prompts is not None and not prompts.is_file():
         raise ValueError(f"--prompts is {prompts}, which is not a file: give a file of prompts")
     join_processes()
-    run_distill(load_recipe(recipe, "distill"), load_pipeline(model, device, dtype), prompts, out, compile)
+    parts = load_recipe(recipe, "distill"), load_pipeline(model, device, dtype)
+    with alone_in(out):
+        run_distill(*parts, prompts, out, compile)
 
 
 @train_app.command("denoiser")
@@ -138,9 +166,11 @@ def denoiser(
     """Train a denoiser for a finished model, for the decoding "sjd2"; OUT/model is the model with its denoiser."""
     from .acceleration.denoiser import run_denoiser
     from .recipe import load_recipe
+    from .resuming import alone_in
 
     parts = load_recipe(recipe, "transformer", "denoiser"), load_pipeline(model, device, dtype)
-    run_denoiser(*parts, data, heldout, out)
+    with alone_in(out):
+        run_denoiser(*parts, data, heldout, out)
 
 
 @train_app.command("upscaler")
@@ -156,9 +186,12 @@ def upscaler(
     """Train an upscaler for the image tokenizer of a finished model, for images of twice as many pixels along each
     side from the same tokens; OUT/model is the model with its upscaler."""
     from .recipe import load_recipe
+    from .resuming import alone_in
     from .upscaler import run_upscaler
 
-    run_upscaler(load_recipe(recipe, "upscaler"), load_pipeline(model, device, dtype), data, heldout, out)
+    parts = load_recipe(recipe, "upscaler"), load_pipeline(model, device, dtype)
+    with alone_in(out):
+        run_upscaler(*parts, data, heldout, out)
 
 
 @train_app.command("collaborate")
@@ -175,10 +208,11 @@ def collaborate(
     pair."""
     from .acceleration.collaborate import run_collaborate
     from .recipe import load_recipe
+    from .resuming import alone_in
 
-    run_collaborate(
-        load_recipe(recipe, "transformer", "collaborate"), load_pipeline(model, device, dtype), data, heldout, out
-    )
+    parts = load_recipe(recipe, "transformer", "collaborate"), load_pipeline(model, device, dtype)
+    with alone_in(out):
+        run_collaborate(*parts, data, heldout, out)
 
 
 @train_app.command("lora")
@@ -227,7 +261,7 @@ def lora(
         float, typer.Option(help="Share of steps on the first 96 tokens only, with more pictures, in raster order.")
     ] = 0.5,
     validation_prompts: Annotated[
-        Path | None, typer.Option(help="Text file with one prompt per line, for samples.png.")
+        str | None, typer.Option(help="Prompts of samples.png, a file as in `arimage eval generate`.")
     ] = None,
     decoding: Annotated[
         str | None, typer.Option(callback=check_decodings, help="Decoding of samples.png. Default: the model's.")
@@ -239,36 +273,39 @@ def lora(
 ) -> None:
     """Train a LoRA adapter for a finished model; OUT/best has the lowest held-out loss, OUT/last is the last one, and
     OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
-    from .adapters.lora import LoraSettings, LoraTask, train_lora, warning_of_poor_pictures
+    from .adapters.lora import LoraSettings, LoraTask, check_lora, train_lora, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
+    from .resuming import alone_in
 
     if prior is not None and prior_prompts is not None:
         raise ValueError("--prior and --prior-prompts both name old pictures: give one of the two")
     settings = LoraSettings(
         rank, alpha, targets, steps, learning_rate, batch_size, caption_dropout, prior_share, short_share, seed
     )
-    prompts = [] if validation_prompts is None else prompt_lines(validation_prompts)
+    check(Number, report_every, "--report-every")
+    prompts = [] if validation_prompts is None else prompts_of(validation_prompts)
     pipe = load_pipeline(model, device, dtype)
     size = pipe.image_sizes[0]
     pictures = load_pairs(data, size, caption)
-    out.mkdir(parents=True, exist_ok=True)
     old = None if prior is None else load_pairs(prior, size)
-    if prior_prompts is not None:
-        from ..eval.runs.prompts import prompt_file, read_prompts
-        from .adapters.generated import generate_prior
+    with alone_in(out):
+        if prior_prompts is not None:
+            from .adapters.generated import generate_prior
 
-        asked = [row["prompt"] for row in read_prompts(prompt_file(prior_prompts))]
-        old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
-    parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
-    task = LoraTask(pipe, pictures, settings, **parts)
-    psnr, own = task.report_reconstructions(out)
-    typer.echo(
-        f"the image tokenizer reproduces these pictures at {psnr:.1f} dB"
-        + ("" if own is None else f", prior ones at {own:.1f} dB")
-    )
-    if warning := warning_of_poor_pictures(psnr, own):
-        typer.echo(f"warning: {warning}", err=True)
-    train_lora(task, out, report_every)
+            old = generate_prior(
+                pipe, prompts_of(prior_prompts), out / "prior.safetensors", seed=seed, decoding=decoding
+            )
+        parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
+        task = LoraTask(pipe, pictures, settings, **parts)
+        check_lora(task, out)
+        psnr, own = task.report_reconstructions(out)
+        typer.echo(
+            f"the image tokenizer reproduces these pictures at {psnr:.1f} dB"
+            + ("" if own is None else f", prior ones at {own:.1f} dB")
+        )
+        if warning := warning_of_poor_pictures(psnr, own):
+            typer.echo(f"warning: {warning}", err=True)
+        train_lora(task, out, report_every)
     typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")
 
 
@@ -284,9 +321,11 @@ def known(
     recipe: Annotated[
         str | None, typer.Option(help="Recipe whose pictures are used. Default: the one of MODEL's name.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="The most images per caption, with the seeds 0, 1, ...")] = 4,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="The most images per caption, with the seeds 0, 1, ...")
+    ] = 4,
     needed: Annotated[int, typer.Option(min=1, help="How many of them must show the right picture.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images generated at a time.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Images generated at a time.")] = 32,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Measure only so many captions: names of pictures, then short ones.")
     ] = None,
@@ -317,15 +356,20 @@ def classifier(data: Train, heldout: Heldout, out: Out, recipe: Recipe = PACKAGE
     """Train the classifier of `arimage eval score --metrics emoji-kid`; OUT/reference scores a model of the recipe."""
     from .classifier import run_classifier
     from .recipe import load_recipe
+    from .resuming import alone_in
 
-    run_classifier(load_recipe(recipe, "tokenizer", "transformer"), data, heldout, out, choose_device(device))
+    tables = load_recipe(recipe, "tokenizer", "transformer")
+    with alone_in(out):
+        run_classifier(tables, data, heldout, out, choose_device(device))
 
 
 @train_app.command("all")
 def train_all(data: Train, heldout: Heldout, out: Out, recipe: Recipe = PACKAGED, device: Device = None) -> None:
     """Train the tokenizer, then the transformer, as for a packaged model; the pipeline is OUT/model."""
     from .recipe import load_recipe
+    from .resuming import alone_in
 
     load_recipe(recipe, *FINISHED)
-    tokenizer(data, heldout, out, recipe, device)
-    transformer(data, heldout, out, recipe, device)
+    with alone_in(out):
+        tokenizer(data, heldout, out, recipe, device)
+        transformer(data, heldout, out, recipe, device)

@@ -1,6 +1,7 @@
 """The training loop that every recipe shares: float32 master weights, moving average, checkpoints, curve and
 samples."""
 
+import dataclasses
 import json
 import math
 import os
@@ -11,15 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
+from ..eval.runs.files import replace
 from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Text
 from .muon import Muon
 from .processes import any_process, average, processes
+from .resuming import alone_in, check_resumed
+
+
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class OptimizerSettings:
             else:
                 start, highest = restart, learning_rate
                 break
-        warmup = min(1.0, (step - start + 1) / self.warmup_steps)
+        warmup = min(1.0, (step - start + 1) / min(self.warmup_steps, end - start))
         progress = min(1.0, (step - start) / (end - start))
         return highest * warmup * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
@@ -142,40 +148,48 @@ class MasterWeights:
 
 def save_checkpoint(path: Path, state: dict) -> None:
     """Write `state` so that an interruption leaves either the old file or the new one."""
-    temporary = path.with_suffix(".partial")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
+    replace(path, lambda file: torch.save(state, file))
 
 
-def resume(checkpoint: Path, weights: MasterWeights, buffers: dict[str, torch.Tensor]) -> tuple[int, list[dict]]:
-    """Take over what a checkpoint holds, and return its step and its log.
+def load_checkpoint(path: Path) -> dict:
+    """What a checkpoint holds.
 
     Raises:
-        ValueError: if the file is damaged or was written by another recipe.
+        ValueError: if the file is damaged, or was written by another version.
     """
     try:
-        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
-        found = _shapes(state["weights"], state["buffers"])
-        start, log = state["step"], state["log"]
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        _shapes(state["weights"], state["buffers"])
+        if not isinstance(state["step"], int) or not isinstance(state["log"], list):
+            raise TypeError("step or log")
     except (OSError, MemoryError):
         raise
     # A damaged file can raise anything.
     except Exception as error:
-        raise ValueError(f"{checkpoint} is damaged: delete it to train from the start") from error
-    if found != _shapes(weights.state_dict(), buffers):
+        raise ValueError(f"{path} is damaged: delete it to train from the start") from error
+    return state
+
+
+def restore(state: dict, weights: MasterWeights, buffers: dict[str, torch.Tensor], where: Path) -> None:
+    """Take over what the checkpoint `where` holds.
+
+    Raises:
+        ValueError: if it was written by another recipe.
+    """
+    if _shapes(state["weights"], state["buffers"]) != _shapes(weights.state_dict(), buffers):
         raise ValueError(
-            f"{checkpoint} was written by a recipe with another model or optimizer: give that recipe or another --out"
+            f"{where} was written by a recipe with another model or optimizer: give that recipe or another --out"
         )
     weights.load_state_dict(state["weights"])
     for name, buffer in buffers.items():
         buffer.copy_(state["buffers"][name])
-    return start, log
 
 
 def _shapes(weights: dict, buffers: dict[str, torch.Tensor]) -> tuple:
     """What the weights and buffers of a checkpoint and of a task must have in common."""
     groups = [[group["params"] for group in optimizer["param_groups"]] for optimizer in weights["optimizers"]]
-    return [master.shape for master in weights["masters"]], groups, {name: it.shape for name, it in buffers.items()}
+    shapes = [[one.shape for one in weights[name]] for name in ("masters", "averages")]
+    return shapes, groups, {name: it.shape for name, it in buffers.items()}
 
 
 @contextmanager
@@ -204,6 +218,18 @@ def delayed_interrupt() -> Iterator[list[int]]:
         restore()
 
 
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Say what to do where a step needs more memory than there is."""
+    try:
+        yield
+    except RuntimeError as error:
+        # The allocator of the CPU has no error of its own.
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise ValueError("a step of the training needs more memory than there is: give a lower batch_size") from error
+
+
 def plot_log(log: list[dict], path: Path) -> None:
     """One panel for every figure of the log, over the steps."""
     import matplotlib
@@ -222,6 +248,37 @@ def plot_log(log: list[dict], path: Path) -> None:
     pyplot.close(figure)
 
 
+def begin(
+    task: Task,
+    settings: OptimizerSettings,
+    out: Path,
+    learning_rate_scales: dict[str, float] | None = None,
+    about: dict[str, Any] | None = None,
+) -> dict | None:
+    """The checkpoint that `fit` resumes from, None without one, after a check that the run began with these settings.
+
+    Raises:
+        ValueError: if it did not, or the checkpoint is damaged or past `settings.steps`.
+    """
+    path = out / CHECKPOINT
+    state = load_checkpoint(path) if path.exists() else None
+    optimizer = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
+    every = {
+        "task": type(task).__name__,
+        **(about or {}),
+        "optimizer": optimizer,
+        "learning_rate_scales": learning_rate_scales or {},
+        "processes": processes()[1],
+    }
+    check_resumed(out, every, None if state is None else state["step"])
+    if state is not None and state["step"] > settings.steps:
+        raise ValueError(
+            f"{path} has taken {state['step']} steps, and steps is {settings.steps}: give at least {state['step']}, "
+            "or another --out"
+        )
+    return state
+
+
 def fit(
     task: Task,
     settings: OptimizerSettings,
@@ -232,83 +289,93 @@ def fit(
     log_every: int = 25,
     learning_rate_scales: dict[str, float] | None = None,
     on_report: Callable[[], None] | None = None,
+    about: dict[str, Any] | None = None,
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
     `out` receives `checkpoint.pt` (every minute, at every report and at an interrupt; a run that finds one resumes
-    from it and ends as if it had never been interrupted), `log.jsonl`, `log.png` and the task's pictures. `on_report`
-    is called at each report, while the averaged weights are in `task`; `learning_rate_scales` are those of
-    `MasterWeights`.
+    from it and ends as if it had never been interrupted), `settings.json`, `log.jsonl`, `log.png` and the task's
+    pictures. `on_report` is called at each report, while the averaged weights are in `task`; `learning_rate_scales`
+    are those of `MasterWeights`.
+
+    A run resumes with the settings that it began with, and the same number of processes. More `steps`, `restarts` that
+    are still to come, and another device are fine. `about` says what else the result depends on, by name: settings,
+    and digests of the data and of the networks that the task begins with or reads.
 
     Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the
     gradients are averaged, and the first one reports.
 
     Raises:
-        ValueError: if `torchrun` started several that did not, or the checkpoint is damaged or of another recipe.
+        ValueError: if `torchrun` started several that did not, another command trains in `out`, the checkpoint is
+            damaged, of another recipe or past `settings.steps`, or the run began with other settings.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) != processes()[1]:
         raise ValueError(f"{type(task).__name__} trains in one process: start it without torchrun")
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     first = processes()[0] == 0
-    weights = MasterWeights(task, settings, learning_rate_scales)
-    buffers = dict(task.named_buffers())
-    checkpoint = out / "checkpoint.pt"
-    start, log = 0, []
-    if checkpoint.exists():
-        start, log = resume(checkpoint, weights, buffers)
+    with alone_in(out):
+        state = begin(task, settings, out, learning_rate_scales, about)
+        start, log = (0, []) if state is None else (state["step"], state["log"])
+        weights = MasterWeights(task, settings, learning_rate_scales)
+        buffers = dict(task.named_buffers())
+        checkpoint = out / CHECKPOINT
+        if state is not None:
+            restore(state, weights, buffers, checkpoint)
 
-    def keep(step: int) -> None:
-        if first:
-            save_checkpoint(
-                checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers}
-            )
-            (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+        def keep(step: int) -> None:
+            if first:
+                save_checkpoint(
+                    checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers}
+                )
+                lines = "".join(json.dumps(row) + "\n" for row in log)
+                replace(out / "log.jsonl", lambda file: file.write_text(lines, encoding="utf-8"))
 
-    def report(step: int) -> None:
-        if not first:
-            return
+        def report(step: int) -> None:
+            if not first:
+                return
+            weights.load(averaged=True)
+            task.eval()
+            # Images are generated in other shapes than a model is trained in, too few to compile for.
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                log.append({"step": step, **task.report(step, out)})
+                if on_report is not None:
+                    on_report()
+            weights.load(averaged=False)
+            task.train()
+            keep(step)
+            plot_log(log, out / "log.png")
+
+        task.train()
+        last_checkpoint = last_report = began = time.monotonic()
+        with (
+            tqdm(
+                total=settings.steps, initial=start, unit="step", mininterval=5, disable=None if first else True
+            ) as progress,
+            delayed_interrupt() as interrupted,
+        ):
+            for step in range(start, settings.steps):
+                # The random numbers of a step must not depend on an interruption before it.
+                torch.manual_seed(step)
+                with enough_memory():
+                    loss, figures = task.loss(step)
+                    loss.backward()
+                    weights.step(step)
+                progress.update()
+                if (step + 1) % log_every == 0:
+                    row = {name: round(float(value), 5) for name, value in figures.items()}
+                    log.append({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
+                    progress.set_postfix(row)
+                stopping = any_process(bool(interrupted))
+                if stopping or time.monotonic() - last_report > report_every_seconds:
+                    report(step + 1)
+                    last_checkpoint = last_report = time.monotonic()
+                # After the last step a checkpoint would say that the report is there too.
+                elif step + 1 < settings.steps and time.monotonic() - last_checkpoint > checkpoint_every_seconds:
+                    keep(step + 1)
+                    last_checkpoint = time.monotonic()
+                if stopping:
+                    raise KeyboardInterrupt
+        if start < settings.steps:
+            report(settings.steps)
         weights.load(averaged=True)
         task.eval()
-        # Images are generated in other shapes than a model is trained in, too few to compile for.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            log.append({"step": step, **task.report(step, out)})
-            if on_report is not None:
-                on_report()
-        weights.load(averaged=False)
-        task.train()
-        keep(step)
-        plot_log(log, out / "log.png")
-
-    task.train()
-    last_checkpoint = last_report = began = time.monotonic()
-    with (
-        tqdm(
-            total=settings.steps, initial=start, unit="step", mininterval=5, disable=None if first else True
-        ) as progress,
-        delayed_interrupt() as interrupted,
-    ):
-        for step in range(start, settings.steps):
-            # The random numbers of a step must not depend on an interruption before it.
-            torch.manual_seed(step)
-            loss, figures = task.loss(step)
-            loss.backward()
-            weights.step(step)
-            progress.update()
-            if (step + 1) % log_every == 0:
-                row = {name: round(float(value), 5) for name, value in figures.items()}
-                log.append({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
-                progress.set_postfix(row)
-            stopping = any_process(bool(interrupted))
-            if stopping or time.monotonic() - last_report > report_every_seconds:
-                report(step + 1)
-                last_checkpoint = last_report = time.monotonic()
-            elif time.monotonic() - last_checkpoint > checkpoint_every_seconds:
-                keep(step + 1)
-                last_checkpoint = time.monotonic()
-            if stopping:
-                raise KeyboardInterrupt
-    if start < settings.steps:
-        report(settings.steps)
-    weights.load(averaged=True)
-    task.eval()

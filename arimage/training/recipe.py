@@ -142,6 +142,8 @@ def run_transformer(
     task, folder = task_of(tables), out / "tokenizer" / "tokenizer"
     if not folder.is_dir():
         raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
+    if start_from is not None and Path(start_from).resolve() == (out / "model").resolve():
+        raise ValueError(f"--start-from is {start_from}, which this run replaces: give another --out")
     more = set() if unlearned is None else _names_not_learned(unlearned)
     if tables.clips is not None:
         if unlearned is not None:

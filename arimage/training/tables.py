@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import psutil
 import torch
 from pydantic import BaseModel, Field
+from torch import nn
 
 from ..decoding import decoding_from_name
 from ..pipelines.base import ARPipeline
@@ -19,7 +21,7 @@ from .loop import OptimizerSettings
 
 
 Settings = TypeVar("Settings")
-Model = TypeVar("Model")
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Table(BaseModel):
@@ -176,15 +178,23 @@ def new_model(kind: Callable[..., Model], config: dict, name: str, **given) -> M
     """A model without memory for its weights, of the arguments `given` and those that the table `name` holds.
 
     Raises:
-        ValueError: if an argument is not one of `kind`, or they do not fit each other.
+        ValueError: if an argument is not one of `kind`, they do not fit each other, or the weights fit in no memory.
     """
     for argument in config.keys() - (inspect.signature(kind).parameters.keys() - given.keys()):
         raise ValueError(f"table [{name}]: {argument} is not a setting: leave it out, or correct its name")
     try:
         with torch.device("meta"):
-            return kind(**given, **config)
+            model = kind(**given, **config)
     except ValueError as error:
         raise ValueError(f"table [{name}]: {error}") from error
+    # They are made in float32, in the memory of the CPU.
+    needed, there = 4 * sum(weight.numel() for weight in model.parameters()), psutil.virtual_memory().total
+    if needed > there:
+        raise ValueError(
+            f"table [{name}]: the weights take {needed / 1e9:.0f} GB, and this machine has {there / 1e9:.0f}: give "
+            "smaller sizes"
+        )
+    return model
 
 
 def load_data(recipe: Recipe, part: str, path: str | Path, scale: int = 1) -> ImageCaptions:

@@ -20,6 +20,7 @@ from .animation import frames_of
 from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
+from .resuming import contents, digest, fields
 from .tables import Recipe, load_clips, load_data, new_model, read_tables, settings_of, with_scenes
 
 
@@ -164,10 +165,10 @@ class TokenizerTask(nn.Module):
         return {"held-out PSNR": float((10 * torch.log10(4 / torch.cat(errors))).mean())}
 
 
-def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> None:
+def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> LlamaGenVQModel | VARVQModel:
     """Give `model` the weights of a trained tokenizer of the same widths, of either class, where names and shapes
     agree: between the classes those of encoder and decoder but for the convolutions next to the latents. `start_from`
-    is a packaged model's name, or a folder with a pipeline or a tokenizer.
+    is a packaged model's name, or a folder with a pipeline or a tokenizer. Returns the trained one.
 
     Raises:
         ValueError: if it is not a tokenizer, or has other widths.
@@ -195,6 +196,7 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> No
     ours, theirs = model.state_dict(), trained.state_dict()
     shared = [name for name in ours if name in theirs and theirs[name].shape == ours[name].shape]
     model.load_state_dict(ours | {name: theirs[name] for name in shared})
+    return trained
 
 
 def train_tokenizer(
@@ -220,11 +222,16 @@ def train_tokenizer(
     model = model_class(**model_config)
     _check_size(model, data.images.shape[-1])
     task = TokenizerTask(model, data, heldout, settings)
-    if start_from is not None:
-        take_over(model, start_from)
+    about = {
+        **fields(settings),
+        "model": model_config,
+        "start_from": None if start_from is None else digest(take_over(model, start_from)),
+        "data": contents(data),
+        "heldout": contents(heldout),
+    }
     task.to(device)
     nn.Module.to(model, fast_dtype(device), memory_format=torch.channels_last)
-    fit(task, settings.optimizer, out)
+    fit(task, settings.optimizer, out, about=about)
     model.float()
     model.codebook.weight.data.copy_(task.quantiser.codebook.codes)
     nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained(Path(out) / "tokenizer")

@@ -21,6 +21,7 @@ from ..tokenizers.vq_var import VARVQModel
 from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
+from .resuming import contents, digest, fields
 from .saving import save_float16
 from .tables import Recipe, load_data, new_model, read_tables, settings_of
 
@@ -209,7 +210,14 @@ def train_upscaler(
     pipe.register_modules(upscaler=task.upscaler)
     scales = {"discriminator.": settings.discriminator_rate}
     report = None if on_report is None else lambda: on_report(pipe)
-    fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=report)
+    about = {
+        **fields(settings),
+        "model": model_config,
+        "vq": digest(vq),
+        "data": contents(data),
+        "heldout": contents(heldout),
+    }
+    fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=report, about=about)
     nn.Module.to(task.upscaler, torch.float32, memory_format=torch.contiguous_format)
     return pipe
 

@@ -37,13 +37,17 @@ def no_plots(monkeypatch):
     monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "text", "other"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "other", "version"])
 def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
     fit(Mean(), SETTINGS, tmp_path)
     path = tmp_path / "checkpoint.pt"
     whole = path.read_bytes()
     if damage == "other":
         torch.save({"step": 1}, path)
+    elif damage == "version":
+        state = torch.load(path, weights_only=True)
+        del state["weights"]["averages"]
+        torch.save(state, path)
     else:
         path.write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "text": b"nothing"}[damage])
     with pytest.raises(ValueError, match=f"^{path} is damaged: delete it to train from the start$"):
@@ -52,14 +56,11 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
     fit(Mean(), SETTINGS, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [({"width": 4}, {}), ({"depth": 2}, {}), ({"buffer": 1}, {}), ({}, {"muon": ("layers.",)})],
-)
-def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, model, optimizer):
+@pytest.mark.parametrize("model", [{"width": 4}, {"depth": 2}, {"buffer": 1}])
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, model):
     fit(Mean(), SETTINGS, tmp_path)
     with pytest.raises(ValueError, match="^.*checkpoint.pt was written by a recipe with another model or optimizer: "):
-        fit(Mean(**model), replace(SETTINGS, **optimizer), tmp_path)
+        fit(Mean(**model), SETTINGS, tmp_path)
 
 
 def test_a_recipe_with_more_steps_goes_on(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from ...decoding import CollaborativeDecoding
 from ...pipelines.pipeline_var import VARPipeline
 from ..data import ImageCaptions
+from ..resuming import digest
 from ..saving import save_float16
 from ..tables import Recipe, load_data, read_tables
 from ..transformers.var import VARTransformerSettings, VARTransformerTask, var_settings
@@ -50,9 +51,15 @@ def train_collaborate(
     }
     for name, (network, settings, its_teacher) in parts.items():
         torch.manual_seed(settings.seed)
+        about = {
+            "network": digest(network),
+            "text_encoder": digest(pipe.text_encoder),
+            "teacher": None if its_teacher is None else digest(its_teacher),
+            "dtype": str(network.dtype).removeprefix("torch."),
+        }
         network.requires_grad_(True)
         task = VARTransformerTask(network, pipe, data, heldout, settings, its_teacher, pipe.decoding)
-        task.fit(Path(out) / name, on_report=hook)
+        task.fit(Path(out) / name, about, on_report=hook)
         network.requires_grad_(False)
     return pipe
 
@@ -76,7 +83,13 @@ def run_collaborate(
     recipe: dict, pipe: VARPipeline, train: str | Path, heldout: str | Path, out: str | Path
 ) -> VARPipeline:
     """Fine-tune the two transformers of `pipe` by a recipe for collaborative decoding. The pipeline is saved in
-    `out`/model, in float16."""
+    `out`/model, in float16.
+
+    Raises:
+        ValueError: if `pipe` is not a VAR pipeline that reads texts.
+    """
+    if not isinstance(pipe, VARPipeline) or pipe.num_classes is not None:
+        raise ValueError(f"--model is a {type(pipe).__name__} without texts or scales: give a VARPipeline of texts")
     tables, out = read_tables(recipe), Path(out)
     settings, count = collaborate_settings(tables), tables.table("collaborate").drafter_scales
     data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))

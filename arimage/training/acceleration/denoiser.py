@@ -19,9 +19,10 @@ from ...schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
 from ..data import ImageCaptions
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
+from ..resuming import contents, fields, finished
 from ..saving import save_float16
 from ..tables import load_data, read_tables, settings_of
-from .drafter import examples
+from .drafter import check_reads_texts, examples
 
 
 @dataclass(frozen=True)
@@ -180,18 +181,30 @@ def train_denoiser(
     """
     torch.manual_seed(settings.seed)
     pipe.transformer.requires_grad_(False)
+    about = {
+        **fields(settings),
+        **finished(pipe, "denoiser"),
+        "data": contents(data),
+        "heldout": contents(heldout),
+    }
     denoiser = LlamaGenDenoiser.for_transformer(pipe.transformer, pipe.vq.config.codebook_dim, settings.rank)
     denoiser = denoiser.to(pipe.device).type(pipe.transformer.dtype)
     task = DenoiserTask(denoiser, pipe, data, heldout, settings)
     pipe.register_modules(denoiser=denoiser)
-    fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(pipe))
+    hook = None if on_report is None else lambda: on_report(pipe)
+    fit(task, settings.optimizer, out, on_report=hook, about=about)
     return pipe
 
 
 def run_denoiser(
     recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
 ) -> LlamaGenPipeline:
-    """Train a denoiser for `pipe` by a recipe. The pipeline with it is saved in `out`/model, in float16."""
+    """Train a denoiser for `pipe` by a recipe. The pipeline with it is saved in `out`/model, in float16.
+
+    Raises:
+        ValueError: if `pipe` is not a LlamaGen pipeline that reads texts.
+    """
+    check_reads_texts(pipe)
     tables, out = read_tables(recipe), Path(out)
     settings = settings_of(DenoiserSettings, tables.table("denoiser"), "denoiser")
     data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))

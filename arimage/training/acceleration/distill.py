@@ -1,14 +1,11 @@
 """Distilled Decoding (https://arxiv.org/abs/2412.17153): a student learns to turn noise into the image that its
 teacher makes of it."""
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +17,7 @@ from tqdm import tqdm
 
 from ...decoding import FewStepDecoding, FlowDecoding
 from ...decoding.contract.noise import Purpose, normals
+from ...eval.runs.files import replace
 from ...eval.runs.prompts import read_prompts
 from ...models.transformer_llamagen_dd import LlamaGenDDTransformer
 from ...options import fast_dtype
@@ -29,6 +27,7 @@ from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
 from ..data import save_grid
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator, processes, wait_for_all
+from ..resuming import check_metadata, digest, fields, finished, to_metadata
 from ..saving import save_float16
 from ..tables import read_tables, settings_of
 
@@ -63,6 +62,11 @@ class DistillSettings:
     def __post_init__(self):
         # The decoding refuses starts that are not in order.
         FewStepDecoding(self.starts)
+
+
+def teacher(pipe: LlamaGenPipeline, prompts: Sequence[str] | Sequence[int]) -> dict[str, Any]:
+    """What the pictures of the teacher depend on, besides the settings."""
+    return {**finished(pipe), "prompts": digest(list(prompts))}
 
 
 class DistillTask(nn.Module):
@@ -108,14 +112,18 @@ class DistillTask(nn.Module):
         so that an interruption loses one batch at most.
 
         Raises:
-            ValueError: if a file is damaged, or holds the pairs of other prompts or settings.
+            ValueError: if a file is damaged, or holds the pairs of another teacher, other prompts or settings.
         """
-        settings, sampling = self.settings, self.frozen.pipe.generation_config
-        made_by = json.dumps([self.prompts, sampling, len(self.index), settings.seed, settings.pair_batch_size])
-        metadata = {"made_by": hashlib.sha256(made_by.encode()).hexdigest()}
+        settings = self.settings
+        about = {
+            **teacher(self.frozen.pipe, self.prompts),
+            "pairs": len(self.index),
+            "seed": settings.seed,
+            "pair_batch_size": settings.pair_batch_size,
+        }
         folder.mkdir(parents=True, exist_ok=True)
         batches = [
-            (folder / f"{number:05}.safetensors", number, index, metadata)
+            (folder / f"{number:05}.safetensors", number, index, about)
             for number, index in enumerate(self.index.split(settings.pair_batch_size))
         ]
         rank, count = processes()
@@ -126,7 +134,7 @@ class DistillTask(nn.Module):
         return torch.cat([part["seeds"] for part in parts]), torch.cat([part["tokens"] for part in parts])
 
     def pair_batch(
-        self, path: Path, number: int, index: torch.LongTensor, metadata: dict[str, str]
+        self, path: Path, number: int, index: torch.LongTensor, about: dict[str, Any]
     ) -> dict[str, torch.Tensor]:
         """The pairs of batch `number`, of the prompts `index`: those of the file `path`, or new ones, stored there."""
         if path.is_file():
@@ -135,8 +143,7 @@ class DistillTask(nn.Module):
                     found, theirs = {name: file.get_tensor(name) for name in ("seeds", "tokens")}, file.metadata()
             except SafetensorError as error:
                 raise ValueError(f"{path} is damaged ({error}): delete it to generate its pairs again") from error
-            if theirs != metadata:
-                raise ValueError(f"{path} holds the pairs of other prompts or settings: give another --out")
+            check_metadata(path, theirs, about)
             return found
         pipe, seed = self.frozen.pipe, self.settings.seed * 1_000_003 + number
         prompts = [self.prompts[i] for i in index.tolist()]
@@ -148,9 +155,7 @@ class DistillTask(nn.Module):
         )
         seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
         found = {"seeds": seeds.cpu(), "tokens": images.tokens.flatten(1).cpu()}
-        # An interruption leaves no half of a file.
-        save_file(found, path.with_suffix(".partial"), metadata)
-        os.replace(path.with_suffix(".partial"), path)
+        replace(path, lambda file: save_file(found, file, to_metadata(about)))
         return found
 
     def predict(
@@ -231,7 +236,8 @@ def train_distill(
     )
     distilled.generation_config, distilled.known_captions = dict(pipe.generation_config), pipe.known_captions
     distilled.decoding = decoding
-    fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(distilled))
+    hook = None if on_report is None else lambda: on_report(distilled)
+    fit(task, settings.optimizer, out, on_report=hook, about={**fields(settings), **teacher(pipe, prompts)})
     student.float()
     return distilled
 

@@ -12,11 +12,13 @@ from pydantic import Field
 from torch import nn
 
 from ...models.drafter_llamagen import LlamaGenDrafter
+from ...pipelines.base import ARPipeline
 from ...pipelines.pipeline_llamagen import LlamaGenPipeline
 from ...schema import COMPLETE, Batch, Number, Seed
 from ..data import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
+from ..resuming import contents, fields, finished
 from ..saving import save_float16
 from ..tables import load_data, read_tables, settings_of
 
@@ -42,6 +44,13 @@ class DrafterSettings:
     samples_per_image: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
     seed: Seed = 0
     __pydantic_config__ = COMPLETE
+
+
+def check_reads_texts(pipe: ARPipeline) -> None:
+    """Refuse a model that is not a text-conditional LlamaGen."""
+    if not isinstance(pipe, LlamaGenPipeline) or pipe.num_classes is not None:
+        what = "of classes" if isinstance(pipe, LlamaGenPipeline) else f"in a {type(pipe).__name__}"
+        raise ValueError(f"--model is one {what}: give a LlamaGenPipeline that reads texts")
 
 
 @torch.no_grad()
@@ -171,17 +180,29 @@ def train_drafter(
     """
     torch.manual_seed(settings.seed)
     pipe.transformer.requires_grad_(False)
+    about = {
+        **fields(settings),
+        **finished(pipe, "drafter"),
+        "data": contents(data),
+        "heldout": contents(heldout),
+    }
     drafter = LlamaGenDrafter.for_transformer(pipe.transformer).to(pipe.device)
     task = DrafterTask(drafter, pipe, data, heldout, settings)
     pipe.register_modules(drafter=drafter)
-    fit(task, settings.optimizer, out, on_report=None if on_report is None else lambda: on_report(pipe))
+    hook = None if on_report is None else lambda: on_report(pipe)
+    fit(task, settings.optimizer, out, on_report=hook, about=about)
     return pipe
 
 
 def run_drafter(
     recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
 ) -> LlamaGenPipeline:
-    """Train a drafter for `pipe` by a recipe. The pipeline with it is saved in `out`/model, in float16."""
+    """Train a drafter for `pipe` by a recipe. The pipeline with it is saved in `out`/model, in float16.
+
+    Raises:
+        ValueError: if `pipe` is not a LlamaGen pipeline that reads texts.
+    """
+    check_reads_texts(pipe)
     tables, out = read_tables(recipe), Path(out)
     settings = settings_of(DrafterSettings, tables.table("drafter"), "drafter")
     data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))

@@ -1,8 +1,8 @@
 """Pictures that a model makes itself before its adapter is trained, and then learns to keep."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 
 from ...eval.bench.measure import quiet
 from ...eval.runs.files import replace
-from ...eval.runs.generate import progress_bar, weights_digest
+from ...eval.runs.generate import progress_bar
 from ...eval.runs.manifest import image_seed
 from ...pipelines.base import ARPipeline
+from ..loop import CHECKPOINT
+from ..resuming import check_metadata, digest, finished, to_metadata
 from .losses import condition_of
 
 
@@ -39,14 +41,13 @@ def generate_prior(
     a later run with the same model, captions, settings, seed and decoding takes them and generates the rest.
 
     Raises:
-        ValueError: if `file` is damaged.
+        ValueError: if `file` is damaged, or a run was trained with the pictures of another model or other settings.
     """
     about = {
-        "captions": json.dumps(captions),
-        "decoding": str(decoding),
-        "sampling": json.dumps(pipe.generation_config),
-        "seed": str(seed),
-        "weights": weights_digest(pipe),
+        **finished(pipe),
+        "captions": digest(captions),
+        "decoding": decoding,
+        "seed": seed,
     }
     found, quiet_pipe = _read(file, about), quiet(pipe)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,20 +64,25 @@ def generate_prior(
             maps = tokens if isinstance(tokens, list) else [tokens]
             new = torch.cat([part.flatten(1) for part in maps], dim=1).cpu()
             found = torch.cat([found, new]) if len(found) else new
-            replace(file, lambda path, found=found: save_file({"tokens": found.contiguous()}, path, metadata=about))
+            kept = {"tokens": found.contiguous()}
+            replace(file, lambda path, kept=kept: save_file(kept, path, to_metadata(about)))
             progress.update(len(new))
     return Generated(captions, found)
 
 
-def _read(file: Path, about: dict[str, str]) -> torch.LongTensor:
-    """The tokens that `file` has of such a run; none if it is missing or of another one."""
+def _read(file: Path, about: dict[str, Any]) -> torch.LongTensor:
+    """The tokens that `file` has of such a run; none if it is missing, or of another one that has not begun to
+    train."""
     if file.is_file():
         try:
             with safe_open(file, framework="pt") as kept:
-                if kept.metadata() == about:
-                    return kept.get_tensor("tokens")
+                theirs, tokens = kept.metadata(), kept.get_tensor("tokens")
         except SafetensorError as error:
             raise ValueError(
                 f"{file} is damaged ({error}): delete it, and its pictures are generated again"
             ) from error
+        if theirs == to_metadata(about):
+            return tokens
+        if (file.parent / CHECKPOINT).exists():
+            check_metadata(file, theirs, about)
     return torch.empty(0, dtype=torch.long)

@@ -4,18 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from diffusers import ModelMixin
+from pydantic import Field
 from torch import nn
 
+from ...eval.bench.measure import choose_decodings
 from ...pipelines.base import ARPipeline
 from ...pipelines.lora import check_peft
+from ...schema import Batch, Count, Positive, Rate, Seed, Share, Width, checked
 from ..data import save_grid, to_unit_range
-from ..loop import OptimizerSettings, fit
+from ..loop import OptimizerSettings, begin, fit
 from ..processes import batch_generator
+from ..resuming import contents, fields, finished
 from .generated import Generated
 from .losses import condition_of, losses_of
 from .pairs import Pairs
@@ -30,6 +34,8 @@ ELSEWHERE = ("vision", "visual", "vqmodel", "aligner")
 CHUNK, SHOWN = 32, 8
 # The tokens of a short step, see `LoraSettings`.
 SHORT = 96
+# A share of something that must not be all of it.
+Part = Annotated[Share, Field(lt=1)]
 # How many dB below that of the model's own pictures a reconstruction is poor.
 POOR = 4.0
 
@@ -47,27 +53,20 @@ class LoraSettings:
             the caption decides most.
     """
 
-    rank: int = 16
-    alpha: float = 16.0
+    rank: Width = 16
+    alpha: Positive = 16.0
     targets: Literal["attention", "all"] = "attention"
-    steps: int = 500
-    learning_rate: float = 1e-4
-    batch_size: int = 8
-    caption_dropout: float = 0.1
-    prior_share: float = 0.5
-    short_share: float = 0.5
-    seed: int = 0
+    steps: Count = 500
+    learning_rate: Rate = 1e-4
+    batch_size: Batch = 8
+    caption_dropout: Part = 0.1
+    prior_share: Part = 0.5
+    short_share: Part = 0.5
+    seed: Seed = 0
 
-    def __post_init__(self):
-        for name in ("rank", "steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
-        for name in ("alpha", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: give more than 0")
-        for name in ("caption_dropout", "prior_share", "short_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more, and less than 1")
+
+# Python code makes these settings too, not only the command.
+LoraSettings.__init__ = checked(LoraSettings.__init__)
 
 
 def target_names(component: nn.Module, targets: str) -> list[str]:
@@ -102,12 +101,20 @@ class LoraTask(nn.Module):
         from peft import LoraConfig, inject_adapter_in_model
 
         self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)
+        if decoding is not None:
+            # A report is too late to learn that it does not run.
+            choose_decodings(pipe, condition_of(pipe, data.captions[:1]), [decoding], [], {})
         losses = losses_of(pipe, data.captions[0])
         self.frozen.losses = losses
         (self.key,) = pipe._lora_loadable_modules
         self.component = SimpleNamespace(it=pipe.components[self.key])
+        # More steps train a run further.
+        about = {**fields(settings, "steps"), **finished(pipe)}
         torch.manual_seed(settings.seed)
         names = target_names(self.component.it, settings.targets)
+        widest = max(min(self.component.it.get_submodule(name).weight.shape) for name in names)
+        if settings.rank > widest:
+            raise ValueError(f"rank is {settings.rank}: give at most {widest}, the width of the widest layer")
         config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=names)
         inject_adapter_in_model(config, self.component.it, ADAPTER)
         self.component.it._hf_peft_config_loaded = True
@@ -126,6 +133,12 @@ class LoraTask(nn.Module):
         priors = [] if prior is None else prior.captions
         shown = [*self.data.captions[:SHOWN], *self.heldout.captions[:SHOWN], *priors[:SHOWN]]
         self.prompts = list(prompts or shown)
+        self.about = {
+            **about,
+            "data": contents(self.data),
+            "heldout": contents(self.heldout),
+            "prior": None if prior is None else contents(prior),
+        }
 
     @torch.no_grad()
     def encode(self, data: Pairs) -> torch.LongTensor:
@@ -232,19 +245,31 @@ class LoraTask(nn.Module):
         return super().train(mode)
 
 
-def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -> None:
-    """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
-    shows what they change."""
-    settings = task.settings
-    optimizer = OptimizerSettings(
+def _optimizer(settings: LoraSettings) -> OptimizerSettings:
+    return OptimizerSettings(
         steps=settings.steps,
         learning_rate=settings.learning_rate,
         weight_decay=0.0,
-        warmup_steps=min(20, settings.steps),
+        warmup_steps=20,
         # Averages over the last fifty steps.
         ema_decay=0.98,
     )
-    fit(task, optimizer, out, report_every_seconds=report_every_seconds, log_every=10)
+
+
+def check_lora(task: LoraTask, out: Path) -> None:
+    """Check that a run in `out` began with the pictures and settings of `task`.
+
+    Raises:
+        ValueError: if it did not.
+    """
+    begin(task, _optimizer(task.settings), out, about=task.about)
+
+
+def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -> None:
+    """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
+    shows what they change."""
+    optimizer = _optimizer(task.settings)
+    fit(task, optimizer, out, report_every_seconds=report_every_seconds, log_every=10, about=task.about)
 
 
 def warning_of_poor_pictures(psnr: float, own: float | None) -> str | None:

@@ -21,6 +21,7 @@ from ...pipelines.pipeline_var import VARPipeline
 from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Text, Whole, check
 from ..data import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit
+from ..resuming import contents, digest, fields
 from .wording import draw_captions
 
 
@@ -130,7 +131,7 @@ class CaptionTask(nn.Module):
         super().__init__()
         self.data, self.settings, self.decoding = data, settings, decoding
         # Not a module: what is in it is neither trained nor part of a checkpoint.
-        self.frozen = SimpleNamespace(pipe=pipe)
+        self.frozen = SimpleNamespace(pipe=pipe, heldout=heldout)
         self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
         self.heldout_captions = [clean_caption(variants[0]) for variants in heldout.captions]
 
@@ -188,9 +189,25 @@ class CaptionTask(nn.Module):
         ).images
         save_grid(images, path, columns=8)
 
-    def fit(self, out: str | Path, *, slow: tuple[str, ...] = (), on_report: Callable[[], None] | None = None) -> None:
-        """Train with `loop.fit`; parameters whose names begin like one of `slow` learn at the text's learning rate."""
+    def fit(
+        self,
+        out: str | Path,
+        about: dict[str, Any],
+        *,
+        slow: tuple[str, ...] = (),
+        on_report: Callable[[], None] | None = None,
+    ) -> None:
+        """Train with `loop.fit`; parameters whose names begin like one of `slow` learn at the text's learning rate.
+        `about` says what the result depends on besides the settings, the data and the image tokenizer."""
         if not self.settings.train_text:
             self.text_encoder.requires_grad_(False)
         scales = dict.fromkeys(slow, self.settings.text_learning_rate_scale)
-        fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report)
+        about = {
+            # How the samples of reports are generated may change.
+            **fields(self.settings, "sampling", "sample_prompts"),
+            **about,
+            "vq": digest(self.frozen.pipe.vq),
+            "data": contents(self.data),
+            "heldout": contents(self.frozen.heldout),
+        }
+        fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report, about=about)

@@ -14,6 +14,7 @@ from ...schema import COMPLETE, Batch, Seed, Share, Side
 from ..data import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
+from ..resuming import contents, fields
 from .wording import draw_captions
 
 
@@ -96,4 +97,11 @@ def train_text_encoder(
 ) -> None:
     """Train `text_encoder` in place to tell the captions of `data` apart; `out` keeps checkpoint and log, and a second
     call resumes."""
-    fit(TextTask(tokenizer, text_encoder, data, settings).to(device), settings.optimizer, out)
+    # A transformer may have been trained with this encoder: more steps would be another one.
+    about = {
+        **fields(settings),
+        "steps": settings.optimizer.steps,
+        "model": text_encoder.config.to_diff_dict(),
+        "data": contents(data),
+    }
+    fit(TextTask(tokenizer, text_encoder, data, settings).to(device), settings.optimizer, out, about=about)

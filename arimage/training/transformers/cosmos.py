@@ -157,7 +157,8 @@ def train_cosmos_transformer(
     pipe = CosmosPipeline(transformer, vq.to(device), tokenizer, text_encoder, begins_with_text=True, fps=FPS)
     task = VideoTask(pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)
-    task.fit(out, slow=("text_encoder.",), on_report=hook)
+    about = {"model": model_config, **beginning.about(text_config, text_encoder)}
+    task.fit(out, about, slow=("text_encoder.",), on_report=hook)
     for model in (transformer, text_encoder):
         model.float()
     return pipe

@@ -22,6 +22,7 @@ from ..beginning import FRESH, Beginning, Run
 from ..captions.captions import CaptionSettings, CaptionTask
 from ..data import ImageCaptions, to_unit_range
 from ..processes import batch_generator
+from ..resuming import digest
 from ..tables import Recipe, new_model, settings_of
 
 
@@ -183,14 +184,16 @@ def train_latent_llama(
     pipe = LatentLlamaPipeline(transformer, **parts)
     hook = None if on_report is None else lambda: on_report(pipe)
     task = LatentLlamaTask(pipe, transformer, data, heldout, settings)
-    task.fit(Path(out) / "transformer", slow=("text_encoder.", "transformer.caption_projection."), on_report=hook)
+    slow = ("text_encoder.", "transformer.caption_projection.")
+    begun = beginning.about(text_config, text_encoder)
+    task.fit(Path(out) / "transformer", {"model": model_config, **begun}, slow=slow, on_report=hook)
     if drafter_config is not None:
         drafter = new(drafter_config)
         Beginning(compile=beginning.compile).start(drafter, device)
         text_encoder.requires_grad_(False)
         optimizer = replace(settings.optimizer, steps=settings.drafter_steps)
         task = LatentLlamaTask(pipe, drafter, data, heldout, replace(settings, optimizer=optimizer))
-        task.fit(Path(out) / "drafter")
+        task.fit(Path(out) / "drafter", {"model": drafter_config, "text_encoder": digest(text_encoder)})
         pipe = LatentLlamaPipeline(transformer, **parts, drafter=drafter.float())
     for model in (transformer, text_encoder):
         model.float()

@@ -151,9 +151,10 @@ def train_transformer(
     pipe = task_class.pipeline_class(
         transformer=transformer, vq=vq.to(device), tokenizer=tokenizer, text_encoder=text_encoder
     )
-    task = task_class(pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)
-    task.fit(out, slow=("text_encoder.", "transformer.caption_projection."), on_report=hook)
+    about = {"model": model_config, **beginning.about(text_config, text_encoder)}
+    task = task_class(pipe, data, heldout, settings)
+    task.fit(out, about, slow=("text_encoder.", "transformer.caption_projection."), on_report=hook)
     for model in (transformer, text_encoder):
         model.float()
     return pipe

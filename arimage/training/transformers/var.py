@@ -22,6 +22,7 @@ from ..beginning import FRESH, Beginning, Run
 from ..captions.captions import CaptionSettings, CaptionTask
 from ..data import ImageCaptions, to_unit_range
 from ..processes import batch_generator
+from ..resuming import digest
 from ..tables import Recipe, TrainingTable, new_model, settings_of
 
 
@@ -232,7 +233,8 @@ def train_var_transformer(
     pipe = VARPipeline(transformer, vq.to(device), tokenizer, text_encoder)
     task = VARTransformerTask(transformer, pipe, data, heldout, settings)
     hook = None if on_report is None else lambda: on_report(pipe)
-    task.fit(out, slow=("text_encoder.", "network.caption_projection."), on_report=hook)
+    about = {"model": model_config, **beginning.about(text_config, text_encoder)}
+    task.fit(out, about, slow=("text_encoder.", "network.caption_projection."), on_report=hook)
     for model in (transformer, text_encoder):
         model.float()
     return pipe
@@ -260,13 +262,19 @@ def train_refiner(
         model.requires_grad_(False)
     # The pipeline gives both transformers the same embeddings.
     length = pipe.transformer.config.num_condition_tokens
-    refiner = new_transformer(pipe.vq, pipe.text_encoder, length, model_config).to(pipe.device)
+    refiner = new_transformer(pipe.vq, pipe.text_encoder, length, model_config)
     refiner.init_weights()
+    refiner.to(pipe.device)
     if compile:
         refiner.compile_repeated_blocks()
     alone = VARPipeline(refiner, pipe.vq, pipe.tokenizer, pipe.text_encoder)
     task = VARTransformerTask(refiner, alone, data, heldout, settings, teacher=pipe.transformer)
     pipe.register_modules(refiner=refiner)
     hook = None if on_report is None else lambda: on_report(pipe)
-    task.fit(out, slow=("network.caption_projection.",), on_report=hook)
+    about = {
+        "model": model_config,
+        "text_encoder": digest(pipe.text_encoder),
+        "teacher": digest(pipe.transformer),
+    }
+    task.fit(out, about, slow=("network.caption_projection.",), on_report=hook)
     return pipe
