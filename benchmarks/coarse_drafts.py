@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import typer
 
+from arimage.eval.metrics.standard_errors import estimate_text, standard_error
 from arimage.options import Device, Dtype, load_pipeline
 
 
@@ -46,7 +47,8 @@ def main(
     small, large = pipe(texts, **settings, generator=generator, output_type="latent").tokens
     print(f"Tokens of the large grid ({len(texts)} images of {height}x{width}) that equal")
     for name, share in shares(small, large).items():
-        print(f"{name}: {100 * share.mean():.1f} ± {100 * share.std() / len(share) ** 0.5:.1f} %")
+        percent = 100 * share.numpy()
+        print(f"{name}: {estimate_text(percent.mean(), standard_error(percent), None)} %")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import typer
 from arimage import SpeculativeJacobiDecoding
 from arimage.decoding import decode
 from arimage.decoding.contract.noise import Purpose, uniforms
+from arimage.eval.metrics.standard_errors import estimate_text, standard_error
 from arimage.kernels.coupling import sample
 from arimage.options import DEFAULT_MODEL, Device, Dtype, Model, load_pipeline
 
@@ -63,7 +64,7 @@ def main(
         steps_of(pipe, texts, method(window=window)) for method in (SpeculativeJacobiDecoding, PerfectDrafts)
     )
     for name, counts in (("uniform", uniform), ("perfect", perfect), ("saved", uniform - perfect)):
-        print(f"{name}: {counts.mean():.1f} ± {counts.std() / len(counts) ** 0.5:.1f}")
+        print(f"{name}: {estimate_text(float(counts.mean()), standard_error(counts.numpy()), None)}")
 
 
 if __name__ == "__main__":

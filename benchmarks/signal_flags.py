@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from arimage.eval.emoji.reference import GALLERY_SIZE, read_gallery, to_pixels
-from arimage.eval.runs.run_folder import read_finished
+from arimage.eval.metrics.standard_errors import estimate_text, mean_estimate
+from arimage.eval.runs.run_folder import prompts_of, read_finished
 from arimage.media.files import read_image
 
 
@@ -39,15 +40,15 @@ def hits(run: Path, gallery: torch.Tensor, names: list[str]) -> torch.Tensor:
 
 
 def describe(run: Path, found: torch.Tensor) -> list[str]:
-    """A row per kind of prompt: retrieval with its standard error, and passes."""
+    """A row per kind of prompt: retrieval with its 95 % interval over other prompts, and passes."""
     rows, results = read_finished(run)
     lines = []
     for kind in dict.fromkeys(row["metadata"].get("check", "flags") for row in rows):
         ids = [row["id"] for row in rows if row["metadata"].get("check", "flags") == kind]
-        share = float(found[ids].float().mean())
+        share = mean_estimate(found[ids].numpy(), prompts_of([rows[id] for id in ids]))
         passes = float(np.mean([results[id]["passes"] for id in ids]))
-        error = (share * (1 - share) / len(ids)) ** 0.5
-        lines.append(f"| {run.name} | {kind} | {len(ids)} | {share:.3f} ± {error:.3f} | {passes:.1f} |")
+        text = estimate_text(share.value, share.standard_error, share.interval)
+        lines.append(f"| {run.name} | {kind} | {len(ids)} | {text} | {passes:.1f} |")
     return lines
 
 

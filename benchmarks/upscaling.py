@@ -16,7 +16,7 @@ from arimage import AutoPipeline
 from arimage.eval.emoji.emoji_kid import EmojiExtractor, emoji_kernel_distance
 from arimage.eval.emoji.reference import read_gallery
 from arimage.eval.emoji.retrieval import retrieval_hits
-from arimage.eval.metrics.standard_errors import Estimate
+from arimage.eval.metrics.standard_errors import Estimate, estimate_text, mean_estimate
 from arimage.eval.runs.prompts import EMOJI_PROMPTS, read_prompts
 from arimage.models.classifier_emoji import EmojiClassifier
 from arimage.pipelines.upscaling import UpscalingPipeline
@@ -72,7 +72,7 @@ def to_pil(images: torch.Tensor) -> list[Image.Image]:
 
 
 def text(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f}" + (f" ± {estimate.standard_error:.3f}" if estimate.standard_error else "")
+    return estimate_text(estimate.value, estimate.standard_error, estimate.interval)
 
 
 @torch.no_grad()
@@ -110,8 +110,7 @@ def main() -> None:
         distances = torch.cat(
             [feature_distance(classifier, *pair) for pair in zip(parts, heldout.split(32), strict=True)]
         )
-        error = float(distances.std() / len(distances) ** 0.5)
-        rows[name] += [f"{psnr(heldout, torch.cat(parts)):.2f}", text(Estimate(float(distances.mean()), error))]
+        rows[name] += [f"{psnr(heldout, torch.cat(parts)):.2f}", text(mean_estimate(distances.numpy()))]
 
     prompts = read_prompts(EMOJI_PROMPTS)[: arguments.count]
     names = [row["name"] for row in prompts]
@@ -127,8 +126,8 @@ def main() -> None:
         features, wanted = (classifier.features(images * 2 - 1).numpy() for images in (large, real))
         rows[name].append(text(emoji_kernel_distance(features, wanted, names)))
         rows[name].append(text(emoji_kernel_distance(extractor(to_pil(small)).numpy(), reference, names)))
-        hits = retrieval_hits(small, names, gallery, gallery_names)[:, 0].float()
-        rows[name].append(text(Estimate(float(hits.mean()), float(hits.std() / len(hits) ** 0.5))))
+        hits = retrieval_hits(small, names, gallery, gallery_names)[:, 0]
+        rows[name].append(text(mean_estimate(hits.numpy())))
 
     titles = [f"held-out PSNR, dB, at {size[0]} px", "feature distance ↓", f"kernel distance at {size[0]} px ↓"]
     print("| | " + " | ".join([*titles, "`emoji-kid` ↓", "`retrieval` ↑"]) + " |")

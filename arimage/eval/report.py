@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
+from ..decoding import decoding_from_dict, decoding_to_text
 from .bench.tables import EXACT, INEXACT
-from .metrics.standard_errors import paired_difference
+from .metrics.standard_errors import Z, paired_difference
 from .runs.files import check_fields, parse_json, replace, sampling_text, to_json
-from .runs.run_folder import NUMBER, call_size, read_config, read_finished
-from .score import check_comparable, read_metrics
+from .runs.run_folder import NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
+from .score import check_comparable, estimate_text, figure_text, images_text, read_metrics
 
 
-# Runs are comparable if these are equal and their scores pass `check_comparable`.
+# Runs are comparable if these, their manifests and calls are equal and their scores pass `check_comparable`.
 SHARED = (
     "model",
+    "lora",
     "weights",
     "sampling",
     "source",
@@ -27,7 +29,7 @@ SHARED = (
     "width",
     "negative_prompt",
 )
-SHARED_MACHINE = ("device", "threads", "torch")
+SHARED_MACHINE = ("device", "threads", "torch", "python", "arimage")
 LOWER_IS_BETTER = ("kid", "emoji-kid", "video-change", "video-collapse")
 
 
@@ -35,13 +37,13 @@ def make_report(runs: list[Path], baseline: str) -> dict:
     """The figures of finished runs, compared with the run whose folder is named `baseline`.
 
     Returns:
-        `settings`, `machine` and `baseline` of all runs, and one row per run: name, decoding, settings, exact, `cost`,
-        `metrics` as in `metrics.json`, and `paired`: for each metric with a value per image, the mean difference from
-        the baseline over the same prompts and seeds, with its 95 % interval.
+        `settings`, `machine` and `baseline` of all runs, and one row per run: name, decoding, settings, order, exact,
+        `cost`, `metrics` as in `metrics.json`, and `paired`: for each metric with a value per image, the mean
+        difference from the baseline over the same prompts and seeds, with its 95 % interval.
 
     Raises:
         ValueError: if two runs have the same name, none is the baseline, or one is unfinished or damaged; if they
-            differ in model, manifest, batch size or machine, or were scored differently.
+            differ in anything but decoding and order, or were scored differently.
     """
     named = {run.resolve().name: run for run in runs}
     if len(named) < len(runs):
@@ -53,16 +55,15 @@ def make_report(runs: list[Path], baseline: str) -> dict:
     configs = {name: read_config(run) for name, run in named.items()}
     for name, config in configs.items():
         pairs = [(key, configs[baseline].get(key), config.get(key)) for key in SHARED]
-        pairs += [(key, configs[baseline]["machine"][key], config["machine"][key]) for key in SHARED_MACHINE]
-        for key, theirs, ours in pairs:
-            if ours != theirs:
-                raise ValueError(
-                    f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: generate both "
-                    "with the same"
-                )
+        pairs += [(key, configs[baseline]["machine"].get(key), config["machine"].get(key)) for key in SHARED_MACHINE]
+        _check_equal(baseline, name, [*pairs, ("call size", call_size(configs[baseline]), call_size(config))])
     metrics = {name: read_metrics(run) for name, run in named.items()}
     check_comparable(metrics)
-    results = {name: read_finished(run)[1] for name, run in named.items()}
+    finished = {name: read_finished(run) for name, run in named.items()}
+    results = {name: found for name, (_, found) in finished.items()}
+    images, _ = finished[baseline]
+    for name, (others, _) in finished.items():
+        _check_equal(baseline, name, [("manifest", manifest_digest(images), manifest_digest(others))])
     calls = {name: _timed_calls(rows, call_size(configs[name])) for name, rows in results.items()}
     rows = []
     for name, run in named.items():
@@ -73,13 +74,14 @@ def make_report(runs: list[Path], baseline: str) -> dict:
         for metric in metrics[name] if name != baseline else ():
             values, others = (_scores(folder, metric, len(results[name])) for folder in (run, named[baseline]))
             if values is not None and others is not None:
-                paired[metric] = dataclasses.asdict(paired_difference(values, others))
+                paired[metric] = dataclasses.asdict(paired_difference(values, others, prompts_of(images)))
         config = configs[name]
         rows.append(
             {
                 "name": name,
                 "decoding": config["decoding_name"],
                 "settings": config["decoding"],
+                "order": config.get("order"),
                 "exact": all(row["exact"] for row in results[name]),
                 "cost": cost,
                 "metrics": metrics[name],
@@ -88,6 +90,15 @@ def make_report(runs: list[Path], baseline: str) -> dict:
         )
     shared = {key: configs[baseline].get(key) for key in SHARED}
     return {"baseline": baseline, "settings": shared, "machine": configs[baseline]["machine"], "rows": rows}
+
+
+def _check_equal(baseline: str, name: str, pairs: list[tuple]) -> None:
+    for key, theirs, ours in pairs:
+        if ours != theirs:
+            raise ValueError(
+                f"{baseline} and {name} cannot be compared, their {key} is {theirs} and {ours}: generate both with "
+                "the same"
+            )
 
 
 def _timed_calls(results: list[dict], images: int) -> dict[int, float]:
@@ -132,7 +143,10 @@ def to_markdown(report: dict) -> str:
     head = ["decoding", "exact?", "passes per image", "tokens per pass", "seconds per call, p50 / p95", "images/s"]
     lines = _table(
         [*head, "speed-up", "peak MiB", *(f"{name} {_arrow(name)}" for name in metrics)],
-        [_cells(row) + [_estimate(row["metrics"].get(name)) for name in metrics] for row in rows],
+        [
+            _cells(row) + [figure_text(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
+            for row in rows
+        ],
     )
     paired = list(dict.fromkeys(name for row in rows for name in row["paired"]))
     if paired:
@@ -145,14 +159,21 @@ def to_markdown(report: dict) -> str:
                 if row["name"] != report["baseline"]
             ],
         )
+    optional = [
+        f"{text} {settings[key]}"
+        for key, text in (("height", "height"), ("width", "width"), ("negative_prompt", "negative prompt"))
+        if settings.get(key) is not None
+    ]
+    adapters = f" with {' and '.join(settings['lora'])}" if settings.get("lora") else ""
     lines += [
         "",
-        f"{settings['model']}, {settings['images']} images per run, seed {settings['seed']}, "
-        f"{sampling_text(settings['sampling'])}; "
+        f"{settings['model']}{adapters}, {settings['images']} images per run, seed {settings['seed']}, "
+        f"{', '.join(filter(None, [sampling_text(settings['sampling']), *optional]))}; "
         f"{settings['batch_size']} images at a time, {settings['dtype']}; {machine['device']}, {machine['threads']} "
         f"threads, torch {machine['torch']}. Seconds are of one process, without its first call. ± is a standard "
-        "error, brackets are 95 % intervals.",
+        "error, brackets are 95 % intervals, both over other prompts.",
     ]
+    lines += [f"- {row['name']}: {_decoding_text(row)}" for row in rows]
     entries = {name: entry for row in rows for name, entry in row["metrics"].items()}
     lines += [f"- {name}: {_described(entry)}" for name, entry in entries.items()]
     return "\n".join(lines) + "\n"
@@ -181,28 +202,24 @@ def _arrow(metric: str) -> str:
     return "↓" if metric in LOWER_IS_BETTER or metric.startswith(("fid", "fvd")) else "↑"
 
 
-def _digits(error: float) -> int:
-    """How many decimals show two digits of an error."""
-    return max(0, 1 - math.floor(math.log10(error)))
-
-
-def _estimate(entry: dict | None) -> str:
-    if entry is None:
-        return ""
-    error = entry["standard_error"]
-    return f"{entry['value']:.{_digits(error)}f} ± {error:.{_digits(error)}f}" if error else f"{entry['value']:.4g}"
+def _decoding_text(row: dict) -> str:
+    text = decoding_to_text(decoding_from_dict(row["settings"])) if row["settings"] else row["decoding"]
+    return f"{text}, order {row['order']}" if row["order"] else text
 
 
 def _difference(estimate: dict | None) -> str:
-    if estimate is None:
-        return ""
-    low, high = estimate["interval"]
-    digits = _digits(high - low) if high > low else 4
-    return f"{estimate['value']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+    return "" if estimate is None else estimate_text(**estimate, sign="+")
+
+
+def _bar(entry: dict) -> tuple[list[float], list[float]]:
+    """How far the 95 % interval of a figure reaches below and above it."""
+    half = Z * (entry["standard_error"] or 0)
+    low, high = entry.get("interval", (entry["value"] - half, entry["value"] + half))
+    return [entry["value"] - low], [high - entry["value"]]
 
 
 def _described(entry: dict) -> str:
-    text = f"{entry['count']} images against {entry['reference']}"
+    text = f"{images_text(entry)} against {entry['reference']}"
     if entry["space"]:
         space = entry["space"]
         text += f", {space['name']} {space['sha256'][:8]}, resize {space['resize']}"
@@ -212,7 +229,8 @@ def _described(entry: dict) -> str:
 
 
 def plot(report: dict, path: Path) -> None:
-    """Write a PNG with panels for forward passes, seconds and metrics, and one line per run. Needs matplotlib."""
+    """Write a PNG with panels for forward passes, seconds and metrics with 95 % intervals, and one line per run. Needs
+    matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -220,19 +238,19 @@ def plot(report: dict, path: Path) -> None:
     costs = [row["cost"] for row in rows]
     missing = {"value": math.nan, "standard_error": None}
     panels = {
-        "passes per image ↓": [(cost["passes"], 0) for cost in costs],
-        "seconds per image ↓": [(1 / (cost["images_per_second"] or math.nan), 0) for cost in costs],
+        "passes per image ↓": [(cost["passes"], None) for cost in costs],
+        "seconds per image ↓": [(1 / (cost["images_per_second"] or math.nan), None) for cost in costs],
     }
     for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
         entries = [row["metrics"].get(name, missing) for row in rows]
-        panels[f"{name} {_arrow(name)}"] = [(entry["value"], entry["standard_error"] or 0) for entry in entries]
+        panels[f"{name} {_arrow(name)}"] = [(entry["value"], _bar(entry)) for entry in entries]
     columns = min(5, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(2 + 2.2 * columns, (0.22 * len(rows) + 1) * lines), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
     for panel, (title, values) in zip(axes, panels.items(), strict=False):
-        for line, (row, (value, error)) in enumerate(zip(rows, values, strict=True)):
-            panel.errorbar(value, line, xerr=error, fmt="o", color=EXACT if row["exact"] else INEXACT, capsize=3)
+        for line, (row, (value, bar)) in enumerate(zip(rows, values, strict=True)):
+            panel.errorbar(value, line, xerr=bar, fmt="o", color=EXACT if row["exact"] else INEXACT, capsize=3)
         panel.set_title(title, fontsize=9, loc="left")
         panel.set_yticks(range(len(rows)), [row["name"] for row in rows])
         panel.locator_params(axis="x", nbins=5)

@@ -26,16 +26,19 @@ from .metrics.inception import InceptionExtractor
 from .metrics.kernel_distance import kernel_distance
 from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Reference, read_folder, read_reference
-from .metrics.standard_errors import Estimate, mean_estimate
+from .metrics.standard_errors import Estimate, estimate_text, mean_estimate
 from .runs.files import check_fields, parse_json, replace, to_json
-from .runs.run_folder import NUMBER, read_rows
+from .runs.run_folder import NUMBER, prompts_of, read_rows
 
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.json"
 # Two figures of a metric are comparable if these are equal; a setting that a metric does not have is None.
-SHARED = ("count", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale", "size")
+SHARED = (
+    "count", "prompts", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale",
+    "size",
+)  # fmt: skip
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
 FID_INFINITY_POINTS = 15
 # As many as their networks have features: with fewer the estimated covariance is singular.
@@ -83,6 +86,16 @@ class Job:
         return image_paths(self.run)
 
     @cached_property
+    def rows(self) -> list[dict]:
+        return read_rows(self.run)
+
+    @cached_property
+    def prompts(self) -> np.ndarray | None:
+        """The prompt of each image, by its number; None for a run of classes."""
+        prompts = prompts_of(self.rows)
+        return None if prompts is None else np.unique(prompts, return_inverse=True)[1]
+
+    @cached_property
     def inception(self) -> InceptionExtractor:
         return InceptionExtractor(self.inception_weights, self.resize, self.device)
 
@@ -106,14 +119,23 @@ class Job:
     def reference_features(self) -> np.ndarray:
         return _extract_reference(self.against, self.inception, batch_size=self.batch_size)
 
-    def inception_entry(
-        self, estimate: Estimate, reference: str | None = None, count: int | None = None, **more
+    def entry(
+        self, estimate: Estimate, reference: str, space: Space | None, some: np.ndarray | None = None, **more
     ) -> dict:
+        """The entry of a figure of the run's images, or of `some` of them, given by their ids."""
+        some = np.arange(len(self.rows)) if some is None else some
+        prompts = {} if self.prompts is None else {"prompts": len(np.unique(self.prompts[some]))}
+        return entry(estimate, len(some), reference, space, **prompts, **more)
+
+    def inception_entry(self, estimate: Estimate, reference: str | None = None, some=None, **more) -> dict:
         label = reference or f"{self.against.label}: {len(self.reference_features)} pictures"
         if self.size is not None:
             more["size"] = f"{self.size}, bicubic without antialiasing"
-        count = len(self.features) if count is None else count
-        return entry(estimate, count, label, self.inception.space, weights=self.inception.weights, **more)
+        return self.entry(estimate, label, self.inception.space, some, weights=self.inception.weights, **more)
+
+    def of_prompts(self, some: np.ndarray) -> np.ndarray | None:
+        """The prompts of some of the images, given by their ids."""
+        return None if self.prompts is None else self.prompts[some]
 
 
 def _extract_reference(reference: Reference, extractor: Extractor, **settings) -> np.ndarray:
@@ -134,6 +156,19 @@ def entry(estimate: Estimate, count: int, reference: str, space: Space | None, *
         "space": None if space is None else asdict(space),
         **more,
     }
+
+
+def figure_text(entry: dict) -> str:
+    """The figure of an entry, with its error."""
+    return estimate_text(entry["value"], entry["standard_error"], entry.get("interval"))
+
+
+def images_text(entry: dict) -> str:
+    """How many images and prompts a figure is of."""
+    count, prompts = entry["count"], entry.get("prompts", entry["count"])
+    if prompts == 1:
+        return f"{count} image{'s' * (count > 1)} of one prompt: no error"
+    return f"{count} images" if prompts == count else f"{count} images of {prompts} prompts"
 
 
 def warn_of_few(metric: str, fewest: int, *counts: int) -> None:
@@ -158,7 +193,7 @@ def _fid(job: Job) -> dict[str, dict]:
         label = f"{job.against.label}: statistics, of weights and resizing that the file does not name"
         warn_of_few("fid", FEWEST_IMAGES, len(job.features))
     return {
-        "fid": job.inception_entry(frechet_estimate(job.features, reference), label),
+        "fid": job.inception_entry(frechet_estimate(job.features, reference, prompts=job.prompts), label),
         "fid-infinity": job.inception_entry(_infinity(job.features, reference), label, points=FID_INFINITY_POINTS),
     }
 
@@ -166,7 +201,7 @@ def _fid(job: Job) -> dict[str, dict]:
 def _fid_categories(job: Job) -> dict[str, dict]:
     """One `fid` per category: the images whose prompts have it, against the pictures in the reference's folder of that
     name."""
-    ours = [row.get("metadata", {}).get("category") for row in read_rows(job.run)]
+    ours = [row.get("metadata", {}).get("category") for row in job.rows]
     if None in ours:
         raise ValueError(f"image {ours.index(None)} of {job.run} has no category: generate with prompts that have one")
     if job.reference is None or not job.reference.is_dir():
@@ -175,41 +210,43 @@ def _fid_categories(job: Job) -> dict[str, dict]:
     theirs = [path.parts[0] if len(path.parts) > 1 else None for path in paths]
     entries, counts = {}, []
     for category in sorted(set(ours)):
-        rows, columns = (np.array([one == category for one in names]) for names in (ours, theirs))
-        if rows.sum() < 3 or columns.sum() < 2:
+        rows, columns = (np.flatnonzero([one == category for one in names]) for names in (ours, theirs))
+        if len(rows) < 3 or len(columns) < 2:
             raise ValueError(
-                f"category {category!r} has {rows.sum()} images and {columns.sum()} pictures in {job.reference}: the "
+                f"category {category!r} has {len(rows)} images and {len(columns)} pictures in {job.reference}: the "
                 "FID needs at least three images and two pictures"
             )
-        counts += [int(rows.sum()), int(columns.sum())]
+        counts += [len(rows), len(columns)]
         reference = Gaussian.of_features(job.reference_features[columns])
-        label = f"{job.against.label}: {columns.sum()} pictures in {category}"
-        estimate = frechet_estimate(job.features[rows], reference)
-        entries[f"fid-{category}"] = job.inception_entry(estimate, label, int(rows.sum()))
+        label = f"{job.against.label}: {len(columns)} pictures in {category}"
+        estimate = frechet_estimate(job.features[rows], reference, prompts=job.of_prompts(rows))
+        entries[f"fid-{category}"] = job.inception_entry(estimate, label, rows)
     warn_of_few("fid-categories", FEWEST_IMAGES, *counts)
     return entries
 
 
 def _kid(job: Job) -> dict[str, dict]:
     settings: dict[str, Any] = {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
-    return {"kid": job.inception_entry(kernel_distance(job.features, job.reference_features, **settings), **settings)}
+    estimate = kernel_distance(job.features, job.reference_features, prompts=job.prompts, **settings)
+    return {"kid": job.inception_entry(estimate, **settings)}
 
 
 def _prdc(job: Job) -> dict[str, dict]:
-    found = neighbourhoods(job.features, job.reference_features, k=PRECISION_K, density_k=DENSITY_K)
+    found = neighbourhoods(
+        job.features, job.reference_features, prompts=job.prompts, k=PRECISION_K, density_k=DENSITY_K
+    )
     ks = {"precision": PRECISION_K, "recall": PRECISION_K, "density": DENSITY_K, "coverage": DENSITY_K}
     return {name: job.inception_entry(estimate, k=ks[name]) for name, estimate in found.items()}
 
 
 def _clip(job: Job) -> dict[str, dict]:
-    rows = read_rows(job.run)
-    if "prompt" not in rows[0]:
+    if "prompt" not in job.rows[0]:
         raise ValueError(f"{job.run} was generated from classes: the clip score needs a run of prompts")
-    extractor, prompts = job.clip_extractor, [row["prompt"] for row in rows]
+    extractor, prompts = job.clip_extractor, [row["prompt"] for row in job.rows]
     values = clip_scores(job.extract(extractor), prompts, extractor, job.batch_size)
     write_scores(job.run, "clip", values)
     label = f"prompts, sha256 {hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:8]}"
-    return {"clip": entry(mean_estimate(values), len(values), label, extractor.space, prefix=PREFIX, scale=1)}
+    return {"clip": job.entry(mean_estimate(values, job.prompts), label, extractor.space, prefix=PREFIX, scale=1)}
 
 
 def _fvd(job: Job) -> dict[str, dict]:
@@ -228,21 +265,22 @@ def _fvd(job: Job) -> dict[str, dict]:
     theirs = _extract_reference(videos, extractor, **settings)
     warn_of_few("fvd", FEWEST_VIDEOS, len(features), len(theirs))
     reference = Gaussian.of_features(theirs)
-    shared = (len(features), f"{videos.label}: {len(theirs)} videos", extractor.space)
+    shared, weights = (f"{videos.label}: {len(theirs)} videos", extractor.space), extractor.weights
+    estimate = frechet_estimate(features, reference, prompts=job.prompts)
     return {
-        "fvd": entry(frechet_estimate(features, reference), *shared, weights=extractor.weights),
-        "fvd-infinity": entry(
-            _infinity(features, reference), *shared, weights=extractor.weights, points=FID_INFINITY_POINTS
+        "fvd": job.entry(estimate, *shared, weights=weights),
+        "fvd-infinity": job.entry(
+            _infinity(features, reference), *shared, weights=weights, points=FID_INFINITY_POINTS
         ),
     }
 
 
 def _emoji_kid(job: Job) -> dict[str, dict]:
-    reference, prompts = asked_features(job.run), [row["prompt"] for row in read_rows(job.run)]
+    reference, prompts = asked_features(job.run), [row["prompt"] for row in job.rows]
     extractor = EmojiExtractor(device=job.device)
     estimate = emoji_kernel_distance(job.extract(extractor), reference, prompts)
     label = f"{REFERENCE.name}: the pictures of the prompts, of {len(np.unique(reference, axis=0))}"
-    return {"emoji-kid": entry(estimate, len(prompts), label, extractor.space)}
+    return {"emoji-kid": job.entry(estimate, label, extractor.space)}
 
 
 def _retrieval(job: Job) -> dict[str, dict]:
@@ -254,7 +292,7 @@ def _retrieval(job: Job) -> dict[str, dict]:
     entries = {}
     for name, found in (("retrieval", hits[:, 0]), ("retrieval-top-5", hits.any(1))):
         write_scores(job.run, name, found)
-        entries[name] = entry(mean_estimate(found), len(found), label, None)
+        entries[name] = job.entry(mean_estimate(found, job.prompts), label, None)
     return entries
 
 
@@ -262,11 +300,12 @@ def _checks(job: Job) -> dict[str, dict]:
     gallery, names = read_gallery()
     outcomes = check_run(job.run, gallery, names)
     write_scores(job.run, "checks", np.array([all(outcome.values()) for outcome in outcomes]))
-    found = {
-        name: [outcome[name] for outcome in outcomes if name in outcome] for outcome in outcomes for name in outcome
-    }
-    label = f"{REFERENCE.name}: gallery of {len(names)} pictures"
-    return {name: entry(mean_estimate(np.array(hits)), len(hits), label, None) for name, hits in found.items()}
+    label, entries = f"{REFERENCE.name}: gallery of {len(names)} pictures", {}
+    for name in dict.fromkeys(name for outcome in outcomes for name in outcome):
+        some = np.flatnonzero([name in outcome for outcome in outcomes])
+        hits = np.array([outcomes[id][name] for id in some])
+        entries[name] = job.entry(mean_estimate(hits, job.of_prompts(some)), label, None, some)
+    return entries
 
 
 def _videos(job: Job) -> dict[str, dict]:
@@ -276,7 +315,7 @@ def _videos(job: Job) -> dict[str, dict]:
     for name in scores[0]:
         values = np.array([one[name] for one in scores])
         write_scores(job.run, name, values)
-        entries[name] = entry(mean_estimate(values), len(values), label, None)
+        entries[name] = job.entry(mean_estimate(values, job.prompts), label, None)
     return entries
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from arimage.eval.metrics.standard_errors import Estimate
+from arimage.eval.metrics.standard_errors import Estimate, estimate_text, paired_difference
 from arimage.eval.report import make_report, to_markdown, write_report
 from arimage.eval.runs.files import to_lines
 from arimage.eval.runs.generate import generate, make_config, prepare
@@ -70,8 +70,10 @@ def test_passes_and_tokens_are_those_of_the_images(runs):
 def test_scores_are_paired_with_the_baseline(runs):
     ar, sjd = make_report(runs, "ar")["rows"]
     assert ar["paired"] == {} and list(sjd["paired"]) == ["retrieval"]
-    found = sjd["paired"]["retrieval"]
-    assert found["value"] == pytest.approx(2 / 9) and 0 <= found["interval"][0] < 2 / 9 < found["interval"][1] < 0.6
+    found, independent = sjd["paired"]["retrieval"], paired_difference(*map(np.array, (VALUES["sjd"], VALUES["ar"])))
+    assert found["value"] == pytest.approx(2 / 9) and found["interval"][0] < 2 / 9 < found["interval"][1]
+    # Nine images of three prompts.
+    assert found["standard_error"] > 1.5 * independent.standard_error
     scores = json.loads((runs[1] / "scores" / "retrieval.json").read_text())
     (runs[1] / "scores" / "retrieval.json").write_text(json.dumps({**scores, "ids": scores["ids"][::-1]}))
     with pytest.raises(ValueError, match="retrieval.json"):
@@ -88,7 +90,7 @@ def test_the_files_say_the_same(runs, tmp_path):
     assert cells[2][0] == "| ar" and cells[2][4:8] == ["4.00 / 7.60", "0.43", "1.00", "108"]
     assert cells[2][8:] == ["0.56 ± 0.16", "0.01234 ± 0.00056 |"]
     assert "retrieval ↑" in cells[0] and "emoji-kid ↓ |" in cells[0]
-    assert "| sjd | +0.22 (+0.00 to +0.56) |" in text
+    assert f"| sjd | {estimate_text(**report['rows'][1]['paired']['retrieval'], sign='+')} |" in text
 
 
 def test_runs_without_scores_or_timed_calls_are_reported_too(runs, tmp_path):

@@ -15,7 +15,7 @@ from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.standard_errors import Estimate
 from arimage.eval.runs.export import export
 from arimage.eval.runs.manifest import class_rows, prompt_rows
-from arimage.eval.score import Job, check_comparable, read_metrics, score, write_scores
+from arimage.eval.score import Job, check_comparable, figure_text, read_metrics, score, write_scores
 
 
 class Means:
@@ -295,9 +295,7 @@ def test_the_command_writes_and_prints_the_figures(run, reference, monkeypatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(run / "config.json"))
     code, out, _ = command("--ref", str(reference), "--device", "cpu")
     kid = read_metrics(run)["kid"]
-    assert code == 0 and out.startswith(
-        f"kid: {kid['value']:.6g} ± {kid['standard_error']:.2g} (30 images, reference,"
-    )
+    assert code == 0 and out.startswith(f"kid: {figure_text(kid)} (30 images, reference,")
     code, out, err = command()
     assert code == 2 and not out and err.startswith("arimage: --ref is missing")
     code, *_ = command("--ref", str(reference), "--device", "cpu", "--size", "5")

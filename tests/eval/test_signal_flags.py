@@ -53,9 +53,10 @@ def test_runs_are_judged_by_their_nearest_picture(flags, tmp_path, write_run, mo
     monkeypatch.setattr(sys, "argv", ["signal_flags.py", str(flags), *runs])
     signal_flags.main()
     lines = capsys.readouterr().out.splitlines()[2:]
-    assert lines[0] == "| wrong | flags | 90 | 0.000 ± 0.000 | 1.0 |"
-    assert lines[1] == "| right | flags | 90 | 1.000 ± 0.000 | 1.0 |"
-    assert lines[2] == "| old | known | 10 | 1.000 ± 0.000 | 1.0 |"
+    assert lines[0] == "| wrong | flags | 90 | 0.000 (0.000 to 0.041) | 1.0 |"
+    assert lines[1] == "| right | flags | 90 | 1.000 (0.959 to 1.000) | 1.0 |"
+    # Ten images of one prompt have no error.
+    assert lines[2] == "| old | known | 10 | 1 | 1.0 |"
     sheet = read_image(tmp_path / "sheet.png")
     assert sheet.size == (640, 3 * (3 * 64 + 8) + 2 * 64 + 8)
     # The flag itself, then the images of both runs.

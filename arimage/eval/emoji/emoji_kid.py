@@ -9,7 +9,7 @@ from PIL import Image
 from ...models.classifier_emoji import EmojiClassifier
 from ..metrics.features import Space, file_sha256
 from ..metrics.kernel_distance import kernel
-from ..metrics.standard_errors import Estimate
+from ..metrics.standard_errors import Estimate, standard_error
 from ..runs.prompts import EMOJI_PROMPTS, read_prompts
 from .reference import REFERENCE, asked_names, reference_features, to_pixels
 
@@ -46,19 +46,15 @@ def emoji_kernel_distance(features: np.ndarray, reference: np.ndarray, prompts: 
 
     Unlike KID it is not corrected for the number of images, because the reference is the whole population and not a
     sample: the same pictures in equal numbers score 0, and nothing scores less. The standard error is over other
-    images of the same `prompts` [N]; with one image per prompt it is also over other prompts, and so an upper bound.
-    It is None for a single image.
+    `prompts` [N] with their pictures. It needs several prompts, and a reference of the picture of each image's prompt,
+    M = N; otherwise it is None.
     """
     features, reference = features.astype(np.float64), reference.astype(np.float64)
-    across = kernel(features, reference).mean(1)
-    # Similarity of each image to the images, minus its similarity to the reference.
-    added = kernel(features, features).mean(1) - across
-    value = added.mean() - across.mean() + kernel(reference, reference).mean()
-    _, group, sizes = np.unique(prompts, return_inverse=True, return_counts=True)
-    if len(added) == 1:
-        return Estimate(float(value))
-    if len(sizes) == len(added):
-        group, sizes = np.zeros_like(group), np.array([len(added)])
-    spread = (added - (np.bincount(group, added) / sizes)[group]) ** 2
-    variance = spread.sum() / (len(added) - len(sizes))
-    return Estimate(float(value), float(2 * (variance / len(added)) ** 0.5))
+    across = kernel(features, reference)
+    # Similarity to the images minus similarity to the reference, of each image and of each picture.
+    of_images = kernel(features, features).mean(1) - across.mean(1)
+    of_pictures = across.mean(0) - kernel(reference, reference).mean(1)
+    value = float(of_images.mean() - of_pictures.mean())
+    if len(set(prompts)) == 1 or len(features) != len(reference):
+        return Estimate(value)
+    return Estimate(value, standard_error(2 * (of_images - of_pictures), prompts))

@@ -1,5 +1,6 @@
 """Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), also for infinitely many images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,8 +72,11 @@ def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
     return float(((mean - reference.mean) ** 2).sum() + traces - 2 * roots.sum())
 
 
-def frechet_estimate(features: np.ndarray, reference: Gaussian, *, blocks: int = 20) -> Estimate:
-    """`frechet_distance` with the standard error of a jackknife over `blocks` blocks of images, for a fixed reference.
+def frechet_estimate(
+    features: np.ndarray, reference: Gaussian, *, prompts: Sequence | None = None, blocks: int = 20
+) -> Estimate:
+    """`frechet_distance` with the standard error of a jackknife over `blocks` blocks of prompts, for a fixed
+    reference. `prompts` [N] are those of the images; by default each has its own.
 
     The distance falls with the number of images: compare only figures of equally many images.
 
@@ -81,7 +85,9 @@ def frechet_estimate(features: np.ndarray, reference: Gaussian, *, blocks: int =
     """
     if len(features) < 3:
         raise ValueError(f"a Fréchet distance with its standard error needs at least 3 images, not {len(features)}")
-    standard_error = jackknife_standard_error(lambda rows: frechet_distance(rows, reference), features, blocks=blocks)
+    standard_error = jackknife_standard_error(
+        lambda rows: frechet_distance(rows, reference), features, prompts=prompts, blocks=blocks
+    )
     return Estimate(frechet_distance(features, reference), standard_error)
 
 

@@ -1,21 +1,31 @@
 """Kernel distance of two sets of features (https://arxiv.org/abs/1801.01401), the KID with Inception features."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .standard_errors import Estimate
+from .standard_errors import Estimate, clustered_variance
 
 
 def kernel_distance(
-    features: np.ndarray, reference: np.ndarray, *, subsets: int = 100, subset_size: int = 1000, seed: int = 0
+    features: np.ndarray,
+    reference: np.ndarray,
+    *,
+    prompts: Sequence | None = None,
+    subsets: int = 100,
+    subset_size: int = 1000,
+    seed: int = 0,
 ) -> Estimate:
     """Unbiased squared maximum mean discrepancy under the kernel (x . y / D + 1)^3, averaged over random subsets.
 
-    Its expectation does not depend on the number of images. The standard error is that of other images against the
-    same reference: both terms of the variance of a U-statistic, and the spread over the choice of subsets.
+    Its expectation does not depend on the number of images. The standard error is that of images of other prompts
+    against the same reference: both terms of the variance of a U-statistic, and the spread over the choice of subsets.
+    One prompt has none.
 
     Args:
         features: [N, D] of the images.
         reference: [M, D] of the reference.
+        prompts: the prompt [N] of each image; by default each has its own.
         subset_size: rows of each subset, or all if there are fewer.
 
     Raises:
@@ -45,8 +55,15 @@ def kernel_distance(
         noise = second[-1] + _interaction(across) * (1 - size / len(reference))
         first.append((within.mean(1) - across.mean(1)).var(ddof=1) - noise / size)
     count = len(features)
-    variance = 4 * max(np.mean(first), 0) / count + 2 * np.mean(second) / count**2 + np.var(values) / subsets
-    return Estimate(float(np.mean(values)), float(np.sqrt(variance)))
+    variance = 4 * max(np.mean(first), 0) / count + 2 * np.mean(second) / count**2
+    if prompts is not None:
+        if len(set(prompts)) == 1:
+            return Estimate(float(np.mean(values)))
+        # Subsets seldom hold several images of a prompt: all images against the last subset say how alike those are.
+        likeness = kernel(features.astype(np.float64), x).mean(1) - kernel(features.astype(np.float64), y).mean(1)
+        of_prompts, of_images = (clustered_variance(likeness, some)[0] for some in (prompts, None))
+        variance *= max(1, of_prompts / of_images) if of_images else 1
+    return Estimate(float(np.mean(values)), float(np.sqrt(variance + np.var(values) / subsets)))
 
 
 def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -1,27 +1,34 @@
 """Precision, recall, density and coverage of images, from their neighbours among the references."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from .standard_errors import Estimate
+from .standard_errors import Estimate, mean_estimate
 
 
 def neighbourhoods(
-    features: np.ndarray, reference: np.ndarray, *, k: int = 3, density_k: int = 5, block: int = 512
+    features: np.ndarray,
+    reference: np.ndarray,
+    *,
+    prompts: Sequence | None = None,
+    k: int = 3,
+    density_k: int = 5,
+    block: int = 512,
 ) -> dict[str, Estimate]:
     """Fidelity and diversity, from balls around every picture that reach to its k-th nearest neighbour in its own set.
 
     Precision is the share of images in the ball of a reference, recall the share of references in the ball of an image
     (https://arxiv.org/abs/1904.06991). Density is the number of balls of references that an image lies in, divided by
     k, and coverage the share of references with an image in their ball (https://arxiv.org/abs/2002.09797). All of them
-    change with the number of images and references. The standard errors are those of means over the images; recall and
-    coverage have none.
+    change with the number of images and references. The standard errors are those of means over the prompts; recall
+    and coverage have none.
 
     Args:
         features: [N, D] of the images.
         reference: [M, D] of the reference.
+        prompts: the prompt [N] of each image; by default each has its own.
         k: for precision and recall.
         density_k: k for density and coverage.
         block: how many rows of the matrix of distances are computed at a time.
@@ -49,9 +56,9 @@ def neighbourhoods(
         dense.append(near.sum(1) / density_k)
         covered |= near.any(0)
     return {
-        "precision": _mean(torch.cat(precise)),
+        "precision": mean_estimate(torch.cat(precise).numpy(), prompts),
         "recall": Estimate(float(recalled.double().mean())),
-        "density": _mean(torch.cat(dense)),
+        "density": mean_estimate(torch.cat(dense).numpy(), prompts),
         "coverage": Estimate(float(covered.double().mean())),
     }
 
@@ -67,8 +74,3 @@ def _radii(points: torch.Tensor, ks: list[int], block: int) -> list[torch.Tensor
     # The nearest point is the point itself.
     nearest = [distances.topk(max(ks) + 1, largest=False).values for _, distances in _distances(points, points, block)]
     return [torch.cat(nearest)[:, k] for k in ks]
-
-
-def _mean(values: torch.Tensor) -> Estimate:
-    values = values.double()
-    return Estimate(float(values.mean()), float(values.std() / len(values) ** 0.5))

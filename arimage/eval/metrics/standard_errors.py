@@ -1,9 +1,15 @@
-"""Standard errors by the jackknife, and bootstrap intervals of means."""
+"""Standard errors and 95 % intervals of figures. The sampling unit is the prompt: images of one prompt resemble each
+other, so a run of few prompts says little about others, however many images it has of each."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+
+# 95 % of a normal distribution lie within so many standard deviations.
+Z = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -15,31 +21,102 @@ class Estimate:
     interval: tuple[float, float] | None = None
 
 
+def decimals(width: float) -> int:
+    """How many decimals show two digits of an error, or of the width of an interval."""
+    return max(0, 1 - math.floor(math.log10(width)))
+
+
+def estimate_text(value: float, standard_error: float | None, interval: Sequence[float] | None, sign: str = "") -> str:
+    """A figure with its 95 % interval in brackets, or with ± its standard error if it has no interval. `sign` is "+"
+    for differences."""
+    if interval is not None:
+        low, high = interval
+        form = f"{sign}.{decimals(high - low)}f"
+        return f"{value:{form}} ({low:{form}} to {high:{form}})"
+    if standard_error is not None:
+        digits = decimals(standard_error)
+        return f"{value:{sign}.{digits}f} ± {standard_error:.{digits}f}"
+    return f"{value:{sign}.4g}"
+
+
+def clustered_variance(values: np.ndarray, prompts: Sequence | None = None) -> tuple[float, int]:
+    """The variance of the mean of `values` [N] over other prompts, and the number of prompts. It is 0 for one prompt.
+
+    Args:
+        prompts: the prompt [N] of each value; by default each has its own.
+    """
+    deviations = np.asarray(values, dtype=np.float64) - np.mean(values)
+    if prompts is not None:
+        _, index = np.unique(np.asarray(prompts), return_inverse=True)
+        deviations = np.bincount(index, deviations)
+    count = len(deviations)
+    # Bessel's correction is that of the prompts.
+    return float((deviations**2).sum() / len(values) ** 2 * count / max(count - 1, 1)), count
+
+
+def standard_error(values: np.ndarray, prompts: Sequence | None = None) -> float | None:
+    """The standard error of the mean of `values` [N] over other prompts. None if it cannot be known: from one prompt,
+    or from prompts that do not differ."""
+    error = clustered_variance(values, prompts)[0] ** 0.5
+    return error if error > 1e-9 * np.abs(values).max() else None
+
+
 def jackknife_standard_error(
-    statistic: Callable[[np.ndarray], float], rows: np.ndarray, *, blocks: int = 20, seed: int = 0
-) -> float:
-    """Standard error of `statistic(rows)` by the jackknife, which leaves out each of `blocks` random blocks in turn.
+    statistic: Callable[[np.ndarray], float],
+    rows: np.ndarray,
+    *,
+    prompts: Sequence | None = None,
+    blocks: int = 20,
+    seed: int = 0,
+) -> float | None:
+    """Standard error of `statistic(rows)` by the jackknife, which leaves out each of `blocks` random blocks of prompts
+    in turn. None if it cannot be known: from one prompt, or from blocks that do not differ.
 
     For stratified rows (equally many images of every class) it is an upper bound.
+
+    Args:
+        prompts: the prompt [N] of each row; by default each has its own.
     """
-    order = np.random.default_rng(seed).permutation(len(rows))
-    left_out = np.array_split(order, min(blocks, len(rows)))
-    values = np.array([statistic(np.delete(rows, block, axis=0)) for block in left_out])
-    return float(np.sqrt((len(values) - 1) * values.var()))
+    _, index = np.unique(np.arange(len(rows)) if prompts is None else np.asarray(prompts), return_inverse=True)
+    count = index.max() + 1
+    if count == 1:
+        return None
+    order = np.random.default_rng(seed).permutation(count)
+    left_out = np.array_split(order, min(blocks, count))
+    values = np.array([statistic(rows[~np.isin(index, block)]) for block in left_out])
+    return float(np.sqrt((len(values) - 1) * values.var())) or None
 
 
-def mean_estimate(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """The mean of `values` [N] with its 95 % interval: percentiles of the means of `resamples` bootstrap samples."""
+def mean_estimate(values: np.ndarray, prompts: Sequence | None = None) -> Estimate:
+    """The mean of `values` [N] with its standard error and 95 % interval over other prompts.
+
+    A share, of values that are all 0 or 1, has Wilson's interval for the number of independent images that vary as
+    much (`_effective_count`), and half of its width over 1.96 as its standard error: four hits of four are "0.51 to
+    1.00". Other values have Student's interval. One prompt has neither.
+
+    Args:
+        prompts: the prompt [N] of each value; by default each has its own.
+    """
     values = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    standard_error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-    return Estimate(float(values.mean()), standard_error, (float(low), float(high)))
+    mean, (variance, count) = float(values.mean()), clustered_variance(values, prompts)
+    if count == 1:
+        return Estimate(mean)
+    if np.isin(values, (0, 1)).all():
+        size = _effective_count(len(values), count, float(values.var()), variance)
+        centre, scale = (mean + Z**2 / (2 * size)) / (1 + Z**2 / size), Z / (1 + Z**2 / size)
+        return _between(mean, centre, scale * math.sqrt(mean * (1 - mean) / size + (Z / (2 * size)) ** 2), least=0)
+    return _student(mean, standard_error(values, prompts), count)
 
 
-def paired_difference(values: np.ndarray, baseline: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """`mean_estimate` of `values - baseline` [N], which are paired by prompt and seed.
+def paired_difference(values: np.ndarray, baseline: np.ndarray, prompts: Sequence | None = None) -> Estimate:
+    """The mean of `values - baseline` [N], which are paired by prompt and seed, with its standard error and 95 %
+    interval over other prompts.
+
+    If all of them are 0 or 1, the interval is that of Bonett and Price (https://doi.org/10.3102/1076998611411915) for
+    as many independent pairs as vary as much, else Student's. One prompt has neither.
+
+    Args:
+        prompts: the prompt [N] of each value; by default each has its own.
 
     Raises:
         ValueError: if there are more of one than of the other.
@@ -48,4 +125,42 @@ def paired_difference(values: np.ndarray, baseline: np.ndarray, *, resamples: in
         raise ValueError(
             f"{len(values)} values cannot be paired with {len(baseline)}: score runs of the same manifest"
         )
-    return mean_estimate(np.asarray(values) - np.asarray(baseline), resamples=resamples, seed=seed)
+    values, baseline = (np.asarray(each, dtype=np.float64) for each in (values, baseline))
+    differences = values - baseline
+    mean, (variance, count) = float(differences.mean()), clustered_variance(differences, prompts)
+    if count == 1:
+        return Estimate(mean)
+    if np.isin([values, baseline], (0, 1)).all():
+        size = _effective_count(len(values), count, float(differences.var()), variance)
+        better, worse = ((float((differences == one).mean()) * size + 1) / (size + 2) for one in (1, -1))
+        half = Z * math.sqrt((better + worse - (better - worse) ** 2) / (size + 2))
+        return _between(mean, better - worse, half, least=-1)
+    return _student(mean, standard_error(differences, prompts), count)
+
+
+def _effective_count(images: int, prompts: int, spread: float, variance: float) -> float:
+    """How many independent images would leave a mean as uncertain as `images` images of `prompts` prompts do, whose
+    values have the variance `spread` and their mean `variance` (Korn and Graubard, Survey Methodology 24, 1998).
+    Images that are all alike count once per prompt."""
+    from scipy.stats import t
+
+    if spread == 0:
+        return prompts
+    # Without Bessel's correction: N images of N prompts are N.
+    variance *= (prompts - 1) / prompts
+    size = images if variance * images <= spread else spread / variance
+    # Few prompts do not tell well how alike their images are.
+    return size * float(t.ppf(0.975, images - 1) / t.ppf(0.975, prompts - 1)) ** 2
+
+
+def _between(mean: float, centre: float, half: float, least: float) -> Estimate:
+    return Estimate(mean, half / Z, (max(min(mean, centre - half), least), min(max(mean, centre + half), 1.0)))
+
+
+def _student(mean: float, error: float | None, count: int) -> Estimate:
+    from scipy.stats import t
+
+    if error is None:
+        return Estimate(mean)
+    half = float(t.ppf(0.975, count - 1)) * error
+    return Estimate(mean, error, (mean - half, mean + half))

@@ -8,6 +8,7 @@ RUN/results/rank-00000.jsonl    one row per finished image, see `generate.genera
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 from .files import check_fields, check_sampling, parse_json, to_lines
@@ -106,6 +107,14 @@ def read_rows(run: Path) -> list[dict]:
         check_fields(row.get("metadata", {}), {}, f"metadata in {name}", RESTORE)
         rows.append(row)
     return rows
+
+
+def prompts_of(rows: list[dict]) -> list[str] | None:
+    """The prompt of each row of a manifest, with its references, over which errors are measured. None for classes,
+    which are not a sample: a run has all of them."""
+    if "prompt" not in rows[0]:
+        return None
+    return [json.dumps([row["prompt"], row.get("image")]) for row in rows]
 
 
 def read_results(run: Path) -> dict[int, dict]:

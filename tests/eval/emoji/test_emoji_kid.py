@@ -73,7 +73,7 @@ def test_the_reference_has_no_distance_from_itself(prompts):
     reference, texts = reference_features(), [row["prompt"] for row in prompts]
     for count in (1, 3):
         same = emoji_kernel_distance(np.tile(reference, (count, 1)), reference, texts * count)
-        assert abs(same.value) < 1e-9 and same.standard_error < 1e-9
+        assert abs(same.value) < 1e-9
 
 
 def test_the_distance_is_that_of_the_definition():
@@ -93,18 +93,19 @@ def test_one_image_has_a_distance_without_an_error():
 
 
 @pytest.mark.parametrize("per_prompt", [1, 3])
-def test_the_error_is_that_of_other_images_of_the_same_prompts(per_prompt):
+def test_the_error_is_over_other_prompts_with_their_pictures(per_prompt):
     rng = np.random.default_rng(0)
-    centres, reference = rng.normal(size=(200, 3)), rng.normal(size=(50, 3)) + 0.5
     prompts = [str(i) for i in range(200) for _ in range(per_prompt)]
 
     def estimate():
-        images = centres.repeat(per_prompt, axis=0) + 0.3 * rng.normal(size=(200 * per_prompt, 3))
-        return emoji_kernel_distance(images, reference, prompts)
+        pictures = rng.normal(size=(200, 3))
+        # What a model gets wrong about a prompt, it gets wrong in all of its images.
+        images = (pictures + 0.5 + 0.3 * rng.normal(size=(200, 3))).repeat(per_prompt, axis=0)
+        return emoji_kernel_distance(images, pictures.repeat(per_prompt, axis=0), prompts)
 
-    repeats = [estimate() for _ in range(40)]
+    repeats = [estimate() for _ in range(80)]
     spread, reported = np.std([each.value for each in repeats]), np.mean([each.standard_error for each in repeats])
-    assert reported > 2 * spread if per_prompt == 1 else reported == pytest.approx(spread, rel=0.3)
+    assert reported == pytest.approx(spread, rel=0.3)
 
 
 def test_other_concepts_and_a_few_of_the_concepts_are_far(extractor, pictures, prompts):

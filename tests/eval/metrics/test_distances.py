@@ -76,6 +76,22 @@ def test_standard_errors_are_the_spread_of_repeated_samples():
         assert np.mean([estimate.standard_error for estimate in estimates]) == pytest.approx(spread, rel=0.4)
 
 
+def test_several_images_of_a_prompt_are_not_independent():
+    reference, prompts = sample(300, 12, 99), np.arange(60).repeat(4)
+    gaussian = Gaussian.of_features(reference)
+    # Four images of a prompt that are all but equal.
+    repeats = [sample(60, 12, seed, 0.1, 1.1).repeat(4, 0) + 0.01 * sample(240, 12, seed + 1000) for seed in range(30)]
+    for estimates in (
+        [frechet_estimate(images, gaussian, prompts=prompts) for images in repeats],
+        [kernel_distance(images, reference, prompts=prompts, subsets=10, subset_size=100) for images in repeats],
+        [neighbourhoods(images, reference, prompts=prompts)["density"] for images in repeats],
+    ):
+        spread = np.std([estimate.value for estimate in estimates], ddof=1)
+        assert np.mean([estimate.standard_error for estimate in estimates]) == pytest.approx(spread, rel=0.4)
+    assert kernel_distance(repeats[0], reference, prompts=["one"] * 240).standard_error is None
+    assert frechet_estimate(repeats[0], gaussian, prompts=["one"] * 240).standard_error is None
+
+
 def test_frechet_infinity_forgets_the_number_of_images():
     reference_gaussian = Gaussian(np.zeros(32), np.eye(32))
     images = np.random.default_rng(0).normal(size=(1000, 32)) * 1.1
