@@ -75,6 +75,12 @@ ResizeOption = Annotated[
 ]
 
 
+def check_extra(*packages: str) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"this command needs {name}: pip install 'arimage[eval]'")
+
+
 @eval_app.command()
 @panels(
     images="prompts per_prompt classes per_class seed height width negative_prompt",
@@ -221,9 +227,10 @@ def score(
     device: Device = None,
 ) -> None:
     """Score the images of a run; the figures are added to RUN/metrics.json."""
+    check_extra("scipy")
     names = [name.strip() for name in metrics.split(",")]
 
-    from .score import INCEPTION_METRICS, Job
+    from .score import INCEPTION_METRICS, Job, figure_text, images_text
     from .score import score as score_run
 
     if size is not None and not set(names) & set(INCEPTION_METRICS):
@@ -233,16 +240,10 @@ def score(
     device = choose_device(device)
     job = Job(run, ref, inception_weights, clip, resize, device, batch_size, size, i3d_weights, frames, skip_damaged)
     for name, entry in score_run(job, names).items():
-        error = "" if entry["standard_error"] is None else f" ± {entry['standard_error']:.2g}"
-        typer.echo(f"{name}: {entry['value']:.6g}{error} ({entry['count']} images, {entry['reference']})")
+        typer.echo(f"{name}: {figure_text(entry)} ({images_text(entry)}, {entry['reference']})")
         weights = entry.get("weights", "published")
         if weights != "published":
             typer.echo(f"{name}: weights {weights}", err=True)
-
-
-def check_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the plot of a report needs matplotlib: pip install 'arimage[eval]'")
 
 
 @eval_app.command()
@@ -282,7 +283,8 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Output folder. An interrupted run in it is resumed.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print images, settings, passes and hours only.")] = False,
     images: Annotated[
-        int | None, typer.Option(min=1, help="Fewer images than the figure is of; a FID then gets no verdict.")
+        int | None,
+        typer.Option(min=1, help="Generate fewer images than the published figure used; the FID is then not judged."),
     ] = None,
     decoding: Annotated[
         str | None, typer.Option(callback=check_decodings, help="An exact decoding in place of the authors'.")
@@ -320,11 +322,12 @@ def reproduce(
 
     chosen = check_decoding(row, decoding, allow_lossy)
     check_size(row, size)
-    if images is not None and images > row.number:
-        raise ValueError(f"--images is {images}, and the figure is of {row.number}: give at most so many")
+    count = row.check_images(images)
     if dry_run:
-        typer.echo(describe(found, row, images or row.number, chosen, batch_size, bandwidth, teraflops))
+        typer.echo(describe(found, row, count, chosen, batch_size, bandwidth, teraflops))
         return
+    if row.benchmark == "emoji":
+        check_extra("scipy")
     if out is None:
         raise ValueError("--out is missing: name a folder for the images and the report")
     if row.folder is not None and model is None:
@@ -354,7 +357,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Output folder for report.json, report.md and report.png.")],
 ) -> None:
     """Compare quality and cost of runs that differ only in their decoding."""
-    check_matplotlib()
+    check_extra("matplotlib", "scipy")
 
     from .report import make_report, write_report
 
@@ -414,7 +417,7 @@ def compare(
 ) -> None:
     """Generate images of the same prompts and seeds with several decodings in turn, score them, and compare quality
     and cost. Repeat an interrupted command to resume it."""
-    check_matplotlib()
+    check_extra("matplotlib", "scipy")
     if prompts is None and classes is None:
         prompts = "emoji"
     if metrics is None:

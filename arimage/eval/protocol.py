@@ -13,8 +13,10 @@ from ..schema import COMPLETE, Count, Number, Positive, Text, Whole, check
 
 FOLDER = Path(__file__).parent / "protocols"
 Benchmark = Literal["imagenet", "geneval", "dpg", "emoji"]
-# The prompts of a benchmark and its images per prompt, and where the prompts are.
+# The prompts of a benchmark, and where they are.
 PROMPTS = {"geneval": 553, "dpg": 1065}
+# How many of the packaged prompts figures of packaged models are of.
+EMOJI = 336
 PROMPT_FILES = {
     "geneval": "prompts/evaluation_metadata.jsonl of https://github.com/djghosh13/geneval",
     "dpg": "the folder dpg_bench/prompts of https://github.com/TencentQQGYLab/ELLA",
@@ -73,6 +75,34 @@ class Protocol(BaseModel):
     def figure(self) -> str:
         """The name of the figure that is compared."""
         return next(iter(self.expected))
+
+    @property
+    def groups(self) -> int:
+        """How many classes or prompts the figure is of."""
+        return {**PROMPTS, "imagenet": 1000, "emoji": EMOJI}[self.benchmark]
+
+    def check_images(self, images: int | None) -> int:
+        """The number of images of a reproduction, by default that of the figure.
+
+        Raises:
+            ValueError: if there are too many, or not equally many of each class or prompt.
+        """
+        if images is None or images == self.number:
+            return self.number
+        if images > self.number:
+            raise ValueError(
+                f"--images is {images}: the published figure uses {self.number:,} images, give at most that"
+            )
+        if self.benchmark in PROMPTS:
+            raise ValueError(
+                f"--images is {images}: {self.benchmark} needs the images of all its prompts, leave it out"
+            )
+        if images > self.groups and images % self.groups:
+            raise ValueError(
+                f"--images is {images}: give at most {self.groups}, or a multiple of it, so that each "
+                f"{'class' if self.benchmark == 'imagenet' else 'prompt'} has equally many"
+            )
+        return images
 
     def band(self, standard_error: float = 0.0) -> float:
         """By how much a figure, of this standard error, may differ from the published one."""

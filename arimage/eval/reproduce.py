@@ -7,16 +7,14 @@ from pathlib import Path
 from ..decoding import decoding_from_text
 from ..options import load_pipeline
 from .metrics.features import file_sha256
-from .protocol import PROMPT_FILES, Protocol, settings_text
+from .protocol import EMOJI, PROMPT_FILES, Protocol, settings_text
 from .runs.export import export
 from .runs.generate import generate_by_processes, join_processes, make_config
 from .runs.manifest import make_manifest
 from .runs.prompts import EMOJI_PROMPTS, read_prompts
-from .score import Job, score
+from .score import Job, figure_text, score
 
 
-# Of the figures of packaged models: how many of the packaged prompts they are of.
-EMOJI = 336
 SCORERS = {
     # Of https://github.com/openai/guided-diffusion.
     "imagenet": "python evaluator.py VIRTUAL_imagenet{size}_labeled.npz {out}",
@@ -55,29 +53,31 @@ def check_size(row: Protocol, size: int | None) -> None:
         )
 
 
-def manifest_of(row: Protocol, images: int, prompts: str | None, seed: int, out: Path) -> tuple[list[dict], dict]:
-    """The manifest of `images` images, and where they come from; see `make_manifest`.
+def manifest_of(
+    row: Protocol, images: int | None, prompts: str | None, seed: int, out: Path
+) -> tuple[list[dict], dict]:
+    """The manifest of `images` images, by default as many as the figure is of, and where they come from; see
+    `make_manifest`.
 
     Raises:
-        ValueError: if the benchmark needs a file of prompts, or there are too few images.
+        ValueError: if `Protocol.check_images` refuses their number, the benchmark needs a file of prompts, or it has
+            another number of them.
     """
+    images = row.check_images(images)
     if row.benchmark == "imagenet":
-        classes = min(images, 1000)
+        classes = min(images, row.groups)
         return make_manifest(None, 1, classes, images // classes, seed)
     if row.benchmark == "emoji":
         every = read_prompts(EMOJI_PROMPTS)[:EMOJI]
-        per_prompt = row.per_prompt if images == row.number else 1
-        count = max(1, images // per_prompt)
+        count = min(images, len(every))
         # Evenly among all prompts.
-        chosen = [every[i * len(every) // count] for i in range(count)] if count < len(every) else every
+        chosen = [every[i * len(every) // count] for i in range(count)]
         out.mkdir(parents=True, exist_ok=True)
         file = out / "prompts.jsonl"
         file.write_text("".join(json.dumps(one) + "\n" for one in chosen), encoding="utf-8")
-        return make_manifest(str(file), per_prompt if count >= len(every) else 1, None, 1, seed)
+        return make_manifest(str(file), images // count, None, 1, seed)
     if prompts is None:
         raise ValueError(f"--prompts is missing: give {PROMPT_FILES[row.benchmark]}")
-    if images != row.number:
-        raise ValueError(f"--images is for ImageNet and packaged models: {row.benchmark} is of all its prompts")
     rows, source = make_manifest(prompts, row.per_prompt, None, 1, seed)
     if len(rows) != row.number:
         raise ValueError(
@@ -107,8 +107,7 @@ def reproduce(
     Raises:
         ValueError: if a setting does not fit, or a reference or weights are damaged.
     """
-    count = images or row.number
-    rows, source = manifest_of(row, count, prompts, seed, out)
+    rows, source = manifest_of(row, images, prompts, seed, out)
     state = join_processes(device)
     if state.num_processes > 1 and device is None:
         device = str(state.device)
@@ -163,9 +162,10 @@ def report_text(
     lines = [f"# {name}", "", f"{count:,} images, {decoding}, {settings_text(row)}. Published: {row.source}.", ""]
     if scorer is None:
         found = entries[figure]
-        error = found["standard_error"] or 0.0
-        band, here = row.band(error), found["value"]
-        verdict = "inside" if abs(here - value) <= band else "outside"
+        band = row.band(found["standard_error"] or 0.0)
+        verdict = "inside" if abs(found["value"] - value) <= band else "outside"
+        if row.benchmark == "emoji" and found["standard_error"] is None:
+            verdict = "none: a figure of one prompt has no error"
         if row.benchmark == "imagenet" and count < row.number:
             verdict = f"none: a FID of {count:,} images is too high by what fewer images add, see fid-infinity"
         if not decoding_from_text(decoding).exact and decoding != row.decoding:
@@ -173,10 +173,10 @@ def report_text(
         lines += [
             "| figure | published | here | band | verdict |",
             "| --- | --- | --- | --- | --- |",
-            f"| {figure} | {value:g} | {here:.4g} ± {error:.2g} | ± {band:.3g} | {verdict} |",
+            f"| {figure} | {value:g} | {figure_text(found)} | ± {band:.3g} | {verdict} |",
         ]
         others = {key: entry for key, entry in entries.items() if key != figure}
-        lines += ["", *(f"- {key}: {entry['value']:.4g}" for key, entry in others.items())]
+        lines += ["", *(f"- {key}: {figure_text(entry)}" for key, entry in others.items())]
     else:
         lines += [f"Published: {figure} {value:g}, band ± {row.band():.3g}. Score the exported images with", "", "```"]
         lines += [scorer, "```"]

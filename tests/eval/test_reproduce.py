@@ -75,7 +75,10 @@ def test_names_are_found_or_listed(run):
     [
         (["llamagen-c2i-b-256", "--dry-run", "--decoding", "zipar"], "lossy"),
         (["llamagen-c2i-b-384", "--dry-run", "--size", "384"], "256 pixels"),
-        (["llamagen-c2i-b-384", "--dry-run", "--images", "50001"], "at most"),
+        (["llamagen-c2i-b-384", "--dry-run", "--images", "50001"], "uses 50,000 images"),
+        (["llamagen-c2i-b-384", "--dry-run", "--images", "1500"], "multiple"),
+        (["emoji-llamagen", "--protocol", "ar", "--dry-run", "--images", "400"], "multiple"),
+        (["janus-1.3b", "--protocol", "geneval", "--dry-run", "--images", "553"], "all its prompts"),
         (["llamagen-c2i-b-384"], "--out is missing"),
         (["mar-b", "--out", "x"], "--model, a folder"),
     ],
@@ -109,6 +112,8 @@ def test_images_are_spread_over_classes_and_prompts(tmp_path):
     assert len(rows) == 2000 and len({row["class_label"] for row in rows}) == 1000
     rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 1008, None, 0, tmp_path)
     assert len(rows) == 1008 and len({row["prompt"] for row in rows}) <= 336
+    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 672, None, 0, tmp_path)
+    assert len(rows) == 672 and len({row["prompt"] for row in rows}) == 336
     rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 48, None, 0, tmp_path)
     assert len(rows) == 48 and len({row["metadata"]["name"] for row in rows}) > 40
 
@@ -125,7 +130,9 @@ def test_verdicts():
     assert "too high by what fewer images add" in report_text("x", row, "ar", 10_000, {"fid": entry(3.1)}, None)
     assert "lossy" in report_text("x", row, "zipar", 50_000, {"fid": entry(3.1)}, None)
     emoji = ROWS["emoji-llamagen:ar"]
-    assert emoji.band(0.02) == pytest.approx(3 * np.hypot(0.006, 0.02))
+    assert emoji.band(0.02) == pytest.approx(3 * np.hypot(emoji.expected_error, 0.02))
+    one_prompt = report_text("x", emoji, "ar", 1, {"retrieval": entry(1.0, None)}, None)
+    assert "| none: a figure of one prompt" in one_prompt and "± 0" not in one_prompt.split("here")[1].split("band")[0]
 
 
 def test_a_packaged_row_is_generated_scored_and_reported(tmp_path):
