@@ -33,6 +33,7 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    adapter_text,
     check_classes,
     check_decodings,
     check_models,
@@ -41,6 +42,7 @@ from .options import (
     class_labels_of,
     images_of,
     load_pipeline,
+    number,
     panels,
     prompt_lines,
     raised_by_arimage,
@@ -235,6 +237,7 @@ def generate(
 
     import torch
 
+    from .decoding import decoding_to_text
     from .media.trace import Trace, animate, draw_acceptance_map, shown_frames
 
     if acceptance_map is not None and pipe.abilities.in_maps:
@@ -269,7 +272,7 @@ def generate(
         tokens, decided = recorder.of_image(0)
         first = recorder.call.select(slice(1))
         layout = None if pipe.abilities.in_maps else first.layout
-        title = f"{decoding or type(pipe.decoding).__name__}: {names[0]}"
+        title = f"{decoding or decoding_to_text(pipe.decoding)}: {names[0]}"
 
         @torch.no_grad()
         def decode(step: torch.LongTensor) -> torch.Tensor:
@@ -309,10 +312,10 @@ def bench(
             "`arimage decodings` lists them. Default: all that the model supports.",
         ),
     ] = None,
-    window: Annotated[
-        list[int] | None, typer.Option(help="Window, for every decoding that has one; repeat for more.")
+    window: Annotated[list[int] | None, number("Window, for every decoding that has one; repeat for more.")] = None,
+    batch_size: Annotated[
+        list[int] | None, number("Images per call; repeat for more. Default: 1.", most=MAX_IMAGES)
     ] = None,
-    batch_size: Annotated[list[int] | None, typer.Option(help="Images per call; repeat for more. Default: 1.")] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -330,9 +333,10 @@ def bench(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
-    runs: Annotated[int, typer.Option(help="Timed calls per decoding; the decodings take turns.")] = 5,
+    runs: Annotated[int, number("Timed calls per decoding; the decodings take turns.", most=MAX_IMAGES)] = 5,
     images: Annotated[
-        int, typer.Option(help="Images to estimate how far a decoding is from the model's distribution; 0 skips this.")
+        int,
+        number("Images to estimate how far a decoding is from the model's distribution; 0 skips this.", least=0),
     ] = 16,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="JSON file for the results; see `bench-compare`.")] = None,
@@ -349,17 +353,12 @@ def bench(
             check_output(option, path, suffixes)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib: pip install 'arimage[eval]'")
-    if images < 0:
-        raise ValueError(f"--images is {images}: give 0 or more")
-    for option, counts in (("--runs", [runs]), ("--batch-size", batch_size or [1])):
-        for number in counts:
-            if not 1 <= number <= MAX_IMAGES:
-                raise ValueError(f"{option} is {number}: give 1 to {MAX_IMAGES}")
 
     from .eval.bench.judge import cannot_judge, judge
     from .eval.bench.measure import choose_decodings, machine, measure
     from .eval.bench.tables import plot as write_plot
     from .eval.bench.tables import to_markdown, write_json
+    from .eval.runs.generate import weights_digest
 
     condition = (
         {"class_labels": class_labels_of(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
@@ -391,7 +390,12 @@ def bench(
         elif images:
             for text, one in chosen.items():
                 judged[text] = judge(pipe, condition, one, images=images, seed=seed, sampling=sampling | orders[text])
-        rows += [{"model": name, **row, **judged.get(row["decoding"], {})} for row in measured]
+        loaded = {
+            "lora": [adapter_text(text) for text in lora or []],
+            "weights": weights_digest(pipe),
+            "dtype": str(pipe.dtype).removeprefix("torch."),
+        }
+        rows += [{"model": name, **loaded, **row, **judged.get(row["decoding"], {})} for row in measured]
     results = {
         "machine": machine(pipe._execution_device),
         "settings": {"condition": condition, "runs": runs, "images": images, "seed": seed},

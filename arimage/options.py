@@ -127,6 +127,21 @@ Dtype = Annotated[
         help="Dtype of the weights. auto: bfloat16 where it is fast (accelerators, many CPUs), else float32."
     ),
 ]
+
+
+def number(help: str, least: float = 1, most: float = 10**6):
+    """An option for a number from `least` to `most`, or for several of them."""
+
+    def check(option: typer.CallbackParam, value):
+        for one in value if isinstance(value, list | tuple) else [value]:
+            # "nan" is in no range.
+            if one is not None and not least <= one <= most:
+                raise ValueError(f"{option.opts[0]} is {one}: give a number from {least:,} to {most:,}")
+        return value
+
+    return typer.Option(callback=check, help=help)
+
+
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same images.")]
 GuidanceScale = Annotated[
     float | None, typer.Option(help="Classifier-free guidance scale; 1 disables it. Default: the checkpoint's.")
@@ -185,6 +200,12 @@ def parse_lora(text: str) -> tuple[str, float]:
     if not math.isfinite(number):
         raise ValueError(f"--lora is {text}, whose scale is not finite: give a number, as in {source}:0.8")
     return source, number
+
+
+def adapter_text(text: str) -> str:
+    """NAME:SCALE of an adapter, from FILE[:SCALE]."""
+    source, scale = parse_lora(text)
+    return f"{Path(source).name}:{scale:g}"
 
 
 def check_loras(texts: list[str]) -> None:

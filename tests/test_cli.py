@@ -884,6 +884,19 @@ def test_bench_compare_sets_two_results_side_by_side(run, refused, models):
     assert [row[:1] + row[3:4] for row in table(out)] == [["sjd", "1.00"]]
     assert out.splitlines()[-1] == "Only in one of the two: ar."
     assert "differ in their sampling" in refused("bench-compare", "old.json", "other.json")
+    run("bench", *options, "--seed", 1, "--out", "other.json")
+    assert "differ in their seed (0 and 1)" in refused("bench-compare", "old.json", "other.json")
+    run("bench", *options, "--dtype", "bfloat16", "--out", "other.json")
+    assert "differ in their weights" in refused("bench-compare", "old.json", "other.json")
+    written = json.loads(Path("new.json").read_text())
+    written["rows"][0]["settings"]["window"] = 8
+    written["machine"]["torch"] = "3"
+    Path("other.json").write_text(json.dumps(written))
+    code, out, _ = run("bench-compare", "old.json", "other.json")
+    assert code == 0 and f"window of sjd was 32 and is 8; torch was {torch.__version__} and is 3." in out
+    written["rows"][0]["lora"] = ["best:0.5"]
+    Path("other.json").write_text(json.dumps(written))
+    assert "differ in their lora" in refused("bench-compare", "old.json", "other.json")
     Path("text.json").write_text("none")
     assert "text.json" in refused("bench-compare", "old.json", "text.json")
 
@@ -894,6 +907,8 @@ def test_bench_compare_sets_two_results_side_by_side(run, refused, models):
         (["--runs", 0], "runs"),
         (["--batch-size", 0], "batch"),
         (["--images", -1], "--images is -1"),
+        (["--images", 10**20], "--images is 1"),
+        (["--window", -1], "--window is -1"),
         (["--decoding", "sdj"], "sdj"),
         (["--decoding", "sjd:window"], "write it as key=value"),
         (["--decoding", "sjd:windows=3"], "no setting 'windows'"),

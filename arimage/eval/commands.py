@@ -26,6 +26,7 @@ from ..options import (
     check_decodings,
     choose_device,
     load_pipeline,
+    number,
     panels,
     sampling_options,
     supported,
@@ -45,11 +46,11 @@ Prompts = Annotated[
         "with one prompt per line, or emoji, emoji-checks or emoji-videos for packaged prompts."
     ),
 ]
-PerPrompt = Annotated[int, typer.Option(help="Images per prompt.")]
-Classes = Annotated[int | None, typer.Option(help="Generate the classes 0 to N - 1 instead of prompts.")]
-PerClass = Annotated[int, typer.Option(help="Images per class.")]
-BatchSize = Annotated[int, typer.Option(help="Images generated at a time.")]
-Pixels = Annotated[int | None, typer.Option(help="In pixels. Default: the model's.")]
+PerPrompt = Annotated[int, number("Images per prompt.")]
+Classes = Annotated[int | None, number("Generate the classes 0 to N - 1 instead of prompts.")]
+PerClass = Annotated[int, number("Images per class.")]
+BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
+Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2**14)]
 Ref = Annotated[
     Path | None,
     typer.Option(
@@ -57,7 +58,9 @@ Ref = Annotated[
         "fvd, a folder of videos or another run."
     ),
 ]
-NegativePrompt = Annotated[str | None, typer.Option(help="What not to generate, for all images (Emu3, Emu3.5).")]
+NegativePrompt = Annotated[
+    str | None, typer.Option(help="What to avoid in all images, for models that take a negative prompt.")
+]
 InceptionWeights = Annotated[
     Path | None,
     typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="Weights of the Inception network for fid, kid and prdc."),
@@ -120,7 +123,7 @@ def generate(
         typer.Option(help="processes: this one, or those that torchrun or accelerate start. ray: workers of Ray."),
     ] = "processes",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Workers of --engine ray. Default: one per GPU, or one without a GPU.")
+        int | None, number("Workers of --engine ray. Default: one per GPU, or one without a GPU.", most=10**4)
     ] = None,
     dry_run: Annotated[
         bool,
@@ -204,26 +207,24 @@ def score(
     resize: ResizeOption = "clean",
     size: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="For fid, fid-categories, kid and prdc: resize the images of the run, not the reference, to this "
+        number(
+            "For fid, fid-categories, kid and prdc: resize the images of the run, not the reference, to this "
             "side in pixels, as LlamaGen does from 384 to 256.",
+            most=2**13,
         ),
     ] = None,
     i3d_weights: I3DWeights = None,
     frames: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="For fvd: how many frames of each video to compare, at least 9. Default: all of the run's videos.",
+        number(
+            "For fvd: how many frames of each video to compare, at least 9. Default: all of the run's videos.",
+            most=10**4,
         ),
     ] = None,
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Leave out pictures of --ref that cannot be read, and name them.")
     ] = False,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Pictures, or frames of videos, per call of the networks.")
-    ] = 32,
+    batch_size: Annotated[int, number("Pictures, or frames of videos, per call of the networks.", most=10**4)] = 32,
     device: Device = None,
 ) -> None:
     """Score the images of a run; the figures are added to RUN/metrics.json."""
@@ -259,7 +260,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Output file of adm-npz, output folder of the others; it must not exist.")],
     size: Annotated[
         int | None,
-        typer.Option(min=1, help="With adm-npz: resize to this side in pixels, as LlamaGen does from 384 to 256."),
+        number("With adm-npz: resize to this side in pixels, as LlamaGen does from 384 to 256.", most=2**13),
     ] = None,
 ) -> None:
     """Write the images of a run in the file layout of another scorer."""
@@ -284,7 +285,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print images, settings, passes and hours only.")] = False,
     images: Annotated[
         int | None,
-        typer.Option(min=1, help="Generate fewer images than the published figure used; the FID is then not judged."),
+        number("Generate fewer images than the published figure used; the FID is then not judged."),
     ] = None,
     decoding: Annotated[
         str | None, typer.Option(callback=check_decodings, help="An exact decoding in place of the authors'.")
@@ -298,12 +299,10 @@ def reproduce(
         Path | None, typer.Option(help="Reference of an ImageNet FID. Default: export the images for ADM's evaluator.")
     ] = None,
     inception_weights: InceptionWeights = None,
-    size: Annotated[int | None, typer.Option(help="Must be the size that the figure was scored at.")] = None,
+    size: Annotated[int | None, number("Must be the size that the figure was scored at.", most=2**13)] = None,
     batch_size: BatchSize = 32,
-    bandwidth: Annotated[
-        float, typer.Option(min=0.01, help="TB/s of the accelerator's memory, for --dry-run.")
-    ] = 3.35,
-    teraflops: Annotated[float, typer.Option(min=0.01, help="TFLOP/s of the accelerator, for --dry-run.")] = 400.0,
+    bandwidth: Annotated[float, number("TB/s of the accelerator's memory, for --dry-run.", least=0.01)] = 3.35,
+    teraflops: Annotated[float, number("TFLOP/s of the accelerator, for --dry-run.", least=0.01)] = 400.0,
     seed: Seed = 0,
     device: Device = None,
 ) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from ..runs.files import check_fields, check_sampling, parse_json, sampling_text, to_json
 
 
-# Two results are comparable if these and their models, batch sizes and sampling are equal.
-SHARED = (("machine", "device"), ("machine", "threads"), ("settings", "condition"))
+# Two results are comparable if these, their models, batch sizes and for each model the fields of rows are equal.
+SHARED = (("machine", "device"), ("machine", "threads"), ("settings", "condition"), ("settings", "seed"))
+SHARED_ROWS = ("lora", "weights", "dtype", "sampling")
 # The colours of `plot`.
 EXACT, INEXACT = "#2f6f8f", "#d98032"
 NUMBER = (int, float)
@@ -45,6 +46,8 @@ def read_json(path: Path) -> dict:
             complete = row[figure] or figure == "peak_memory"
             if not complete or not all(isinstance(value, NUMBER) and 0 < value < math.inf for value in row[figure]):
                 raise ValueError(f"{name} has a wrong {figure}: {REMEDY}")
+        optional = {"settings": dict, "lora": list, "weights": str, "dtype": str}
+        check_fields(row, {field: kind for field, kind in optional.items() if field in row}, name, REMEDY)
         if "tokens_fed" in row:
             check_fields(row, {"tokens_fed": NUMBER}, name, REMEDY)
         if "deviation" in row:
@@ -57,8 +60,10 @@ def to_markdown(results: dict) -> str:
     """The `results` (machine, settings, rows) as tables of medians with ranges, one per model and batch size."""
     lines = []
     for (model, batch_size), rows in _sections(results["rows"]).items():
+        adapters = f" with {' and '.join(rows[0]['lora'])}" if rows[0].get("lora") else ""
+        settings = ", ".join(filter(None, [sampling_text(rows[0]["sampling"]), rows[0].get("dtype")]))
         lines += [
-            f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call** ({sampling_text(rows[0]['sampling'])})",
+            f"**{model}{adapters}, {batch_size} image{'s' * (batch_size > 1)} per call** ({settings})",
             "",
             "| decoding | exact? | passes per image | passes per batch | tokens per pass | tokens fed per pass "
             "| seconds | images/s | speed-up | peak MiB |",
@@ -97,10 +102,11 @@ def compare(old: dict, new: dict) -> str:
     """Tables of medians of two results; a ratio above 1 means that the new one is faster or takes fewer passes.
 
     Raises:
-        ValueError: if they differ in machine, condition, models, batch sizes or sampling.
+        ValueError: if they differ in machine, condition, seed, models, adapters, weights, dtype, batch sizes or
+            sampling.
     """
     for part, name in SHARED:
-        values = old[part][name], new[part][name]
+        values = old[part].get(name), new[part].get(name)
         if values[0] != values[1]:
             raise ValueError(
                 f"the results differ in their {name} ({values[0]} and {values[1]}): measure both under the same "
@@ -110,13 +116,16 @@ def compare(old: dict, new: dict) -> str:
     if sections[0].keys() != sections[1].keys():
         described = [", ".join(f"{model} at batch {size}" for model, size in section) for section in sections]
         raise ValueError(f"the results are of {described[0]} and of {described[1]}: measure the same in both")
-    lines, missing = [], []
+    lines, missing, changed = [], [], {}
     for (model, batch_size), old_rows in sections[0].items():
         new_rows = {row["decoding"]: row for row in sections[1][model, batch_size]}
-        if old_rows[0]["sampling"] != next(iter(new_rows.values()))["sampling"]:
-            raise ValueError(
-                f"the results of {model} differ in their sampling: measure both under the same conditions"
-            )
+        for name in SHARED_ROWS:
+            values = old_rows[0].get(name), next(iter(new_rows.values())).get(name)
+            if values[0] != values[1]:
+                raise ValueError(
+                    f"the results of {model} differ in their {name} ({values[0]} and {values[1]}): measure both under "
+                    "the same conditions"
+                )
         lines += [
             f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call**",
             "",
@@ -128,12 +137,23 @@ def compare(old: dict, new: dict) -> str:
             if row["decoding"] not in new_rows:
                 continue
             pair = (row, new_rows[row["decoding"]])
+            before, after = (one.get("settings", {}) for one in pair)
+            for name in sorted(before.keys() | after.keys()):
+                if before.get(name) != after.get(name):
+                    text = f"{name} of {row['decoding']} was {before.get(name)} and is {after.get(name)}"
+                    changed[text] = None
             cells = [row["decoding"]]
             for figure, digits in (("passes", 1), ("seconds", 2)):
                 before, after = (statistics.median(one[figure]) for one in pair)
                 cells += [_cell(one[figure], digits) for one in pair] + [f"{before / after:.2f}"]
             lines.append(f"| {' | '.join(cells + [_exactness(one) for one in pair])} |")
         lines.append("")
+    for name in ("arimage", "torch", "python"):
+        before, after = (results["machine"].get(name) for results in (old, new))
+        if before != after:
+            changed[f"{name} was {before} and is {after}"] = None
+    if changed:
+        lines.append(f"Changed: {'; '.join(changed)}.")
     if missing:
         lines.append(f"Only in one of the two: {', '.join(sorted(set(missing)))}.")
     return "\n".join(lines).rstrip()

@@ -13,6 +13,15 @@ def image_seed(seed: int, id: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{id}".encode()).digest()[:8]) >> 1
 
 
+# As many as the names of images have numbers.
+MOST_IMAGES = 10**6
+
+
+def _check_count(images: int) -> None:
+    if images > MOST_IMAGES:
+        raise ValueError(f"{images:,} images are asked for: give at most {MOST_IMAGES:,} per run")
+
+
 def make_manifest(
     prompts: str | None, per_prompt: int, classes: int | None, per_class: int, seed: int
 ) -> tuple[list[dict], dict]:
@@ -48,10 +57,11 @@ def prompt_rows(prompts: list[dict], seed: int, per_prompt: int = 1) -> list[dic
     """The manifest of `per_prompt` images for each row of `read_prompts`. Images of one prompt are consecutive.
 
     Raises:
-        ValueError: if `per_prompt` is less than 1.
+        ValueError: if `per_prompt` is less than 1, or the images are too many.
     """
     if per_prompt < 1:
         raise ValueError(f"--per-prompt is {per_prompt}: give at least 1")
+    _check_count(len(prompts) * per_prompt)
     conditions = []
     for row in prompts:
         condition = {name: value for name, value in row.items() if name in ("prompt", "image")}
@@ -64,10 +74,11 @@ def class_rows(classes: int, seed: int, per_class: int) -> list[dict]:
     """The manifest of `per_class` images for each class from 0 to `classes` - 1. Images of one class are consecutive.
 
     Raises:
-        ValueError: if one of the numbers is less than 1.
+        ValueError: if one of the numbers is less than 1, or the images are too many.
     """
     if min(classes, per_class) < 1:
         raise ValueError(f"--classes and --per-class are {classes} and {per_class}: give at least 1 of each")
+    _check_count(classes * per_class)
     return _rows([{"class_label": label} for label in range(classes) for _ in range(per_class)], seed)
 
 
