@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from .emoji.composition import check_run
 from .emoji.emoji_kid import EmojiExtractor, asked_features, emoji_kernel_distance
@@ -382,7 +383,10 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
                     f"{figure} of {job.run} is {one['value']} ± {one['standard_error']}, which is not finite: check "
                     "the reference and the weights"
                 )
-        _write_json(job.run / METRICS_FILE, read_metrics(job.run) | entries)
+        # Another command may be adding other figures.
+        (job.run / "scores").mkdir(exist_ok=True)
+        with FileLock(job.run / "scores" / ".lock"):
+            _write_json(job.run / METRICS_FILE, read_metrics(job.run) | entries)
         found |= entries
     return found
 
@@ -402,7 +406,11 @@ def read_metrics(run: Path) -> dict[str, dict]:
         if one["space"] is not None:
             fields: dict[str, type] = dict.fromkeys(("name", "sha256", "resize"), str)
             check_fields(one["space"], fields, f"space of {name} in {path}", remedy)
-        check_fields({"interval": [], **one}, {"interval": list}, f"{name} in {path}", remedy)
+        optional: dict[str, type] = {"interval": list, "prompts": int}
+        given = {field: kind for field, kind in optional.items() if field in one}
+        check_fields(one, given, f"{name} in {path}", remedy)
+        if len(one.get("interval", (0, 1))) != 2:
+            raise ValueError(f"{name} in {path} has an interval that is not two numbers: {remedy}")
         if not _is_finite(one):
             raise ValueError(f"{name} in {path} is not finite: {remedy}")
     return entries

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,17 @@ from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.standard_errors import Estimate
 from arimage.eval.runs.export import export
 from arimage.eval.runs.manifest import class_rows, prompt_rows
-from arimage.eval.score import Job, check_comparable, figure_text, read_metrics, score, write_scores
+from arimage.eval.score import (
+    METRICS_FILE,
+    Job,
+    check_comparable,
+    entry,
+    figure_text,
+    images_text,
+    read_metrics,
+    score,
+    write_scores,
+)
 
 
 class Means:
@@ -98,8 +110,8 @@ def test_a_reference_batch_gives_statistics_and_pictures(run, reference, tmp_pat
     of_folder = score(Job(run, reference), ["fid", "kid", "prdc"])
     of_batch = score(Job(run, tmp_path / "batch.npz"), ["fid", "kid", "prdc"])
     of_both = score(Job(run, tmp_path / "both.npz"), ["fid", "kid", "prdc"])
-    for name, entry in of_folder.items():
-        assert of_batch[name]["value"] == pytest.approx(entry["value"], rel=1e-5)
+    for name, figure in of_folder.items():
+        assert of_batch[name]["value"] == pytest.approx(figure["value"], rel=1e-5)
         assert (of_both[name]["value"] == of_batch[name]["value"]) == (not name.startswith("fid"))
 
 
@@ -259,7 +271,14 @@ def test_figures_that_are_not_finite_are_neither_written_nor_read(run, reference
         write_scores(run, "x", np.array([1, np.inf]))
     assert not list((run / "scores").iterdir())
     entry = {"value": 1.0, "standard_error": None, "count": 1, "reference": "", "space": None}
-    for change in ({"value": np.nan}, {"standard_error": np.inf}, {"interval": [0, np.nan]}, {"interval": 3}):
+    for change in (
+        {"value": np.nan},
+        {"standard_error": np.inf},
+        {"interval": [0, np.nan]},
+        {"interval": 3},
+        {"interval": [1]},
+        {"prompts": "x"},
+    ):
         (run / "metrics.json").write_text(json.dumps({"kid": entry | change}))
         with pytest.raises(ValueError, match="kid in .*metrics.json .*delete it and repeat"):
             score(Job(run, reference), ["kid"])
@@ -302,3 +321,35 @@ def test_the_command_writes_and_prints_the_figures(run, reference, monkeypatch, 
     assert code == 0 and read_metrics(run)["kid"]["size"].startswith("5, ")
     code, _, err = command("--metrics", "retrieval", "--size", "5")
     assert code == 2 and err.startswith("arimage: --size is for fid")
+
+
+def test_two_commands_may_score_a_run_at_the_same_time(run, monkeypatch):
+    barrier = threading.Barrier(2)
+
+    def figure(name):
+        def compute(job):
+            barrier.wait()
+            return {name: entry(Estimate(1.0), 1, "none", None)}
+
+        return compute
+
+    for name in ("one", "two"):
+        monkeypatch.setitem(scoring.METRICS, name, figure(name))
+    (run / METRICS_FILE).unlink(missing_ok=True)
+    for _ in range(5):
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: score(Job(run), [name]), ("one", "two")))
+        assert set(read_metrics(run)) == {"one", "two"}
+        (run / METRICS_FILE).unlink()
+
+
+def test_figures_say_how_many_prompts_they_are_of(tmp_path, write_run):
+    images = np.random.default_rng(0).integers(0, 255, (6, 8, 8, 3), np.uint8)
+    asked = [{"prompt": f"a tree {i}", "name": "deciduous tree"} for i in range(2)]
+    write_run(tmp_path / "two", prompt_rows(asked, 0, 3), images)
+    write_run(tmp_path / "one", prompt_rows(asked[:1], 0, 6), images)
+    two, one = (score(Job(tmp_path / name), ["retrieval", "emoji-kid"]) for name in ("two", "one"))
+    assert images_text(two["retrieval"]) == "6 images of 2 prompts" and two["retrieval"]["interval"][1] > 0.3
+    assert images_text(one["retrieval"]) == "6 images of one prompt: no error"
+    for found in one.values():
+        assert found["standard_error"] is None and "interval" not in found and "±" not in figure_text(found)

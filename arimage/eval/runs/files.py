@@ -7,13 +7,15 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Replace `path` by what `write` writes to the file that it is given: on disk and complete, or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Replace `path` by what `write` writes to the file that it is given: on disk and complete, or not at all. Of
+    several commands that do so at the same time, the last one wins."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         write(temporary)
         with open(temporary, "rb+") as file:
@@ -23,6 +25,12 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what commands that were killed in `replace` left for the files of a pattern, as in folder/*.png."""
+    for temporary in path.parent.glob(f".{path.name}*.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,10 +1,14 @@
 """Files are on disk before they get their names, whole or not at all."""
 
 import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from arimage.eval.runs.files import replace
+from arimage.eval.runs.files import remove_leftovers, replace
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -35,4 +39,26 @@ def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_rename)
     replace(tmp_path / "a.json", lambda file: file.write_text("new"))
-    assert calls == [str(tmp_path / ".a.json.tmp"), "rename", str(tmp_path)]
+    assert re.fullmatch(r"\.a\.json\.\w+\.tmp", Path(calls[0]).name) and calls[1:] == ["rename", str(tmp_path)]
+
+
+def test_several_commands_may_replace_a_file_at_the_same_time(tmp_path):
+    path, barrier = tmp_path / "a.json", threading.Barrier(4)
+
+    def write(number):
+        def write_slowly(file):
+            file.write_text(str(number))
+            barrier.wait()
+
+        replace(path, write_slowly)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write, range(4))) == [None] * 4
+    assert path.read_text() in "0123" and [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_killed_commands_left_is_removed(tmp_path):
+    for name in (".a.json.tmp", ".a.json.0f.tmp", "a.json", ".b.json.0f.tmp"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path / "a.json")
+    assert {file.name for file in tmp_path.iterdir()} == {"a.json", ".b.json.0f.tmp"}
