@@ -11,7 +11,7 @@ from diffusers.utils import make_image_grid
 from ...media.files import read_image
 from ..metrics.features import image_paths, resize
 from .files import replace
-from .run_folder import read_config, read_rows
+from .run_folder import CONFIG, RESTORE, read_config, read_rows
 
 
 # Bytes of a file's name, on most file systems.
@@ -46,13 +46,30 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
         "t2i-compbench": write_t2i_compbench,
         "result-jsonl": write_result_jsonl,
     }
-    images = list(zip(read_rows(run), paths, strict=True))
-    count = read_config(run)["source"].get("per_prompt", 1)
+    groups = group_by_prompt(run, paths)
     try:
-        writers[format]([images[start : start + count] for start in range(0, len(images), count)], out)
+        writers[format](groups, out)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
+
+
+def group_by_prompt(run: Path, paths: list[Path]) -> list[Group]:
+    """The rows and `paths` of a run by their prompts.
+
+    Raises:
+        ValueError: if config.json and the manifest differ in the number of images per prompt.
+    """
+    images, count = list(zip(read_rows(run), paths, strict=True)), read_config(run)["source"].get("per_prompt", 1)
+    groups = [images[start : start + count] for start in range(0, len(images), count)]
+    for group in groups:
+        first, *others = ({**row, "id": 0, "seed": 0, "path": ""} for row, _ in group)
+        if len(group) != count or any(row != first for row in others):
+            raise ValueError(
+                f"{run / CONFIG} says per_prompt = {count}, but image {group[0][0]['id']} is not the first of as many "
+                f"of one prompt: {RESTORE}"
+            )
+    return groups
 
 
 def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> None:

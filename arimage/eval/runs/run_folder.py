@@ -10,26 +10,16 @@ RUN/results/rank-00000.jsonl    one row per finished image, see `generate.genera
 import hashlib
 import json
 from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...schema import Count
 from .files import check_fields, check_sampling, parse_json, to_lines
 
 
 CONFIG, MANIFEST, IMAGES, RESULTS = "config.json", "manifest.jsonl", "images", "results"
 NUMBER = (int, float)
-CONFIG_FIELDS = {
-    "model": str,
-    "weights": str,
-    "decoding_name": str,
-    "decoding": dict,
-    "sampling": dict,
-    "source": dict,
-    "images": int,
-    "seed": int,
-    "batch_size": int,
-    "dtype": str,
-    "machine": dict,
-}
-MACHINE_FIELDS = {"device": str, "threads": int, "torch": str}
 ROW_FIELDS = {"id": int, "seed": int, "path": str}
 RESULT_FIELDS = {
     "id": int,
@@ -44,8 +34,51 @@ RESULT_FIELDS = {
     "tokens_per_pass": NUMBER,
 }
 RESTORE = "restore the original file, or generate the run again in another folder"
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 # How every complete PNG file ends.
 PNG_END = b"IEND\xaeB`\x82"
+
+
+class Machine(BaseModel):
+    model_config = STRICT
+    device: str
+    threads: Count
+    torch: str
+
+
+class Source(BaseModel):
+    """Where the rows of a manifest come from, see `make_manifest`."""
+
+    model_config = STRICT
+    prompts: str | None = None
+    per_prompt: Count | None = None
+    classes: Count | None = None
+    per_class: Count | None = None
+
+
+class Config(BaseModel):
+    """What config.json must hold. Keys that runs of earlier versions do not have are optional."""
+
+    model_config = STRICT
+    model: str
+    lora: list[str] | None = None
+    weights: str
+    decoding_name: str
+    decoding: dict[str, Any]
+    sampling: dict[str, Any]
+    source: Source
+    manifest: str | None = None
+    images: Count
+    prompts: Count | None = None
+    seed: Annotated[int, Field(ge=0)]
+    batch_size: Count
+    call_size: Count | None = None
+    height: Count | None = None
+    width: Count | None = None
+    negative_prompt: str | None = None
+    order: str | None = None
+    dtype: str
+    machine: Machine
 
 
 def image_path(id: int) -> str:
@@ -72,13 +105,15 @@ def read_config(run: Path) -> dict:
     path = run / CONFIG
     if not path.is_file():
         raise ValueError(f"{run} holds no run: make one with `arimage eval generate --out {run}`")
-    config = check_fields(parse_json(path.read_bytes(), path, RESTORE), CONFIG_FIELDS, path, RESTORE)
-    machine = check_fields(config["machine"], MACHINE_FIELDS, f"machine in {path}", RESTORE)
+    config = check_fields(parse_json(path.read_bytes(), path, RESTORE), {}, path, RESTORE)
+    try:
+        Config.model_validate(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        state = f"no {name}" if first["type"] == "missing" else f"a wrong {name} ({first['input']!r:.60})"
+        raise ValueError(f"{path} has {state}: {RESTORE}") from error
     check_sampling(config["sampling"], path, RESTORE)
-    counts = {"images": config["images"], "batch_size": config["batch_size"], "machine.threads": machine["threads"]}
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{path} has a wrong {name} ({count}): {RESTORE}")
     return config
 
 
@@ -97,6 +132,15 @@ def read_rows(run: Path) -> list[dict]:
         raise ValueError(
             f"{path} is not the manifest of the {config['images']} images that {CONFIG} describes: {RESTORE}"
         )
+    source = config["source"]
+    for each, count in (
+        (source.get("per_prompt"), config.get("prompts")),
+        (source.get("per_class"), source.get("classes")),
+    ):
+        if each is not None and count is not None and each * count != len(lines):
+            raise ValueError(
+                f"{run / CONFIG} says {each} images for each of {count}, and there are {len(lines)}: {RESTORE}"
+            )
     rows = []
     for id, line in enumerate(lines):
         name = f"line {id + 1} of {path}"
@@ -124,15 +168,20 @@ def read_results(run: Path) -> dict[int, dict]:
     and cut files are noticed. A last line that was cut short is ignored.
 
     Raises:
-        ValueError: if a row is damaged.
+        ValueError: if a row is damaged, or contradicts the configuration.
     """
-    found, files = {}, {}
+    found, files, images = {}, {}, call_size(read_config(run))
     for path in sorted((run / RESULTS).glob("rank-*.jsonl")):
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
             name = f"line {number} of {path}"
             remedy = "delete the line, and `arimage eval generate` makes its image again"
             row = check_fields(parse_json(line, name, remedy), RESULT_FIELDS, name, remedy)
             id = row["id"]
+            if row["batch"] != id // images:
+                raise ValueError(
+                    f"{name} has image {id} in call {row['batch']}, and calls are of {images} images by {CONFIG}: "
+                    f"{RESTORE}"
+                )
             if id not in files:
                 files[id] = _state(run / image_path(id))
             complete, digest = files[id]

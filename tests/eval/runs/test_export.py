@@ -1,6 +1,7 @@
 """What other people's scorers would find in an exported run."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -79,6 +80,21 @@ def test_images_are_resized_as_llamagen_resizes_them(of_classes, tmp_path):
     difference = expected.clamp(0, 255).permute(0, 2, 3, 1).byte().numpy().astype(int) - small
     # The original resizes before it rounds to bytes; on these whole values both round alike but for halves.
     assert small.shape == (10, 5, 5, 3) and abs(difference).max() <= 1 and (difference == 0).mean() > 0.98
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_a_count_that_the_manifest_contradicts_is_refused(of_prompts, tmp_path, count):
+    run = shutil.copytree(of_prompts, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "source": {"per_prompt": count}}))
+    with pytest.raises(ValueError, match="config.json"):
+        export(run, "geneval", tmp_path / "out")
+    del config["prompts"]
+    (run / "config.json").write_text(json.dumps({**config, "source": {"per_prompt": count}}))
+    if 4 % count:
+        with pytest.raises(ValueError, match="per_prompt"):
+            export(run, "geneval", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_geneval_finds_a_folder_per_prompt_with_its_line(of_prompts, tmp_path):

@@ -127,11 +127,16 @@ def test_a_damaged_config_is_refused(run, text, sentence):
     ("edit", "name"),
     [
         (lambda config: config.pop("machine"), "machine"),
-        (lambda config: config["machine"].pop("torch"), "torch"),
+        (lambda config: config["machine"].pop("torch"), "machine.torch"),
         (lambda config: config["machine"].update(threads=-2), "machine.threads"),
         (lambda config: config.update(images=0), "images"),
         (lambda config: config.update(batch_size="4"), "batch_size"),
         (lambda config: config["sampling"].update(top_k=None), "top_k"),
+        (lambda config: config.update(call_size="4"), "call_size"),
+        (lambda config: config.update(seed=-1), "seed"),
+        (lambda config: config.update(height=1.5), "height"),
+        (lambda config: config.update(source={"per_prompt": 0}), "source.per_prompt"),
+        (lambda config: config.update(source={"per_prompt": True}), "source.per_prompt"),
     ],
 )
 def test_a_config_with_missing_or_wrong_settings_is_refused(run, edit, name, monkeypatch, capsys):
@@ -143,6 +148,21 @@ def test_a_config_with_missing_or_wrong_settings_is_refused(run, edit, name, mon
         cli.main()
     said = capsys.readouterr().err
     assert end.value.code == 2 and "config.json" in said and said.count("\n") == 1
+
+
+def test_numbers_that_contradict_each_other_are_refused(run):
+    def changed(**changes):
+        change(run / "config.json", lambda config: config.update(changes))
+
+    changed(source={"per_prompt": 3}, prompts=6)
+    with pytest.raises(ValueError, match="config.json .*3 images for each of 6"):
+        read_rows(run)
+    changed(source={"classes": 2, "per_class": 2}, prompts=None)
+    with pytest.raises(ValueError, match="config.json .*2 images for each of 2"):
+        read_rows(run)
+    changed(source={}, call_size=2)
+    with pytest.raises(ValueError, match="calls are of 2 images"):
+        read_results(run)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"retrieval": 3}', '{"retrieval": {"value": 1}}'])
