@@ -12,7 +12,7 @@ from arimage.eval.report import make_report, to_markdown, write_report
 from arimage.eval.runs.files import to_lines
 from arimage.eval.runs.generate import generate, make_config, prepare
 from arimage.eval.runs.manifest import prompt_rows
-from arimage.eval.runs.run_folder import read_results
+from arimage.eval.runs.run_folder import manifest_digest, read_config, read_results
 from arimage.eval.score import METRICS_FILE, entry, write_scores
 
 
@@ -117,13 +117,42 @@ def change_config(run, **changes):
         ({"seed": 1}, "their seed is 0 and 1"),
         ({"sampling": {"top_k": 3}}, "their sampling is"),
         ({"dtype": "bfloat16"}, "their dtype is float32 and bfloat16"),
-        ({"machine": {"device": "another", "threads": 1, "torch": "2"}}, "their device is .* and another"),
+        ({"lora": ["best:0.5"]}, r"their lora is None and \['best:0.5'\]"),
+        ({"negative_prompt": "blurred"}, "their negative_prompt is None and blurred"),
+        ({"height": 64}, "their height is None and 64"),
+        ({"machine": {"device": "another"}}, "their device is .* and another"),
+        ({"machine": {"arimage": "0.0"}}, "their arimage is .* and 0.0"),
     ],
 )
 def test_runs_with_other_settings_are_not_compared(runs, changes, sentence):
-    change_config(runs[1], **changes)
+    machine = {**read_config(runs[1])["machine"], **changes.get("machine", {})}
+    change_config(runs[1], **{**changes, "machine": machine})
     with pytest.raises(ValueError, match=f"ar and sjd cannot be compared, {sentence}"):
         make_report(runs, "ar")
+
+
+def test_calls_of_another_size_are_not_compared(runs):
+    change_config(runs[1], call_size=1)
+    with pytest.raises(ValueError, match="call size is 2 and 1"):
+        make_report(runs, "ar")
+
+
+def test_another_manifest_is_not_compared(runs):
+    path = runs[1] / "manifest.jsonl"
+    rows = [{**json.loads(line), "metadata": {"tag": 1}} for line in path.read_text().splitlines()]
+    path.write_bytes(to_lines(rows))
+    change_config(runs[1], manifest=manifest_digest(rows))
+    with pytest.raises(ValueError, match="manifest"):
+        make_report(runs, "ar")
+
+
+def test_what_runs_share_and_what_not_is_printed(runs):
+    for run in runs:
+        change_config(run, lora=["best:0.5"], negative_prompt="blurred", height=32, width=32)
+    change_config(runs[1], order="raster", decoding={**read_config(runs[1])["decoding"], "window": 8})
+    text = to_markdown(make_report(runs, "ar"))
+    assert "tiny with best:0.5, 9 images" in text and "height 32, width 32, negative prompt blurred" in text
+    assert "- ar: ar\n" in text and "- sjd: sjd:window=8, order raster\n" in text
 
 
 def test_runs_with_other_scores_are_not_compared(runs):

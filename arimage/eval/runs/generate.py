@@ -24,12 +24,13 @@ from filelock import FileLock
 from torch import nn
 from tqdm import tqdm
 
-from ...decoding import decoding_from_dict, decoding_from_name, decoding_names, decoding_to_dict
+from ...decoding import decoding_from_dict, decoding_to_dict, decoding_to_text
 from ...media.files import read_image
+from ...options import adapter_text
 from ...pipelines.base import ARPipeline
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
-from .files import append, check_same, hold, replace, space_in, to_json, to_lines
+from .files import append, check_same, hold, remove_leftovers, replace, space_in, to_json, to_lines
 from .run_folder import (
     CONFIG,
     IMAGES,
@@ -105,20 +106,13 @@ def make_config(
     Raises:
         ValueError: if the pipeline cannot generate the last row with these settings, or reads fewer references.
     """
-    if batch_size < 1:
-        raise ValueError(f"--batch-size is {batch_size}: give at least 1")
-    for name, pixels in (("height", height), ("width", width)):
-        if pixels is not None and pixels < 1:
-            raise ValueError(f"--{name} is {pixels}: give at least 1")
     check_references(pipe, model, rows)
     sampling = {name: value for name, value in (sampling or {}).items() if value is not None}
     if "image" in rows[0] and pipe.reference_guidance_scale is not None:
         sampling.setdefault("guidance_scale", pipe.reference_guidance_scale)
     pipe.sampling(**sampling)
     if decoding is None:
-        settings = decoding_to_dict(pipe.decoding)
-        presets = [name for name in decoding_names() if decoding_to_dict(decoding_from_name(name)) == settings]
-        decoding = presets[0] if presets else type(pipe.decoding).__name__
+        settings, decoding = decoding_to_dict(pipe.decoding), decoding_to_text(pipe.decoding)
     else:
         asked = sampling if order is None else {**sampling, "order": order}
         chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], asked)
@@ -134,6 +128,7 @@ def make_config(
     pipe.prepare(**condition(rows[-1:]), **optional, **sampling, height=height, width=width)
     return {
         "model": model,
+        **({"lora": [adapter_text(text) for text in lora]} if lora else {}),
         "weights": weights_digest(pipe),
         "decoding_name": decoding,
         "decoding": settings,
@@ -141,13 +136,13 @@ def make_config(
         "source": source,
         "manifest": manifest_digest(rows),
         "images": len(rows),
+        **({"prompts": len(rows) // source["per_prompt"]} if "per_prompt" in source else {}),
         "seed": seed,
         "batch_size": batch_size,
         "call_size": batch_size * min(max(len(rows) // (batch_size * CALLS), 1), BATCHES),
         "height": height,
         "width": width,
         **optional,
-        **({"lora": [Path(text).name for text in lora]} if lora else {}),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "machine": machine(pipe._execution_device),
     }
@@ -197,18 +192,24 @@ def arguments(config: dict, rows: list[dict]) -> dict:
 
 
 def weights_digest(pipe: ARPipeline, without: tuple[str, ...] = ()) -> str:
-    """SHA-256 of about 256 values of every weight tensor: fast, and different for weights of another training.
+    """SHA-256 of about 256 values of every weight tensor: fast, and different for weights of another training. All
+    values of adapters and their scales count, since adapters are small and may differ from others in little.
 
     Args:
         without: names of components that are left out.
     """
     digest = hashlib.sha256()
     for component, module in sorted(pipe.components.items()):
-        if component in without:
+        if component in without or not isinstance(module, nn.Module):
             continue
-        for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
-            some = value.flatten()[:: value.numel() // 256 + 1].contiguous().cpu()
+        for name, value in module.state_dict().items():
+            stride = 1 if ".lora_" in name else value.numel() // 256 + 1
+            some = value.flatten()[::stride].contiguous().cpu()
             digest.update(f"{component}.{name}".encode() + some.view(torch.uint8).numpy().tobytes())
+        for name, layer in module.named_modules():
+            # The scale of each adapter of a layer of peft, with its alpha.
+            if isinstance(scales := getattr(layer, "scaling", None), dict):
+                digest.update(f"{component}.{name}.{sorted(scales.items())}".encode())
     return digest.hexdigest()
 
 
@@ -230,6 +231,8 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
                 raise ValueError(f"{folder / IMAGES} holds pictures but {folder} has no {CONFIG}: give another --out")
             folder.mkdir(parents=True, exist_ok=True)
             lock = hold(folder)
+            for name in (CONFIG, MANIFEST, f"{IMAGES}/*.png"):
+                remove_leftovers(folder / name)
             if new:
                 replace(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
                 replace(folder / CONFIG, lambda file: file.write_text(to_json(config)))
@@ -248,9 +251,9 @@ def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
     old = read_config(folder)
     # A run keeps its number of threads.
     machine = {**config["machine"], "threads": old["machine"]["threads"]}
-    # The digest of the manifest is not compared, since the comparison of its rows names the image that differs; nor is
-    # the size of calls, since a run of an earlier version keeps its own.
-    same = {"manifest": None, "call_size": call_size(old)}
+    # The digest of the manifest and its number of prompts are not compared, since the comparison of its rows names the
+    # image that differs; nor is the size of calls, since a run of an earlier version keeps its own.
+    same = {"manifest": None, "prompts": None, "call_size": call_size(old)}
     check_same(folder / CONFIG, old | same, config | same | {"machine": machine})
     before, after = ({f"image {row['id']}": row for row in some} for some in (read_rows(folder), rows))
     check_same(folder / MANIFEST, before, after)
@@ -380,12 +383,17 @@ def join_processes(device: str | None) -> PartialState:
     Raises:
         ValueError: if the processes of a launcher have not found each other: each would do all the work.
     """
-    state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    if launched != state.num_processes:
+    launched = os.environ.get("WORLD_SIZE", "1")
+    try:
+        state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
+        joined = f"this process has joined a group of {state.num_processes}"
+    # What accelerate raises if the variables of a launcher are incomplete or no numbers.
+    except (ValueError, KeyError) as error:
+        state, joined = None, f"this process cannot join a group ({error})"
+    if state is None or launched != str(state.num_processes):
         raise ValueError(
-            f"the launcher says WORLD_SIZE={launched}, but this process has joined a group of {state.num_processes}: "
-            "start the command with torchrun or `accelerate launch --multi_gpu`, or unset WORLD_SIZE"
+            f"the launcher says WORLD_SIZE={launched}, but {joined}: start the command with torchrun or "
+            "`accelerate launch --multi_gpu`, or unset WORLD_SIZE, RANK and LOCAL_RANK"
         )
     return state
 

@@ -237,3 +237,38 @@ def test_images_without_a_run_are_left_alone(command, models, tmp_path):
     code, said = command(*options(models, tmp_path / "run"))
     assert code == 2 and "images holds pictures" in said
     assert (tmp_path / "run/images/000000.png").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--per-prompt", (0, -1, 10**20)),
+        ("--classes", (0, -1, 10**20)),
+        ("--per-class", (0, 10**7)),
+        ("--batch-size", (0, -3, 10**20)),
+        ("--height", (0, -8, 10**20)),
+        ("--width", (0, 10**20)),
+        ("--workers", (0, 10**20)),
+    ],
+)
+def test_numbers_out_of_range_are_refused(command, models, tmp_path, option, values):
+    for value in values:
+        code, said = command(*options(models, tmp_path / "run"), option, value)
+        assert code == 2 and said.startswith(f"arimage: {option} is {value}: give a number from")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_images_than_a_run_can_hold_are_refused(command, models, tmp_path):
+    code, said = command(*options(models, tmp_path / "run"), "--per-prompt", 10**6)
+    assert code == 2 and "22,000,000 images are asked for" in said
+
+
+def test_a_default_decoding_is_named_with_its_settings():
+    pipe = tiny.text_pipeline()
+    rows = prompt_rows([{"prompt": "tree"}], 0)
+    for decoding, name in (
+        (SpeculativeJacobiDecoding(window=5), "sjd-coupled:window=5"),
+        (SpeculativeJacobiDecoding(), "sjd-coupled"),
+    ):
+        pipe.decoding = decoding
+        assert make_config(pipe, rows, model="m", source={}, seed=0, batch_size=1)["decoding_name"] == name

@@ -67,8 +67,10 @@ def test_without_ray_its_engine_is_refused(command, models, tmp_path, monkeypatc
 
 
 def test_processes_that_do_not_find_each_other_are_refused(command, finish, models, tmp_path, monkeypatch):
-    code, said = finish(options(models, tmp_path / "run"), environment={"WORLD_SIZE": "2"})
-    assert code == 2 and said.startswith("arimage: ") and "MASTER_ADDR" in said and said.count("\n") == 1
+    for launched in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "0"}, {"WORLD_SIZE": "two"}):
+        code, said = finish(options(models, tmp_path / "run"), environment=launched)
+        assert code == 2 and said.startswith(f"arimage: the launcher says WORLD_SIZE={launched['WORLD_SIZE']}, but")
+        assert "torchrun" in said and said.count("\n") == 1
     # This process is alone, but the environment says that it is one of two.
     PartialState(cpu=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
