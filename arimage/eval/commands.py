@@ -222,7 +222,7 @@ def score(
         ),
     ] = None,
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out pictures of --ref that cannot be read, and name them.")
+        bool, typer.Option("--skip-damaged", help="Leave out pictures of --ref that cannot be read, and list them.")
     ] = False,
     batch_size: Annotated[int, number("Pictures, or frames of videos, per call of the networks.", most=10**4)] = 32,
     device: Device = None,

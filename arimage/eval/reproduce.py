@@ -35,8 +35,8 @@ def check_decoding(row: Protocol, decoding: str | None, allow_lossy: bool) -> st
         return row.decoding
     if not decoding_from_text(decoding).exact and not allow_lossy:
         raise ValueError(
-            f"--decoding {decoding} is lossy, and the figure is that of {row.decoding}: choose an exact one, or give "
-            "--allow-lossy to measure what it costs"
+            f"--decoding {decoding} is lossy, and the published figure used {row.decoding}: choose an exact one, or "
+            "give --allow-lossy to measure what it costs"
         )
     return decoding
 
@@ -49,7 +49,7 @@ def check_size(row: Protocol, size: int | None) -> None:
     """
     if size is not None and size != (row.score_size or row.size):
         raise ValueError(
-            f"--size is {size}, and the figure is that of {row.score_size or row.size} pixels: leave it out"
+            f"--size is {size}: the published figure was scored at {row.score_size or row.size} pixels, leave it out"
         )
 
 
@@ -169,7 +169,7 @@ def report_text(
         if row.benchmark == "imagenet" and count < row.number:
             verdict = f"none: a FID of {count:,} images is too high by what fewer images add, see fid-infinity"
         if not decoding_from_text(decoding).exact and decoding != row.decoding:
-            verdict = f"none: {decoding} is lossy, and the figure is that of {row.decoding}"
+            verdict = f"none: {decoding} is lossy, and the published figure used {row.decoding}"
         lines += [
             "| figure | published | here | band | verdict |",
             "| --- | --- | --- | --- | --- |",
