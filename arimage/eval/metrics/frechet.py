@@ -1,11 +1,10 @@
 """Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), also for infinitely many images."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .standard_errors import Estimate, jackknife_standard_error
+from .standard_errors import Estimate, Prompts, jackknife_standard_error
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
 
 
 def frechet_estimate(
-    features: np.ndarray, reference: Gaussian, *, prompts: Sequence | None = None, blocks: int = 20
+    features: np.ndarray, reference: Gaussian, *, prompts: Prompts | None = None, blocks: int = 20
 ) -> Estimate:
     """`frechet_distance` with the standard error of a jackknife over `blocks` blocks of prompts, for a fixed
     reference. `prompts` [N] are those of the images; by default each has its own.

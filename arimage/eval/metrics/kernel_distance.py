@@ -1,17 +1,15 @@
 """Kernel distance of two sets of features (https://arxiv.org/abs/1801.01401), the KID with Inception features."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from .standard_errors import Estimate, clustered_variance
+from .standard_errors import Estimate, Prompts, clustered_variance
 
 
 def kernel_distance(
     features: np.ndarray,
     reference: np.ndarray,
     *,
-    prompts: Sequence | None = None,
+    prompts: Prompts | None = None,
     subsets: int = 100,
     subset_size: int = 1000,
     seed: int = 0,

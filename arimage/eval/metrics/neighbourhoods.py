@@ -1,18 +1,18 @@
 """Precision, recall, density and coverage of images, from their neighbours among the references."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from .standard_errors import Estimate, mean_estimate
+from .standard_errors import Estimate, Prompts, mean_estimate
 
 
 def neighbourhoods(
     features: np.ndarray,
     reference: np.ndarray,
     *,
-    prompts: Sequence | None = None,
+    prompts: Prompts | None = None,
     k: int = 3,
     density_k: int = 5,
     block: int = 512,

@@ -10,6 +10,8 @@ import numpy as np
 
 # 95 % of a normal distribution lie within so many standard deviations.
 Z = 1.959963984540054
+# The prompt of each image: a text, or a number that stands for it.
+Prompts = Sequence[str] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def estimate_text(value: float, standard_error: float | None, interval: Sequence
     return f"{value:{sign}.4g}"
 
 
-def clustered_variance(values: np.ndarray, prompts: Sequence | None = None) -> tuple[float, int]:
+def clustered_variance(values: np.ndarray, prompts: Prompts | None = None) -> tuple[float, int]:
     """The variance of the mean of `values` [N] over other prompts, and the number of prompts. It is 0 for one prompt.
 
     Args:
@@ -54,7 +56,7 @@ def clustered_variance(values: np.ndarray, prompts: Sequence | None = None) -> t
     return float((deviations**2).sum() / len(values) ** 2 * count / max(count - 1, 1)), count
 
 
-def standard_error(values: np.ndarray, prompts: Sequence | None = None) -> float | None:
+def standard_error(values: np.ndarray, prompts: Prompts | None = None) -> float | None:
     """The standard error of the mean of `values` [N] over other prompts. None if it cannot be known: from one prompt,
     or from prompts that do not differ."""
     error = clustered_variance(values, prompts)[0] ** 0.5
@@ -65,7 +67,7 @@ def jackknife_standard_error(
     statistic: Callable[[np.ndarray], float],
     rows: np.ndarray,
     *,
-    prompts: Sequence | None = None,
+    prompts: Prompts | None = None,
     blocks: int = 20,
     seed: int = 0,
 ) -> float | None:
@@ -87,7 +89,7 @@ def jackknife_standard_error(
     return float(np.sqrt((len(values) - 1) * values.var())) or None
 
 
-def mean_estimate(values: np.ndarray, prompts: Sequence | None = None) -> Estimate:
+def mean_estimate(values: np.ndarray, prompts: Prompts | None = None) -> Estimate:
     """The mean of `values` [N] with its standard error and 95 % interval over other prompts.
 
     A share, of values that are all 0 or 1, has Wilson's interval for the number of independent images that vary as
@@ -108,7 +110,7 @@ def mean_estimate(values: np.ndarray, prompts: Sequence | None = None) -> Estima
     return _student(mean, standard_error(values, prompts), count)
 
 
-def paired_difference(values: np.ndarray, baseline: np.ndarray, prompts: Sequence | None = None) -> Estimate:
+def paired_difference(values: np.ndarray, baseline: np.ndarray, prompts: Prompts | None = None) -> Estimate:
     """The mean of `values - baseline` [N], which are paired by prompt and seed, with its standard error and 95 %
     interval over other prompts.
 
