@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -103,6 +104,20 @@ def layer_violations(source: str, file: str) -> list[str]:
     return found
 
 
+# Functions that open or decode an image or a video; `media` does it for all, and decides what the colours are.
+OPENERS = {"open", "load_image", "load_video", "imread", "imdecode", "read_image", "read_video", "decode_image"}
+OPENING_PACKAGES = {"PIL", "diffusers", "torchvision", "imageio", "cv2", "av", "skimage", "matplotlib", "transformers"}
+
+
+def opened_elsewhere(source: str, file: str) -> list[str]:
+    """Where a source outside of arimage/media opens an image or a video itself."""
+    if file.startswith("arimage/media/"):
+        return []
+    called = {f"PIL.{name}" for name in re.findall(r"\bImage\.open\b", source)}
+    names = {name for name in imported(source, file) if name.split(".")[-1] in OPENERS} | called
+    return [f"{file}: opens images by {name}" for name in names if name.split(".")[0] in OPENING_PACKAGES]
+
+
 def module_name(file: str) -> str:
     """`a/b.py` is `a.b`; a package's `__init__.py` is the package."""
     return ".".join(PurePosixPath(file).with_suffix("").parts).removesuffix(".__init__")
@@ -145,6 +160,17 @@ def test_files_keep_the_rules():
         f for file, source in sources.items() for f in layer_violations(source, file) + too_long(source, file)
     ] == []
     assert circle(sources) == []
+
+
+def test_only_media_opens_images_and_videos():
+    rooms = ("arimage", "benchmarks", "examples", "integrations")
+    files = [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]
+    assert len(files) > len(FILES)
+    assert [
+        f
+        for path in files
+        for f in opened_elsewhere(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix())
+    ] == []
 
 
 def test_light_modules_do_not_import_the_hugging_face_stack():
@@ -245,6 +271,19 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
 )
 def test_layer_check_finds_violations(file, source):
     assert len(layer_violations(source, file)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from PIL import Image\nImage.open(path)",
+        "def f():\n    from diffusers.utils import load_image",
+        "from torchvision.io import decode_image",
+    ],
+)
+def test_opening_check_finds_violations(source):
+    assert len(opened_elsewhere(source, "arimage/eval/x.py")) == 1
+    assert opened_elsewhere(source, "arimage/media/x.py") == []
 
 
 @pytest.mark.parametrize(

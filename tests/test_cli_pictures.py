@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 from PIL import Image
+from profiles import WIDE, as_shown
 
 from arimage import cli, options
 
@@ -70,6 +71,17 @@ def test_what_is_kept_is_what_viewers_show(generate, kind, tmp_path):
     save(Image.fromarray(CORNER).transpose(Image.Transpose.ROTATE_180), "mask.png", orientation=3)
     out = generate("--image", "image.png", "--mask-image", "mask.png")
     assert np.array_equal(out[~CORNER], SHOWN[~CORNER]) and not np.array_equal(out[CORNER], SHOWN[CORNER])
+
+
+def test_what_is_kept_has_the_colours_that_viewers_show(generate):
+    photo = Image.new("RGB", (SIZE, SIZE), (60, 200, 60))
+    photo.save("image.png", icc_profile=WIDE)
+    save(Image.fromarray(CORNER), "mask.png")
+    out = generate("--image", "image.png", "--mask-image", "mask.png")
+    shown = np.asarray(as_shown(photo, WIDE))
+    assert np.abs(shown[0, 0].astype(int) - (60, 200, 60)).max() > 40
+    assert np.array_equal(out[~CORNER], shown[~CORNER])
+    assert Image.open("out.png").info.get("icc_profile") is None
 
 
 def test_without_a_mask_the_transparent_part_of_the_image_is_generated_again(generate):

@@ -5,9 +5,10 @@ error: "image", or "--image is x.png, which".
 """
 
 import importlib.util
+import io
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -15,7 +16,22 @@ from typing import IO
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 
+from .colours import SPACE, as_rgba, eight_bits, in_srgb
+from .limits import check_pixels, too_much, too_much_exif
 
+
+# Formats that are read. Pillow has more decoders, some of which start other programs or are hardly used.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+# How an image is turned whose EXIF data has this orientation.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # Read with Pillow; other videos with ffmpeg.
 ANIMATED_SUFFIXES = (".gif", ".webp", ".png")
 # What `write_video` notes in a file whose format stores equal frames once.
@@ -37,24 +53,32 @@ def _reading(name: str) -> Iterator[None]:
         raise ValueError(f"{name} cannot be read ({reason}): give a file that is whole") from error
 
 
-def open_image(name: str, source: Path | IO[bytes], formats: list[str] | None = None) -> Image.Image:
-    """Open an image file without reading its pixels. `formats` are those of Pillow, by default all.
+def open_image(name: str, source: Path | IO[bytes], formats: Sequence[str] = FORMATS) -> Image.Image:
+    """Open an image file without reading its pixels. `formats` are those of Pillow.
 
     Raises:
-        ValueError: if it is not an image.
+        ValueError: if it is not an image, has too many pixels, or is made so that it takes minutes to decode.
     """
     with _reading(name):
-        return Image.open(source, formats=formats)
+        data = source.read_bytes() if isinstance(source, Path) else source.read()
+    reason = too_much(data)
+    if reason is not None:
+        raise ValueError(f"{name} has {reason}: save it again, as PNG or JPEG")
+    with _reading(name):
+        image = Image.open(io.BytesIO(data), formats=formats)
+    check_pixels(name, image)
+    return image
 
 
 def to_rgba(name: str, image: Image.Image) -> Image.Image:
-    """An image of any mode as viewers show it, in mode RGBA. Levels of 16 bits (modes I;16 and I) are divided by 257;
-    floats (mode F) are levels in [0, 1].
+    """An image of any mode as viewers show it, in mode RGBA and in sRGB. Levels of 16 bits (modes I;16 and I) are
+    divided by 257; floats (mode F) are levels in [0, 1]. Colours are converted to sRGB by the image's profile (see
+    `colours.in_srgb`).
 
     Raises:
         ValueError: if it is damaged, or has levels outside this range.
     """
-    return _rgba(_eight_bits(name, _upright(name, image)))
+    return as_rgba(in_srgb(eight_bits(name, _upright(name, image))))
 
 
 def to_rgb(name: str, image: Image.Image) -> Image.Image:
@@ -63,10 +87,16 @@ def to_rgb(name: str, image: Image.Image) -> Image.Image:
     Raises:
         ValueError: if it is damaged, or has levels outside the range of its mode.
     """
-    image = _eight_bits(name, _upright(name, image))
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), _rgba(image)).convert("RGB")
+    return _on_white(in_srgb(eight_bits(name, _upright(name, image))))
+
+
+def to_levels(name: str, image: Image.Image) -> Image.Image:
+    """An image whose levels are no colours but, for example, coverage, in mode L: as they are, whatever its profile.
+
+    Raises:
+        ValueError: if it is damaged, or has levels outside the range of its mode.
+    """
+    return _on_white(eight_bits(name, _upright(name, image))).convert("L")
 
 
 def read_image(path: Path) -> Image.Image:
@@ -81,39 +111,29 @@ def read_image(path: Path) -> Image.Image:
 
 
 def _upright(name: str, image: Image.Image) -> Image.Image:
-    """A copy, turned as its EXIF data says, with all pixels read."""
+    """A copy, turned as its EXIF data says, with all pixels read. Its `info` is only of its pixels."""
     with _reading(name):
-        return ImageOps.exif_transpose(image)
+        image.load()
+        turn = TURNS.get(_exif(image).get(ExifTags.Base.Orientation, 1))
+        copy = image.copy() if turn is None else image.transpose(turn)
+    copy.info = {key: image.info[key] for key in ("transparency", *SPACE) if key in image.info}
+    return copy
 
 
-def _rgba(image: Image.Image) -> Image.Image:
-    # Not all modes have a direct way.
-    if image.mode == "La":
-        image = image.convert("LA")
-    return (image if image.has_transparency_data else image.convert("RGB")).convert("RGBA")
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), as_rgba(image)).convert("RGB")
 
 
-def _eight_bits(name: str, image: Image.Image) -> Image.Image:
-    """An image of mode I;16, I or F in mode L, or LA if one of its levels is transparent; others as they are."""
-    if image.mode != "F" and not image.mode.startswith("I"):
-        return image
-    import numpy as np
-
-    values = np.asarray(image)
-    least, most = values.min(), values.max()
-    # Levels of 8 bits in mode I would become black. Not a number is refused by the comparison, too.
-    fits = least >= 0 and most <= 1 if image.mode == "F" else least >= 0 and most <= 65535
-    if not fits or (image.mode == "I" and 0 < most < 256):
-        expected = "floats in [0, 1]" if image.mode == "F" else "levels of 16 bits"
-        raise ValueError(
-            f"{name} has levels from {least:g} to {most:g} where mode {image.mode} means {expected}: scale them, or "
-            "convert it to mode L"
-        )
-    levels = values * 255 if image.mode == "F" else values / 257
-    grey = Image.fromarray(levels.round().astype(np.uint8))
-    if "transparency" in image.info:
-        grey.putalpha(Image.fromarray(np.where(values == image.info["transparency"], 0, 255).astype(np.uint8)))
-    return grey
+def _exif(image: Image.Image) -> Image.Exif:
+    data, text = image.info.get("exif"), image.info.get("Raw profile type exif")
+    if data is None and text is not None:
+        data = bytes.fromhex("".join(text.split("\n")[3:]))
+    reason = too_much_exif(data or b"")
+    if reason is not None:
+        raise ValueError(reason)
+    return image.getexif()
 
 
 # Masks
@@ -136,7 +156,7 @@ def to_mask(name: str, mask: Image.Image) -> Image.Image:
         labels = Image.fromarray((values == 1).astype(np.uint8) * 255)
         if mask.mode != "P":
             return labels
-    rgba = _rgba(_eight_bits(name, mask))
+    rgba = as_rgba(eight_bits(name, mask))
     grey, alpha = rgba.convert("L"), rgba.getchannel("A")
     if _selects(ImageOps.invert(alpha)):
         visible = np.asarray(rgba)[np.asarray(alpha) >= 128, :3]
@@ -217,6 +237,7 @@ def read_video(option: str, path: Path) -> list[Image.Image]:
             note = NOTE.fullmatch(_note(file))
     precision = 10 if file.format == "GIF" else 1
     repeats = _repeats([duration for _, duration in shown], int(note[1]) if note else 0, precision)
+    check_pixels(name, file, sum(repeats))
     return [frame for (frame, _), times in zip(shown, repeats, strict=True) for frame in [frame] * times]
 
 
@@ -246,6 +267,7 @@ def _frames(name: str, file: Image.Image) -> Iterator[tuple[Image.Image, int]]:
     """The frames of an animated file, and how many milliseconds each is shown; 0 if the file does not say."""
     with _reading(name):
         count = getattr(file, "n_frames", 1)
+    check_pixels(name, file, count)
     canvas = Image.new("RGBA", file.size)
     # The first image of a PNG may be only for viewers that show no animation.
     for index in range(int(file.info.get("default_image", False)), count):
@@ -258,7 +280,7 @@ def _frames(name: str, file: Image.Image) -> Iterator[tuple[Image.Image, int]]:
         frame = file
         if "blend" in file.info:
             box, before = file.info["bbox"], canvas.copy()
-            part = _rgba(_eight_bits(name, file)).crop(box)
+            part = as_rgba(eight_bits(name, file)).crop(box)
             canvas.info = file.info
             if file.info["blend"] == Blend.OP_OVER:
                 canvas.alpha_composite(part, box[:2])
@@ -274,7 +296,7 @@ def _frames(name: str, file: Image.Image) -> Iterator[tuple[Image.Image, int]]:
 
 def _note(file: Image.Image) -> str:
     # GIF has comments, WebP has EXIF data.
-    note = file.info.get("comment") or file.getexif().get(ExifTags.Base.ImageDescription, "")
+    note = file.info.get("comment") or _exif(file).get(ExifTags.Base.ImageDescription, "")
     return note.decode("latin-1") if isinstance(note, bytes) else str(note)
 
 

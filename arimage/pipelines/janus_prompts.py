@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 from transformers import JanusProcessor
 
+from ..media.files import to_rgb
 from .tokenizing import tokenize
 
 
@@ -59,7 +60,7 @@ class JanusPrompts:
         Raises:
             ValueError: if the lists have different lengths.
         """
-        images = image if isinstance(image, list) else [image]
+        images = [to_rgb("image", one) for one in (image if isinstance(image, list) else [image])]
         questions = question if isinstance(question, list) else [question]
         count = max(len(images), len(questions))
         if {len(images), len(questions)} - {1, count}:

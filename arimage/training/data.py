@@ -3,7 +3,7 @@
 ..., "path": ...}`); and folders of images without captions."""
 
 import io
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from pydantic import BaseModel, Field
 
-from ..media.files import open_image, to_rgb, to_rgba
+from ..media.files import open_image, to_levels, to_rgb, to_rgba
 from ..schema import Positive, Text, check
 
 
@@ -124,15 +124,15 @@ def load_captioned_images(
     if not rows:
         raise ValueError(f"{path} has no row left with styles={styles} and groups={groups}: keep more of it")
 
-    def pixels(row: Row, column: str, mode: str) -> torch.Tensor:
+    def pixels(row: Row, column: str, read: Callable[[str, Image.Image], Image.Image]) -> torch.Tensor:
         name = f"{column} of {row.name!r} in {path}"
-        image = to_rgb(name, open_image(name, io.BytesIO(getattr(row, column)))).convert(mode)
+        image = read(name, open_image(name, io.BytesIO(getattr(row, column))))
         array = np.asarray(image.resize((image_size, image_size), Image.Resampling.BOX))
         return torch.from_numpy(array.copy()).reshape(image_size, image_size, -1).permute(2, 0, 1)
 
     return ImageCaptions(
-        images=torch.stack([pixels(row, "image", "RGB") for row in rows]),
-        alpha=torch.stack([pixels(row, "alpha", "L") for row in rows]),
+        images=torch.stack([pixels(row, "image", to_rgb) for row in rows]),
+        alpha=torch.stack([pixels(row, "alpha", to_levels) for row in rows]),
         captions=[[row.caption, *row.captions] for row in rows],
         names=[row.name for row in rows],
         bases=[row.base for row in rows],

@@ -8,6 +8,7 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from PIL import Image
 from presets import FOR_TOKENS, quick
+from profiles import WIDE, as_shown
 from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
@@ -157,6 +158,15 @@ def test_questions_are_answered_as_by_transformers(pipe):
     assert pipe.understand(images, questions, **options)[0] == of_first[0]
     with pytest.raises(ValueError, match="2 images and 3 questions: give as many, or one for all"):
         pipe.understand(images, ["what?"] * 3)
+
+
+def test_questions_are_about_what_viewers_show(pipe):
+    photo = Image.new("RGB", (50, 30), (60, 200, 60))
+    photo.info["icc_profile"] = WIDE
+    sticker = Image.new("RGBA", (50, 30), (0, 0, 0, 0))
+    for image, shown in ((photo, as_shown(photo, WIDE)), (sticker, Image.new("RGB", (50, 30), "white"))):
+        found, expected = (pipe.prompts.questions(each, "what?").pixel_values for each in (image, shown))
+        assert torch.equal(found, expected)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from profiles import WIDE, as_shown
 
 from arimage.pipelines.references import as_references, split_references
 
@@ -45,6 +46,10 @@ def test_images_are_read_as_everywhere():
     clear = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
     [[image]] = as_references("image", clear, 1, 1)
     assert image.mode == "RGB" and image.getpixel((0, 0)) == (255, 255, 255)
+    photo = Image.new("RGB", (4, 4), (60, 200, 60))
+    photo.info["icc_profile"] = WIDE
+    [[image]] = as_references("image", photo, 1, 1)
+    assert image == as_shown(photo, WIDE) and image != Image.new("RGB", (4, 4), (60, 200, 60))
 
 
 @pytest.mark.parametrize(

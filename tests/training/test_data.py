@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from profiles import WIDE, as_shown
 
 from arimage.training.data import COLUMNS, load_captioned_images, load_image_folder
 
@@ -119,3 +120,14 @@ def test_a_file_that_is_not_parquet_is_refused(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(ValueError, match=r"a.parquet cannot be read as parquet \(.*\): get the file again"):
         load_captioned_images(tmp_path / "a.parquet", SIZE)
+
+
+def test_colours_are_those_of_their_profile_and_coverage_has_none(tmp_path):
+    colours, data = Image.new("RGB", (SIZE, SIZE), (60, 200, 60)), io.BytesIO()
+    colours.save(data, "PNG", icc_profile=WIDE)
+    (tmp_path / "a.png").write_bytes(data.getvalue())
+    shown = np.asarray(as_shown(colours, WIDE)).transpose(2, 0, 1)
+    assert np.array_equal(load_image_folder(tmp_path, SIZE).images[0], shown)
+    images = load_captioned_images(captioned(tmp_path / "a.parquet", data.getvalue(), data.getvalue()), SIZE)
+    assert np.array_equal(images.images[0], shown)
+    assert np.array_equal(images.alpha[0, 0], colours.convert("L"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from families import BUILD, EVERY, quick, seeded
 from PIL import Image
+from profiles import WIDE, as_shown
 
 from arimage import cli
 from arimage.training.adapters import generated
@@ -71,6 +72,13 @@ def test_folders_of_both_layouts_and_parquet(tmp_path):
         assert found.captions == ["one", "two"]
         assert found.images.shape == (2, 3, 4, 6) and found.images[1].unique().tolist() == [40]
     assert load_pairs(notes, (4, 4), "{} in ink").captions == ["one in ink", "two in ink"]
+
+
+def test_colours_of_pictures_are_those_of_their_profile(tmp_path):
+    colours = Image.new("RGB", (8, 8), (60, 200, 60))
+    colours.save(tmp_path / "a.jpg", quality=100, subsampling=0, icc_profile=WIDE)
+    shown = as_shown(Image.open(tmp_path / "a.jpg"), WIDE)
+    assert torch.equal(load_pairs(tmp_path, (8, 8), "x").images[0], torch.from_numpy(np.array(shown)).permute(2, 0, 1))
 
 
 def test_a_picture_of_several_captions_is_learned_with_each(tmp_path):
