@@ -15,9 +15,9 @@ from .convert.commands import convert_app
 from .environment import env
 from .eval.commands import eval_app, reproduce
 from .listings import decodings, models
+from .media.folders import IMAGE_SUFFIXES
 from .options import (
     DEFAULT_MODEL,
-    IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     DecoderGuidanceScale,
     Device,
@@ -174,7 +174,7 @@ def generate(
     """Generate images, or videos, and write them to --out."""
     texts = list(prompts or [])
     if file is not None:
-        texts += prompt_lines(file)
+        texts += prompt_lines("--file", file)
     labels = class_labels_of(class_label)
     # A video may go on without a text.
     continues = video is not None or bool(image)

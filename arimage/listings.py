@@ -8,6 +8,7 @@ import typer
 from .auto import class_names, find_model, packaged_models, published_models
 from .convert.registry import PUBLISHED, size_text
 from .decoding.names import DEFAULTS, PRESETS
+from .media.texts import composed
 from .pipelines.known import KnownCaptions
 
 
@@ -60,8 +61,9 @@ def _list_known(model: str, search: str | None) -> None:
     if known is None and labels is None:
         raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")
     captions = known.learned if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
-    wanted = (search or "").casefold()
-    names = [name for name, others in captions.items() if any(wanted in one.casefold() for one in (name, *others))]
+    wanted = composed((search or "").casefold())
+    texts = {name: [composed(one.casefold()) for one in (name, *others)] for name, others in captions.items()}
+    names = [name for name, its in texts.items() if any(wanted in text for text in its)]
     if not names:
         raise ValueError(f"nothing that {model} knows contains {search!r}: search for another word")
     if not sys.stdout.isatty():

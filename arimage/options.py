@@ -19,12 +19,12 @@ import typer
 
 from .auto import AutoPipeline, find_model
 from .decoding.names import Order, check_text
+from .media.texts import lines_of, read_text
 from .schema import check_encodable
 
 
 DEFAULT_MODEL = "emoji-arpg"
 Command = TypeVar("Command", bound=Callable)
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEO_SUFFIXES = (".mp4", ".webp", ".gif")
 
 
@@ -88,15 +88,16 @@ def check_classes(pipe, model: str, labels: list | None) -> None:
         raise ValueError(f"{model} generates {what}, not classes: leave out --class-label")
 
 
-def prompt_lines(file: Path) -> list[str]:
-    """The lines of a text file that are not blank."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--file is {file}, which is not UTF-8 text: give a text file") from error
-    prompts = [line.strip() for line in lines if line.strip()]
+def prompt_lines(option: str, file: Path) -> list[str]:
+    """The lines of the text file of an option that are not blank.
+
+    Raises:
+        ValueError: if there are none, or the file is not UTF-8, naming the option.
+    """
+    name = f"{option} is {file}, which"
+    prompts = [line for _, line in lines_of(read_text(file, name))]
     if not prompts:
-        raise ValueError(f"--file is {file}, which holds no prompts: write one per line")
+        raise ValueError(f"{name} holds no prompts: write one per line")
     return prompts
 
 

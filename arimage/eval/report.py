@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from ..decoding import decoding_from_dict, decoding_to_text
+from ..media.texts import parse_json
 from .bench.tables import EXACT, INEXACT
 from .metrics.standard_errors import Z, paired_difference
-from .runs.files import check_fields, parse_json, replace, sampling_text, to_json
+from .runs.files import check_fields, replace, sampling_text, to_json
 from .runs.run_folder import NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
 from .score import check_comparable, estimate_text, figure_text, images_text, read_metrics
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ..media.texts import parse_json
 from .emoji.composition import check_run
 from .emoji.emoji_kid import EmojiExtractor, asked_features, emoji_kernel_distance
 from .emoji.reference import REFERENCE, read_gallery
@@ -28,7 +29,7 @@ from .metrics.kernel_distance import kernel_distance
 from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Reference, read_folder, read_reference
 from .metrics.standard_errors import Estimate, estimate_text, mean_estimate
-from .runs.files import check_fields, parse_json, replace, to_json
+from .runs.files import check_fields, replace, to_json
 from .runs.run_folder import NUMBER, prompts_of, read_rows
 
 

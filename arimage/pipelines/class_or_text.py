@@ -5,6 +5,7 @@ from diffusers.utils import logging
 from torch import nn
 from transformers import T5EncoderModel
 
+from ..media.texts import composed
 from .base import ARImagePipeline
 from .captions import clean_caption
 from .checks import TEXT_TOKENS, as_texts, text_length
@@ -88,7 +89,8 @@ class ClassOrTextPipeline(ARImagePipeline):
         self.register_to_config(id2label={str(key): names[key] for key in sorted(names)})
 
     def get_label_ids(self, label: str | list[str]) -> list[int]:
-        """The ids of classes, given their names, such as "golden retriever"; case is ignored.
+        """The ids of classes, given their names, such as "golden retriever"; case is ignored, and whether accents are
+        composed.
 
         Raises:
             ValueError: if no class or several classes have this name, or the checkpoint does not name its classes.
@@ -102,10 +104,10 @@ class ClassOrTextPipeline(ARImagePipeline):
         for i, names in enumerate(self.class_names):
             # Some names are lists of synonyms.
             for name in names.split(","):
-                ids.setdefault(name.strip().casefold(), []).append(i)
+                ids.setdefault(composed(name.strip().casefold()), []).append(i)
         found = []
         for name in as_texts(label, "label"):
-            its = ids.get(name.strip().casefold(), [])
+            its = ids.get(composed(name.strip().casefold()), [])
             if not its:
                 nearest = tell_nearest(KnownCaptions({name: [] for name in ids}).nearest(name))
                 raise ValueError(f"{quoted([name])} is not the name of a class of this checkpoint: {nearest}")

@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
+from ..media.texts import composed
+
 
 KNOWN_CAPTIONS = "known_captions.json"
 NEAREST = 3
@@ -216,8 +218,8 @@ class _Captions:
 
 
 def as_words(text: str) -> Words:
-    """The words of a text without case, articles and punctuation."""
-    words = re.findall(r"[^\W_]+(?:'[^\W_]+)?", text.casefold().replace("’", "'"))
+    """The words of a text without case, articles and punctuation. Accents may be composed or decomposed."""
+    words = re.findall(r"[^\W_]+(?:'[^\W_]+)?", composed(text.casefold()).replace("’", "'"))
     return tuple(word for word in words if word not in _ARTICLES)
 
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 from pydantic import BaseModel, Field
 
 from ..media.files import open_image, to_levels, to_rgb, to_rgba
+from ..media.folders import IMAGE_SUFFIXES, visible_files
 from ..schema import Positive, Text, check
 
 
@@ -43,7 +44,6 @@ OPTIONAL = ["keywords"]
 COLUMNS = [name for name in Row.model_fields if name not in OPTIONAL]
 # How CLDR names of flags of countries begin.
 COUNTRY_FLAG = "flag: "
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
 @dataclass
@@ -148,15 +148,15 @@ def _row(row: dict, where: str) -> Row:
 
 
 def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
-    """Read the png, jpg and webp files in `folder` and below it, resize each to `image_size` pixels along its shorter
-    side, crop the centre, and put what is transparent on white.
+    """Read the png, jpg and webp files in `folder` and below it, without hidden ones, resize each to `image_size`
+    pixels along its shorter side, crop the centre, and put what is transparent on white.
 
     Raises:
         ValueError: if it holds no image, or one cannot be read.
     """
-    paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    paths = visible_files(Path(folder), IMAGE_SUFFIXES)
     if not paths:
-        raise ValueError(f"{folder} has no image: put files of {', '.join(sorted(IMAGE_SUFFIXES))} there")
+        raise ValueError(f"{folder} has no image: put files of {', '.join(IMAGE_SUFFIXES)} there")
 
     def pixels(path: Path) -> torch.Tensor:
         image = to_rgba(str(path), open_image(str(path), path))

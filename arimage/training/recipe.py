@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 from ..decoding.contract.supports import missing
+from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
 from ..pipelines.known import KNOWN_CAPTIONS, KnownCaptions
 from ..tokenizers.vq_var import VARVQModel
@@ -57,8 +58,9 @@ def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
     if not path.is_file():
         known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
         raise ValueError(f"unknown recipe {name_or_path}: give a TOML file or one of {known}")
+    text = read_text(path)
     try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+        recipe = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML ({error}): correct the recipe") from error
     tables = read_tables(recipe, path)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..eval.runs.files import check_fields, check_same, hold, parse_json, replace, space_in, to_json
+from ..eval.runs.files import check_fields, check_same, hold, replace, space_in, to_json
+from ..media.texts import parse_json
 from ..pipelines.base import ARPipeline
 from ..pipelines.lora import lora_layers
 from .processes import processes, wait_for_all

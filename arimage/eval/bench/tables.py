@@ -5,7 +5,8 @@ import math
 import statistics
 from pathlib import Path
 
-from ..runs.files import check_fields, check_sampling, parse_json, sampling_text, to_json
+from ...media.texts import parse_json
+from ..runs.files import check_fields, check_sampling, sampling_text, to_json
 
 
 # Two results are comparable if these, their models, batch sizes and for each model the fields of rows are equal.

@@ -17,6 +17,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from ...media.files import read_image
+from ...media.folders import IMAGE_SUFFIXES as COMMON_SUFFIXES
+from ...media.folders import visible_files
 from ..runs.files import replace
 from ..runs.run_folder import MANIFEST, read_finished
 from .array_files import ARRAY_SUFFIXES, read_array
@@ -24,9 +26,11 @@ from .array_files import ARRAY_SUFFIXES, read_array
 
 logger = logging.getLogger(__name__)
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+IMAGE_SUFFIXES = (*COMMON_SUFFIXES, ".bmp")
 VIDEO_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 Resize = Literal["clean", "tf1"]
+# How files become pixels: another word for another way, so that cached features of the former are not used.
+READING = "srgb"
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ def files_sha256(paths: list[Path]) -> str:
 
 
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
-    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder,
-    sorted and without the files `._*` that macOS adds.
+    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder, see
+    `visible_files`.
 
     Raises:
         ValueError: if the run is unfinished or damaged, or the folder has no pictures or no videos.
@@ -68,8 +72,7 @@ def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("pictures", IMAGE_SUFFIXES)
-    files = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
-    found = sorted(path for path in files if not path.name.startswith("._"))
+    found = visible_files(folder, suffixes)
     if not found:
         raise ValueError(f"{folder} has no {kind}: name a folder of {', '.join(suffixes)} files")
     return found
@@ -100,7 +103,7 @@ def extract(
     """
     file = None
     if cache is not None:
-        settings = [asdict(extractor.space), sha256 or files_sha256(paths), size]
+        settings = [asdict(extractor.space), sha256 or files_sha256(paths), size, READING]
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         file = cache / f"{extractor.space.name}-{key}.npz"
         known = _read_cached(file)

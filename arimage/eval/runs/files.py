@@ -113,24 +113,6 @@ def to_lines(rows: list[dict]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()
 
 
-def parse_json(text: str | bytes, name: str | Path, remedy: str) -> object:
-    """What JSON text holds.
-
-    Args:
-        name: of the file, and of the line if it is one, for the error.
-        remedy: what the user can do.
-
-    Raises:
-        ValueError: if it is not JSON, or too deeply nested.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"{name} is too deeply nested: {remedy}") from error
-    except ValueError as error:
-        raise ValueError(f"{name} is not valid JSON ({error}): {remedy}") from error
-
-
 def check_sampling(sampling: dict, name: str | Path, remedy: str) -> None:
     """Refuse sampling settings that no pipeline has.
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from .prompts import prompt_file, read_prompts
+from .prompts import prompt_file, prompt_files, read_prompts
 from .run_folder import image_path
 
 
@@ -38,8 +38,7 @@ def make_manifest(
         raise ValueError("give either --prompts or --classes")
     path = prompt_file(prompts)
     prompts_read = read_prompts(path)
-    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-    source = {"prompts": path.name, "sha256": _digest(files), "per_prompt": per_prompt}
+    source = {"prompts": path.name, "sha256": _digest(prompt_files(path)), "per_prompt": per_prompt}
     images = dict.fromkeys(Path(image) for row in prompts_read for image in row.get("image", ()))
     if images:
         source["images_sha256"] = _digest(images)

@@ -2,12 +2,12 @@
 
 import csv
 import io
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 from ...auto import ASSETS
-from ...schema import check_encodable
-from .files import parse_json
+from ...media.folders import finder, visible_files
+from ...media.texts import lines_of, parse_json, read_rows, read_text, text_of
 
 
 _FOLDER = ASSETS / "emoji-reference"
@@ -42,33 +42,30 @@ def read_prompts(path: Path) -> list[dict]:
             f"{path} is not a file of prompts: give a .tsv, .json, .jsonl or .txt file, or emoji for the packaged "
             "prompts"
         )
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from error
-    rows = readers[path.suffix.lower()](text, path)
+    rows = readers[path.suffix.lower()](path)
     if not rows:
         raise ValueError(f"{path} holds no prompts: give at least one")
     return rows
 
 
+def prompt_files(path: Path) -> list[Path]:
+    """The files that `read_prompts` reads: `path`, or those of a folder."""
+    return visible_files(path, (".txt",), "*") if path.is_dir() else [path]
+
+
 def _read_folder(folder: Path) -> list[dict]:
-    files = sorted(folder.glob("*.txt"))
+    files = prompt_files(folder)
     if not files:
         raise ValueError(f"{folder} has no .txt files: name the folder of the prompts of DPG-Bench, or a file")
-    texts = [file.read_text(encoding="utf-8-sig").strip() for file in files]
-    return [
-        _checked({"prompt": text, "item_id": file.stem}, file, "the file")
-        for file, text in zip(files, texts, strict=True)
-    ]
+    return [_checked({"prompt": read_text(file).strip(), "item_id": file.stem}, file, "the file") for file in files]
 
 
-def _read_txt(text: str, path: Path) -> list[dict]:
-    return [{"prompt": line.strip()} for line in text.splitlines() if line.strip()]
+def _read_txt(path: Path) -> list[dict]:
+    return [{"prompt": line} for _, line in lines_of(read_text(path))]
 
 
-def _read_json(text: str, path: Path) -> list[dict]:
-    items = parse_json(text, path, "get the file again")
+def _read_json(path: Path) -> list[dict]:
+    items = parse_json(read_text(path), path, "get the file again")
     if isinstance(items, list) and items and all(isinstance(row, dict) and "Prompt" in row for row in items):
         rows = [{"prompt": row.pop("Prompt"), **row} for row in items]
         return [_checked(row, path, f"entry {number}") for number, row in enumerate(rows, 1)]
@@ -77,50 +74,48 @@ def _read_json(text: str, path: Path) -> list[dict]:
     return [{**_checked(row, path, repr(name)), "item_id": name} for name, row in items.items()]
 
 
-def _read_jsonl(text: str, path: Path) -> list[dict]:
-    rows = []
-    # Not splitlines, which also splits at characters that a JSON string may hold.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        row = parse_json(line, f"line {number} of {path}", "write one object per line")
-        rows.append(_with_images(_checked(row, path, f"line {number}"), path, f"line {number}"))
+def _read_jsonl(path: Path) -> list[dict]:
+    find = finder(path.parent)
+    rows = [_with_images(_checked(row, path, where), find, path, where) for where, row in read_rows(path)]
     without = next((row for row in rows if "image" not in row), None)
     if without is not None and any("image" in row for row in rows):
         raise ValueError(f"{path} has no image for {without['prompt']!r}: give all prompts reference images, or none")
     return rows
 
 
-def _with_images(row: dict, path: Path, where: str) -> dict:
+def _with_images(row: dict, find: Callable[[str], Path | None], path: Path, where: str) -> dict:
     if "image" not in row:
         return row
     names = row["image"] if isinstance(row["image"], list) else [row["image"]]
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f'{path} has a wrong "image" in {where}: write a path, or a list of paths')
-    files = [(path.parent / name).resolve() for name in names]
-    missing = next((name for name, file in zip(names, files, strict=True) if not file.is_file()), None)
+    files = [find(name) for name in names]
+    missing = next((name for name, file in zip(names, files, strict=True) if file is None), None)
     if missing is not None:
         raise ValueError(f"{path} names {missing} in {where}, which is not there: write paths relative to the file")
-    return {**row, "image": [str(file) for file in files]}
+    return {**row, "image": [str(file.resolve()) for file in files if file is not None]}
 
 
 def _checked(row: object, path: Path, where: str) -> dict:
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
+    if not isinstance(row, dict) or not text_of(row, "prompt", path, where).strip():
         raise ValueError(f'{path} has no "prompt" in {where}: write {{"prompt": "..."}}')
-    check_encodable(f"prompt in {where} of {path}", row["prompt"])
-    try:
-        json.dumps(row, allow_nan=False)
-    except ValueError as error:
-        raise ValueError(f"{path} has a number that is not finite in {where}: write null") from error
     return row
 
 
-def _read_tsv(text: str, path: Path) -> list[dict]:
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter="\t")
-    columns = next(lines, [])
+def _read_tsv(path: Path) -> list[dict]:
+    lines = csv.reader(io.StringIO(read_text(path), newline=""), delimiter="\t")
+    try:
+        return _rows(next(lines, []), lines, path)
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read in line {lines.line_num} ({error}): correct it") from error
+
+
+def _rows(columns: list[str], lines, path: Path) -> list[dict]:
     column = next((name for name in ("prompt", "Prompt") if name in columns), None)
     if column is None:
         raise ValueError(f"{path} has the columns {columns}: name the column of the prompts prompt or Prompt")
+    if len(set(columns)) != len(columns):
+        raise ValueError(f"{path} has the columns {columns}: give each another name")
     rows = []
     for cells in filter(any, lines):
         # An unclosed quotation mark takes the following lines into its cell.

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...media.texts import parse_json
 from ...schema import Count
-from .files import check_fields, check_sampling, parse_json, to_lines
+from .files import check_fields, check_sampling, to_lines
 
 
 CONFIG, MANIFEST, IMAGES, RESULTS = "config.json", "manifest.jsonl", "images", "results"

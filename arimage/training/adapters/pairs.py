@@ -2,7 +2,6 @@
 each picture, or a parquet file."""
 
 import io
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,9 @@ import torch
 from PIL import Image, ImageOps
 
 from ...media.files import open_image, to_rgb
-from ..data import IMAGE_SUFFIXES, to_unit_range
+from ...media.folders import IMAGE_SUFFIXES, finder, visible_files
+from ...media.texts import read_rows, read_text, text_of
+from ..data import to_unit_range
 
 
 METADATA = "metadata.jsonl"
@@ -43,7 +44,7 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
     Args:
         path: a parquet file with the columns `image` and `caption` or `text`, or a folder. The captions of a folder
             are in its metadata.jsonl (`file_name`, `text`), or in a file NAME.txt for each picture. A picture that
-            metadata.jsonl lists several times has several captions.
+            metadata.jsonl lists several times has several captions. Hidden files and folders are left out.
         caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture
             needs one.
 
@@ -58,7 +59,7 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
     else:
         raise ValueError(f"{path} is neither a folder of pictures nor a parquet file: check the path")
     if not found:
-        raise ValueError(f"{path} has no pictures: put files of {', '.join(sorted(IMAGE_SUFFIXES))} there")
+        raise ValueError(f"{path} has no pictures: put files of {', '.join(IMAGE_SUFFIXES)} there")
     images, captions = [], []
     for name, source, text in found:
         picture = to_rgb(name, open_image(name, source))
@@ -69,40 +70,29 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
 
 
 def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    notes = [path for path in paths if path.with_suffix(".txt").is_file()]
+    paths, find = visible_files(folder, IMAGE_SUFFIXES), finder(folder)
+    notes = {path: find(str(path.relative_to(folder).with_suffix(".txt"))) for path in paths}
     listed: dict[Path, list[str]] = {}
     if (folder / METADATA).is_file():
-        if notes:
-            raise ValueError(f"{folder} has {METADATA} and {notes[0].with_suffix('.txt').name}: keep one of the two")
-        for number, line in enumerate((folder / METADATA).read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip():
-                path, text = _read_line(folder, line, number)
-                listed.setdefault(path, []).append(text)
+        note = next(filter(None, notes.values()), None)
+        if note is not None:
+            raise ValueError(f"{folder} has {METADATA} and {note.name}: keep one of the two")
+        for where, row in read_rows(folder / METADATA):
+            name, text = (text_of(row, field, folder / METADATA, where) for field in ("file_name", "text"))
+            path = find(name)
+            if path is None:
+                raise ValueError(f"{folder / METADATA} names {name} in {where}, which is not there: correct the name")
+            listed.setdefault(path, []).append(text.strip())
     found = []
-    for path in paths:
-        texts = listed.get(path, [""])
-        if path in notes:
-            texts = [path.with_suffix(".txt").read_text(encoding="utf-8").strip()]
+    for path in sorted({*paths, *listed}):
+        note = notes.get(path)
+        texts = listed.get(path, [""]) if note is None else [read_text(note).strip()]
         if not all(texts) and needed:
             raise ValueError(
                 f"{path} has no caption: write it into {path.stem}.txt or {METADATA}, or give one for all as --caption"
             )
         found += [(str(path), path, text) for text in texts]
     return found
-
-
-def _read_line(folder: Path, line: str, number: int) -> tuple[Path, str]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"line {number} of {folder / METADATA} is not JSON ({error}): correct it") from error
-    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("file_name", "text")):
-        raise ValueError(f"line {number} of {folder / METADATA} has no file_name or text: write both")
-    path = folder / row["file_name"]
-    if not path.is_file():
-        raise ValueError(f"line {number} of {folder / METADATA} names {row['file_name']}, which is not there")
-    return path, row["text"].strip()
 
 
 def _read_parquet(path: Path) -> list[tuple[str, io.BytesIO, str]]:

@@ -12,9 +12,10 @@ import torch
 from ...decoding import decoding_to_dict
 from ...eval.bench.measure import quiet
 from ...eval.emoji.retrieval import nearest_pictures
-from ...eval.runs.files import append, check_fields, check_same, hold, parse_json, space_in, to_json
+from ...eval.runs.files import append, check_fields, check_same, hold, space_in, to_json
 from ...eval.runs.files import replace as replace_file
 from ...eval.runs.generate import progress_bar, weights_digest
+from ...media.texts import parse_json
 from ...pipelines.base import ARImagePipeline
 from ...pipelines.known import KNOWN_CAPTIONS, KnownCaptions, as_words
 from ...pipelines.upscaling import UpscalingPipeline

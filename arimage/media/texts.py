@@ -1,0 +1,108 @@
+"""Texts and tables that users write: lists of prompts, captions, metadata.jsonl. Every such file is read here."""
+
+import json
+import math
+import unicodedata
+from pathlib import Path
+from typing import NoReturn
+
+from ..schema import check_encodable
+
+
+def read_text(path: Path, name: str | None = None) -> str:
+    """The text of a file in UTF-8, or in UTF-16 with a byte order mark, as Notepad and PowerShell write them. The mark
+    is not part of the text. `name` begins the sentence of an error: "--file is x.txt, which"; by default it is the
+    path.
+
+    Raises:
+        ValueError: if the file is in another encoding, naming the line.
+    """
+    data = path.read_bytes()
+    encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        _refuse(name or str(path), data[: error.start].decode(encoding, "ignore"), error.reason)
+    # UTF-16 without a mark, and UTF-32, are valid UTF-8 and UTF-16.
+    if "\0" in text:
+        _refuse(name or str(path), text.partition("\0")[0], "a null character")
+    return text
+
+
+def _refuse(name: str, before: str, reason: str) -> NoReturn:
+    raise ValueError(f"{name} is not UTF-8 in line {before.count(chr(10)) + 1} ({reason}): save it as UTF-8")
+
+
+def lines_of(text: str) -> list[tuple[int, str]]:
+    """The lines that are not blank, stripped, with their numbers. Only line feeds end a line: captions from web pages
+    hold other separators, at which `str.splitlines` would split them."""
+    # Files with a byte order mark that were joined have one inside.
+    lines = (line.strip().removeprefix("\ufeff") for line in text.split("\n"))
+    return [(number, line) for number, line in enumerate(lines, 1) if line]
+
+
+def read_rows(path: Path) -> list[tuple[str, dict]]:
+    """The objects in a file of one JSON object per line, and where each is, as in "line 3". Blank lines are ignored.
+
+    Raises:
+        ValueError: if a line is something else, see `parse_json`, naming file and line.
+    """
+    rows = []
+    for number, line in lines_of(read_text(path)):
+        where, remedy = f"line {number}", "write one object per line"
+        row = parse_json(line, f"{where} of {path}", remedy)
+        if not isinstance(row, dict):
+            raise ValueError(f"{path} has no object in {where}: {remedy}")
+        rows.append((where, row))
+    return rows
+
+
+def parse_json(text: str | bytes, name: str | Path, remedy: str) -> object:
+    """What JSON text holds.
+
+    Args:
+        name: of the file, and of the line if it is one, for the error.
+        remedy: what the user can do.
+
+    Raises:
+        ValueError: if it is not JSON, or too deeply nested, or has a number that is not finite or a name twice.
+    """
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise ValueError(f"{name} is too deeply nested: {remedy}") from error
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid JSON ({error}): {remedy}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def text_of(row: dict, field: str, path: Path, where: str) -> str:
+    """A text of a row of a file.
+
+    Raises:
+        ValueError: if there is none, or UTF-8 cannot encode it, naming the file and `where` the row is.
+    """
+    value = row.get(field)
+    if not isinstance(value, str):
+        raise ValueError(f'{path} has no "{field}" in {where}: write {{"{field}": "..."}}')
+    check_encodable(f"{field} in {where} of {path}", value)
+    return value
+
+
+def composed(text: str) -> str:
+    """The text with composed letters (NFC), by which texts that look the same are compared."""
+    return unicodedata.normalize("NFC", text)
