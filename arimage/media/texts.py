@@ -1,7 +1,6 @@
 """Texts and tables that users write: lists of prompts, captions, metadata.jsonl. Every such file is read here."""
 
 import json
-import math
 import unicodedata
 from pathlib import Path
 from typing import NoReturn
@@ -45,7 +44,8 @@ def read_rows(path: Path) -> list[tuple[str, dict]]:
     """The objects in a file of one JSON object per line, and where each is, as in "line 3". Blank lines are ignored.
 
     Raises:
-        ValueError: if a line is something else, see `parse_json`, naming file and line.
+        ValueError: if a line is something else, see `parse_json`, or has a number that is not finite, naming file and
+            line.
     """
     rows = []
     for number, line in lines_of(read_text(path)):
@@ -53,6 +53,7 @@ def read_rows(path: Path) -> list[tuple[str, dict]]:
         row = parse_json(line, f"{where} of {path}", remedy)
         if not isinstance(row, dict):
             raise ValueError(f"{path} has no object in {where}: {remedy}")
+        check_finite(row, path, where)
         rows.append((where, row))
     return rows
 
@@ -65,21 +66,14 @@ def parse_json(text: str | bytes, name: str | Path, remedy: str) -> object:
         remedy: what the user can do.
 
     Raises:
-        ValueError: if it is not JSON, or too deeply nested, or has a number that is not finite or a name twice.
+        ValueError: if it is not JSON, or too deeply nested, or has a name twice.
     """
     try:
-        return json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_object)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError(f"{name} is too deeply nested: {remedy}") from error
     except ValueError as error:
         raise ValueError(f"{name} is not valid JSON ({error}): {remedy}") from error
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
-    return number
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict:
@@ -88,6 +82,18 @@ def _object(pairs: list[tuple[str, object]]) -> dict:
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
     return found
+
+
+def check_finite(row: dict, path: Path, where: str) -> None:
+    """Refuse a row of a file with a number that JSON cannot hold.
+
+    Raises:
+        ValueError: naming the file and `where` the row is.
+    """
+    try:
+        json.dumps(row, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"{path} has a number that is not finite in {where}: write null") from error
 
 
 def text_of(row: dict, field: str, path: Path, where: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...auto import ASSETS
 from ...media.folders import finder, visible_files
-from ...media.texts import lines_of, parse_json, read_rows, read_text, text_of
+from ...media.texts import check_finite, lines_of, parse_json, read_rows, read_text, text_of
 
 
 _FOLDER = ASSETS / "emoji-reference"
@@ -99,6 +99,7 @@ def _with_images(row: dict, find: Callable[[str], Path | None], path: Path, wher
 def _checked(row: object, path: Path, where: str) -> dict:
     if not isinstance(row, dict) or not text_of(row, "prompt", path, where).strip():
         raise ValueError(f'{path} has no "prompt" in {where}: write {{"prompt": "..."}}')
+    check_finite(row, path, where)
     return row
 
 
