@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import typer
 
 from arimage.eval.metrics.standard_errors import estimate_text, standard_error
+from arimage.eval.runs.prompts import read_prompts
 from arimage.options import Device, Dtype, load_pipeline
 
 
@@ -42,9 +43,9 @@ def main(
     dtype: Dtype = "auto",
 ) -> None:
     pipe = load_pipeline(model, device, dtype)
-    texts, generator = prompts.read_text(encoding="utf-8").splitlines(), torch.Generator().manual_seed(0)
+    texts = [row["prompt"] for row in read_prompts(prompts)]
     settings = {"height": height, "width": width, "batch_size": batch_size, "decoding": decoding}
-    small, large = pipe(texts, **settings, generator=generator, output_type="latent").tokens
+    small, large = pipe(texts, **settings, generator=torch.Generator().manual_seed(0), output_type="latent").tokens
     print(f"Tokens of the large grid ({len(texts)} images of {height}x{width}) that equal")
     for name, share in shares(small, large).items():
         percent = 100 * share.numpy()

@@ -5,7 +5,6 @@ counted.
     python benchmarks/first_drafts.py --prompts prompts.jsonl
 """
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from arimage import SpeculativeJacobiDecoding
 from arimage.decoding import decode
 from arimage.decoding.contract.noise import Purpose, uniforms
 from arimage.eval.metrics.standard_errors import estimate_text, standard_error
+from arimage.eval.runs.prompts import read_prompts
 from arimage.kernels.coupling import sample
 from arimage.options import DEFAULT_MODEL, Device, Dtype, Model, load_pipeline
 
@@ -52,14 +52,14 @@ def steps_of(pipe, prompts: list[str], decoding: SpeculativeJacobiDecoding) -> t
 
 
 def main(
-    prompts: Annotated[Path, typer.Option(help="A JSON object with a prompt per line.")],
+    prompts: Annotated[Path, typer.Option(help="A file of prompts, as for `arimage eval generate`.")],
     window: int = 32,
     model: Model = DEFAULT_MODEL,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
     pipe = load_pipeline(model, device, dtype)
-    texts = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    texts = [row["prompt"] for row in read_prompts(prompts)]
     uniform, perfect = (
         steps_of(pipe, texts, method(window=window)) for method in (SpeculativeJacobiDecoding, PerfectDrafts)
     )

@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from arimage import AutoPipeline
+from arimage.eval.runs.prompts import read_prompts
 
 
 COLUMNS, TILE, LINE = 10, 128, 16
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("first_prompts.png"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    prompts = arguments.prompts.read_text(encoding="utf-8").splitlines()
+    prompts = [row["prompt"] for row in read_prompts(arguments.prompts)]
     pipe = AutoPipeline.from_pretrained(arguments.model)
     images = pipe(prompts, generator=torch.Generator().manual_seed(arguments.seed)).images
     sheet(images, prompts).save(arguments.out)

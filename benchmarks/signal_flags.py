@@ -8,7 +8,6 @@ what the first and the second run of --new make of their first captions, and som
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from arimage.eval.emoji.reference import GALLERY_SIZE, read_gallery, to_pixels
 from arimage.eval.metrics.standard_errors import estimate_text, mean_estimate
 from arimage.eval.runs.run_folder import prompts_of, read_finished
 from arimage.media.files import read_image
+from arimage.media.texts import read_rows
 
 
 COLUMNS, TILE = 10, 64
@@ -77,8 +77,8 @@ def main() -> None:
     parser.add_argument("--old", type=Path, nargs=2, required=True)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    lines = (arguments.flags / "metadata.jsonl").read_text(encoding="utf-8").splitlines()
-    files = {row["name"]: arguments.flags / row["file_name"] for row in map(json.loads, lines)}
+    rows = read_rows(arguments.flags / "metadata.jsonl")
+    files = {row["name"]: arguments.flags / row["file_name"] for _, row in rows}
     gallery, names = read_gallery()
     pictures = [read_image(path) for path in files.values()]
     added = torch.from_numpy(np.stack([to_pixels(picture, GALLERY_SIZE) for picture in pictures]))

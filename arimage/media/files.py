@@ -17,6 +17,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 
 from .colours import SPACE, as_rgba, eight_bits, in_srgb
+from .folders import replacing
 from .limits import check_pixels, too_much, too_much_exif
 
 
@@ -306,23 +307,25 @@ def write_video(frames: list[Image.Image], path: Path, fps: int) -> None:
     if path.suffix.lower() == ".mp4":
         from diffusers.utils import export_to_video
 
-        # Any even size is kept.
-        export_to_video(frames, str(path), fps=fps, macro_block_size=2)
+        with replacing(path) as file:
+            # Any even size is kept.
+            export_to_video(frames, str(file), fps=fps, macro_block_size=2)
         return
     step = 10 if path.suffix.lower() == ".gif" else 1
     exif, note = Image.Exif(), f"{len(frames)} frames"
     exif[ExifTags.Base.ImageDescription] = note
-    frames[0].save(
-        path,
-        save_all=True,
-        append_images=frames[1:],
-        duration=step * max(1, round(1000 / fps / step)),
-        loop=0,
-        quality=90,
-        method=4,
-        comment=note,
-        exif=exif,
-    )
+    with replacing(path) as file:
+        frames[0].save(
+            file,
+            save_all=True,
+            append_images=frames[1:],
+            duration=step * max(1, round(1000 / fps / step)),
+            loop=0,
+            quality=90,
+            method=4,
+            comment=note,
+            exif=exif,
+        )
 
 
 def grid_of(images: list[Image.Image], rows: int) -> Image.Image:
@@ -351,7 +354,8 @@ def write_grid(images: list, count: int, path: Path, fps: int | None = None) -> 
     """Write images, `count` for each prompt, as one; or, with frames per second, videos of equally many frames as
     one."""
     if fps is None:
-        sheet_of(images, count).save(path)
+        with replacing(path) as file:
+            sheet_of(images, count).save(file)
     else:
         write_video([sheet_of(list(frames), count) for frames in zip(*images, strict=True)], path, fps)
     return path

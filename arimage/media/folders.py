@@ -1,7 +1,10 @@
-"""Which files of a folder count, and how they are found by name."""
+"""Which files of a folder count, how they are found by name, and how a file is replaced whole or not at all."""
 
 import functools
-from collections.abc import Callable, Collection
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .texts import composed
@@ -46,3 +49,15 @@ def finder(folder: Path) -> Callable[[str], Path | None]:
         return path if path.is_file() else None
 
     return find
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file in the folder of `path`, of the same suffix, to write to. It takes the place of `path` at the end; if
+    writing fails, what was there before stays."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..decoding import Layout
 from ..pipelines.call import GenerationCall
+from .folders import replacing
 
 
 ACCEPTED, REJECTED, DRAFT, NOTHING = (26, 150, 80), (214, 40, 40), (120, 134, 156), (214, 218, 224)
@@ -142,7 +143,9 @@ def write_animation(frames: list[Image.Image], durations: list[int], path: Path)
         halves = np.concatenate([np.asarray(frames[len(frames) // 2]), np.asarray(frames[-1])])
         palette = Image.fromarray(halves).quantize(256)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=80, method=4)
+    options = {"duration": durations, "loop": 0, "quality": 80, "method": 4}
+    with replacing(path) as file:
+        frames[0].save(file, save_all=True, append_images=frames[1:], **options)
 
 
 def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
@@ -190,7 +193,8 @@ def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.
     canvas.paste(Image.fromarray(ramp), (MARGIN, top + height + 8))
     pen.text((MARGIN, top + height + 20), "step 1", FAINT, _font(12))
     pen.text((MARGIN + width, top + height + 20), f"step {last}", FAINT, _font(12), anchor="ra")
-    canvas.save(path)
+    with replacing(path) as file:
+        canvas.save(file)
 
 
 def _enlarge(pixels: np.ndarray) -> np.ndarray:

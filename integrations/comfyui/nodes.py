@@ -36,7 +36,7 @@ class LoadedModel(NamedTuple):
 
 
 class GeneratedTokens(NamedTuple):
-    """What the image tokenizer of `pipe` decodes to the pixels of a call: tokens [B, N], or for some models vectors."""
+    """What the image tokenizer of `pipe` decodes to the pixels of a call: tokens [B, N], for some models vectors."""
 
     pipe: object
     call: object

@@ -419,3 +419,31 @@ def test_mp4_needs_its_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(files, "can_write_mp4", lambda: False)
     with pytest.raises(ValueError, match="needs imageio"):
         read_video("--video", tmp_path / "a.mp4")
+
+
+# Writing
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".gif"])
+def test_a_file_is_replaced_whole_or_not_at_all(suffix, tmp_path, monkeypatch):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"before")
+
+    def write():
+        images = [square(4), square(9)]
+        files.write_grid([images, images] if suffix != ".png" else images, 2, path, None if suffix == ".png" else 8)
+
+    save = Image.Image.save
+    with monkeypatch.context() as patch:
+
+        def fail(image, file, **options):
+            save(image, file, **options)
+            raise OSError("no space left")
+
+        patch.setattr(Image.Image, "save", fail)
+        with pytest.raises(OSError, match="no space"):
+            write()
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"before"]
+    write()
+    (written,) = tmp_path.iterdir()
+    assert written == path and "icc_profile" not in Image.open(path).info
