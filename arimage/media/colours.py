@@ -1,7 +1,7 @@
 """The colours of an image as viewers show them: 8 bits per channel, in sRGB."""
 
-import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageCms
@@ -77,8 +77,7 @@ def _by_profile(image: Image.Image) -> Callable[[Image.Image], Image.Image] | No
     """From the colours of the profile of an image; None if it has none that can be used."""
     try:
         profile = _profile(image)
-        kind = None if profile is None else profile.profile.xcolor_space.strip()
-        mode = _mode(image, kind)
+        mode = None if profile is None else _mode(image, profile.xcolor_space.strip())
         if profile is None or mode is None:
             return None
         transform = ImageCms.buildTransform(profile, ImageCms.createProfile("sRGB"), mode, "RGB")
@@ -91,17 +90,18 @@ def _by_profile(image: Image.Image) -> Callable[[Image.Image], Image.Image] | No
     return convert
 
 
-def _profile(image: Image.Image) -> ImageCms.ImageCmsProfile | None:
+def _profile(image: Image.Image) -> Any:
+    """The profile of an image, None if it has none that describes colours."""
     data = image.info.get("icc_profile")
     if image.mode == "LAB":
-        return ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
+        return ImageCms.createProfile("LAB")
     if not data or _is_slow(data):
         return None
-    profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
-    return profile if profile.profile.device_class in DEVICES else None
+    profile = ImageCms.core.profile_frombytes(data)
+    return profile if profile.device_class in DEVICES else None
 
 
-def _mode(image: Image.Image, kind: str | None) -> str | None:
+def _mode(image: Image.Image, kind: str) -> str | None:
     """The mode in which a profile of this kind describes the colours of an image; None if it does not."""
     if image.mode in ("CMYK", "LAB"):
         return image.mode if kind == {"CMYK": "CMYK", "LAB": "Lab"}[image.mode] else None
@@ -124,7 +124,8 @@ def _by_chromaticities(image: Image.Image) -> Callable[[Image.Image], Image.Imag
     if "icc_profile" in image.info or "srgb" in image.info or (gamma is None and found is SRGB):
         return None
     # 1 / 2.2 stands for the curve of sRGB, to the tolerance of libpng.
-    curved = gamma is None or abs(2.2 * gamma - 1) <= 0.05
+    gamma = 1 / 2.2 if gamma is None else gamma
+    curved = abs(2.2 * gamma - 1) <= 0.05
     if curved and np.abs(np.subtract(found, SRGB)).max() < 0.01:
         return None
     levels = np.arange(256) / 255

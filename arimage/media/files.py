@@ -8,7 +8,7 @@ import importlib.util
 import io
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -54,7 +54,7 @@ def _reading(name: str) -> Iterator[None]:
         raise ValueError(f"{name} cannot be read ({reason}): give a file that is whole") from error
 
 
-def open_image(name: str, source: Path | IO[bytes], formats: Sequence[str] = FORMATS) -> Image.Image:
+def open_image(name: str, source: Path | IO[bytes], formats: list[str] | tuple[str, ...] = FORMATS) -> Image.Image:
     """Open an image file without reading its pixels. `formats` are those of Pillow.
 
     Raises:

@@ -8,8 +8,8 @@ from PIL import Image
 
 # Of a progressive JPEG: encoders write about ten, each of which goes over the whole image.
 MAX_SCANS = 64
-# Segments of a JPEG, chunks of a PNG.
-MAX_PARTS = 100_000
+# Segments of a JPEG, chunks of a PNG; and those of a JPEG that are joined, all of them for each one.
+MAX_PARTS, MAX_EXIF_PARTS = 100_000, 64
 # Of an animated file, and the pixels of all of them.
 MAX_FRAMES = 10_000
 MAX_ANIMATED_PIXELS = 2**28
@@ -32,7 +32,7 @@ def too_much(data: bytes) -> str | None:
 
 def _too_much_jpeg(data: bytes) -> str | None:
     scans = parts = 0
-    exif = b""
+    exif = []
     found = _MARKER.search(data, 2)
     while found:
         code, begin = data[found.start() + 1], found.end()
@@ -47,12 +47,13 @@ def _too_much_jpeg(data: bytes) -> str | None:
             return f"more than {MAX_SCANS} scans" if scans > MAX_SCANS else f"more than {MAX_PARTS} parts"
         segment = data[begin + 2 : begin + length] if code in (0xE1, 0xE2) else b""
         if segment.startswith(b"Exif\0\0"):
-            # Pillow joins them.
-            exif += segment[6:]
+            exif.append(segment[6:])
+            if len(exif) > MAX_EXIF_PARTS:
+                return f"more than {MAX_EXIF_PARTS} parts of EXIF data"
         if segment.startswith(b"MPF\0") and (reason := too_much_exif(segment[4:])):
             return reason
         found = _MARKER.search(data, begin + length)
-    return too_much_exif(exif)
+    return too_much_exif(b"".join(exif))
 
 
 def _too_much_png(data: bytes) -> str | None:

@@ -59,6 +59,7 @@ GREEDY = {
         jpeg_with(segment(0xE1, greedy_exif()[:50_000]), segment(0xE1, b"Exif\0\0" + greedy_exif()[50_000:])),
         "EXIF",
     ),
+    "exif of jpeg in many parts": (jpeg_with(segment(0xE1, b"Exif\0\0" + b"\0" * 70) * 90_000), "EXIF"),
     "exif after an end": (jpeg_with(b"\xff\xd9", segment(0xE1, greedy_exif())), "EXIF"),
     "index of several photos": (jpeg_with(segment(0xE2, b"MPF\0" + greedy_exif()[6:])), "EXIF"),
     "chunks": (png_with(chunk(b"abCd", b"") * 150_000), "more than 100000 parts"),

@@ -118,7 +118,7 @@ def _rows(columns: list[str], lines, path: Path) -> list[dict]:
     if len(set(columns)) != len(columns):
         raise ValueError(f"{path} has the columns {columns}: give each another name")
     rows = []
-    for cells in filter(any, lines):
+    for cells in (cells for cells in lines if any(cells)):
         # An unclosed quotation mark takes the following lines into its cell.
         if len(cells) != len(columns) or any("\n" in cell for cell in cells):
             raise ValueError(
