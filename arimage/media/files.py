@@ -1,7 +1,7 @@
 """Files of images and videos, in and out. Heavy imports stay inside the functions, as in `arimage.cli`.
 
-Every image from outside goes through `to_rgb`, and every mask through `to_mask`. `name` begins the sentence of an
-error: "image", or "--image is x.png, which".
+Every file goes through `open_image`, every image from outside through `to_rgb`, and every mask through `to_mask`.
+`name` begins the sentence of an error: "image", or "--image is x.png, which".
 """
 
 import importlib.util
@@ -92,7 +92,7 @@ def to_rgb(name: str, image: Image.Image) -> Image.Image:
 
 
 def to_levels(name: str, image: Image.Image) -> Image.Image:
-    """An image whose levels are no colours but, for example, coverage, in mode L: as they are, whatever its profile.
+    """An image whose levels are not colours but, for example, coverage, in mode L: as they are, whatever its profile.
 
     Raises:
         ValueError: if it is damaged, or has levels outside the range of its mode.
