@@ -148,7 +148,11 @@ def open_app(
     videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
     if not pipelines:
         raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
-    serve_demo(Engine(pipelines), host, port, password, VideoMaker(videos) if videos else None)
+    engine, maker = Engine(pipelines), VideoMaker(videos) if videos else None
+    if maker is not None:
+        # Both use the same device.
+        maker.on_device_error = engine.fail
+    serve_demo(engine, host, port, password, maker)
 
 
 def _check_replicas(replicas: int | None, most: int | None, device: str | None) -> None:

@@ -1,8 +1,6 @@
 """Continuous batching: images of requests pass through the rows of one batch."""
 
-import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,10 +16,8 @@ from ...media.trace import draw_steps, is_known
 from ...pipelines.base import ARImagePipeline
 from ...pipelines.call import GenerationCall, running
 from .ticket import Ticket
-from .types import FILM_STEPS, SAMPLING, Refused
+from .types import FILM_STEPS, SAMPLING
 
-
-logger = logging.getLogger(__name__)
 
 # Drafts are mixed with grey: the share of grey, and its brightness.
 VEIL, GREY = 0.75, 0.85
@@ -55,10 +51,11 @@ class RequestBatch:
             queue, or returns None if there are none.
         give_back: called with a request after a failure that another request may have caused, so that it is generated
             alone.
+        fail: called with a request that has failed, and the error.
         on_pass: called after every forward pass with the number of images in it.
         on_images: called with the number of finished images and their tokens.
-        decoder: decodes tokens to pixels in its own thread where that takes long, so that other images go on; None
-            decodes in the thread of the batch.
+        decode_later: calls a function, which decodes an image to pixels, in another thread where that takes long, so
+            that other images go on; None decodes in the thread of the batch.
     """
 
     def __init__(
@@ -68,12 +65,13 @@ class RequestBatch:
         size: int,
         take: Callable[[int, tuple], Parts],
         give_back: Callable[[Ticket], None],
+        fail: Callable[[Ticket, Exception], None],
         on_pass: Callable[[int], None],
         on_images: Callable[[int, int], None],
-        decoder: Executor | None = None,
+        decode_later: Callable[[Callable[[], None]], None] | None = None,
     ):
-        self.pipe, self.kind, self._take, self._give_back = pipe, kind, take, give_back
-        self._on_pass, self._on_images, self._decoder = on_pass, on_images, decoder
+        self.pipe, self.kind, self._take, self._give_back, self._fail = pipe, kind, take, give_back, fail
+        self._on_pass, self._on_images, self._decode_later = on_pass, on_images, decode_later
         self._batch = Batch(kind[1], size, pipe.steps_of(kind[1]))
         # The images that the current forward pass prefills.
         self._beginning: list[Place] = []
@@ -85,14 +83,20 @@ class RequestBatch:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Generate until no request of this kind is left."""
+        """Generate until no request of this kind is left.
+
+        Raises:
+            torch.AcceleratorError: after an error of the device, from which no process recovers.
+        """
         try:
             run_batch(self._batch, self._begin, self._deliver, self._on_step)
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             places = [*self._beginning, *(self._batch.names[row] for row in self._batch.running)]
             suspects = list(dict.fromkeys(place.ticket for place in places))
             if len(suspects) == 1:
-                _fail(suspects.pop(), error)
+                self._fail(suspects.pop(), error)
             waiting = [ticket for parts in self._retried for ticket, _ in parts]
             # Each on its own, so that only the request at fault fails.
             for ticket in dict.fromkeys([*suspects, *waiting]):
@@ -103,9 +107,11 @@ class RequestBatch:
             parts = [(ticket, indices) for ticket, indices in parts if not ticket.future.done()]
             try:
                 return self._prepare(parts) if parts else self._begin(room)
+            except torch.AcceleratorError:
+                raise
             except Exception as error:
                 if len(parts) == 1:
-                    _fail(parts[0][0], error)
+                    self._fail(parts[0][0], error)
                 else:
                     self._retried += [[part] for part in parts]
         return None
@@ -209,16 +215,19 @@ class RequestBatch:
         batch, size = self._batch, self._batch.state.model.num_tokens
         try:
             batch.state.check([place.index if row in rows else None for row, place in enumerate(batch.names)])
-            pictures = self._pictures(rows) if self._decoder is None else {}
+            pictures = self._pictures(rows) if self._decode_later is None else {}
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             if len(rows) > 1:
                 for row in rows:
                     self._deliver([row])
             else:
-                _fail(self._batch.names[rows[0]].ticket, error)
+                self._fail(self._batch.names[rows[0]].ticket, error)
             return
         seconds = [batch.names[row].ticket.seconds for row in rows]
-        self._on_images(len(rows), len(rows) * size)
+        if self._decode_later is None:
+            self._on_images(len(rows), len(rows) * size)
         for row, passes, ended in zip(rows, batch.passes_of(rows), seconds, strict=True):
             place = batch.names[row]
             # On an accelerator, the host sees a few steps late that an image is finished.
@@ -228,25 +237,28 @@ class RequestBatch:
                 deciding = place.call.select([place.row]).layout.to_places(self._late[row][None] + 1)[0].cpu()
             film = self._film(place, ended) if place.recorded else None
             place.ticket.decide(place.index, passes, place.began + passes, size, deciding, film)
-            if self._decoder is None:
+            if self._decode_later is None:
                 place.ticket.finish(place.index, pictures[row], ended)
             else:
                 result = getattr(batch.state, self.pipe.decoded_tensor)[row][None].clone()
-                self._decoder.submit(self._decode_later, place, result)
+                self._decode_later(partial(self._deliver_later, place, result, size))
         running = {batch.names[row].ticket for row in batch.running if row not in rows}
         for ticket in {batch.names[row].ticket for row in rows} - running:
             ticket.forget_idle_passes()
 
     @torch.no_grad()
-    def _decode_later(self, place: Place, result: torch.Tensor) -> None:
-        """Decode one image to pixels and deliver it, in the decoder's thread."""
+    def _deliver_later(self, place: Place, result: torch.Tensor, tokens: int) -> None:
+        """Decode one image of `tokens` tokens to pixels and deliver it, in another thread."""
         if place.ticket.future.done():
             return
         try:
             [picture] = self._decode(place.call, [place.row], result)
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
-            _fail(place.ticket, error)
+            self._fail(place.ticket, error)
         else:
+            self._on_images(1, tokens)
             place.ticket.finish(place.index, picture, place.ticket.seconds)
 
     def _film(self, place: Place, ended: float) -> Film:
@@ -292,10 +304,3 @@ def preview(
         veil = torch.nn.functional.interpolate(veil, pixels.shape[-2:])
         pixels = pixels * (1 - veil) + (2 * GREY - 1) * veil
     return VaeImageProcessor().postprocess(pixels, output_type="pil")
-
-
-def _fail(ticket: Ticket, error: Exception) -> None:
-    if not isinstance(error, ValueError):
-        logger.error("a request of %s failed", ticket.request.model, exc_info=error)
-    ticket.settle(Refused(str(error)) if isinstance(error, ValueError) else error)
-    ticket.drop()

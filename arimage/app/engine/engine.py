@@ -7,18 +7,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import torch
 from PIL import Image
 
 from ...media.files import to_mask, to_rgb
 from ...pipelines.base import ARImagePipeline
-from .batch import RequestBatch
-from .models import ModelInfo, describe
+from .batch import Parts, RequestBatch
+from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
 from .types import Cancelled, Limits, Progress, Refused, Request
 from .validation import Plan, check, with_class
 
 
 logger = logging.getLogger(__name__)
+
+# After so many failed requests in a row, the engine checks whether its models still work.
+FAILURES = 3
 
 
 class Engine:
@@ -34,9 +38,10 @@ class Engine:
     Attributes:
         models: the abilities of each pipeline, by name.
         on_pass: called in the engine's thread after every forward pass with the number of images in it.
-        on_images: called in the engine's thread with the number of finished images, and of their tokens.
-        on_failure: called in the engine's thread when an error ends it; all requests are then cancelled, and new ones
-            refused.
+        on_images: called in a thread of the engine with the number of finished images, and of their tokens.
+        on_failure: called in a thread of the engine when an error ends it; all requests are then cancelled, and new
+            ones refused. Errors of a request end only the request. An error of the device ends the engine, and so do
+            several failed requests in a row if no model generates an image of its defaults either.
         failure: the error that ended the engine, or None.
 
     Raises:
@@ -57,7 +62,11 @@ class Engine:
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
         self._arrived, self._closed = threading.Condition(), False
+        # Failed requests since the last finished image.
+        self._failures = 0
         self._decoder = ThreadPoolExecutor(1, "arimage-decoder")
+        # Images whose tokens are decided, and whose pixels the decoder's thread has not decoded yet.
+        self._undecoded = 0
         self._worker = threading.Thread(target=self._work, name="arimage-engine", daemon=True)
         self._worker.start()
 
@@ -80,7 +89,6 @@ class Engine:
             Cancelled: if the engine is closed.
         """
         request, plan = self.check(request)
-        pipe = self._pipelines[request.model]
         for name, read in (("image", to_rgb), ("mask_image", to_mask), ("references", _to_rgb)):
             given = getattr(request, name)
             if given:
@@ -88,12 +96,8 @@ class Engine:
                     request = replace(request, **{name: read(name, given)})
                 except ValueError as error:
                     raise Refused(str(error), name) from error
-        # Images with and without an order cannot share a batch.
-        raster = plan.order == "raster" and not plan.edits
-        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
-        if pipe.abilities.kind != "tokens":
-            kind = (plan.model, plan.decoding, plan)
-        ticket = Ticket(request, plan, kind, self._drop, on_progress)
+        ticket = self._ticket(request, plan, on_progress)
+        pipe = self._pipelines[request.model]
         if pipe.known_captions is not None and request.prompt is not None:
             ticket.unknown = pipe.known_captions.check(request.prompt, request.model)
         with self._arrived:
@@ -129,6 +133,29 @@ class Engine:
         self._worker.join()
         self._decoder.shutdown()
 
+    def fail(self, error: BaseException) -> None:
+        """End the engine because of an error that every later request would meet too, such as one of the device, and
+        cancel all requests. May be called in any thread."""
+        with self._arrived:
+            if self.failure is not None:
+                return
+            self.failure, self._closed = error, True
+            tickets = [*self._waiting, *self._running]
+            self._arrived.notify()
+        logger.critical("the engine has failed", exc_info=error)
+        for ticket in tickets:
+            ticket.cancel()
+        if self.on_failure is not None:
+            self.on_failure()
+
+    def _ticket(self, request: Request, plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> Ticket:
+        # Images with and without an order cannot share a batch.
+        raster = plan.order == "raster" and not plan.edits
+        kind = (plan.model, plan.decoding, plan.size, plan.sampling.guided, raster, plan.reads)
+        if self._pipelines[request.model].abilities.kind != "tokens":
+            kind = (plan.model, plan.decoding, plan)
+        return Ticket(request, plan, kind, self._drop, on_progress)
+
     def _drop(self, ticket: Ticket) -> None:
         with self._arrived:
             if ticket in self._waiting:
@@ -139,38 +166,90 @@ class Engine:
             self._generate()
         # BaseException, because a SystemExit raised in a thread ends it without a message.
         except BaseException as error:
-            logger.critical("the engine has failed", exc_info=True)
-            with self._arrived:
-                self.failure, self._closed = error, True
-                tickets = [*self._waiting, *self._running]
-            for ticket in tickets:
-                ticket.cancel()
-            if self.on_failure is not None:
-                self.on_failure()
+            self.fail(error)
 
     def _generate(self) -> None:
         while True:
             with self._arrived:
                 idle = not self._waiting
-                self._arrived.wait_for(lambda: self._waiting or self._closed)
+                self._arrived.wait_for(lambda: self._closed or (self._waiting and self._has_room))
                 if self._closed:
                     return
+            if self._failures >= FAILURES:
+                self._check_models()
             if idle:
                 time.sleep(self.limits.gathering)
             with self._arrived:
                 first = self._waiting[0] if self._waiting else None
             if first is not None:
-                pipe = self._pipelines[first.plan.model]
-                RequestBatch(
-                    pipe,
-                    first.kind,
-                    self.limits.batch,
-                    self._take,
-                    self._give_back,
-                    lambda images: self.on_pass(images),
-                    lambda images, tokens: self.on_images(images, tokens),
-                    None if pipe.abilities.decodes_quickly or pipe.has_hooks else self._decoder,
-                ).run()
+                self._run(first, self._take)
+
+    def _run(self, first: Ticket, take: Callable[[int, tuple], Parts]) -> None:
+        """Generate the images of requests of the same kind as `first`."""
+        pipe = self._pipelines[first.plan.model]
+        RequestBatch(
+            pipe,
+            first.kind,
+            self.limits.batch,
+            take,
+            self._give_back,
+            self._fail,
+            lambda images: self.on_pass(images),
+            self._count,
+            None if pipe.abilities.decodes_quickly or pipe.has_hooks else self._decode_later,
+        ).run()
+
+    def _check_models(self) -> None:
+        """Raise the error of the last model unless one of them generates an image of its defaults."""
+        error = None
+        for name, info in self.models.items():
+            condition = {"prompt": SAMPLE_PROMPT} if info.classes is None else {"class_label": 0}
+            ticket = self._ticket(*self.check(Request(name, **condition)))
+            with self._arrived:
+                if self._closed:
+                    return
+                self._running.append(ticket)
+            parts = [[(ticket, [0])]]
+            self._run(ticket, lambda room, kind, parts=parts: parts.pop() if parts else [])
+            error = ticket.future.exception()
+            if error is None or isinstance(error, Cancelled):
+                return
+        assert error is not None
+        raise error
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether more images may begin: while as many wait for the decoder as fit into a batch, none may."""
+        return self._undecoded < self.limits.batch
+
+    def _decode_later(self, decode: Callable[[], None]) -> None:
+        """Run `decode`, which decodes an image to pixels, in the decoder's thread."""
+
+        def run() -> None:
+            try:
+                decode()
+            except torch.AcceleratorError as error:
+                self.fail(error)
+            finally:
+                with self._arrived:
+                    self._undecoded -= 1
+                    self._arrived.notify()
+
+        with self._arrived:
+            self._undecoded += 1
+        self._decoder.submit(run)
+
+    def _count(self, images: int, tokens: int) -> None:
+        self._failures = 0
+        self.on_images(images, tokens)
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        """End a request that has failed."""
+        self._failures += 1
+        if not isinstance(error, ValueError):
+            logger.error("a request of %s failed", ticket.request.model, exc_info=error)
+        ticket.settle(Refused(str(error)) if isinstance(error, ValueError) else error)
+        ticket.drop()
 
     def _take(self, room: int, kind: tuple) -> list[tuple[Ticket, list[int]]]:
         """Requests of this kind with equal plans, and the indices of those of their images that begin, at most `room`;
@@ -178,7 +257,8 @@ class Engine:
         parts = []
         with self._arrived:
             self._running = [ticket for ticket in self._running if not ticket.future.done()]
-            if self._closed or not self._waiting or self._waiting[0].kind != kind:
+            blocked = self._closed or self._failures >= FAILURES or not self._has_room
+            if blocked or not self._waiting or self._waiting[0].kind != kind:
                 return parts
             first = self._waiting[0]
             for ticket in list(self._waiting):

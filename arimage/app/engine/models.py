@@ -15,6 +15,8 @@ from ...pipelines.saved_folder import local_folder
 
 # The ratios offered for a model that supports any ratio.
 RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
+# Any prompt will do to find out what a model can do, and whether it works.
+SAMPLE_PROMPT = "a red heart"
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     """
     if pipe.abilities.generates_video and not pipe.config.begins_with_text:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
-    condition = {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 0}
+    condition = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
     model = pipe.prepare(**condition).model
     sizes = pipe.image_sizes
     if pipe.abilities.accepts("ratio"):

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +57,7 @@ class VideoMaker:
     Attributes:
         models: the abilities of each pipeline, by name.
         fps: the frames per second of its videos, by name.
+        on_device_error: called with an error of the device, from which no process recovers.
 
     Raises:
         ValueError: if a pipeline needs an image or a video to begin with.
@@ -68,6 +69,7 @@ class VideoMaker:
             pipe.set_progress_bar_config(disable=True)
         self.models: dict[str, ModelInfo] = {name: describe(name, pipe) for name, pipe in pipelines.items()}
         self.fps = {name: pipe.config.fps for name, pipe in pipelines.items()}
+        self.on_device_error: Callable[[BaseException], None] = lambda error: None
 
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
         """Yield the video whenever there are more frames, and at the end. Closing the iterator stops the generation.
@@ -89,7 +91,11 @@ class VideoMaker:
         if request.image is not None and request.image.width * request.image.height > limits.pixels:
             raise Refused(f"the image is too large: give one of at most {limits.pixels} pixels", "image")
         with self._lock:
-            yield from _generate(self._pipelines[request.model], request)
+            try:
+                yield from _generate(self._pipelines[request.model], request)
+            except torch.AcceleratorError as error:
+                self.on_device_error(error)
+                raise
 
 
 def _generate(pipe: ARPipeline, request: VideoRequest) -> Iterator[VideoProgress]:

@@ -7,7 +7,8 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
@@ -55,6 +56,8 @@ MAX_FILES = 16
 Uploads = dict[str, list[bytes]]
 # Images whose URL was asked for: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
+
+T = TypeVar("T")
 
 
 class Pictures:
@@ -160,15 +163,19 @@ def build_server(
 
         on_progress = put if fields.stream and fields.partial_images else None
         request, ignored, edited = await run_in_threadpool(read, fields, uploads)
-        ticket = await backend.submit(request, on_progress)
+        ticket = await _unless_gone(backend.submit(request, on_progress), http)
+        if ticket is None:
+            return gone()
         notes = Notes(ignored, edited, ticket.tokens)
         ticket.future.add_done_callback(lambda _: put(None))
         if fields.stream:
-            return StreamingResponse(_stream(ticket, events, fields, kind, notes), media_type="text/event-stream")
-        result = await _wait(ticket, events, http)
+            return EventStream(ticket, _stream(ticket, events, fields, kind, notes))
+        try:
+            result = await _unless_gone(_wait(ticket, events), http)
+        finally:
+            ticket.cancel()
         if result is None:
-            # Nobody reads this. nginx logs this status when a client has disconnected.
-            return Response(status_code=499)
+            return gone()
         files = [await run_in_threadpool(fields.encode, image) for image in result.images]
         if fields.response_format == "url":
             root = root_of(http)
@@ -252,16 +259,26 @@ def build_server(
     return app
 
 
-async def _wait(ticket: Submitted, events: asyncio.Queue, http: HTTPRequest) -> Result | None:
-    """The result, or None if the client disconnects first, which cancels its request."""
-    done, gone = asyncio.ensure_future(events.get()), asyncio.ensure_future(_disconnected(http))
+async def _unless_gone(asked: Coroutine[Any, Any, T], http: HTTPRequest) -> T | None:
+    """What a coroutine returns, or None if the client disconnects first, which cancels it."""
+    asking, watching = asyncio.ensure_future(asked), asyncio.ensure_future(_disconnected(http))
     try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return ticket.future.result(0) if ticket.future.done() else None
+        await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return asking.result() if asking.done() else None
     finally:
-        done.cancel()
-        gone.cancel()
-        ticket.cancel()
+        asking.cancel()
+        watching.cancel()
+
+
+def gone() -> Response:
+    """Nobody reads this. nginx logs this status when a client has disconnected."""
+    return Response(status_code=499)
+
+
+async def _wait(ticket: Submitted, events: asyncio.Queue) -> Result:
+    while await events.get() is not None:
+        pass
+    return ticket.future.result(0)
 
 
 async def _disconnected(http: HTTPRequest) -> None:
@@ -269,10 +286,24 @@ async def _disconnected(http: HTTPRequest) -> None:
         pass
 
 
+class EventStream(StreamingResponse):
+    """The events of a request, which ends with them, also if the client disconnects before the first."""
+
+    def __init__(self, ticket: Submitted, events: AsyncIterator[str]):
+        super().__init__(events, media_type="text/event-stream")
+        self._ticket = ticket
+
+    async def __call__(self, scope, receive, send):
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ticket.cancel()
+
+
 async def _stream(
     ticket: Submitted, events: asyncio.Queue, fields: Fields, kind: str, notes: Notes
 ) -> AsyncIterator[str]:
-    """Server-sent events: the partial images, then the image or an error. It is closed when the client disconnects."""
+    """Server-sent events: the partial images, then the image or an error."""
 
     def message(body: dict, name: str) -> str:
         return f"event: {name}\ndata: {json.dumps(body)}\n\n"
@@ -299,8 +330,6 @@ async def _stream(
     except Exception:
         logger.exception("a stream failed")
         yield message(error_body("the image could not be generated: see the log of the server", 500), "error")
-    finally:
-        ticket.cancel()
 
 
 def _body(media_type: str, schema: dict) -> dict:
@@ -335,8 +364,8 @@ def _add_error_handlers(app: FastAPI, max_body: int) -> None:
         return error_response(f"the body did not arrive within {BODY_SECONDS} seconds: send it faster", 408)
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(http: HTTPRequest, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)
+    async def disconnected(http: HTTPRequest, error: ClientDisconnect) -> Response:
+        return gone()
 
     @app.exception_handler(Cancelled)
     async def closing(http: HTTPRequest, error: Cancelled) -> Response:

@@ -1,5 +1,6 @@
 """What generates the images of the server: an engine in its own process, or something with the same abilities."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
@@ -47,7 +48,7 @@ class Backend(Protocol):
         ...
 
     async def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Submitted:
-        """Queue a request. `on_progress` is called from any thread.
+        """Queue a request. `on_progress` is called from any thread. Cancelling the submission ends the request.
 
         Raises:
             Refused, Cancelled, Unavailable: if it is not accepted.
@@ -71,7 +72,13 @@ class EngineBackend:
         return self._engine.alive
 
     async def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Ticket:
-        return await run_in_threadpool(self._engine.submit, request, on_progress)
+        submitting = asyncio.ensure_future(run_in_threadpool(self._engine.submit, request, on_progress))
+        try:
+            return await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            # Its thread goes on, and queues the request.
+            submitting.add_done_callback(lambda task: task.exception() or task.result().cancel())
+            raise
 
     async def collect(self) -> list[Metric]:
         return self._metrics.collect()

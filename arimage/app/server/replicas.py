@@ -171,8 +171,10 @@ class Replicas:
                 tokens = await anext(answers)
             if isinstance(tokens, Exception):
                 raise tokens
-        except BaseException:
+        except BaseException as error:
             self._running.discard(answers)
+            if isinstance(error, asyncio.CancelledError):
+                answers.cancel()
             raise
         finally:
             self._waiting -= 1

@@ -1,15 +1,17 @@
 """The engine with a pipeline that decodes its tokens by a diffusion decoder."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 import tiny_glm_image
 import tiny_mammothmoda2
+import torch
 from families import seeded
 
-from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Cancelled, Refused, Request, image_seeds
+from arimage.app.engine.engine import FAILURES, Engine
+from arimage.app.engine.types import Cancelled, Limits, Refused, Request, image_seeds
 
 
 @pytest.fixture
@@ -131,3 +133,41 @@ def test_previews_and_films_show_the_grid(engine):
 def test_what_the_model_does_not_take_is_refused(engine, settings, message):
     with pytest.raises(Refused, match=message):
         engine.submit(Request(**{"model": "glm", "prompt": "red"} | settings)).result(60)
+
+
+def test_images_that_wait_for_the_decoder_are_bounded(pipe):
+    engine, held = Engine({"glm": pipe}, Limits(batch=2, queue=4)), Held(pipe)
+    tickets = []
+    with pytest.raises(Refused) as refused:
+        while len(tickets) < 40:
+            ticket = engine.submit(Request("glm", prompt="red", seed=len(tickets)))
+            tickets.append(ticket)
+            while len(tickets) <= 2 and not ticket.finished.image_passes:
+                time.sleep(0.01)
+    assert refused.value.busy and len(tickets) == 2 + 4
+    held.go.set()
+    assert all(ticket.result(60).images for ticket in tickets)
+    engine.close()
+
+
+def test_an_error_of_the_device_in_the_decoder_ends_the_engine(engine, pipe):
+    def fails(*arguments):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    pipe.denoise = fails
+    with pytest.raises(Cancelled):
+        engine.submit(Request("glm", prompt="red")).result(60)
+    assert not engine.alive and isinstance(engine.failure, torch.AcceleratorError)
+
+
+def test_a_decoder_that_fails_always_ends_the_engine(engine, pipe):
+    def fails(*arguments):
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+
+    pipe.denoise = fails
+    for _ in range(FAILURES):
+        with pytest.raises(RuntimeError, match="CUDNN"):
+            engine.submit(Request("glm", prompt="red")).result(60)
+    with pytest.raises(Cancelled):
+        engine.submit(Request("glm", prompt="red")).result(60)
+    assert not engine.alive and "CUDNN" in str(engine.failure)

@@ -10,18 +10,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
+import tiny_cosmos
 import tiny_lumina_mgpt
 import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage import AutoPipeline
+from arimage.app.commands import open_app
 from arimage.app.engine import batch as engine_batch
 from arimage.app.engine.batch import preview
-from arimage.app.engine.engine import Engine
+from arimage.app.engine.engine import FAILURES, Engine
 from arimage.app.engine.models import load_models
 from arimage.app.engine.ticket import Ticket
 from arimage.app.engine.types import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
+from arimage.app.engine.videos import VideoRequest
 from arimage.decoding import (
     AutoregressiveDecoding,
     Layout,
@@ -377,6 +380,80 @@ def test_an_engine_that_fails_cancels_waiting_requests(held):
     assert not engine.alive and engine.waiting == 0 and isinstance(failures[0], SystemExit)
     with pytest.raises(Cancelled, match="closed"):
         engine.submit(Request("text", prompt="a"))
+
+
+@pytest.mark.parametrize("where", ["prepare", "decode_result", "step"])
+def test_an_error_of_the_device_ends_the_engine(held, where, monkeypatch):
+    def broken(*_, **__):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    engine, failures = Engine({"text": held}), []
+    engine.on_failure = lambda: failures.append(engine.failure)
+    occupy(engine, held)
+    tickets = [engine.submit(Request("text", prompt="a", top_k=top_k)) for top_k in (0, 1)]
+    if where == "step":
+        engine.on_pass = broken
+    else:
+        monkeypatch.setattr(held._pipe, where, broken)
+    held.go.set()
+    for ticket in tickets:
+        with pytest.raises(Cancelled):
+            ticket.result(60)
+    engine._worker.join(60)
+    assert not engine.alive and engine.waiting == 0
+    assert len(failures) == 1 and isinstance(failures[0], torch.AcceleratorError)
+    engine.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: unspecified"), ValueError("logits are not finite")])
+def test_requests_that_fail_in_a_row_end_the_engine_if_its_models_fail_too(error, monkeypatch):
+    def broken(*_, **__):
+        raise error
+
+    engine = Engine({"text": tiny.text_pipeline(), "class": tiny.class_pipeline()})
+    for pipe in engine._pipelines.values():
+        monkeypatch.setattr(pipe, "decode_result", broken)
+    for _ in range(FAILURES):
+        with pytest.raises((RuntimeError, Refused)):
+            engine.submit(Request("text", prompt="a")).result(60)
+    with pytest.raises(Cancelled):
+        engine.submit(Request("text", prompt="a")).result(60)
+    engine._worker.join(60)
+    assert not engine.alive and engine.failure is not None
+    engine.close()
+
+
+def test_requests_at_fault_do_not_end_the_engine(held_engine, held, monkeypatch):
+    encode = held._pipe.encode_prompt
+
+    def encode_prompt(prompts):
+        if "boom" in prompts:
+            raise RuntimeError("boom")
+        return encode(prompts)
+
+    monkeypatch.setattr(held._pipe, "encode_prompt", encode_prompt)
+    held.go.set()
+    for _ in range(3 * FAILURES):
+        with pytest.raises(RuntimeError, match="boom"):
+            held_engine.submit(Request("text", prompt="boom")).result(60)
+    assert held_engine.alive and held_engine.submit(Request("text", prompt="a")).result(60).images
+
+
+def test_an_error_of_the_device_in_a_video_ends_the_engine_of_the_demo(monkeypatch):
+    def broken(*_, **__):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    made = []
+    pipelines = {"text": tiny.text_pipeline(), "video": tiny_cosmos.pipeline("text", begins_with_text=True)}
+    monkeypatch.setattr("arimage.app.engine.models.load_models", lambda *_, **__: pipelines)
+    monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: made.extend(arguments))
+    open_app()
+    engine, videos = made[0], made[-1]
+    monkeypatch.setattr(type(videos._pipelines["video"]), "__call__", broken)
+    with pytest.raises(torch.AcceleratorError):
+        list(videos.run(VideoRequest("video", "a cat")))
+    assert not engine.alive and isinstance(engine.failure, torch.AcceleratorError)
+    engine.close()
 
 
 def test_an_edit_changes_what_the_mask_says(engine):

@@ -2,11 +2,13 @@
 
 import base64
 import io
+import re
 import socket
 import threading
 import time
 from contextlib import contextmanager
 
+import httpx
 import numpy as np
 from PIL import Image
 
@@ -49,3 +51,10 @@ def picture(data: str | bytes) -> Image.Image:
 def same(one: Image.Image, other: Image.Image) -> bool:
     """Whether images are equal, up to one level of 255: differently shaped matmuls round differently."""
     return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
+
+
+def metric(address: str, name: str, **headers) -> float:
+    """The value of a metric, or of the only replica's; one with a label appears with its first event."""
+    text = httpx.get(f"{address}/metrics", headers=headers).raise_for_status().text
+    found = re.search(rf'^{re.escape(name)}(?:\{{replica="\w+"\}})? (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0

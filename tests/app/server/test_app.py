@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +16,8 @@ import numpy as np
 import openai
 import pytest
 import tiny
-from app.server.server_kit import free_port, picture, same, serving, wait_for
+from app.server.serve_kit import BACKENDS, backend_of
+from app.server.server_kit import free_port, metric, picture, same, serving, wait_for
 from PIL import Image
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -44,23 +44,27 @@ def known_pipeline():
     return pipe
 
 
+def pipelines():
+    return {
+        "text": tiny.text_pipeline(),
+        "scales": tiny.scale_pipeline("text"),
+        "class": tiny.class_pipeline(),
+        "known": known_pipeline(),
+        "named": LlamaGenPipeline(**tiny.class_pipeline().components, id2label=dict(enumerate(CLASSES))),
+    }
+
+
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(
-        {
-            "text": tiny.text_pipeline(),
-            "scales": tiny.scale_pipeline("text"),
-            "class": tiny.class_pipeline(),
-            "known": known_pipeline(),
-            "named": LlamaGenPipeline(**tiny.class_pipeline().components, id2label=dict(enumerate(CLASSES))),
-        },
-        Limits(gathering=0.05),
-    )
+    """Generates the images that a server should answer with."""
+    engine = Engine(pipelines(), Limits(gathering=0.05))
+    yield engine
+    engine.close()
 
 
-@pytest.fixture(scope="module")
-def address(engine):
-    with serving(engine) as address:
+@pytest.fixture(scope="module", params=BACKENDS)
+def address(request):
+    with backend_of(request.param, pipelines(), Limits(gathering=0.05)) as (backend, _), serving(backend) as address:
         yield address
 
 
@@ -76,25 +80,20 @@ def other_engine():
     engine.close()
 
 
-@pytest.fixture
-def held_address(held):
-    engine = Engine({"text": held}, Limits(queue=4))
-    with serving(engine, token=TOKEN) as address:
-        yield engine, address
-        held.go.set()
+@pytest.fixture(params=BACKENDS)
+def secret_address(request):
+    """A server that asks for a token."""
+    with (
+        backend_of(request.param, {"text": tiny.text_pipeline()}, Limits()) as (backend, _),
+        serving(backend, token=TOKEN) as address,
+    ):
+        yield address
 
 
 def png(image: Image.Image) -> bytes:
     data = io.BytesIO()
     image.save(data, "PNG")
     return data.getvalue()
-
-
-def metric(address: str, name: str, **headers) -> float:
-    """The value of a metric; one with a label appears with its first event."""
-    text = httpx.get(f"{address}/metrics", headers=headers).raise_for_status().text
-    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
 
 
 def test_the_openai_client_gets_images(client, engine):
@@ -440,9 +439,8 @@ def test_large_bodies_are_not_read(address):
         assert response.status_code == 413 and "send smaller images" in response.json()["error"]["message"]
 
 
-def test_only_the_token_opens(held_address, held):
-    engine, address = held_address
-    held.go.set()
+def test_only_the_token_opens(secret_address):
+    address = secret_address
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer \xe4"}):
         for method, path in (("POST", "/v1/images/generations"), ("GET", "/v1/models"), ("GET", "/metrics")):
             encoded = {name: value.encode("latin-1") for name, value in headers.items()}
@@ -457,86 +455,6 @@ def test_only_the_token_opens(held_address, held):
     assert httpx.get(f"{address}/health").json() == {"status": "ok"}
     counted = metric(address, 'arimage_requests_total{status="401"}', Authorization=f"Bearer {TOKEN}")
     assert counted == 5
-
-
-def test_a_full_queue_answers_429(held_address, held):
-    engine, address = held_address
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN, max_retries=0)
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(client.images.generate, prompt="a", extra_body={"top_k": 1})]
-        assert held.entered.wait(60)
-        asked += [pool.submit(client.images.generate, prompt="a") for _ in range(4)]
-        wait_for(lambda: engine.waiting == 4)
-        with pytest.raises(openai.RateLimitError, match="4 requests") as raised:
-            client.images.generate(prompt="a")
-        assert raised.value.code == "queue_full" and raised.value.response.headers["retry-after"] == "2"
-        assert metric(address, "arimage_queue_length", Authorization=f"Bearer {TOKEN}") == 4
-        held.go.set()
-        assert all(answer.result(60).data for answer in asked)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_vanishes_frees_its_work(held_address, held, stream):
-    engine, address = held_address
-    port = int(address.rpartition(":")[2])
-    # One request is running, one waits.
-    sockets = []
-    for count in (0, 1):
-        body = json.dumps({"prompt": "a", "stream": stream, "partial_images": 1}).encode()
-        head = f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        sockets.append(socket.create_connection(("127.0.0.1", port)))
-        sockets[-1].sendall(head.encode() + body)
-        assert held.entered.wait(60)
-        wait_for(lambda count=count: engine.waiting == count)
-    passes = []
-    engine.on_pass = passes.append
-    for each in sockets:
-        each.close()
-    wait_for(lambda: engine.waiting == 0)
-    wait_for(lambda: all(ticket.future.done() for ticket in engine._running))
-    held.go.set()
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
-    assert client.images.generate(prompt="b").model_extra["arimage"]["passes"] == 16
-    # The images of the disconnected clients ended after their prefill.
-    assert len(passes) <= 1 + 16
-
-
-def test_fifty_clients_at_once_all_get_their_own_image(engine, address):
-    prompts = ["a red heart", "a blue book", "green tree"]
-
-    def key(number: int) -> tuple:
-        return ("text" if number % 2 else "scales"), prompts[number % 3], number % 4
-
-    expected = {
-        key(number): engine.submit(Request(key(number)[0], prompt=key(number)[1], seed=key(number)[2]))
-        .result(60)
-        .images[0]
-        for number in range(50)
-    }
-    passes = metric(address, "arimage_forward_passes_total")
-    images = metric(address, "arimage_images_total")
-    answered = metric(address, 'arimage_requests_total{status="200"}')
-    start = threading.Barrier(50)
-    # A TLS context takes longer to set up than an image to generate.
-    connections = openai.DefaultHttpxClient()
-
-    def ask(number: int) -> tuple[int, Image.Image]:
-        model, prompt, seed = key(number)
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, http_client=connections)
-        start.wait(60)
-        answer = client.images.generate(model=model, prompt=prompt, extra_body={"seed": seed})
-        return number, picture(answer.data[0].b64_json)
-
-    with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(ask, range(50)))
-    assert [number for number, _ in answers] == list(range(50))
-    assert all(same(image, expected[key(number)]) for number, image in answers)
-    assert metric(address, "arimage_images_total") - images == 50
-    # Far fewer than those of 25 images of 16 tokens and 25 of 4 scales.
-    assert metric(address, "arimage_forward_passes_total") - passes < (25 * 16 + 25 * 4) / 2
-    wait_for(lambda: metric(address, 'arimage_requests_total{status="200"}') - answered == 50)
-    assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0
 
 
 @pytest.fixture(scope="module")
@@ -679,22 +597,3 @@ def test_an_engine_that_fails_ends_the_server(held, monkeypatch):
                 answer.result(60)
     thread.join(60)
     assert isinstance(failed[0].__cause__, SystemExit) and not engine.alive
-
-
-def test_closing_ends_waiting_requests(held):
-    engine = Engine({"text": held})
-    with serving(engine) as address:
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-        with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(client.images.generate, prompt="a") for _ in range(2)]
-            assert held.entered.wait(60)
-            closing = threading.Thread(target=engine.close)
-            closing.start()
-            for answer in asked:
-                with pytest.raises(openai.InternalServerError, match="the server is closing"):
-                    answer.result(60)
-        held.go.set()
-        closing.join(60)
-        assert httpx.get(f"{address}/health").status_code == 503
-        with pytest.raises(openai.InternalServerError, match="the server is closing"):
-            client.images.generate(prompt="a")

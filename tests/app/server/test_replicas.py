@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,9 +17,9 @@ import openai
 import psutil
 import pytest
 import tiny
+from app.server.serve_kit import Handle, replica_of, replicas_of
 from app.server.server_kit import free_port, picture, same, serving, wait_for
 from ray.exceptions import ActorDiedError
-from ray.serve.exceptions import RequestCancelledError
 from typer.testing import CliRunner
 
 from arimage import cli
@@ -28,8 +27,6 @@ from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request
 from arimage.app.server import replicas as module
 from arimage.app.server.replicas import (
-    Replica,
-    Replicas,
     ReplicaSettings,
     application_name,
     deployment_of,
@@ -37,77 +34,21 @@ from arimage.app.server.replicas import (
 )
 
 
-class Answers:
-    """What a replica answers to one request, as Serve hands it over."""
-
-    def __init__(self, iterator):
-        self._iterator, self._next, self._error = iterator, None, None
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        self._loop = asyncio.get_running_loop()
-        self._next = asyncio.ensure_future(anext(self._iterator))
-        try:
-            return await self._next
-        except asyncio.CancelledError:
-            raise self._error from None
-
-    def cancel(self, error=None):
-        self._error = error or RequestCancelledError("id")
-        self._loop.call_soon_threadsafe(self._next.cancel)
-
-
-class Handle:
-    """Sends requests to replicas in turn, and calls all of them, as the handle of Serve does."""
-
-    def __init__(self, replicas):
-        self.replicas, self.answers, self.generate = replicas, [], SimpleNamespace(remote=self._remote)
-
-    def _remote(self, request):
-        replica = self.replicas[len(self.answers) % len(self.replicas)]
-        self.answers.append(Answers(replica.generate(request)))
-        return self.answers[-1]
-
-    def broadcast(self, method):
-        async def results(timeout_s, return_exceptions):
-            answers = [getattr(replica, method)() for replica in self.replicas]
-            return await asyncio.gather(*answers, return_exceptions=return_exceptions)
-
-        return SimpleNamespace(results_async=results)
-
-
-def replica_of(pipe, monkeypatch, **limits) -> Replica:
-    monkeypatch.setattr(module, "load_models", lambda *_: {"text": pipe})
-    return Replica(ReplicaSettings(None, "cpu", "auto", None, Limits(gathering=0.05, **limits)))
-
-
 @pytest.fixture
-def two(monkeypatch):
+def two():
     """A server with two replicas: its address, and the handle."""
-    handle = Handle([replica_of(tiny.text_pipeline(), monkeypatch) for _ in range(2)])
-    with serving_replicas(handle) as (address, _):
+    handle = Handle([replica_of({"text": tiny.text_pipeline()}, Limits(gathering=0.05)) for _ in range(2)])
+    with replicas_of(handle, Limits()) as replicas, serving(replicas) as address:
         yield address, handle
 
 
 @pytest.fixture
-def slow(held, monkeypatch):
-    """A server with one replica, whose images begin when `held.go` is set, and at most one waiting request."""
-    handle = Handle([replica_of(held, monkeypatch)])
-    with serving_replicas(handle, queue=1) as (address, replicas):
-        yield address, replicas, handle
+def slow(held):
+    """A server with one replica, whose images begin when `held.go` is set."""
+    handle = Handle([replica_of({"text": held}, Limits())])
+    with replicas_of(handle, Limits()) as replicas, serving(replicas) as address:
+        yield address, handle
         held.go.set()
-
-
-@contextmanager
-def serving_replicas(handle: Handle, **limits):
-    models = asyncio.run(handle.replicas[0].describe())
-    replicas = Replicas(handle, models, Limits(**limits), 32)
-    with serving(replicas) as address:
-        yield address, replicas
-    for replica in handle.replicas:
-        replica._backend._engine.close()
 
 
 def wait_for_accepted(count: int, address: str, handle: Handle) -> None:
@@ -160,7 +101,7 @@ def test_metrics_name_their_replica(two, monkeypatch):
 
 
 def test_a_replica_that_ends_is_an_error_of_openai(slow, held):
-    address, _, handle = slow
+    address, handle = slow
     client = client_of(address)
 
     def stream():
@@ -180,48 +121,11 @@ def test_a_replica_that_ends_is_an_error_of_openai(slow, held):
     assert raised.value.status_code == 503 and raised.value.type == "server_error"
 
 
-def test_a_client_that_vanishes_frees_the_replica(slow, held):
-    address, _, handle = slow
-    engine = handle.replicas[0]._backend._engine
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{address}/v1/images/generations", json={"prompt": "a"}, timeout=2)
-    assert held.entered.is_set()
-    wait_for(lambda: all(ticket.future.done() for ticket in engine._running))
-    held.go.set()
-    assert client_of(address).images.generate(prompt="b").data
-
-
-def test_a_full_queue_is_refused_and_closing_ends_all(slow, held, monkeypatch):
-    address, replicas, handle = slow
-    client = client_of(address)
-    never = asyncio.Event()
-
-    async def full(request):
-        await never.wait()
-        yield
-
-    with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(client.images.generate, prompt="a")]
-        wait_for_accepted(1, address, handle)
-        monkeypatch.setattr(handle.replicas[0], "generate", full)
-        asked.append(pool.submit(client.images.generate, prompt="b"))
-        wait_for(lambda: "arimage_unassigned_requests 1.0" in httpx.get(f"{address}/metrics").text)
-        with pytest.raises(openai.RateLimitError, match="1 requests are waiting already"):
-            client.images.generate(prompt="c")
-        replicas.close()
-        for answer in asked:
-            with pytest.raises(openai.InternalServerError, match="the server is closing"):
-                answer.result(60)
-    assert httpx.get(f"{address}/health").status_code == 503
-    with pytest.raises(openai.InternalServerError, match="the server is closing"):
-        client.images.generate(prompt="d")
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_replica_whose_engine_fails_ends_its_process(held, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
-    replica = replica_of(held, monkeypatch)
+    replica = replica_of({"text": held}, Limits())
     held.go.set()
     monkeypatch.setattr(held._pipe, "encode_prompt", lambda prompts: sys.exit("out of here"))
 

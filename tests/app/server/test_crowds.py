@@ -1,0 +1,223 @@
+"""The server with more clients than there is room for, and with clients that leave: its promises hold with an engine
+in its own process and with replicas."""
+
+import asyncio
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import tiny
+import tiny_glm_image
+from app.server.serve_kit import BACKENDS, backend_of
+from app.server.server_kit import metric, picture, same, serving, wait_for
+from PIL import Image
+
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Limits, Request
+from arimage.app.server import app
+from arimage.app.server.replicas import AHEAD
+
+
+QUEUE = 4
+
+
+class Crowded:
+    """A server whose images are generated one by one, and begin when `held.go` is set."""
+
+    def __init__(self, kind, backend, engine, address):
+        self.backend, self.engine, self.address = backend, engine, address
+        # The requests that are not refused, and the metric of those that wait for the engine or a replica.
+        self.places = QUEUE + (1 if kind == "engine" else AHEAD)
+        self._waiting = "arimage_queue_length" if kind == "engine" else "arimage_unassigned_requests"
+        self.client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
+
+    @property
+    def waiting(self) -> float:
+        return metric(self.address, self._waiting)
+
+    def fill(self, ask) -> list:
+        """What `ask` returns for each request, when all places are taken."""
+        asked = []
+        for number in range(self.places):
+            asked.append(ask())
+            wait_for(lambda number=number: self.waiting == max(0, number + 1 - (self.places - QUEUE)))
+            wait_for(lambda: self.engine.waiting + len(self.engine._running) > 0)
+        return asked
+
+    def send(self, stream: bool) -> socket.socket:
+        """The connection of a request that nobody has answered."""
+        body = json.dumps({"prompt": "a", "stream": stream, "partial_images": 1}).encode()
+        head = "POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection = socket.create_connection(("127.0.0.1", int(self.address.rpartition(":")[2])))
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return connection
+
+    def is_idle(self) -> bool:
+        return self.waiting == self.engine.waiting == 0 and all(each.future.done() for each in self.engine._running)
+
+
+@pytest.fixture(params=BACKENDS)
+def crowded(request, held):
+    with (
+        backend_of(request.param, {"text": held}, Limits(queue=QUEUE, batch=1)) as (backend, engine),
+        serving(backend) as address,
+    ):
+        yield Crowded(request.param, backend, engine, address)
+        held.go.set()
+
+
+def test_a_full_queue_answers_429(crowded, held):
+    with ThreadPoolExecutor() as pool:
+        asked = crowded.fill(lambda: pool.submit(crowded.client.images.generate, prompt="a"))
+        with pytest.raises(openai.RateLimitError, match="4 requests") as raised:
+            crowded.client.images.generate(prompt="a")
+        assert raised.value.code == "queue_full" and raised.value.response.headers["retry-after"] == "2"
+        held.go.set()
+        assert all(answer.result(60).data for answer in asked)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_leave_free_their_places(crowded, held, stream):
+    passes = []
+    crowded.engine.on_pass = passes.append
+    for connection in crowded.fill(lambda: crowded.send(stream)):
+        connection.close()
+    wait_for(crowded.is_idle)
+    held.go.set()
+    assert crowded.client.images.generate(prompt="b").model_extra["arimage"]["passes"] == 16
+    # The image that had begun ended after its prefill.
+    assert len(passes) <= 1 + 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_while_it_is_accepted_holds_nothing(crowded, held, stream, monkeypatch):
+    submit, entered, go = crowded.engine.submit, threading.Event(), threading.Event()
+
+    def slow(*arguments):
+        entered.set()
+        assert go.wait(60)
+        return submit(*arguments)
+
+    monkeypatch.setattr(crowded.engine, "submit", slow)
+    with crowded.send(stream):
+        assert entered.wait(60)
+    wait_for(lambda: metric(crowded.address, 'arimage_requests_total{status="499"}') == 1)
+    go.set()
+    wait_for(lambda: held.entered.is_set() or not crowded.engine._waiting)
+    wait_for(crowded.is_idle)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_clients_that_leave_do_not_wait_for_the_decoder(kind):
+    pipe = tiny_glm_image.pipeline()
+    denoise, entered, go = pipe.denoise, threading.Event(), threading.Event()
+
+    def held_denoise(*arguments):
+        entered.set()
+        assert go.wait(60)
+        return denoise(*arguments)
+
+    pipe.denoise = held_denoise
+    limits = Limits(queue=QUEUE, batch=1)
+    with backend_of(kind, {"glm": pipe}, limits) as (backend, engine), serving(backend) as address:
+        crowded = Crowded(kind, backend, engine, address)
+        # Nothing begins while an image waits for the decoder.
+        connections = crowded.fill(lambda: crowded.send(False))
+        assert entered.wait(60)
+        assert httpx.post(f"{address}/v1/images/generations", json={"prompt": "a"}).status_code == 429
+        for connection in connections:
+            connection.close()
+        wait_for(crowded.is_idle)
+        go.set()
+        assert crowded.client.images.generate(prompt="a").data
+
+
+def test_a_client_that_leaves_before_its_stream_begins_holds_nothing(crowded, held, monkeypatch):
+    unless_gone, accepted, go = app._unless_gone, threading.Event(), threading.Event()
+
+    async def slow(asked, http):
+        result = await unless_gone(asked, http)
+        accepted.set()
+        await asyncio.to_thread(go.wait, 60)
+        return result
+
+    monkeypatch.setattr(app, "_unless_gone", slow)
+    with crowded.send(True):
+        assert accepted.wait(60) and held.entered.wait(60)
+    go.set()
+    wait_for(crowded.is_idle)
+
+
+def test_a_body_that_breaks_off_holds_nothing(crowded):
+    port = int(crowded.address.rpartition(":")[2])
+    for path in ("generations", "edits"):
+        kind = "application/json" if path == "generations" else "multipart/form-data; boundary=x"
+        head = f"POST /v1/images/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 999"
+        for _ in range(2 * crowded.places):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(f"{head}\r\n\r\n--x\r\n".encode())
+    wait_for(lambda: metric(crowded.address, 'arimage_requests_total{status="499"}') == 4 * crowded.places)
+    assert crowded.is_idle()
+
+
+def test_closing_ends_running_and_waiting_requests(crowded, held):
+    with ThreadPoolExecutor() as pool:
+        asked = crowded.fill(lambda: pool.submit(crowded.client.images.generate, prompt="a"))
+        closing = threading.Thread(target=crowded.backend.close)
+        closing.start()
+        for answer in asked:
+            with pytest.raises(openai.InternalServerError, match="the server is closing"):
+                answer.result(60)
+    held.go.set()
+    closing.join(60)
+    assert httpx.get(f"{crowded.address}/health").status_code == 503
+    with pytest.raises(openai.InternalServerError, match="the server is closing"):
+        crowded.client.images.generate(prompt="a")
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_fifty_clients_at_once_all_get_their_own_image(kind):
+    pipelines = {"text": tiny.text_pipeline(), "scales": tiny.scale_pipeline("text")}
+    with backend_of(kind, pipelines, Limits(gathering=0.05)) as (backend, engine), serving(backend) as address:
+        _ask_at_once(engine, address)
+
+
+def _ask_at_once(engine: Engine, address: str) -> None:
+    prompts = ["a red heart", "a blue book", "green tree"]
+
+    def key(number: int) -> tuple:
+        return ("text" if number % 2 else "scales"), prompts[number % 3], number % 4
+
+    expected = {
+        key(number): engine.submit(Request(key(number)[0], prompt=key(number)[1], seed=key(number)[2]))
+        .result(60)
+        .images[0]
+        for number in range(50)
+    }
+    passes = metric(address, "arimage_forward_passes_total")
+    images = metric(address, "arimage_images_total")
+    answered = metric(address, 'arimage_requests_total{status="200"}')
+    start = threading.Barrier(50)
+    # A TLS context takes longer to set up than an image to generate.
+    connections = openai.DefaultHttpxClient()
+
+    def ask(number: int) -> tuple[int, Image.Image]:
+        model, prompt, seed = key(number)
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, http_client=connections)
+        start.wait(60)
+        answer = client.images.generate(model=model, prompt=prompt, extra_body={"seed": seed})
+        return number, picture(answer.data[0].b64_json)
+
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(ask, range(50)))
+    assert [number for number, _ in answers] == list(range(50))
+    assert all(same(image, expected[key(number)]) for number, image in answers)
+    assert metric(address, "arimage_images_total") - images == 50
+    # Far fewer than those of 25 images of 16 tokens and 25 of 4 scales.
+    assert metric(address, "arimage_forward_passes_total") - passes < (25 * 16 + 25 * 4) / 2
+    wait_for(lambda: metric(address, 'arimage_requests_total{status="200"}') - answered == 50)
+    assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0
