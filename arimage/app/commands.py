@@ -94,6 +94,7 @@ def serve(
         from .server.auth import check_addresses, check_token
         from .server.leniency import Leniency
         from .server.serve import serve_forever
+        from .server.uvicorn_server import check_free
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
@@ -107,6 +108,7 @@ def serve(
     leniency = Leniency(any_size, any_model, ignore_unknown_fields, maskless_edits)
     # Before a model is loaded.
     check_addresses(base_url, allow_origin or [])
+    check_free(host, port)
     options = {"base_url": base_url, "aliases": aliases, "leniency": leniency, "allow_origin": allow_origin or []}
     if replicas is None:
         engine = Engine(load_models(model, device, dtype, False, lora), limits)
@@ -136,6 +138,7 @@ def open_app(
     try:
         from .demo.demo import serve_demo
         from .server.auth import check_password
+        from .server.uvicorn_server import check_free
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[app]'") from error
 
@@ -144,6 +147,7 @@ def open_app(
     from .engine.videos import VideoMaker
 
     password = check_password(host, auth)
+    check_free(host, port)
     pipelines = load_models(model, device, dtype, videos=True, lora=lora)
     videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
     if not pipelines:

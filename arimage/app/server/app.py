@@ -31,7 +31,10 @@ from .leniency import Leniency
 from .metrics import RequestMetrics, exposition
 from .middleware import PICTURES, Gate, TooLarge, too_large
 from .schemas import (
+    MAX_FILES,
     MEDIA_TYPES,
+    EditFields,
+    EmbeddedImages,
     Fields,
     LenientFields,
     Notes,
@@ -50,12 +53,13 @@ logger = logging.getLogger(__name__)
 
 # How long the body of a request may take to arrive, in seconds.
 BODY_SECONDS = 30
-# An edit has two files. Some more are read, so that the error can name the one that was sent twice.
-MAX_FILES = 16
 # The files of an edit, by field.
 Uploads = dict[str, list[bytes]]
 # Images whose URL was asked for: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
+
+# Where the description of the API has what the body of an edit consists of.
+_DEFINITION = "#/paths/~1v1~1images~1edits/post/requestBody/content/application~1json/schema/$defs/{model}"
 
 T = TypeVar("T")
 
@@ -111,9 +115,9 @@ def build_server(
     metrics, pictures, started = RequestMetrics(), Pictures(), int(time.time())
     limits, default_model = backend.limits, next(iter(backend.models))
     names = {name: name for name in backend.models} | dict(aliases or {})
-    # Enough for an image, a mask and references that do not compress.
+    # Enough for an image, a mask and references that do not compress, in base64.
     references = max(info.references for info in backend.models.values())
-    max_body = (8 + 4 * references) * limits.pixels + 2**16
+    max_body = (8 + 4 * references) * limits.pixels * 4 // 3 + 2**16
     protection = [] if token is not None else local_only(host, base_url, allow_origin)
     if allow_origin:
         allowed = {"allow_origins": allow_origin, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
@@ -149,10 +153,14 @@ def build_server(
             mask = None if masks else leniency.whole_mask(image)
             edited = None if mask is None else "whole"
             if mask is None:
-                mask = read_mask(masks[0] if masks else image)
+                mask = read_mask(image, masks[0] if masks else None)
         request = fields.to_request(model, image, mask, tuple(images))
         request, ignored = leniency.adapt(request, info, limits)
         return request, sorted([*ignored, *(fields.model_extra or {})]), edited
+
+    async def body_of(http: HTTPRequest) -> bytes:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await http.body()
 
     async def generate(http: HTTPRequest, fields: Fields, kind: str, uploads: Uploads) -> Response:
         events, loop = asyncio.Queue(), asyncio.get_running_loop()
@@ -185,21 +193,34 @@ def build_server(
             data = [{"b64_json": base64.b64encode(file).decode()} for file in files]
         return JSONResponse(answer(result, fields, data, notes))
 
-    @app.post("/v1/images/generations", openapi_extra=_body("application/json", Fields.model_json_schema()))
+    @app.post("/v1/images/generations", openapi_extra=_body({"application/json": Fields.model_json_schema()}))
     async def generations(http: HTTPRequest) -> Response:
         """Generate images from a prompt or a class."""
-        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        if _media_type(http) != "application/json":
             return error_response("the body is not JSON: send Content-Type: application/json", 415)
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await http.body()
-        return await generate(http, form_of.model_validate_json(body), "image_generation", {})
+        fields = form_of.model_validate_json(await body_of(http))
+        return await generate(http, fields, "image_generation", {})
 
-    @app.post("/v1/images/edits", openapi_extra=_body("multipart/form-data", Fields.model_json_schema()))
+    @app.post(
+        "/v1/images/edits",
+        openapi_extra=_body(
+            {
+                "multipart/form-data": Fields.model_json_schema(),
+                "application/json": EditFields.model_json_schema(ref_template=_DEFINITION),
+            }
+        ),
+    )
     async def edits(http: HTTPRequest) -> Response:
         """Generate part of an image again: where the mask, or without one the image, is transparent. A model that
         reads reference images reads those without a mask, and those after the first with one."""
-        if not http.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise Refused("an edit is not multipart/form-data: send image and mask as files")
+        if _media_type(http) == "application/json":
+            embedded = EmbeddedImages.model_validate_json(await body_of(http))
+            fields = form_of.model_validate(embedded.model_extra)
+            return await generate(http, fields, "image_edit", await run_in_threadpool(embedded.read))
+        if _media_type(http) != "multipart/form-data":
+            raise Refused(
+                "an edit is neither multipart/form-data nor JSON: send image and mask as files, or images as data URLs"
+            )
         parser = MultiPartParser(http.headers, http.stream(), max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
         # Uploads stay in memory.
         parser.spool_max_size = max_body + 1
@@ -332,8 +353,13 @@ async def _stream(
         yield message(error_body("the image could not be generated: see the log of the server", 500), "error")
 
 
-def _body(media_type: str, schema: dict) -> dict:
-    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
+def _body(schemas: dict[str, dict]) -> dict:
+    content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _media_type(http: HTTPRequest) -> str:
+    return http.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _add_error_handlers(app: FastAPI, max_body: int) -> None:

@@ -19,14 +19,22 @@ def check_token(host: str, token_file: Path | None, no_auth: bool) -> str | None
     """The token that clients of the server must send, from a file or from ARIMAGE_TOKEN; None lets everybody in.
 
     Raises:
-        ValueError: if the token is empty or not printable ASCII, or if there is none although other machines can reach
-            `host`.
+        ValueError: if the file cannot be read, if the token is empty or not printable ASCII, or if there is none
+            although other machines can reach `host`.
     """
-    token = os.environ.get("ARIMAGE_TOKEN") if token_file is None else token_file.read_text()
+    try:
+        token = os.environ.get("ARIMAGE_TOKEN") if token_file is None else token_file.read_text()
+    except OSError as error:
+        raise ValueError(
+            f"--token-file {token_file} cannot be read ({error.strerror}): write one line of printable ASCII to a file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--token-file {token_file} is not text: write one line of printable ASCII") from error
     if token is not None:
         token = token.strip()
         if not token or not token.isascii() or not token.isprintable():
-            raise ValueError(f"{token_file or 'ARIMAGE_TOKEN'} holds no token: write one line of printable ASCII")
+            source = "ARIMAGE_TOKEN" if token_file is None else f"--token-file {token_file}"
+            raise ValueError(f"{source} holds no token: write one line of printable ASCII")
         return token
     if not is_local(host) and not no_auth:
         raise ValueError(

@@ -19,7 +19,8 @@ class TooLarge(Exception):
 
 
 class Gate:
-    """ASGI middleware: checks the bearer token and the size of the body, and counts requests for images.
+    """ASGI middleware: checks the bearer token and the size of the body, and counts requests for images. A HEAD is
+    answered as a GET, whose body the server that speaks HTTP leaves out.
 
     Args:
         token: the token that clients must send; None lets everybody in.
@@ -65,8 +66,9 @@ class Gate:
             )
         elif int(headers.get(b"content-length", b"0")) > self.max_body:
             answering = too_large(self.max_body)
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await answering(scope, bounded_receive, counted_send)
+            await answering(asked, bounded_receive, counted_send)
         finally:
             if scope["path"] in COUNTED:
                 self.metrics.requests.labels(status).inc()

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import io
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from ..engine.validation import check_pixels
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+# An edit has two files. Some more are read, so that the error can name the one that was sent twice.
+MAX_FILES = 16
 # Fields of `Request` that have other names in the API.
 NAMES = {"count": "n", "mask_image": "mask"}
 
@@ -119,6 +122,46 @@ class LenientFields(Fields):
     model_config = ConfigDict(extra="allow")
 
 
+class EmbeddedImage(BaseModel):
+    """An image in the body itself, as a data URL with base64. The server fetches no addresses and stores no files."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    image_url: str
+
+    def read(self, name: str) -> bytes:
+        """The bytes of the file.
+
+        Raises:
+            Refused: if it is another kind of URL, or not base64.
+        """
+        head, _, data = self.image_url.partition(",")
+        if not re.fullmatch(r"data:[\w./+-]*;base64", head, re.ASCII | re.IGNORECASE):
+            raise Refused(f"image_url of {name} is not a data URL: send data:image/png;base64,... instead", name)
+        try:
+            return base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise Refused(f"image_url of {name} is not base64: encode the whole file", name) from error
+
+
+class EmbeddedImages(BaseModel):
+    """The images of an edit whose body is JSON; `model_extra` has its other fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    images: list[EmbeddedImage] = Field(min_length=1, max_length=MAX_FILES)
+    mask: EmbeddedImage | None = None
+
+    def read(self) -> dict[str, list[bytes]]:
+        """The files by field, as those of a form."""
+        files = {"image": [image.read("image") for image in self.images]}
+        return files if self.mask is None else files | {"mask": [self.mask.read("mask")]}
+
+
+class EditFields(EmbeddedImages, Fields):
+    """All fields of an edit whose body is JSON, for the description of the API."""
+
+
 @dataclass(frozen=True)
 class Notes:
     """What an answer says about a request that was not taken as it was.
@@ -156,15 +199,21 @@ def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
         raise Refused(f"{name} cannot be read as an image: send a whole PNG, JPEG or WebP file", name) from error
 
 
-def read_mask(picture: Image.Image) -> Image.Image:
-    """The mask of an edit: white where an image is transparent, as in the OpenAI API.
+def read_mask(image: Image.Image, mask: Image.Image | None) -> Image.Image:
+    """The mask of an edit: white where `mask`, or without one `image` itself, is transparent, as in the OpenAI API.
 
     Raises:
         Refused: if it is transparent nowhere.
     """
     try:
-        return transparent_part("the mask", picture)
+        return transparent_part("the mask", image if mask is None else mask)
     except ValueError as error:
+        if mask is None:
+            raise Refused(
+                "no mask was sent, and image has no transparency: send a mask, or make image transparent where it "
+                "should change",
+                "mask",
+            ) from error
         raise Refused(str(error), "mask") from error
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -136,6 +137,33 @@ class Server(uvicorn.Server):
         elif not self._warned:
             self._warned = True
             logger.error("too many open files for another connection: raise the limit (ulimit -n) or lower --queue")
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuse an address on which this machine cannot serve, before a model is loaded for it.
+
+    Raises:
+        ValueError: naming --host or --port.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--host {host} is not an address: give 127.0.0.1, or 0.0.0.0 for other machines") from error
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # As the server does: a port whose connections have just ended is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen()
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                message = f"--host {host} is not an address of this machine: give 127.0.0.1 or 0.0.0.0"
+            elif error.errno == errno.EADDRINUSE:
+                message = f"--port {port} is taken by another program: give another --port"
+            else:
+                message = f"--port {port} cannot be used ({error.strerror}): give a --port above 1023"
+            raise ValueError(message) from error
 
 
 def serve_until_stopped(server: Server, engine: Closable) -> None:

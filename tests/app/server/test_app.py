@@ -1,15 +1,18 @@
 """The server with the client of OpenAI, with plain HTTP, and with clients that misbehave."""
 
+import base64
 import io
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import httpx
 import numpy as np
@@ -337,21 +340,85 @@ def test_malformed_edits_are_refused(client, address):
     whole = png(Image.new("RGB", (8, 8)))
     huge = png(Image.new("1", (3000, 3000)))
     for files, message in (
-        ({"image": whole}, "the mask has no transparency"),
+        ({"image": whole}, "no mask was sent"),
         ({"image": b"GIF89a"}, "image cannot be read"),
         ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image cannot be read"),
         ({"image": huge}, "image has 3000x3000 pixels"),
         ({"image": whole, "mask": b""}, "mask cannot be read"),
         ({"image": whole, "mask": png(Image.new("RGBA", (8, 8), "white"))}, "the mask has no transparency"),
+        ({"image": whole, "mask": png(Image.new("RGBA", (7, 900)))}, "mask_image has 7x900 pixels and image 8x8"),
     ):
         with pytest.raises(openai.BadRequestError, match=message):
             client.images.edit(prompt="a", **files)
     url = f"{address}/v1/images/edits"
-    assert httpx.post(url, json={"prompt": "a"}).json()["error"]["message"].startswith("an edit is not multipart")
+    assert "multipart/form-data" in httpx.post(url, content=b"x").json()["error"]["message"]
     response = httpx.post(url, content=b"--x\r\n", headers={"content-type": "multipart/form-data"})
     assert response.status_code == 400 and "the form cannot be read" in response.text
     assert "send image" in httpx.post(url, files={"mask": whole}).json()["error"]["message"]
     assert httpx.post(url, files=[("image", whole)] * 3).status_code == 400
+
+
+def data_url(image: Image.Image) -> dict:
+    return {"image_url": "data:image/png;base64," + base64.b64encode(png(image)).decode()}
+
+
+def test_an_edit_may_be_json(client, address):
+    whole, mask = Image.effect_noise((8, 8), 50).convert("RGB"), Image.new("RGBA", (8, 8), "white")
+    mask.paste((0, 0, 0, 0), (0, 4, 8, 8))
+    holed = whole.copy()
+    holed.putalpha(mask.getchannel("A"))
+    # What is transparent counts as white.
+    whole.paste("white", (0, 4, 8, 8))
+    expected = client.images.edit(image=png(whole), mask=png(mask), prompt="a", extra_body={"seed": 3})
+    url, same_fields = f"{address}/v1/images/edits", {"prompt": "a", "seed": 3, "model": "text", "mask": None}
+    for body in ({"images": [data_url(whole)], "mask": data_url(mask)}, {"images": [data_url(holed)]}):
+        answer = httpx.post(url, json=same_fields | body).raise_for_status().json()
+        assert same(picture(answer["data"][0]["b64_json"]), picture(expected.data[0].b64_json))
+    with httpx.stream("POST", url, json=same_fields | {"images": [data_url(holed)], "stream": True}) as stream:
+        assert "image_edit.completed" in stream.read().decode()
+    schema = httpx.get(f"{address}/openapi.json").json()["paths"]["/v1/images/edits"]["post"]["requestBody"]["content"]
+    assert {"images", "mask", "seed"} <= schema["application/json"]["schema"]["properties"].keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"images": None}, 400, "images"),
+        ({"images": []}, 400, "images"),
+        ({"images": [None]}, 400, "images.0"),
+        ({"images": "data:image/png;base64,AAAA"}, 400, "images"),
+        ({"images": [{"file_id": "file-1"}]}, 400, "images.0"),
+        ({"images": [{"image_url": "data:,", "file_id": "x"}]}, 400, "file_id"),
+        ({"images": [{"image_url": {"url": "data:,"}}]}, 400, "image_url"),
+        ({"images": [{"image_url": "http://127.0.0.1/secret.png"}]}, 400, "is not a data URL"),
+        ({"images": [{"image_url": "file:///etc/passwd"}]}, 400, "is not a data URL"),
+        ({"images": [{"image_url": "data:image/png,AAAA"}]}, 400, "is not a data URL"),
+        ({"images": [{"image_url": ""}]}, 400, "is not a data URL"),
+        ({"images": [{"image_url": "data:image/png;base64,@@@"}]}, 400, "is not base64"),
+        ({"images": [{"image_url": "data:image/png;base64,AAA"}]}, 400, "is not base64"),
+        ({"images": [{"image_url": "data:image/png;base64,\u00e9"}]}, 400, "is not base64"),
+        ({"images": [{"image_url": "data:image/png;base64,AAAA"}]}, 400, "image cannot be read"),
+        ({"images": [{"image_url": "data:image/png;base64,"}]}, 400, "image cannot be read"),
+        ({"images": [data_url(Image.new("RGBA", (8, 8)))] * 17}, 400, "images"),
+        ({"images": [data_url(Image.new("RGBA", (8, 8)))] * 2}, 400, "takes no reference images"),
+        ({"mask": {"image_url": "https://example.org/m.png"}}, 400, "mask is not a data URL"),
+        ({"mask": []}, 400, "mask"),
+        ({"mask": data_url(Image.new("RGBA", (9, 8)))}, 400, "mask_image has 9x8 pixels"),
+        ({"image": "x"}, 400, "unknown field 'image'"),
+        ({"prompt": {"a": [[]] * 9}}, 400, "prompt"),
+        ({"user": "x" * 12 * 2**20}, 413, "send smaller images"),
+    ],
+)
+def test_malformed_edits_as_json_are_refused(address, changes, status, message):
+    body = {"prompt": "a", "images": [data_url(Image.new("RGBA", (8, 8)))]} | changes
+    response = httpx.post(f"{address}/v1/images/edits", json=body)
+    assert response.status_code == status and message in response.json()["error"]["message"]
+
+
+def test_json_that_is_nested_too_deeply_is_refused(address):
+    body = b'{"prompt": "a", "images": [], "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"
+    response = httpx.post(f"{address}/v1/images/edits", content=body, headers=JSON)
+    assert response.status_code == 400 and "recursion" in response.json()["error"]["message"]
 
 
 def test_an_edit_has_one_image(client):
@@ -426,9 +493,17 @@ def test_other_routes_answer_in_the_same_shape(address):
         assert response.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
+def test_a_head_is_answered_as_a_get(address):
+    for path in ("/health", "/v1/models", "/v1/models/text", "/", "/metrics", "/openapi.json"):
+        response = httpx.head(address + path)
+        assert (response.status_code, response.content) == (200, b"")
+    assert httpx.head(f"{address}/pictures/none").status_code == 404
+    assert httpx.head(f"{address}/v1/images/generations").status_code == 405
+
+
 def test_large_bodies_are_not_read(address):
     url = f"{address}/v1/images/generations"
-    size = 8 * 2**20 + 2**16
+    size = 8 * 2**20 * 4 // 3 + 2**16
 
     def chunks():
         for _ in range(size // 2**16 + 1):
@@ -543,15 +618,27 @@ def test_the_command_refuses_before_it_loads(options, message, monkeypatch):
     assert isinstance(result.exception, ValueError) and message in str(result.exception)
 
 
-def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
-    tiny.text_pipeline().save_pretrained(tmp_path / "model")
-    (tmp_path / "token").write_text(TOKEN)
-    port = free_port()
-    command = [sys.executable, "-m", "arimage", "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
+@pytest.mark.parametrize("command", ["serve", "app"])
+def test_an_address_that_is_not_free_is_refused_before_loading(command, monkeypatch):
+    monkeypatch.setattr("arimage.app.engine.models.load_models", lambda *_, **__: pytest.fail("a model was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for option, value in (
+            ("--port", str(taken.getsockname()[1])),
+            ("--host", "localhost:80"),
+            ("--host", "203.0.113.7"),
+        ):
+            access = {"serve": ["--no-auth"], "app": ["--auth", "user:password"]}[command]
+            result = CliRunner().invoke(cli.app, [command, option, value, *access])
+            assert isinstance(result.exception, ValueError) and f"{option} {value} is" in str(result.exception)
+
+
+@contextmanager
+def started(command: list[str]):
+    """A process of the command, once it serves, and its address."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command += ["--token-file", str(tmp_path / "token")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    address = f"http://127.0.0.1:{port}"
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, env=environment, **output)
+    address = f"http://127.0.0.1:{command[command.index('--port') + 1]}"
 
     def healthy() -> bool:
         assert process.poll() is None
@@ -560,16 +647,54 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
         except httpx.ConnectError:
             return False
 
-    wait_for(healthy, 300)
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
-    url = client.images.generate(prompt="a red heart", response_format="url").data[0].url
-    assert picture(httpx.get(url).content).size == (8, 8)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
-    log = process.stdout.read()
-    assert "Traceback" not in log and "a red heart" not in log
-    # Whoever knows the URL of an image can see it.
-    assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
+    try:
+        wait_for(healthy, 300)
+        yield process, address
+    finally:
+        process.kill()
+
+
+def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
+    tiny.text_pipeline().save_pretrained(tmp_path / "model")
+    (tmp_path / "token").write_text(TOKEN)
+    port = free_port()
+    command = [sys.executable, "-m", "arimage", "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
+    with started([*command, "--token-file", str(tmp_path / "token")]) as (process, address):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+        url = client.images.generate(prompt="a red heart", response_format="url").data[0].url
+        assert picture(httpx.get(url).content).size == (8, 8)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        log = process.stdout.read()
+        assert "Traceback" not in log and "a red heart" not in log
+        # Whoever knows the URL of an image can see it.
+        assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
+
+
+BROKEN = """
+import sys, torch
+from arimage.app.engine import batch
+from arimage.cli import run
+def broken(*_):
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+batch.run_batch = broken
+sys.argv[0] = "arimage"
+run()
+"""
+
+
+def test_the_command_ends_with_an_error_when_its_device_fails(tmp_path):
+    tiny.text_pipeline().save_pretrained(tmp_path / "model")
+    port = free_port()
+    command = [sys.executable, "-c", BROKEN, "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
+    with started(command) as (process, address):
+        # An open page must not keep the server from ending.
+        with httpx.Client(base_url=address) as page:
+            assert page.get("/").status_code == 200
+            response = httpx.post(f"{address}/v1/images/generations", json={"prompt": "a"}, timeout=60)
+            assert response.status_code == 503
+            assert process.wait(60) == 1
+        assert "device-side assert" in process.stdout.read()
 
 
 def test_an_engine_that_fails_ends_the_server(held, monkeypatch):

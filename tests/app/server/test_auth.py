@@ -36,6 +36,17 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
         check_token("127.0.0.1", None, no_auth=False)
 
 
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"", b"caf\xc3\xa9"])
+def test_a_token_file_that_holds_none_is_named(tmp_path, content):
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=f"--token-file {file}"):
+        check_token("127.0.0.1", file, no_auth=False)
+    with pytest.raises(ValueError, match=f"--token-file {tmp_path}"):
+        check_token("127.0.0.1", tmp_path, no_auth=False)
+
+
 @pytest.mark.parametrize("auth", ["ada", ":x", "ada:", ""])
 def test_a_password_has_a_user(auth):
     with pytest.raises(ValueError, match="user:password"):
