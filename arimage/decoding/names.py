@@ -234,10 +234,12 @@ def parse_decoding(text: str) -> tuple[str, dict]:
             raise ValueError(f"{text!r} has the setting {item!r}: write it as key=value, as in sjd-coupled:window=16")
         key, parsed = key.strip(), _parse_value(value.strip())
         setting, _, part = key.partition(".")
+        place, name_there = settings, key
         if setting == "acceptance":
-            settings.setdefault(setting, {})[part or "method"] = parsed
-        else:
-            settings[key] = parsed
+            place, name_there = settings.setdefault(setting, {}), part or "method"
+        if name_there in place:
+            raise ValueError(f"{text!r} has the setting {key!r} twice: give it once")
+        place[name_there] = parsed
     return name, settings
 
 

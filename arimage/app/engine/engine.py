@@ -96,6 +96,13 @@ class Engine:
                     request = replace(request, **{name: read(name, given)})
                 except ValueError as error:
                     raise Refused(str(error), name) from error
+        image, mask = request.image, request.mask_image
+        if image is not None and mask is not None and mask.size != image.size:
+            raise Refused(
+                f"mask_image has {mask.width}x{mask.height} pixels and image {image.width}x{image.height}: "
+                "give a mask of the size of the image",
+                "mask_image",
+            )
         ticket = self._ticket(request, plan, on_progress)
         pipe = self._pipelines[request.model]
         if pipe.known_captions is not None and request.prompt is not None:

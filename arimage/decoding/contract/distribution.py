@@ -96,7 +96,7 @@ class Sampling:
                 "decoding"
             )
         if not (_is_number(self.top_k, Integral) and 0 <= self.top_k <= LARGEST):
-            raise ValueError(f"top_k is {self.top_k!r}: give a number of tokens, or 0 for all")
+            raise ValueError(f"top_k is {self.top_k!r}: give a whole number from 1 to {LARGEST}, or 0 for all tokens")
         if not (_is_number(self.top_p, Real) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p is {self.top_p!r}: give a probability above 0 and up to 1")
         if not (_is_number(self.min_p, Real) and 0 <= self.min_p <= 1):
