@@ -2,14 +2,13 @@
 
 import os
 
-from arimage.app.demo.demo import build_demo, launch_settings
+from arimage.app.demo.demo import serve_demo
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import load_models
 
 
-# None: a GPU if the Space has one.
-engine = Engine(load_models(os.environ.get("ARIMAGE_MODELS", "").split(), None))
-demo = build_demo(engine)
-
 if __name__ == "__main__":
-    demo.launch(**launch_settings(engine))
+    # None: a GPU if the Space has one.
+    engine = Engine(load_models(os.environ.get("ARIMAGE_MODELS", "").split(), None))
+    # The address at which a Space is reached; everybody may use it.
+    serve_demo(engine, "0.0.0.0", 7860, None)

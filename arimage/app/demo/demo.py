@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gradio as gr
 from fastapi import FastAPI
-from PIL import Image
+from gradio.utils import get_upload_folder
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
@@ -19,22 +19,24 @@ from .api import add_endpoints
 from .controls import GENERATES
 from .edit_tab import edit_tab
 from .gallery_tab import gallery_tab
+from .gate import Gate
 from .generate_tab import GenerateTab
+from .inputs import Demo
 from .race_tab import Comparison, race_tab
 from .video_tab import video_tab
 
 
-# Pixels of an upload; 4096 x 4096.
-MAX_PIXELS = 2**24
+# Bytes of one uploaded file.
+MAX_FILE = 2**23
+# Pages whose last results are kept for *Same seed again*, *Film* and *Take the last image*.
+SESSIONS = 128
 
 
-def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
-    """The demo for image models (`engine`) and video models (`videos`); launch it with `launch_settings`."""
-    # Gradio decodes uploads before we see them. Pillow refuses images with more than twice as many pixels.
-    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
+    """The page for image models (`engine`) and video models (`videos`), for `demo_app`."""
     comparison = Comparison()
     # Every ten minutes, files older than an hour are deleted from Gradio's folder.
-    with gr.Blocks(title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
+    with Demo(engine.limits, title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
         gr.HTML(markup.intro(engine))
         gr.HTML(markup.suggestions(engine))
         with gr.Tabs() as tabs:
@@ -62,50 +64,42 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> gr.Blocks:
     return demo
 
 
-def launch_settings(engine: Engine) -> dict:
-    """Arguments of `demo.launch`: the appearance, and no files served except the images of the page."""
-    return {
-        **page_settings(),
-        "share": False,
-        "quiet": True,
-        "max_threads": threads(engine),
-    }
-
-
-def page_settings() -> dict:
-    """The arguments that `demo.launch` and `gr.mount_gradio_app` both take."""
-    return {
-        "theme": gr.themes.Base(primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"]),
-        "css_paths": Path(__file__).parent / "style.css",
-        "js": markup.SUGGEST,
-        "footer_links": ["api"],
-        "allowed_paths": [],
-        "max_file_size": "8mb",
-        "run_history": False,
-        "enable_monitoring": False,
-        "ssr_mode": False,
-        "pwa": False,
-    }
-
-
-def threads(engine: Engine) -> int:
-    """How many threads Gradio needs: each waiting request occupies one."""
-    return engine.limits.queue + 40
-
-
 def demo_app(
     engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
 ) -> FastAPI:
     """The demo as an application for `host`. Pages of other sites cannot read its answers, and without a password they
     cannot send it requests."""
     demo = build_demo(engine, videos)
-    demo.max_threads = threads(engine)
+    # Each waiting request occupies a thread.
+    demo.max_threads = engine.limits.queue + 40
+    demo.state_session_capacity = SESSIONS
     # Gradio lets pages of any site read its answers unless the application around it has CORS rules. These allow
     # nobody.
-    middleware = [*([] if auth else local_only(host)), Middleware(CORSMiddleware)]
+    middleware = [
+        *([] if auth else local_only(host)),
+        Middleware(CORSMiddleware),
+        Middleware(Gate, folder=Path(get_upload_folder())),
+    ]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
     return gr.mount_gradio_app(
-        app, demo, "/", server_name=host, server_port=port, auth=auth, show_error=False, **page_settings()
+        app,
+        demo,
+        "/",
+        server_name=host,
+        server_port=port,
+        auth=auth,
+        theme=gr.themes.Base(primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"]),
+        css_paths=Path(__file__).parent / "style.css",
+        js=markup.SUGGEST,
+        footer_links=["api"],
+        allowed_paths=[],
+        max_file_size=MAX_FILE,
+        show_error=False,
+        run_history=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        ssr_mode=False,
+        pwa=False,
     )
 
 

@@ -10,7 +10,7 @@ from ..engine.engine import Engine
 from ..engine.types import Progress, Request
 from . import markup
 from .controls import AT_ONCE, GENERATES, DecodingChoice, GenerateAndStop, Subject, chosen, events, refusal
-from .generate_tab import preview_every
+from .generate_tab import last_of, preview_every
 from .pictures import for_editor, picture_and_mask, stamped
 
 
@@ -56,8 +56,7 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             status = gr.HTML(markup.EMPTY, elem_id="edit-status")
 
     def generate(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
-        if drawing is None or drawing["background"] is None:
-            raise refusal("the editor holds no image: upload one, or take the last one from Generate")
+        check_drawing(drawing)
         height, width = engine.models[model].sizes[0]
         picture, mask = picture_and_mask(drawing, (width, height))
         if mask.getextrema()[1] < 128:  # pyright: ignore[reportOperatorIssue] a mask has one band
@@ -91,11 +90,10 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
     )
 
     def take_last(last):
-        if last is None:
-            raise refusal("no image has been generated yet: generate one in the tab Generate")
-        return for_editor(last[1].images[0])
+        return for_editor(last_of(last)[1].images[0])
 
     def take_upload(drawing, model):
+        check_drawing(drawing)
         height, width = engine.models[model].sizes[0]
         # Cropped as the model will see it.
         shown = for_editor(ImageOps.fit(to_rgb("the image", drawing["background"]), (width, height)))
@@ -111,3 +109,13 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
     subject.model.input(
         on_model, subject.model, [*subject.inputs[1:], decoding.dropdown, decoding.about, hint], **AT_ONCE
     )
+
+
+def check_drawing(drawing: dict | None) -> None:
+    """Refuse an `ImageEditor` without an image.
+
+    Raises:
+        gr.Error: if there is none.
+    """
+    if drawing is None or drawing["background"] is None:
+        raise refusal("the editor holds no image: upload one, or take the last one from Generate")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from ...eval.emoji.reference import GALLERY_SIZE, read_gallery
 from ..engine.engine import Engine
-from .controls import AT_ONCE
+from .controls import AT_ONCE, refusal
 from .generate_tab import GenerateTab
 from .pictures import webp_uri
 
@@ -38,7 +38,10 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
         return ABOUT.format(count=f"{len(known):,}", model=escape(model)), sheet(tuple(known.items()))
 
     def choose(event: gr.EventData) -> tuple[str, dict]:
-        return event.name, gr.Tabs(selected="generate")
+        name = getattr(event, "name", None)
+        if not isinstance(name, str):
+            raise refusal("no picture was clicked: click one")
+        return name, gr.Tabs(selected="generate")
 
     tab.select(show, generate.subject.model, [about, pictures], **AT_ONCE)
     generate.generate_on(pictures.click(choose, None, [generate.subject.prompt, tabs], **AT_ONCE).success)

@@ -23,6 +23,7 @@ from .controls import (
     chosen,
     events,
     random_seed,
+    refusal,
 )
 from .links import from_query, to_query
 from .pictures import stamped, write_download
@@ -256,12 +257,13 @@ class GenerateTab:
         for update in self._generate_form(page, *values.values()):
             yield {self._seed: values[self._seed], **update}
 
-    def _generate_again(self, page: gr.Request, last: tuple[Request, Result]) -> Iterator[dict]:
-        yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, last[0]))
+    def _generate_again(self, page: gr.Request, last: tuple[Request, Result] | None) -> Iterator[dict]:
+        request = last_of(last)[0]
+        yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
 
-    def _generate_film(self, page: gr.Request, last: tuple[Request, Result]) -> Iterator[dict]:
+    def _generate_film(self, page: gr.Request, last: tuple[Request, Result] | None) -> Iterator[dict]:
         """Generate the first image of the last run again, as a film."""
-        request = replace(last[0], count=1, film=True)
+        request = replace(last_of(last)[0], count=1, film=True)
 
         def generate(submit: Callable[[Request], Ticket]) -> Iterator[dict]:
             for event in events(submit, request):
@@ -286,6 +288,17 @@ class GenerateTab:
         update[self._steps] = gr.Number(**_steps(info))
         update[self._references] = gr.Gallery(**_references(info))
         return update | dict(zip(self._sampling, defaults, strict=True))
+
+
+def last_of(last: tuple[Request, Result] | None) -> tuple[Request, Result]:
+    """The last run of a page.
+
+    Raises:
+        gr.Error: if there was none, or the page is so old that its run is forgotten.
+    """
+    if last is None:
+        raise refusal("no image has been generated yet: generate one in the tab Generate")
+    return last
 
 
 def _steps(info: ModelInfo) -> dict:

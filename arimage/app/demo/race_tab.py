@@ -115,7 +115,8 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
         runs = [parse_run(engine, model, value) for value in decodings]
         update = dict.fromkeys([*cards, legend], gr.HTML(visible=False)) | actions.busy()
         update |= {status: markup.RACE, film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
-        exact = [engine.models[name].decodings[decoding.partition(":")[0]] for name, decoding in runs]
+        # The engine refuses what a model cannot run.
+        exact = [engine.models[name].decodings.get(decoding.partition(":")[0], False) for name, decoding in runs]
         for card, label, flag in zip(cards, decodings, exact, strict=False):
             update[card] = gr.HTML(markup.card(label, flag, None), visible=True)
         request = subject.condition(model, prompt, class_label) | {"seed": seed, "film": True}

@@ -97,7 +97,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
 
     def generate(model, prompt, decoding, seed, image) -> Iterator[dict]:
         asked = chosen(maker.models[model], decoding)
-        request = VideoRequest(model, prompt or "", int(seed or 0), asked, image)
+        request = VideoRequest(model, prompt or "", seed or 0, asked, image)
         for update in run(request, []):
             yield {opened: True, **update}
 

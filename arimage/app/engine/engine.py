@@ -16,7 +16,7 @@ from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
 from .types import Cancelled, Limits, Progress, Refused, Request
-from .validation import Plan, check, with_class
+from .validation import Plan, check, check_types, with_class
 
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class Engine:
         Raises:
             Refused: if the model does not support the request, or the limits do not allow it.
         """
+        check_types(request)
         if request.model not in self.models:
             raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self.models)}", "model")
         pipe = self._pipelines[request.model]

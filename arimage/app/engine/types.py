@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+from pydantic import ConfigDict
 
 from ...eval.runs.manifest import image_seed
 from ...media.film import Film
@@ -14,6 +15,8 @@ from ...pipelines.known import Unknown
 SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 # The largest number of forward passes that a film shows.
 FILM_STEPS = 64
+# `validation.check_types` checks the fields of requests against their annotations: "3" is not 3, and true is not 1.
+EXACT_TYPES = ConfigDict(strict=True, revalidate_instances="always", arbitrary_types_allowed=True)
 
 
 class Refused(ValueError):
@@ -94,6 +97,8 @@ class Request:
         previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
         film: record how the first image is generated.
     """
+
+    __pydantic_config__ = EXACT_TYPES
 
     model: str
     prompt: str | None = None

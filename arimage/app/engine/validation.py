@@ -2,21 +2,25 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import IO, Any, get_args
 
 from PIL import Image
+from pydantic import TypeAdapter, ValidationError
 
 from ...decoding import Decoding, Order, decoding_from_name, parse_decoding
 from ...decoding.contract.distribution import Sampling
+from ...media.files import open_image, to_rgba
 from ...pipelines.base import ARImagePipeline
 from ...pipelines.hybrid import MAX_STEPS
-from ...schema import check_encodable
+from ...schema import check_encodable, sentence
 from .models import ModelInfo
 from .types import SAMPLING, Limits, Refused, Request
 
 
 MAX_SEED = 2**53 - 1
 MAX_PREVIEWS = 64
+# Characters.
+MAX_DECODING = 200
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,22 @@ class Plan:
     reads: bool
 
 
+def check_types(request: Any) -> None:
+    """Refuse a request with a field that is not of its annotated type.
+
+    Args:
+        request: a `Request` or a `VideoRequest`.
+
+    Raises:
+        Refused: with the field.
+    """
+    try:
+        TypeAdapter(type(request)).validate_python(request)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise Refused(sentence(error, vars(request)), str(first["loc"][0])) from error
+
+
 def with_class(request: Request, pipe: ARImagePipeline) -> Request:
     """The request with the class id for its prompt, if the model generates classes and names them.
 
@@ -65,11 +85,11 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         Refused: with the reason.
     """
     _check_condition(request, info, limits)
-    if not isinstance(request.count, int) or not 1 <= request.count <= limits.images:
+    if not 1 <= request.count <= limits.images:
         raise Refused(f"{request.count} images are asked for: ask for 1 to {limits.images}", "count")
-    _whole("seed", request.seed, 0, MAX_SEED)
-    _whole("preview_every", request.preview_every, 0, MAX_SEED)
-    _whole("previews", request.previews, 0, MAX_PREVIEWS)
+    check_whole("seed", request.seed, 0, MAX_SEED)
+    check_whole("preview_every", request.preview_every, 0, MAX_SEED)
+    check_whole("previews", request.previews, 0, MAX_PREVIEWS)
     size = _check_size(request, info, limits)
     tokens = pipe.num_tokens(size) or info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
     if request.count * tokens > limits.work:
@@ -101,7 +121,7 @@ def _check_condition(request: Request, info: ModelInfo, limits: Limits) -> None:
             raise Refused(
                 f"{request.model} generates classes: give class_label, 0 to {info.classes - 1}", "class_label"
             )
-        _whole("class_label", request.class_label, 0, info.classes - 1)
+        check_whole("class_label", request.class_label, 0, info.classes - 1)
     elif request.class_label is not None:
         raise Refused(f"{request.model} generates from text: give a prompt and no class_label", "class_label")
     elif not (request.prompt or "").strip():
@@ -145,6 +165,8 @@ def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int,
 def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Decoding:
     if request.decoding is None:
         return pipe.decoding
+    if len(request.decoding) > MAX_DECODING:
+        raise Refused(f"the decoding has {len(request.decoding)} characters: give at most {MAX_DECODING}", "decoding")
     try:
         name, settings = parse_decoding(request.decoding)
         if name not in info.decodings:
@@ -183,7 +205,7 @@ def _check_sampling(request: Request, pipe: ARImagePipeline) -> Sampling:
         if value is not None and not (math.isfinite(value) and least <= value <= most):
             raise Refused(f"{name} is {value}: give a number from {least} to {most}", name)
     if request.top_k is not None:
-        _whole("top_k", request.top_k, 0, 2**20)
+        check_whole("top_k", request.top_k, 0, 2**20)
     given = {name: getattr(request, name) for name in SAMPLING}
     if request.references and request.guidance_scale is None:
         given["guidance_scale"] = pipe.reference_guidance_scale
@@ -198,7 +220,7 @@ def _check_decoder(request: Request, pipe: ARImagePipeline) -> tuple[tuple[str, 
         if getattr(request, name) is not None and not pipe.abilities.accepts(name):
             raise Refused(f"{request.model} does not accept {name}: leave it out", name)
     if request.num_inference_steps is not None:
-        _whole("num_inference_steps", request.num_inference_steps, 1, MAX_STEPS)
+        check_whole("num_inference_steps", request.num_inference_steps, 1, MAX_STEPS)
     names = pipe.abilities.decoder | pipe.abilities.arguments & {"num_inference_steps"}
     given = {name: getattr(request, name) for name in sorted(names)}
     return tuple((name, pipe.generation_config[name] if value is None else value) for name, value in given.items())
@@ -229,9 +251,31 @@ def check_pixels(name: str, picture: Image.Image, limits: Limits) -> None:
         Refused: with the reason.
     """
     if picture.width * picture.height > limits.pixels:
-        raise Refused(f"{name} has {picture.width}x{picture.height} pixels: give one of at most {limits.pixels}", name)
+        size = f"{picture.width}x{picture.height}"
+        raise Refused(f"{name} has {size} pixels: give one of at most {limits.pixels} pixels", name)
 
 
-def _whole(name: str, value: int, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+def read_upload(name: str, file: IO[bytes], limits: Limits) -> Image.Image:
+    """An uploaded image, in mode RGBA and upright.
+
+    Raises:
+        Refused: if it is no whole PNG, JPEG or WebP file, or too large.
+    """
+    try:
+        picture = open_image(name, file, ["png", "jpeg", "webp"])
+        check_pixels(name, picture, limits)
+        return to_rgba(name, picture)
+    except Refused:
+        raise
+    except ValueError as error:
+        raise Refused(f"{name} cannot be read as an image: send a whole PNG, JPEG or WebP file", name) from error
+
+
+def check_whole(name: str, value: int, least: int, most: int) -> None:
+    """Refuse a number outside of a range.
+
+    Raises:
+        Refused: with the name and the range.
+    """
+    if not least <= value <= most:
         raise Refused(f"{name} is {value}: give a whole number from {least} to {most}", name)

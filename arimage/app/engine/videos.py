@@ -12,12 +12,15 @@ from PIL import Image
 from ...decoding import decoding_to_text
 from ...pipelines.base import ARPipeline
 from .models import ModelInfo, describe
-from .types import Limits, Refused
+from .types import EXACT_TYPES, Limits, Refused
+from .validation import MAX_SEED, check_pixels, check_types, check_whole
 
 
 @dataclass(frozen=True)
 class VideoRequest:
     """A request for a video from one prompt; `image` is its first frame. None means the default of the model."""
+
+    __pydantic_config__ = EXACT_TYPES
 
     model: str
     prompt: str
@@ -78,6 +81,7 @@ class VideoMaker:
             Refused: if the model does not support the request, or the limits do not allow it.
         """
         limits = self.limits
+        check_types(request)
         if request.model not in self._pipelines:
             raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self._pipelines)}", "model")
         if not request.prompt.strip():
@@ -88,8 +92,9 @@ class VideoMaker:
             raise Refused(
                 f"the prompt is too long: shorten it to at most {limits.prompt_characters} characters", "prompt"
             )
-        if request.image is not None and request.image.width * request.image.height > limits.pixels:
-            raise Refused(f"the image is too large: give one of at most {limits.pixels} pixels", "image")
+        check_whole("seed", request.seed, 0, MAX_SEED)
+        if request.image is not None:
+            check_pixels("image", request.image, limits)
         with self._lock:
             try:
                 yield from _generate(self._pipelines[request.model], request)

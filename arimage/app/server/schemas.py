@@ -14,10 +14,10 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from ...media.files import open_image, to_rgba, transparent_part
+from ...media.files import transparent_part
 from ..engine.models import ModelInfo
 from ..engine.types import Limits, Refused, Request, Result
-from ..engine.validation import check_pixels
+from ..engine.validation import read_upload
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -189,14 +189,7 @@ def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
     Raises:
         Refused: if it is not an image, or too large.
     """
-    try:
-        picture = open_image(name, io.BytesIO(data), ["png", "jpeg", "webp"])
-        check_pixels(name, picture, limits)
-        return to_rgba(name, picture)
-    except Refused:
-        raise
-    except ValueError as error:
-        raise Refused(f"{name} cannot be read as an image: send a whole PNG, JPEG or WebP file", name) from error
+    return read_upload(name, io.BytesIO(data), limits)
 
 
 def read_mask(image: Image.Image, mask: Image.Image | None) -> Image.Image:

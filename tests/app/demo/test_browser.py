@@ -16,7 +16,8 @@ from PIL import Image
 
 pytest.importorskip("gradio")
 
-from arimage.app.demo.demo import build_demo, launch_settings
+from app.demo.demo_kit import served
+
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import load_models
 from arimage.app.engine.videos import VideoMaker
@@ -34,16 +35,11 @@ BRUSH = (255, 61, 127)
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory):
+def url():
     engine = Engine(load_models(None, "cpu"))
     videos = VideoMaker(load_models(["emoji-video-blocks"], "cpu", videos=True))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
-        demo = build_demo(engine, videos)
-        _, url, _ = demo.launch(prevent_thread_lock=True, **launch_settings(engine))
+    with served(engine, None, videos) as url:
         yield url
-        demo.close()
-    engine.close()
 
 
 @pytest.fixture(scope="module")

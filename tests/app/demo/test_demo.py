@@ -22,18 +22,17 @@ import tiny
 import torch
 from app.conftest import SlowPipeline
 from PIL import Image
-from starlette.testclient import TestClient
 
 
 pytest.importorskip("gradio")
 
 import gradio as gr
+from app.demo.demo_kit import AUTH, served, visit
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
 from arimage import FewStepDecoding, cli
 from arimage.app.demo import gallery_tab, links, markup, pictures, race_tab
-from arimage.app.demo.demo import build_demo, demo_app, launch_settings
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request, Result
 from arimage.eval.emoji.reference import read_gallery
@@ -42,7 +41,6 @@ from arimage.media.film import Film
 from arimage.pipelines.known import KnownCaptions, Unknown
 
 
-AUTH = ("ada", "opens sesame")
 SIZE = 4 * tiny.SCALE_FACTOR
 
 
@@ -61,14 +59,10 @@ def engine(slow):
 
 
 @pytest.fixture(scope="module")
-def url(engine, tmp_path_factory):
+def url(engine):
     """The URL of a demo with the password `AUTH`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("gradio")))
-        demo = build_demo(engine)
-        _, url, _ = demo.launch(auth=AUTH, prevent_thread_lock=True, **launch_settings(engine))
+    with served(engine, AUTH) as url:
         yield url
-        demo.close()
 
 
 @pytest.fixture(scope="module")
@@ -229,56 +223,6 @@ def test_what_cannot_be_generated_is_refused_in_a_sentence(client, arguments, se
     assert "\n" not in str(error.value)
 
 
-@pytest.fixture(scope="module")
-def local():
-    """A demo on the loopback interface, without a password."""
-    engine = Engine({"text": tiny.text_pipeline()})
-    with TestClient(demo_app(engine, "127.0.0.1", 7860, None), base_url="http://127.0.0.1:7860") as local:
-        yield local
-    engine.close()
-
-
-def test_the_page_and_programs_use_a_local_demo(local):
-    page = local.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
-    assert page.status_code == 200 and "gradio" in page.text
-    own = {"Origin": "http://127.0.0.1:7860", "Sec-Fetch-Site": "same-origin"}
-    for headers in (own, {}):
-        answer = local.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "text"}, headers=headers)
-        events = local.get(f"/gradio_api/call/v2/generate/{answer.json()['event_id']}", headers=headers)
-        assert "event: complete" in events.text
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "evil.example"}, 400),
-        ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-    ],
-)
-def test_pages_of_other_sites_cannot_use_a_local_demo(local, headers, status):
-    for method, path in (("GET", "/"), ("GET", "/config"), ("POST", "/gradio_api/call/v2/generate")):
-        response = local.request(method, path, headers=headers)
-        assert response.status_code == status and "access-control-allow-origin" not in response.headers
-
-
-def test_pages_of_other_sites_cannot_read_a_demo_with_a_password(engine):
-    app = demo_app(engine, "0.0.0.0", 7860, AUTH)
-    with TestClient(app, base_url="http://demo.example", headers={"Origin": "http://evil.example"}) as client:
-        response = client.post("/login", data={"username": AUTH[0], "password": AUTH[1]})
-        assert response.status_code == 200 and "access-control-allow-origin" not in response.headers
-
-
-def test_nobody_gets_in_without_the_password(url):
-    assert httpx.get(f"{url}gradio_api/info").status_code == 401
-    assert httpx.post(f"{url}gradio_api/call/generate", json={"data": ["a"]}).status_code == 401
-    assert httpx.post(f"{url}login", data={"username": AUTH[0], "password": "sesame"}).status_code == 400
-    with pytest.raises(Exception, match="[Ll]og|[Cc]redential|[Aa]uth"):
-        Client(url, auth=(AUTH[0], "sesame"), verbose=False)
-
-
 def test_rest(session):
     answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "text", "seed": 2})
     event = answer.json()["event_id"]
@@ -287,16 +231,6 @@ def test_rest(session):
     shown, state = json.loads(lines[lines.index("event: complete") + 1].removeprefix("data: "))
     assert state["seeds"] == [2]
     assert session.get(shown[0]["image"]["url"]).content.startswith(b"\x89PNG")
-
-
-def test_no_file_of_the_machine_is_served(session, tmp_path):
-    (tmp_path / "secret.png").write_bytes(b"secret")
-    for path in ("/etc/passwd", tmp_path / "secret.png", cli.__file__, "../pyproject.toml"):
-        assert session.get(f"/gradio_api/file={path}").status_code in (403, 404)
-    # A request cannot name one as its upload either.
-    image = {"path": str(tmp_path / "secret.png"), "meta": {"_type": "gradio.FileData"}}
-    event = session.post("/gradio_api/call/edit", json={"data": [image, image, "a", "text"]}).json()["event_id"]
-    assert "event: error" in session.get(f"/gradio_api/call/edit/{event}").text
 
 
 def test_a_cancelled_job_ends_at_once(client, engine, slow):
@@ -522,24 +456,25 @@ def test_downloads_keep_to_their_folder(tmp_path):
             assert json.loads(Image.open(file).info["arimage"]) == {"prompt": "x", "seed": 8, "count": 1}
 
 
-def test_the_space_builds_the_same_demo(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    space = runpy.run_path(str(Path(cli.__file__).parents[1] / "examples/space/app.py"))
-    space["engine"].close()
-    names = {fn.api_name for fn in space["demo"].fns.values() if fn.api_visibility == "public"}
-    assert names == {"generate", "compare", "edit"}
-    assert Image.MAX_IMAGE_PIXELS == 2**24
+def test_the_space_serves_the_same_demo(monkeypatch):
+    started = []
+    monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: started.append(arguments))
+    monkeypatch.setenv("ARIMAGE_MODELS", "emoji-var")
+    runpy.run_path(str(Path(cli.__file__).parents[1] / "examples/space/app.py"), run_name="__main__")
+    [(engine, host, port, auth)] = started
+    engine.close()
+    # Everybody may use a Space, and it is not reached by the name of the machine.
+    assert (list(engine.models), host, port, auth) == (["emoji-var"], "0.0.0.0", 7860, None)
 
 
-def test_the_documented_endpoints_work_with_the_default_models(monkeypatch, tmp_path):
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    served = []
-    monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: served.extend(arguments))
+def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
+    given = []
+    monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: given.extend(arguments))
     monkeypatch.setattr("sys.argv", ["arimage", "app", "--device", "cpu"])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code in (0, None)
-    engine, *_, videos = served
+    engine, *_, videos = given
     assert len(engine.models) > 1 and videos.models
     documentation = (Path(cli.__file__).parents[1] / "docs/app.md").read_text(encoding="utf-8")
     [endpoints] = re.findall(r"There are three endpoints, (.+?)\.", documentation)
@@ -550,8 +485,7 @@ def test_the_documented_endpoints_work_with_the_default_models(monkeypatch, tmp_
         "compare": {"prompt": "a red heart", "decodings": ["ar", "sjd"], "seed": 1},
         "edit": {"prompt": "a red heart", "seed": 1},
     }
-    app = demo_app(engine, "127.0.0.1", 7860, None, videos)
-    with TestClient(app, base_url="http://127.0.0.1:7860") as client:
+    with served(engine, None, videos) as url, visit(url) as client:
         for query in ("", "?all_endpoints=true"):
             named = client.get(f"/gradio_api/info{query}").json()["named_endpoints"]
             assert set(named) == set(re.findall("`(/.+?)`", endpoints)) == {f"/{name}" for name in arguments}
@@ -563,7 +497,6 @@ def test_the_documented_endpoints_work_with_the_default_models(monkeypatch, tmp_
             answer = client.post(f"/gradio_api/call/v2/{name}", json=values)
             events = client.get(f"/gradio_api/call/v2/{name}/{answer.json()['event_id']}").text
             assert "event: complete" in events and '"passes":' in events, name
-    engine.close()
 
 
 @pytest.mark.parametrize("auth", ["ada", ":x", "ada:"])

@@ -1,0 +1,128 @@
+"""Values of other types at the demo's endpoints and in its tabs: each is refused in a sentence."""
+
+import io
+import json
+
+import pytest
+import tiny
+import tiny_cosmos
+from PIL import Image
+
+
+pytest.importorskip("gradio")
+
+from app.demo.demo_kit import call, file_data, served, visit
+
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Limits
+from arimage.app.engine.videos import VideoMaker
+
+
+GENERATE = ["prompt", "model", "class_label", "decoding", "seed", "count", "guidance_scale", "temperature", "top_k"]
+GENERATE += ["top_p", "preview_every", "min_p", "references"]
+COMPARE = ["prompt", "model", "class_label", "decodings", "seed"]
+EDIT = ["image", "mask_image", "prompt", "model", "class_label", "decoding", "seed", "preview_every"]
+GOOD = {"prompt": "a", "model": "text", "seed": 1, "count": 1, "preview_every": 0, "decodings": ["ar", "sjd"]}
+FIELDS = {"generate": GENERATE, "compare": COMPARE, "edit": EDIT}
+WRONG = ["hot", 5, 1.5, True, 10**400, [1], ["a"], [[]], {"a": {"b": []}}, {"path": "a"}, [file_data("a")], None]
+# What a field may be.
+RIGHT = {
+    "prompt": ("hot",), "class_label": (None,), "decoding": (None,), "seed": (5, None),
+    "guidance_scale": (5, 1.5, None), "temperature": (5, 1.5, None), "top_k": (5, None), "top_p": (None,),
+    "preview_every": (5,), "min_p": (None,), "references": (None,),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client():
+    engine = Engine({"text": tiny.text_pipeline(), "scales": tiny.scale_pipeline("text")}, Limits(images=4))
+    with served(engine, None, VideoMaker({"video": tiny_cosmos.pipeline("text", begins_with_text=True)})) as url:
+        with visit(url) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def picture(client):
+    file = io.BytesIO()
+    size = 4 * tiny.SCALE_FACTOR
+    Image.new("RGB", (size, size), "white").save(file, "PNG")
+    return file_data(client.post("/gradio_api/upload", files={"files": ("a.png", file.getvalue())}).json()[0])
+
+
+def errors(events: str) -> str:
+    """The sentence of an error."""
+    lines = events.splitlines()
+    assert "event: error" in lines, events
+    sentence = json.loads(lines[lines.index("event: error") + 1].removeprefix("data: "))["error"]
+    assert sentence and "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name, fields in FIELDS.items() for field in fields])
+def test_a_field_of_another_type_is_refused(client, picture, capfd, name, field):
+    good = {**GOOD, "image": picture, "mask_image": picture}
+    for value in WRONG:
+        if any(value is right or (type(value) is type(right) and value == right) for right in RIGHT.get(field, ())):
+            continue
+        events = call(client, name, [{**good, field: value}.get(one) for one in FIELDS[name]])
+        sentence = errors(events)
+        assert any(part in sentence for part in (field, "choices", "images")) or value in (None, 5)
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e400"])
+def test_numbers_are_finite(client, text):
+    body = json.dumps({"data": ["a", "text", *[None] * 3, 1, *[None] * 7]}).replace("[null", "null", 0)
+    body = body.replace('"text", null, null, null, 1, null, null', f'"text", null, null, null, 1, null, {text}')
+    head = {"Content-Type": "application/json"}
+    answer = client.post("/gradio_api/call/generate", content=body, headers=head)
+    if answer.status_code == 200:
+        assert "temperature" in errors(client.get(f"/gradio_api/call/generate/{answer.json()['event_id']}").text)
+    else:
+        assert answer.status_code in (400, 422)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**53, 2**70, 10**300])
+def test_a_seed_out_of_range_is_refused(client, seed):
+    for name, fields in (("generate", GENERATE), ("compare", COMPARE)):
+        assert "seed is" in errors(call(client, name, [{**GOOD, "seed": seed}.get(one) for one in fields]))
+
+
+def test_values_of_another_type_in_the_tabs_are_refused(client, picture, capfd):
+    """Every input of every function of the page, in the function's own defaults otherwise."""
+    config = client.get("/config").json()
+    defaults = {one["id"]: one["props"].get("value") for one in config["components"]}
+    for function in config["dependencies"]:
+        if function["backend_fn"] and not function["api_name"]:
+            for place in range(len(function["inputs"])):
+                for value in WRONG:
+                    data = [defaults[one] for one in function["inputs"]]
+                    data[place] = value
+                    body = {"data": data, "fn_index": function["id"], "session_hash": "x", "event_data": value}
+                    answer = client.post("/gradio_api/run/predict", json=body)
+                    assert answer.status_code == 200 or answer.json()["error"], (function, place, value)
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("data", [b"no image", b"GIF89a", b""])
+def test_a_file_that_is_no_image_is_refused(client, picture, data):
+    answer = client.post("/gradio_api/upload", files={"files": ("b.png", data)})
+    if answer.status_code == 200:
+        events = call(client, "edit", [file_data(answer.json()[0]), picture, "a", "text", None, None, 1, 0])
+        assert "image cannot be read" in errors(events)
+
+
+def test_a_cut_image_is_refused(client, picture):
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(file, "PNG")
+    path = client.post("/gradio_api/upload", files={"files": ("b.png", file.getvalue()[:-2000])}).json()[0]
+    events = call(client, "edit", [picture, file_data(path), "a", "text", None, None, 1, 0])
+    assert "mask_image cannot be read" in errors(events)
+
+
+def test_a_large_image_is_refused_before_it_is_read(client, picture):
+    file = io.BytesIO()
+    Image.new("1", (2**13, 2**12)).save(file, "PNG")
+    path = client.post("/gradio_api/upload", files={"files": ("b.png", file.getvalue())}).json()[0]
+    events = call(client, "edit", [file_data(path), picture, "a", "text", None, None, 1, 0])
+    assert "8192x4096 pixels" in errors(events)
