@@ -11,6 +11,7 @@ from ..kernels.siblings import couple_siblings, sample_siblings
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .autoregressive import decide_first
 from .contract.distribution import Sampling
+from .contract.layout import Layout
 from .contract.models import Drafter, DraftModel, TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
@@ -118,6 +119,9 @@ class DraftTreeDecoding(DecodingMethod):
 
     def _drafter(self, model: TokenModel) -> Drafter | None:
         return model.drafter if self.drafter is None else self.drafter
+
+    def positions(self, layout: Layout) -> int | None:
+        return self.nodes + 1 + self.depth * self.width
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DraftTreeState:
         width = min(self.width, model.vocab_size)

@@ -8,6 +8,7 @@ import torch
 
 from ..kernels.coupling import sample
 from .contract.distribution import Sampling
+from .contract.layout import Layout
 from .contract.models import TokenModel, VectorModel
 from .contract.noise import Purpose, normals, uniforms
 from .contract.settings import check_settings
@@ -139,6 +140,9 @@ class FlowDecoding(DecodingMethod):
         teacher = _teacher(model)
         assert teacher is not None
         return missing(self.needs, traits_of(teacher)) or self._student.supports(model)
+
+    def positions(self, layout: Layout) -> int | None:
+        return self.window
 
     def start(self, model: TokenModel | VectorModel, sampling: Sampling, seeds: torch.LongTensor) -> FlowState:
         guesses, noise, passes = self._guess(model, sampling, seeds)

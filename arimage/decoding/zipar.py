@@ -6,11 +6,12 @@ import torch
 
 from ..kernels.coupling import couple, sample
 from .contract.distribution import Sampling
+from .contract.layout import Layout
 from .contract.models import TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
 from .contract.supports import DecodingMethod
-from .rows import RowState, decide, default_context, forward_rows, start_rows
+from .rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
 
 
 @dataclass
@@ -52,12 +53,15 @@ class ZipARDecoding(DecodingMethod):
     def __post_init__(self):
         check_settings(self, {} if self.window is None else {"window": 1}, {"adaptive": (True, False)})
 
+    def positions(self, layout: Layout) -> int | None:
+        return rows_in_flight(layout, self._context(layout))
+
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ZipARState:
         none = torch.zeros(len(seeds), model.vocab_size, device=model.device, dtype=torch.float32)
-        return start_rows(ZipARState, model, sampling, seeds, self._context(model), draft_probabilities=none)
+        return start_rows(ZipARState, model, sampling, seeds, self._context(model.layout), draft_probabilities=none)
 
     def step(self, state: ZipARState) -> None:
-        step = forward_rows(state, None, self._context(state.model))
+        step = forward_rows(state, None, self._context(state.model.layout))
         positions, ended, p = (values.squeeze(2) for values in (step.positions, step.ended, step.probabilities))
         tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
         accepted = ~ended
@@ -74,5 +78,5 @@ class ZipARDecoding(DecodingMethod):
             state.draft_probabilities.copy_(torch.where(waits[..., None], p, 0).sum(1))
         decide(state, step, tokens[..., None], accepted.long())
 
-    def _context(self, model: TokenModel) -> int:
-        return min(self.window or default_context(model.layout.columns), model.layout.columns)
+    def _context(self, layout: Layout) -> int:
+        return min(self.window or default_context(layout.columns), layout.columns)

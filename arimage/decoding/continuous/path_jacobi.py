@@ -6,6 +6,7 @@ from typing import get_args
 import torch
 
 from ..contract.distribution import Sampling
+from ..contract.layout import Layout
 from ..contract.models import CausalLatentModel
 from ..contract.settings import check_settings
 from ..contract.supports import DecodingMethod
@@ -42,6 +43,9 @@ class PathJacobiDecoding(DecodingMethod):
 
     def __post_init__(self):
         check_settings(self, {"window": 1}, {"coupling": get_args(Coupling)})
+
+    def positions(self, layout: Layout) -> int | None:
+        return min(self.window, layout.num_tokens)
 
     def start(self, model: CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> PathState:
         assert isinstance(sampling, LatentSampling)

@@ -6,6 +6,7 @@ from typing import Any, Self
 import torch
 
 from ..contract.distribution import LatentSampling, Sampling
+from ..contract.layout import Layout
 from ..contract.models import CausalLatentModel
 from ..contract.noise import Purpose, uniforms
 from ..contract.settings import check_settings
@@ -63,6 +64,9 @@ class PathSpeculativeDecoding(DecodingMethod):
 
     def __post_init__(self):
         check_settings(self, {"window": 1})
+
+    def positions(self, layout: Layout) -> int | None:
+        return 2 * min(self.window, layout.num_tokens) + 1
 
     def start(self, model: CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> PathState:
         assert isinstance(sampling, LatentSampling) and model.drafter is not None

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 
 from .distribution import Sampling
+from .layout import Layout
 from .models import Kind, Model
 from .state import DecodingState
 
@@ -167,6 +168,11 @@ class DecodingMethod:
     """
 
     needs: ClassVar[Needs]
+
+    def positions(self, layout: Layout) -> int | None:
+        """The largest number of positions of an image that a step evaluates with these settings, those of a drafter
+        included; None where a step evaluates what the model generates in one forward pass."""
+        return None
 
     def misfit(self, model: Any) -> str | None:
         """Why the settings do not fit a model that meets all `needs`, or None."""

@@ -70,6 +70,9 @@ class LazyJacobiDecoding(DecodingMethod):
     def needs(self) -> Needs:
         return {"tokens": ("single tokens", *needs_of_init(self.init))}
 
+    def positions(self, layout: Layout) -> int | None:
+        return min(self.tokens, layout.num_tokens)
+
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> LazyState:
         size = model.num_tokens + min(self.window, model.num_tokens)
         return open_window(

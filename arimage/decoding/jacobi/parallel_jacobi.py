@@ -7,6 +7,7 @@ import torch
 
 from ...kernels.coupling import couple, sample
 from ..contract.distribution import Sampling
+from ..contract.layout import Layout
 from ..contract.models import TokenModel
 from ..contract.noise import Purpose, uniforms
 from ..contract.settings import check_settings
@@ -78,8 +79,11 @@ class ParallelJacobiDecoding(DecodingMethod):
             {"refresh": get_args(Refresh)},
         )
 
+    def positions(self, layout: Layout) -> int | None:
+        return rows_in_flight(layout, self._context(layout)) * min(self.window, layout.columns)
+
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ParallelJacobiState:
-        context = self._context(model)
+        context = self._context(model.layout)
         rows, window = rows_in_flight(model.layout, context), min(self.window, model.layout.columns)
         start, start_sums = start_distribution(model, sampling, len(seeds))
         column = torch.arange(window, device=model.device).repeat(len(seeds), rows, 1)
@@ -101,7 +105,7 @@ class ParallelJacobiDecoding(DecodingMethod):
 
     def step(self, state: ParallelJacobiState) -> None:
         window, column, q = state.column.shape[2], state.column, state.draft_probabilities
-        step = forward_rows(state, column, self._context(state.model))
+        step = forward_rows(state, column, self._context(state.model.layout))
         at, p = step.positions.flatten(1), step.probabilities
         drafts = state.token_buffer.gather(1, at).clamp(min=0).view_as(column)
         noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, 2).unflatten(1, column.shape[1:])
@@ -120,8 +124,8 @@ class ParallelJacobiDecoding(DecodingMethod):
         torch.where(closed, slots, column.add_(decided, alpha=window), out=column)
         _draft(state, decided | closed)
 
-    def _context(self, model: TokenModel) -> int:
-        return min(self.context or default_context(model.layout.columns), model.layout.columns)
+    def _context(self, layout: Layout) -> int:
+        return min(self.context or default_context(layout.columns), layout.columns)
 
 
 def _draft(state: ParallelJacobiState, entered: torch.BoolTensor) -> None:

@@ -11,6 +11,7 @@ from ...kernels.coupling import couple, sample
 from ..acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from ..continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from ..contract.distribution import Sampling
+from ..contract.layout import Layout
 from ..contract.models import CausalLatentModel, TokenModel
 from ..contract.noise import Purpose, exponentials, normals, uniforms
 from ..contract.settings import check_number, check_settings
@@ -198,6 +199,10 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         needs: Needs = {"tokens": (*needs_of_init(self.init), *of_window, *of_levels, *self.acceptance.needs)}
         plain = self.exact and self.refresh == "coupled" and self.window != "auto" and not self.levels
         return {**needs, "causal_latents": ()} if plain else needs
+
+    def positions(self, layout: Layout) -> int | None:
+        window = SIZES[-1] if self.window == "auto" else self.window
+        return min(window, layout.num_tokens)
 
     def start(
         self, model: TokenModel | CausalLatentModel, sampling: Sampling, seeds: torch.LongTensor

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from ...kernels.coupling import couple
 from ...kernels.siblings import couple_siblings, sample_siblings
 from ..contract.distribution import Sampling
+from ..contract.layout import Layout
 from ..contract.models import TokenModel
 from ..contract.noise import Purpose, uniforms
 from ..contract.settings import check_settings
@@ -74,6 +75,10 @@ class TreeJacobiDecoding(DecodingMethod):
     @property
     def needs(self) -> Needs:
         return {"tokens": ("single tokens", *needs_of_init(self.init))}
+
+    def positions(self, layout: Layout) -> int | None:
+        window = min(self.window, layout.num_tokens)
+        return window + (self.width - 1) * self._depth(window)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> TreeState:
         window = min(self.window, model.num_tokens)
