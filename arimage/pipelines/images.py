@@ -44,6 +44,16 @@ def prepare_image(
     return pixels.expand(count, -1, -1, -1), masks.expand(count, -1, -1, -1)
 
 
+def resize_image(
+    image: Image.Image, mask_image: Image.Image, size: tuple[int, int]
+) -> tuple[Image.Image, Image.Image]:
+    """An image (RGB) and a mask (L) resized to `size` (height, width) as in `prepare_image`, which then leaves them as
+    they are."""
+    resample = Image.Resampling.LANCZOS
+    image, mask_image = image.resize(size[::-1], resample), mask_image.resize(size[::-1], resample)
+    return image, mask_image.point(lambda level: 255 * (level >= 128))
+
+
 def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None = None) -> torch.Tensor:
     """Images as float32 [B, 3, H, W] in [-1, 1], resized to `size` (height, width) if it is given.
 

@@ -26,8 +26,6 @@ from .race_tab import Comparison, race_tab
 from .video_tab import video_tab
 
 
-# Bytes of one uploaded file.
-MAX_FILE = 2**23
 # Pages whose last results are kept for *Same seed again*, *Film* and *Take the last image*.
 SESSIONS = 128
 
@@ -93,7 +91,7 @@ def demo_app(
         js=markup.SUGGEST,
         footer_links=["api"],
         allowed_paths=[],
-        max_file_size=MAX_FILE,
+        max_file_size=engine.limits.upload_bytes,
         show_error=False,
         run_history=False,
         enable_monitoring=False,

@@ -12,6 +12,7 @@ from PIL import Image
 
 from ...media.files import to_mask, to_rgb
 from ...pipelines.base import ARImagePipeline
+from ...pipelines.images import resize_image
 from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
@@ -97,12 +98,16 @@ class Engine:
                 except ValueError as error:
                     raise Refused(str(error), name) from error
         image, mask = request.image, request.mask_image
-        if image is not None and mask is not None and mask.size != image.size:
-            raise Refused(
-                f"mask_image has {mask.width}x{mask.height} pixels and image {image.width}x{image.height}: "
-                "give a mask of the size of the image",
-                "mask_image",
-            )
+        if image is not None and mask is not None:
+            if mask.size != image.size:
+                raise Refused(
+                    f"mask_image has {mask.width}x{mask.height} pixels and image {image.width}x{image.height}: "
+                    "give a mask of the size of the image",
+                    "mask_image",
+                )
+            # A waiting request does not hold a photo.
+            image, mask = resize_image(image, mask, plan.size)
+            request = replace(request, image=image, mask_image=mask)
         ticket = self._ticket(request, plan, on_progress)
         pipe = self._pipelines[request.model]
         if pipe.known_captions is not None and request.prompt is not None:

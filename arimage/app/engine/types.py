@@ -48,9 +48,11 @@ class Limits:
         queue: number of waiting requests.
         prompt_characters: length of a prompt or negative prompt.
         images: number of images per request.
-        pixels: height * width of an image, generated or uploaded.
-        work: images * tokens per image of a request.
+        pixels: height * width of an uploaded image.
+        upload_bytes: bytes of an uploaded image, with its mask.
+        work: images * tokens per image of a request for several images.
         setting: the largest number in the settings of a decoding.
+        positions: number of positions of an image that the settings of a decoding may make a forward pass evaluate.
         batch: number of images generated together.
         gathering: seconds that an idle engine waits after a request for others that can join the batch.
 
@@ -61,9 +63,11 @@ class Limits:
     queue: int = 64
     prompt_characters: int = 4000
     images: int = 8
-    pixels: int = 2**20
+    pixels: int = 2**24
+    upload_bytes: int = 2**23
     work: int = 2**16
     setting: int = 128
+    positions: int = 256
     batch: int = 8
     gathering: float = 0.01
 

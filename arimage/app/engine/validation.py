@@ -9,6 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...decoding import Decoding, Order, decoding_from_name, parse_decoding
 from ...decoding.contract.distribution import Sampling
+from ...decoding.contract.layout import Layout
+from ...decoding.contract.supports import DecodingMethod
 from ...media.files import open_image, to_rgba
 from ...pipelines.base import ARImagePipeline
 from ...pipelines.hybrid import MAX_STEPS
@@ -90,9 +92,9 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
     check_whole("seed", request.seed, 0, MAX_SEED)
     check_whole("preview_every", request.preview_every, 0, MAX_SEED)
     check_whole("previews", request.previews, 0, MAX_PREVIEWS)
-    size = _check_size(request, info, limits)
+    size = _check_size(request, info)
     tokens = pipe.num_tokens(size) or info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
-    if request.count * tokens > limits.work:
+    if request.count > 1 and request.count * tokens > limits.work:
         raise Refused(
             f"{request.count} images of {tokens} tokens are more than the {limits.work} tokens of a request: ask for "
             "fewer or smaller images",
@@ -100,7 +102,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         )
     return Plan(
         model=request.model,
-        decoding=_check_decoding(request, pipe, info, limits),
+        decoding=_check_decoding(request, pipe, info, size, limits),
         sampling=_check_sampling(request, pipe),
         size=size,
         tokens=tokens,
@@ -148,7 +150,7 @@ def _default_size(request: Request, info: ModelInfo) -> tuple[int, int]:
     return min(info.sizes, key=lambda size: abs(math.log(size[0] / size[1] * width / height)))
 
 
-def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int, int]:
+def _check_size(request: Request, info: ModelInfo) -> tuple[int, int]:
     default = _default_size(request, info)
     size = (request.height or default[0], request.width or default[1])
     if size not in info.sizes:
@@ -157,12 +159,12 @@ def _check_size(request: Request, info: ModelInfo, limits: Limits) -> tuple[int,
             f"{request.model} does not generate {size[1]}x{size[0]} pixels (width x height): choose among {sizes}",
             "size",
         )
-    if size[0] * size[1] > limits.pixels:
-        raise Refused(f"{size[1]}x{size[0]} pixels are more than {limits.pixels}: ask for a smaller image", "size")
     return size
 
 
-def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limits) -> Decoding:
+def _check_decoding(
+    request: Request, pipe: ARImagePipeline, info: ModelInfo, size: tuple[int, int], limits: Limits
+) -> Decoding:
     if request.decoding is None:
         return pipe.decoding
     if len(request.decoding) > MAX_DECODING:
@@ -178,9 +180,27 @@ def _check_decoding(request: Request, pipe: ARImagePipeline, info: ModelInfo, li
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(one, int | float) and not abs(one) <= limits.setting for one in numbers):
                 raise Refused(f"the decoding's setting {key}={value} is too large: give at most {limits.setting}")
-        return decoding_from_name(name, **settings)
+        decoding = decoding_from_name(name, **settings)
+        evaluated = _positions(decoding, info, size)
+        if settings and evaluated > limits.positions:
+            raise Refused(
+                f"the decoding {request.decoding} evaluates {evaluated} positions per forward pass: choose settings "
+                f"with at most {limits.positions}"
+            )
+        return decoding
     except ValueError as error:
         raise Refused(str(error), "decoding") from error
+
+
+def _positions(decoding: Decoding, info: ModelInfo, size: tuple[int, int]) -> int:
+    """How many positions of an image of this size the settings make a step evaluate; 0 for next-scale models, where
+    none does."""
+    if info.grid is None or not isinstance(decoding, DecodingMethod):
+        return 0
+    *frames, rows, columns = info.grid
+    height, width = info.sizes[0]
+    layout = Layout((*frames, rows * size[0] // height, columns * size[1] // width))
+    return decoding.positions(layout) or 0
 
 
 def _check_order(request: Request, info: ModelInfo) -> str | None:

@@ -115,9 +115,9 @@ def build_server(
     metrics, pictures, started = RequestMetrics(), Pictures(), int(time.time())
     limits, default_model = backend.limits, next(iter(backend.models))
     names = {name: name for name in backend.models} | dict(aliases or {})
-    # Enough for an image, a mask and references that do not compress, in base64.
+    # An image with its mask, and references, in base64.
     references = max(info.references for info in backend.models.values())
-    max_body = (8 + 4 * references) * limits.pixels * 4 // 3 + 2**16
+    max_body = (1 + references) * limits.upload_bytes * 4 // 3 + 2**16
     protection = [] if token is not None else local_only(host, base_url, allow_origin)
     if allow_origin:
         allowed = {"allow_origins": allow_origin, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}

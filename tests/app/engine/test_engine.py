@@ -4,6 +4,7 @@ import io
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -534,7 +535,7 @@ def test_edits_read_what_viewers_show(engine):
         ({"image": Image.new("L", (128, 128)), "mask_image": WHITE}, "mask_image", "mask_image has 8x8 pixels"),
         ({"image": cut_png(), "mask_image": WHITE}, "image", "image cannot be read"),
         ({"image": WHITE, "mask_image": cut_png()}, "mask_image", "mask_image cannot be read"),
-        ({"image": Image.new("L", (2000, 2000)), "mask_image": Image.new("L", (8, 8))}, "image", "2000x2000 pixels"),
+        ({"image": Image.new("1", (5000, 4000)), "mask_image": Image.new("L", (8, 8))}, "image", "5000x4000 pixels"),
     ],
 )
 def test_what_cannot_be_generated_is_refused_at_once(engine, changes, parameter, message):
@@ -546,14 +547,53 @@ def test_what_cannot_be_generated_is_refused_at_once(engine, changes, parameter,
 
 
 def test_the_work_of_a_request_is_bounded():
-    engine = Engine({"text": tiny.text_pipeline()}, Limits(pixels=63))
-    with pytest.raises(Refused, match="8x8 pixels are more than 63"):
-        engine.submit(Request("text", prompt="a"))
-    engine.limits = Limits(work=50)
+    engine = Engine({"text": tiny.text_pipeline()}, Limits(work=50))
     with pytest.raises(Refused, match="4 images of 16 tokens are more than the 50 tokens of a request"):
         engine.submit(Request("text", prompt="a", count=4))
     assert len(engine.submit(Request("text", prompt="a", count=3)).result(60).images) == 3
     engine.close()
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        "sjd-tree:window=128,width=128,depth=8",
+        "sjd-tree:width=128",
+        "eagle:nodes=128,width=128,depth=4",
+        "eagle:width=64,depth=64",
+        "sjd:window=129",
+    ],
+)
+def test_the_settings_of_a_decoding_are_bounded_by_their_work(engine, decoding):
+    with pytest.raises(Refused, match="position|too large") as refused:
+        engine.check(Request("text", prompt="a", decoding=decoding))
+    assert refused.value.parameter == "decoding"
+
+
+@pytest.mark.parametrize("decoding", ["sjd-tree:window=64", "eagle:nodes=64,width=8", "sjd-lazy:window=128,tokens=64"])
+def test_larger_settings_within_the_limit_are_accepted(engine, decoding):
+    engine.check(Request("text", prompt="a", decoding=decoding))
+
+
+def test_every_size_that_a_model_lists_can_be_generated():
+    sizes = [(2048, 2048), (592, 1776), (1776, 592), (64, 64)]
+    engine = Engine({"text": tiny.text_pipeline()}, Limits(work=1))
+    engine.models["text"] = replace(engine.models["text"], sizes=sizes)
+    for height, width in sizes:
+        _, plan = engine.check(Request("text", prompt="a", height=height, width=width))
+        assert plan.size == (height, width)
+    engine.close()
+
+
+@pytest.mark.parametrize("size", [(1536, 1024), (4032, 3024)])
+def test_a_photo_is_edited(engine, size):
+    image, mask = Image.effect_noise(size, 90).convert("RGB"), Image.new("L", size, 255)
+    request = Request("text", prompt="a", image=image, mask_image=mask, seed=3)
+    ticket = engine.submit(request)
+    # A waiting request does not hold a photo.
+    assert ticket.request.image.size == ticket.request.mask_image.size == (8, 8)
+    expected = tiny.text_pipeline()("a", image=image, mask_image=mask, generator=torch.Generator().manual_seed(3))
+    assert np.array_equal(np.asarray(ticket.result(60).images[0]), np.asarray(expected.images[0]))
 
 
 def test_limits_leave_something_to_generate():

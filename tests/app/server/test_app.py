@@ -338,12 +338,12 @@ def test_a_size_is_refused_as_it_was_asked_for(client):
 
 def test_malformed_edits_are_refused(client, address):
     whole = png(Image.new("RGB", (8, 8)))
-    huge = png(Image.new("1", (3000, 3000)))
+    huge = png(Image.new("1", (5000, 5000)))
     for files, message in (
         ({"image": whole}, "no mask was sent"),
         ({"image": b"GIF89a"}, "image cannot be read"),
         ({"image": png(Image.effect_noise((64, 64), 50))[:1000]}, "image cannot be read"),
-        ({"image": huge}, "image has 3000x3000 pixels"),
+        ({"image": huge}, "image has 5000x5000 pixels"),
         ({"image": whole, "mask": b""}, "mask cannot be read"),
         ({"image": whole, "mask": png(Image.new("RGBA", (8, 8), "white"))}, "the mask has no transparency"),
         ({"image": whole, "mask": png(Image.new("RGBA", (7, 900)))}, "mask_image has 7x900 pixels and image 8x8"),
