@@ -8,7 +8,7 @@ from PIL import Image
 from ..engine.engine import Engine
 from ..engine.types import Progress, Request, Result
 from .controls import events, random_seed
-from .pictures import map_of, stamped
+from .pictures import map_of, saved, stamped
 from .race_tab import Comparison
 
 
@@ -65,7 +65,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         preview_every: int = 4,
         min_p: float | None = None,
         references: list[tuple[Image.Image, str | None]] | None = None,
-    ) -> Iterator[tuple[list[Image.Image], dict]]:
+    ) -> Iterator[tuple[list[str], dict]]:
         request = Request(
             model=model,
             prompt=prompt,
@@ -83,9 +83,9 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         )
         for event in events(engine.submit, request):
             if isinstance(event, Result):
-                yield stamped(event), _cost(event) | {"seeds": event.seeds, "settings": event.settings}
+                yield [*map(saved, stamped(event))], _cost(event) | {"seeds": event.seeds, "settings": event.settings}
             elif event.previews or not event.passes or not preview_every:
-                yield event.previews or [], _progress(event)
+                yield [*map(saved, event.previews or [])], _progress(event)
 
     def compare(
         prompt: str | None = None,
@@ -93,14 +93,14 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         class_label: int | None = None,
         decodings: list[str] | None = None,
         seed: int | None = None,
-    ) -> Iterator[tuple[list[Image.Image], list[Image.Image], list[dict]]]:
+    ) -> Iterator[tuple[list[str], list[str], list[dict]]]:
         request = {"prompt": prompt, "class_label": class_label, "seed": random_seed() if seed is None else seed}
         results, runs = [], [(model, decoding) for decoding in decodings or []]
         for _, event in comparison.run(engine.submit, request, runs):
             if isinstance(event, Result):
                 results.append(event)
-                images = [image for result in results for image in stamped(result)]
-                passes = [map_of(each.deciding_pass[0]) for each in results if each.deciding_pass is not None]
+                images = [saved(image) for result in results for image in stamped(result)]
+                passes = [saved(map_of(each.deciding_pass[0])) for each in results if each.deciding_pass is not None]
                 yield images, passes, [_cost(result) for result in results]
 
     def edit(
@@ -112,7 +112,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         decoding: str | None = None,
         seed: int | None = None,
         preview_every: int = 4,
-    ) -> Iterator[tuple[Image.Image | None, dict]]:
+    ) -> Iterator[tuple[str | None, dict]]:
         request = Request(
             model=model,
             prompt=prompt,
@@ -125,9 +125,9 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         )
         for event in events(engine.submit, request):
             if isinstance(event, Result):
-                yield stamped(event)[0], _cost(event) | {"seeds": event.seeds, "settings": event.settings}
+                yield saved(stamped(event)[0]), _cost(event) | {"seeds": event.seeds, "settings": event.settings}
             elif event.previews or not event.passes or not preview_every:
-                yield event.previews[0] if event.previews else None, _progress(event)
+                yield saved(event.previews[0]) if event.previews else None, _progress(event)
 
     subject = [prompt, model, class_label]
     sampling = [guidance_scale, temperature, top_k, top_p]

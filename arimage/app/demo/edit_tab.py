@@ -11,7 +11,7 @@ from ..engine.types import Progress, Request
 from . import markup
 from .controls import AT_ONCE, GENERATES, DecodingChoice, GenerateAndStop, Subject, chosen, events, refusal
 from .generate_tab import last_of, preview_every
-from .pictures import for_editor, picture_and_mask, stamped
+from .pictures import for_editor, picture_and_mask, saved, stamped
 
 
 def edit_tab(engine: Engine, last: gr.State) -> None:
@@ -69,14 +69,14 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
             mask_image=mask,
             preview_every=preview_every(engine, model),
         )
-        first = {before: picture, after: None}
+        first = {before: saved(picture), after: None}
         for event in events(submit, request):
             if isinstance(event, Progress):
-                partial = {after: event.previews[0]} if event.previews else {}
+                partial = {after: saved(event.previews[0])} if event.previews else {}
                 yield {**first, **partial, status: markup.progress(event, 1), **actions.busy()}
                 first = {}
             else:
-                yield {after: stamped(event)[0], status: markup.finished(event), **actions.idle()}
+                yield {after: saved(stamped(event)[0]), status: markup.finished(event), **actions.idle()}
 
     def edit_form(page: gr.Request, *values) -> Iterator[dict]:
         yield from actions.run(page, status, lambda submit: generate(submit, *values))

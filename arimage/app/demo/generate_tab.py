@@ -26,7 +26,7 @@ from .controls import (
     refusal,
 )
 from .links import from_query, to_query
-from .pictures import stamped, write_download
+from .pictures import saved, stamped, write_download
 
 
 # The address of the page is the link to its image. Without access to the clipboard, the link is shown.
@@ -218,14 +218,14 @@ class GenerateTab:
     def _progress(self, request: Request, now: Progress) -> dict:
         update = {self._status: markup.progress(now, request.count), **self._actions.busy()}
         if now.previews:
-            update[self._gallery] = gr.Gallery(now.previews, columns=_columns(request))
+            update[self._gallery] = gr.Gallery([*map(saved, now.previews)], columns=_columns(request))
         return update
 
     def _finished(self, request: Request, result: Result) -> dict:
         images = stamped(result)
         path = write_download(images, _name(request), self._gallery.GRADIO_CACHE)
         return {
-            self._gallery: gr.Gallery(images, columns=_columns(request)),
+            self._gallery: gr.Gallery([*map(saved, images)], columns=_columns(request)),
             self._status: markup.finished(result),
             self._download: gr.DownloadButton("Download", value=path, interactive=True),
             self._again: gr.Button(interactive=True),

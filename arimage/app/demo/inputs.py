@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import gradio as gr
-from gradio.blocks import BlockFunction
+from gradio.block_function import BlockFunction
 from gradio.state_holder import SessionState
 from gradio.utils import get_upload_folder
 from pydantic import BaseModel, Field, Strict, TypeAdapter, ValidationError, computed_field
@@ -138,7 +138,7 @@ class Demo(gr.Blocks):
 @cache
 def _schema(kind: Any) -> TypeAdapter:
     """The schema of a value by its name."""
-    return TypeAdapter(dict[str, kind])
+    return TypeAdapter(dict[str, kind])  # pyright: ignore[reportInvalidTypeForm]
 
 
 def _uploads(value: Any) -> Iterator[Upload]:

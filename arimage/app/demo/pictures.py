@@ -1,12 +1,16 @@
 """Images for the browser and from it: their settings, acceptance maps, and painted masks."""
 
 import base64
+import hashlib
 import io
 import json
+import os
+import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
+from gradio.utils import get_upload_folder
 from PIL import Image, ImageOps, PngImagePlugin
 
 from ...media.files import own_path, to_rgb
@@ -24,8 +28,8 @@ LARGEST = 512
 
 
 def stamped(result: Result) -> list[Image.Image]:
-    """The images of a result. The text of each holds, as JSON, the settings that generate it alone; Gradio writes it
-    to PNG files."""
+    """The images of a result. The text of each holds, as JSON, the settings that generate it alone; `png` writes
+    it."""
     images = [image.copy() for image in result.images]
     for image, seed in zip(images, result.seeds, strict=True):
         image.info[METADATA] = json.dumps(result.settings | {"count": 1, "seed": seed})
@@ -40,6 +44,22 @@ def png(image: Image.Image) -> bytes:
     data = io.BytesIO()
     image.save(data, "PNG", pnginfo=text)
     return data.getvalue()
+
+
+def saved(image: Image.Image) -> str:
+    """The image as a PNG file in the folder of the demo. Equal images share one file, which is written once: Gradio
+    itself would write it again each time it shows the image, also while a page loads it."""
+    data = png(image)
+    path = Path(get_upload_folder()) / hashlib.sha256(data).hexdigest() / "image.png"
+    try:
+        # The oldest files are deleted first.
+        os.utime(path)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    return str(path)
 
 
 def data_uri(image: Image.Image) -> str:

@@ -11,6 +11,7 @@ from ..engine.types import Refused
 from ..engine.videos import VideoMaker, VideoProgress, VideoRequest
 from . import markup
 from .controls import AT_ONCE, GENERATES, chosen, decoding_choices, refusal
+from .pictures import saved
 
 
 EXAMPLES = ["a red heart, moving right", "a robot, spinning", "a cat, growing", "a rocket, moving up and shrinking"]
@@ -77,7 +78,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
         path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
         write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model])
         shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
-        return {**shown, frames: now.frames, status: status_of(now)}
+        return {**shown, frames: [*map(saved, now.frames)], status: status_of(now)}
 
     def run(request: VideoRequest, keep: list[VideoProgress]) -> Iterator[dict]:
         yield {film: gr.Image(visible=False), frames: [], status: EMPTY, download: gr.DownloadButton(visible=False)}
@@ -89,7 +90,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
                         keep[:] = [now]
                         yield finished(request, now)
                         return
-                    new = {frames: now.frames} if len(now.frames) > shown else {}
+                    new = {frames: [*map(saved, now.frames)]} if len(now.frames) > shown else {}
                     shown = len(now.frames)
                     yield {status: status_of(now), **new}
         except Refused as error:

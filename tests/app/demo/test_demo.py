@@ -443,6 +443,16 @@ def test_an_unknown_prompt_is_reported_under_the_images():
     assert "is not known" not in markup.finished(replace(result, unknown=None))
 
 
+def test_equal_images_share_a_file_that_is_written_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    image = Image.new("RGB", (4, 4))
+    path = Path(pictures.saved(image))
+    before = path.stat()
+    monkeypatch.setattr(os, "replace", None)
+    assert pictures.saved(image.copy()) == str(path) and path.stat().st_ino == before.st_ino
+    assert [file.name for file in path.parent.iterdir()] == ["image.png"]
+
+
 def test_downloads_keep_to_their_folder(tmp_path):
     images = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in range(2)]
     result = Result(images, [7, 8], 1, 1.0, 1.0, True, "ar", None, {"prompt": "x", "seed": 7, "count": 2})

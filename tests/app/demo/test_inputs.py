@@ -12,6 +12,7 @@ from PIL import Image
 pytest.importorskip("gradio")
 
 from app.demo.demo_kit import call, file_data, served, visit
+from gradio import processing_utils
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
@@ -102,6 +103,25 @@ def test_values_of_another_type_in_the_tabs_are_refused(client, picture, capfd):
                     answer = client.post("/gradio_api/run/predict", json=body)
                     assert answer.status_code == 200 or answer.json()["error"], (function, place, value)
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_an_image_that_is_shown_again_is_not_written_again(client, picture, monkeypatch):
+    def write(*arguments, **others):
+        raise AssertionError("Gradio writes over the files that it serves")
+
+    monkeypatch.setattr(processing_utils, "save_pil_to_cache", write)
+    for _ in range(2):
+        for name, values in {"generate": GOOD | {"preview_every": 1}, "compare": GOOD}.items():
+            assert "event: complete" in call(client, name, [values.get(one) for one in FIELDS[name]])
+        assert "event: complete" in call(client, "edit", [picture, picture, "a", "text", None, None, 1, 1])
+    for function in client.get("/config").json()["dependencies"]:
+        # The first image and the first video.
+        if function["targets"] and function["targets"][0][1] in ("load", "select"):
+            body = {"data": [None] * len(function["inputs"]), "fn_index": function["id"], "session_hash": "shown"}
+            assert client.post("/gradio_api/queue/join", json=body).status_code == 200
+            with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": "shown"}) as events:
+                [last] = [line for line in events.iter_lines() if "process_completed" in line]
+            assert '"success":true' in last
 
 
 @pytest.mark.parametrize("data", [b"no image", b"GIF89a", b""])
