@@ -49,9 +49,9 @@ def resize_image(
 ) -> tuple[Image.Image, Image.Image]:
     """An image (RGB) and a mask (L) resized to `size` (height, width) as in `prepare_image`, which then leaves them as
     they are."""
-    resample = Image.Resampling.LANCZOS
-    image, mask_image = image.resize(size[::-1], resample), mask_image.resize(size[::-1], resample)
-    return image, mask_image.point(lambda level: 255 * (level >= 128))
+    (height, width), resample = size, Image.Resampling.LANCZOS
+    mask_image = mask_image.resize((width, height), resample)
+    return image.resize((width, height), resample), mask_image.point([255 * (level >= 128) for level in range(256)])
 
 
 def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None = None) -> torch.Tensor:

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import gradio as gr
 from fastapi import FastAPI
+from fastapi import Request as HTTPRequest
+from gradio.route_utils import FnIndexInferError
 from gradio.utils import get_upload_folder
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount
 
 from ..engine.engine import Engine
 from ..engine.videos import VideoMaker
@@ -79,7 +83,7 @@ def demo_app(
         Middleware(Gate, folder=Path(get_upload_folder())),
     ]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=middleware)
-    return gr.mount_gradio_app(
+    gr.mount_gradio_app(
         app,
         demo,
         "/",
@@ -99,6 +103,17 @@ def demo_app(
         ssr_mode=False,
         pwa=False,
     )
+    [mounted] = [route.app for route in app.routes if isinstance(route, Mount)]
+    assert isinstance(mounted, FastAPI)
+    # Gradio looks up what a request names: endpoints, functions and parameters.
+    for error in (KeyError, TypeError, FnIndexInferError):
+        mounted.add_exception_handler(error, _unknown)
+    return app
+
+
+async def _unknown(http: HTTPRequest, error: Exception) -> Response:
+    message = "the demo has no such endpoint, function or parameter: open Use via API at the foot of the page"
+    return JSONResponse({"detail": message}, 400)
 
 
 def serve_demo(

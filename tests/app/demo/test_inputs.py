@@ -71,6 +71,28 @@ def test_a_field_of_another_type_is_refused(client, picture, capfd, name, field)
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("call/v2/nothing", {}),
+        ("call/nothing", {"data": []}),
+        ("run/nothing", {"data": []}),
+        ("call/v2/generate", {"promt": "a"}),
+        ("call/v2/edit", {}),
+        ("call/generate", {}),
+        ("call/generate", {"data": {}}),
+        ("call/generate", [1]),
+        ("queue/join", {"data": [], "fn_index": 9999, "session_hash": "x"}),
+        ("queue/join", {"data": [], "fn_index": "a", "session_hash": "x"}),
+        ("queue/join", {"data": []}),
+    ],
+)
+def test_a_request_for_something_else_is_refused(client, capfd, path, body):
+    answer = client.post(f"/gradio_api/{path}", json=body)
+    assert answer.status_code in (400, 422) and answer.json()["detail"]
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e400"])
 def test_numbers_are_finite(client, text):
     body = json.dumps({"data": ["a", "text", *[None] * 3, 1, *[None] * 7]}).replace("[null", "null", 0)
@@ -103,6 +125,16 @@ def test_values_of_another_type_in_the_tabs_are_refused(client, picture, capfd):
                     answer = client.post("/gradio_api/run/predict", json=body)
                     assert answer.status_code == 200 or answer.json()["error"], (function, place, value)
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_an_example_fills_the_prompt(client):
+    config = client.get("/config").json()
+    datasets = {one["id"] for one in config["components"] if one["type"] == "dataset"}
+    clicks = [one["id"] for one in config["dependencies"] if datasets & {*one["inputs"]}]
+    for function in clicks:
+        answer = client.post("/gradio_api/run/predict", json={"data": [1], "fn_index": function, "session_hash": "x"})
+        assert answer.status_code == 200 and answer.json()["data"][0]
+    assert len(clicks) == 2
 
 
 def test_an_image_that_is_shown_again_is_not_written_again(client, picture, monkeypatch):
