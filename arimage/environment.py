@@ -25,8 +25,8 @@ VARIABLES = (
 
 def env() -> None:
     """Print versions, devices and caches, for a report of a bug."""
-    import huggingface_hub
     import torch
+    from huggingface_hub import constants
 
     from .options import choose_device, fast_dtype
 
@@ -62,8 +62,8 @@ def env() -> None:
     lines |= {package: installed(package) for package in PACKAGES}
     # With the accelerator that it was built for, which the metadata may lack.
     lines["torch"] = torch.__version__
-    lines["downloads"] = cache(Path(huggingface_hub.constants.HF_HUB_CACHE))
-    lines["converted models"] = cache(Path(huggingface_hub.constants.HF_HOME) / "arimage")
+    lines["downloads"] = cache(Path(constants.HF_HUB_CACHE))
+    lines["converted models"] = cache(Path(constants.HF_HOME) / "arimage")
     lines |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
     for name, value in lines.items():
         typer.echo(f"- {name}: {value}")

@@ -6,8 +6,8 @@ import shutil
 from importlib import import_module
 from pathlib import Path
 
-import huggingface_hub
 from filelock import FileLock
+from huggingface_hub import constants
 
 from .hub import download, missing_bytes
 from .registry import PUBLISHED, PublishedCheckpoint, find_published, size_text
@@ -58,7 +58,7 @@ def load_published(
     if entry is None:
         raise ValueError(f"unknown checkpoint {name!r}; available: {', '.join(entry.name for entry in PUBLISHED)}")
     folder_name = entry.name if revision is None else f"{entry.name}@{revision}"
-    folder = Path(cache_dir or huggingface_hub.constants.HF_HOME) / "arimage" / folder_name.replace("/", "--")
+    folder = Path(cache_dir or constants.HF_HOME) / "arimage" / folder_name.replace("/", "--")
     if (folder / "model_index.json").is_file() and not force_download:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def load_published(
                 sizes = [missing_bytes(f, revisions.get(f.repository), **hub) for f in entry.files.values()]
                 known = [size for size in sizes if size is not None]
                 _tell(entry, sum(known) if len(known) == len(sizes) else entry.download, folder)
-                _check_disk(entry, sum(known), Path(cache_dir or huggingface_hub.constants.HF_HUB_CACHE), folder)
+                _check_disk(entry, sum(known), Path(cache_dir or constants.HF_HUB_CACHE), folder)
             try:
                 paths = {
                     argument: download(

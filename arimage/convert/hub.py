@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import huggingface_hub
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -33,7 +32,7 @@ def hub_errors(repository: str, revision: str | None = None) -> Iterator[None]:
         FileNotFoundError: if it, the revision or a file does not exist.
         ConnectionError: if the Hub cannot be reached, and the files are not in the cache; or if the connection breaks.
     """
-    page = f"{huggingface_hub.constants.ENDPOINT}/{repository}"
+    page = f"{constants.ENDPOINT}/{repository}"
     try:
         yield
     except GatedRepoError as error:
@@ -81,9 +80,7 @@ def missing_bytes(
     """
     with hub_errors(files.repository, revision):
         try:
-            info = huggingface_hub.HfApi().model_info(
-                files.repository, revision=revision or "main", files_metadata=True, token=token
-            )
+            info = HfApi().model_info(files.repository, revision=revision or "main", files_metadata=True, token=token)
         except (RepositoryNotFoundError, RevisionNotFoundError):
             raise
         # The cache may hold the files.
@@ -107,14 +104,12 @@ def download(files: HubFiles, revision: str | None, **hub) -> Path:
     """
     with hub_errors(files.repository, revision):
         folder = Path(
-            huggingface_hub.snapshot_download(
-                files.repository, allow_patterns=list(files.patterns), revision=revision, **hub
-            )
+            snapshot_download(files.repository, allow_patterns=list(files.patterns), revision=revision, **hub)
         )
     path = folder / (files.file or "")
     if not any(folder.glob(files.patterns[0])):
         raise FileNotFoundError(
-            f"{files.repository} has no {files.patterns[0]}: compare with {huggingface_hub.constants.ENDPOINT}/"
+            f"{files.repository} has no {files.patterns[0]}: compare with {constants.ENDPOINT}/"
             f"{files.repository}/tree/{revision or 'main'}"
         )
     return path
