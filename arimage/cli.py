@@ -104,7 +104,7 @@ def generate(
         typer.Option(
             callback=check_decodings,
             help="Name of a decoding, with settings if needed: sjd-lazy:window=64. `arimage decodings` lists them. "
-            "Default: the model's.",
+            "Default: the model's, whose name stands for the model's settings.",
         ),
     ] = None,
     image: Annotated[
@@ -218,11 +218,11 @@ def generate(
     if out.suffix.lower() == ".mp4":
         files.check_mp4("--out", out)
 
-    method = None
     if decoding is not None:
         from .decoding import decoding_from_text
 
-        method = decoding_from_text(decoding)
+        # Refuses wrong values before the model is loaded.
+        decoding_from_text(decoding)
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
     check_classes(pipe, model, labels)
     if image:
@@ -252,7 +252,7 @@ def generate(
         width=width,
         **{pipe.per_prompt: count},
         generator=torch.Generator().manual_seed(seed),
-        decoding=method,
+        decoding=decoding,
         callback_on_step_end=recorder,
         callback_on_step_end_tensor_inputs=Trace.inputs,
     )

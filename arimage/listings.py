@@ -91,7 +91,8 @@ def decodings() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "exact", "what it does", "settings", "paper")
+    caption = "The name of the decoding that a model has by default stands for the model's settings."
+    table = Table("name", "exact", "what it does", "settings", "paper", caption=caption, caption_justify="left")
     for name, preset in PRESETS.items():
         settings = [
             f"{key}={_setting_text(value)}" for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()

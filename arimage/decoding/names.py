@@ -255,8 +255,9 @@ def _parse_value(text: str) -> bool | int | float | str | tuple | None:
     return tuple(map(_parse_value, filter(None, text.split("+")))) if "+" in text else text
 
 
-def preset_settings(name: str, changes: dict) -> dict:
-    """The settings of a preset with `changes`; an acceptance without a method changes that of the preset.
+def preset_settings(name: str, changes: dict, own: dict | None = None) -> dict:
+    """The settings of a preset, or `own` ones in their place, with `changes`; an acceptance without a method changes
+    that of the preset.
 
     Raises:
         ValueError: if the name or a setting is unknown.
@@ -264,11 +265,12 @@ def preset_settings(name: str, changes: dict) -> dict:
     check_name(name)
     preset = PRESETS[name]
     check_setting_names(preset.method, changes)
-    settings = {**preset.settings, **changes}
+    base = preset.settings if own is None else own
+    settings = {**base, **changes}
     acceptance = settings.get("acceptance")
     if isinstance(acceptance, dict):
-        own = {**DEFAULTS[preset.method], **preset.settings}["acceptance"]
-        acceptance = acceptance if "method" in acceptance else {**own, **acceptance}
+        kept = {**DEFAULTS[preset.method], **base}["acceptance"]
+        acceptance = acceptance if "method" in acceptance else {**kept, **acceptance}
         method = acceptance["method"]
         if method not in ACCEPTANCES:
             raise ValueError(f"unknown acceptance method {method!r}; available: {', '.join(ACCEPTANCES)}")

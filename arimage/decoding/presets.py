@@ -113,14 +113,21 @@ def _build(method: type, settings: dict):
     return method(**{**settings, **parts})
 
 
-def decoding_from_text(text: str) -> Decoding:
+def decoding_from_text(text: str, own: Decoding | None = None) -> Decoding:
     """The decoding that "name:key=value,..." describes; see `parse_decoding`.
+
+    Args:
+        own: the decoding of a checkpoint. Its name stands for its settings instead of those of the preset, unless
+            they make it lossy and the preset is exact.
 
     Raises:
         ValueError: if the name or a setting is unknown.
     """
-    name, settings = parse_decoding(text)
-    return decoding_from_name(name, **settings)
+    name, changes = parse_decoding(text)
+    if own is None or name != _nearest_preset(own)[0] or own.exact != PRESETS[name].exact:
+        return decoding_from_name(name, **changes)
+    kept = {key: value for key, value in decoding_to_dict(own).items() if key != "method"}
+    return _build(type(own), preset_settings(name, changes, kept))
 
 
 def decoding_to_text(decoding: Decoding) -> str:
@@ -129,6 +136,13 @@ def decoding_to_text(decoding: Decoding) -> str:
     Raises:
         ValueError: if the decoding has a drafter of its own, or its class is not one of arimage.
     """
+    name, changes = _nearest_preset(decoding)
+    settings = ",".join(f"{key}={_value_text(value)}" for key, value in changes.items())
+    return f"{name}:{settings}" if settings else name
+
+
+def _nearest_preset(decoding: Decoding) -> tuple[str, dict]:
+    """The preset with the fewest settings that differ from those of `decoding`, and these settings."""
     own, method = _flat(decoding), type(decoding).__name__
 
     def changes(name: str) -> dict:
@@ -138,9 +152,8 @@ def decoding_to_text(decoding: Decoding) -> str:
     names = [name for name, preset in PRESETS.items() if preset.method == method]
     if not names:
         raise ValueError(f"{method} has no text: give a decoding that is one of {', '.join(_METHODS)}")
-    name = min(names, key=lambda name: len(changes(name)))
-    settings = ",".join(f"{key}={_value_text(value)}" for key, value in changes(name).items())
-    return f"{name}:{settings}" if settings else name
+    name = min(names, key=lambda name: (len(changes(name)), PRESETS[name].exact != decoding.exact))
+    return name, changes(name)
 
 
 def _flat(decoding: Decoding) -> dict:

@@ -60,7 +60,7 @@ class ARPipeline(LoraMixin, CompileMixin):
     - its `abilities`, and properties of the checkpoint such as `image_sizes`.
 
     Attributes:
-        decoding: the default decoding method of calls; a decoding object or a name may be assigned.
+        decoding: the default decoding method of calls; a decoding object or a name may be assigned, see `as_decoding`.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p, and
             min_p and guided_tokens if they are on.
         known_captions: the captions that a model with a small vocabulary of images was trained on; a call warns about
@@ -84,6 +84,7 @@ class ARPipeline(LoraMixin, CompileMixin):
         super().__init__()
         limit_forks()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        self._own_decoding: Decoding | None = None
         self.decoding = AutoregressiveDecoding()
         self.known_captions: KnownCaptions | None = None
         self._tiling: Tiling | None = None
@@ -153,7 +154,16 @@ class ARPipeline(LoraMixin, CompileMixin):
 
     @decoding.setter
     def decoding(self, decoding: Decoding | str):
-        self._decoding = as_decoding(decoding)
+        self._decoding = self.as_decoding(decoding)
+
+    def as_decoding(self, decoding: Decoding | str) -> Decoding:
+        """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes. Settings that a text
+        leaves out are those of the checkpoint's own decoding, if it names that one, else those of the preset.
+
+        Raises:
+            ValueError: if it is neither, or the decoding is not hashable.
+        """
+        return as_decoding(decoding, self._own_decoding)
 
     @property
     def current_call(self) -> GenerationCall | None:
@@ -315,7 +325,7 @@ class ARPipeline(LoraMixin, CompileMixin):
         pipe.register_to_config(_name_or_path=pipeline.name_or_path)
         if isinstance(pipeline, ARPipeline):
             pipe.generation_config = dict(pipeline.generation_config)
-            pipe.decoding = pipeline.decoding
+            pipe.decoding, pipe._own_decoding = pipeline.decoding, pipeline._own_decoding
             for name in set(cls._saved_defaults) & set(pipeline._saved_defaults):
                 setattr(pipe, name, getattr(pipeline, name))
             pipe._tiling = pipeline._tiling

@@ -78,18 +78,27 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
     return len(ids)
 
 
-def as_decoding(decoding: Decoding | str) -> Decoding:
-    """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes.
+def as_decoding(decoding: Decoding | str, own: Decoding | None = None) -> Decoding:
+    """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes. The name of a
+    checkpoint's `own` decoding stands for its settings, see `decoding_from_text`.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if it is neither, or the decoding is not hashable.
     """
     if isinstance(decoding, str):
-        return decoding_from_text(decoding)
+        return decoding_from_text(decoding, own)
     if isinstance(decoding, type) or not (hasattr(decoding, "start") and hasattr(decoding, "step")):
         raise ValueError(
             f"decoding is {decoding!r}: give a decoding object such as AutoregressiveDecoding(), or a name"
         )
+    try:
+        # Compiled steps are kept by their decoding.
+        hash(decoding)
+    except TypeError as error:
+        raise ValueError(
+            f"decoding is {decoding!r}, which is not hashable: make its class a frozen dataclass, with tuples in the "
+            "place of lists"
+        ) from error
     return decoding
 
 

@@ -74,7 +74,7 @@ PARTS = {
             Makes the images reproducible: one generator for the call, or a list with one per image.
         decoding (`Decoding` or `str`, *optional*, defaults to `pipe.decoding`):
             The decoding method of this call: an object, or a name from `pipe.decoding_names`, optionally with settings
-            as in `"sjd-coupled:window=16"`.
+            as in `"sjd-coupled:window=16"`; see `as_decoding`.
         output_type (`str`, *optional*, defaults to `"pil"`):
             `"pil"`, `"np"`, `"pt"`, or `"latent"` for the tokens.
         return_dict (`bool`, *optional*, defaults to `True`):

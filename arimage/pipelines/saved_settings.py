@@ -17,6 +17,7 @@ class HasDefaults(Protocol):
     """What `load_defaults` uses of a pipeline."""
 
     decoding: Decoding
+    _own_decoding: Decoding | None
     generation_config: Any
     _saved_defaults: Iterable[str]
     abilities: Abilities
@@ -54,6 +55,7 @@ def load_defaults(pipe: HasDefaults, path: Path) -> None:
     if not defaults:
         raise ValueError(f"{path} holds no sampling defaults: save the pipeline again")
     give_defaults(pipe, defaults, path)
+    pipe._own_decoding = pipe.decoding
 
 
 def give_defaults(pipe: HasDefaults, given: dict, where: object) -> None:

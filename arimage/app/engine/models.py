@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...auto import packaged_models
-from ...decoding import decoding_from_name, decoding_to_text
+from ...decoding import decoding_to_text
 from ...options import DEFAULT_MODEL, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saved_folder import local_folder
@@ -130,7 +130,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     sizes = pipe.image_sizes
     if pipe.abilities.accepts("ratio"):
         sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
-    decodings = {name: decoding_from_name(name) for name in pipe.decoding_names}
+    decodings = {name: pipe.as_decoding(name) for name in pipe.decoding_names}
     return ModelInfo(
         classes=pipe.num_classes,
         sizes=list(dict.fromkeys(sizes)),

@@ -7,7 +7,7 @@ from typing import IO, Any, get_args
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
-from ...decoding import Decoding, Order, decoding_from_name, parse_decoding
+from ...decoding import Decoding, Order, parse_decoding
 from ...decoding.contract.distribution import Sampling
 from ...decoding.contract.layout import Layout
 from ...decoding.contract.supports import DecodingMethod
@@ -180,7 +180,7 @@ def _check_decoding(
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(one, int | float) and not abs(one) <= limits.setting for one in numbers):
                 raise Refused(f"the decoding's setting {key}={value} is too large: give at most {limits.setting}")
-        decoding = decoding_from_name(name, **settings)
+        decoding = pipe.as_decoding(request.decoding)
         evaluated = _positions(decoding, info, size)
         if settings and evaluated > limits.positions:
             raise Refused(

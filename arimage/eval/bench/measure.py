@@ -11,7 +11,6 @@ from tqdm import tqdm
 from ... import __version__
 from ...decoding import (
     Decoding,
-    decoding_from_name,
     decoding_names,
     decoding_to_dict,
     parse_decoding,
@@ -43,7 +42,7 @@ def choose_decodings(
     model = pipe.prepare(**take(condition, 0, 1), **sampling).model
     chosen, left_out = {}, {}
     for text in texts or decoding_names():
-        variants = _variants(text, windows)
+        variants = _variants(pipe, text, windows)
         reason = next(filter(None, (decoding.supports(model) for decoding in variants.values())), None)
         if reason is None:
             chosen |= variants
@@ -57,9 +56,8 @@ def choose_decodings(
     return chosen, left_out
 
 
-def _variants(text: str, windows: list[int]) -> dict[str, Decoding]:
-    name, settings = parse_decoding(text)
-    decoding = decoding_from_name(name, **settings)
+def _variants(pipe: ARImagePipeline, text: str, windows: list[int]) -> dict[str, Decoding]:
+    decoding, (_, settings) = pipe.as_decoding(text), parse_decoding(text)
     if not windows or not hasattr(decoding, "window") or "window" in settings:
         return {text: decoding}
     separator = "," if settings else ":"
