@@ -43,6 +43,7 @@ from .options import (
     images_of,
     load_pipeline,
     number,
+    out_of_memory,
     panels,
     prompt_lines,
     raised_by_arimage,
@@ -71,7 +72,16 @@ app.command("app")(open_app)
 
 # Per call of `generate`.
 MAX_IMAGES = 10_000
+MOST_AT_A_TIME = 64
 OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
+# What needs less memory, by the option.
+SMALLER = {
+    "--batch-size": "a smaller --batch-size",
+    "--count": "a smaller --count",
+    "--height": "a smaller --height and --width",
+    "--dtype": "--dtype bfloat16",
+    "--device": "another --device",
+}
 PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
 
 ClassLabels = Annotated[
@@ -84,7 +94,7 @@ ClassLabels = Annotated[
 @panels(
     image="file class_label count seed height width ratio negative_prompt prompt_suffix task",
     sampling="guidance_scale temperature top_k top_p min_p guided_tokens num_inference_steps decoder_guidance_scale",
-    decoding="decoding order",
+    decoding="decoding order batch_size",
     editing="image mask_image",
     video="video num_frames fps",
     output="out grid trace acceptance_map",
@@ -133,17 +143,24 @@ def generate(
     height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
     ratio: Annotated[
-        str | None, typer.Option(help="Width to height, as in 16:9, instead of --height and --width (Emu3, Emu3.5).")
+        str | None,
+        typer.Option(help="Width to height, as in 16:9, instead of --height and --width, for models that take it."),
     ] = None,
     num_inference_steps: NumInferenceSteps = None,
     decoder_guidance_scale: DecoderGuidanceScale = None,
-    negative_prompt: Annotated[str | None, typer.Option(help="What not to generate (Emu3, Emu3.5).")] = None,
-    prompt_suffix: Annotated[str | None, typer.Option(help="Text appended to every prompt (Emu3).")] = None,
+    negative_prompt: Annotated[str | None, typer.Option(help="What to avoid, for models that take it.")] = None,
+    prompt_suffix: Annotated[
+        str | None, typer.Option(help="Text appended to every prompt, for models that take it.")
+    ] = None,
     task: Annotated[
-        str | None, typer.Option(help="Task of the prompt template, such as depth (Lumina-mGPT 2.0).")
+        str | None, typer.Option(help="Task of the prompt template, such as depth, for models that take it.")
     ] = None,
     guided_tokens: Annotated[int | None, typer.Option(help="Guide only this many first tokens. Default: all.")] = None,
     order: OrderOption = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Images that are generated at a time. Default: all, but at most {MOST_AT_A_TIME}."),
+    ] = None,
     count: Annotated[int, typer.Option("-n", "--count", help="Images per prompt.")] = 1,
     seed: Seed = 0,
     guidance_scale: GuidanceScale = None,
@@ -251,6 +268,7 @@ def generate(
         height=height,
         width=width,
         **{pipe.per_prompt: count},
+        batch_size=min(total, batch_size or MOST_AT_A_TIME),
         generator=torch.Generator().manual_seed(seed),
         decoding=decoding,
         callback_on_step_end=recorder,
@@ -428,14 +446,28 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
-    except (ValueError, OSError) as error:
-        if os.environ.get("ARIMAGE_TRACEBACK") == "1":
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        if os.environ.get("ARIMAGE_TRACEBACK") == "1" or not (
+            isinstance(error, ValueError | OSError) or out_of_memory(error)
+        ):
             raise
         message = " ".join(str(error).split())
-        if not isinstance(error, OSError) and not raised_by_arimage(error):
+        if out_of_memory(error):
+            message = f"out of memory ({message[:200]}): {_less_memory()}"
+        elif not isinstance(error, OSError) and not raised_by_arimage(error):
             message = f"unexpected {type(error).__name__}: {message} (ARIMAGE_TRACEBACK=1 shows where)"
         print(f"arimage: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _less_memory() -> str:
+    """What to change in the command that ran, by the options that it has."""
+    command = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    options = {name for parameter in command.params for name in parameter.opts}
+    *most, last = [text for option, text in SMALLER.items() if option in options] or ["smaller inputs"]
+    return f"give {', '.join(most)} or {last}" if most else f"give {last}"
 
 
 def run() -> None:

@@ -155,7 +155,7 @@ OrderOption = Annotated[
     Order | None,
     typer.Option(
         "--order",
-        help="Order of the tokens, for models that generate in any (ARPG, LPD, RandAR). Default: the model's.",
+        help="Order of the tokens, for models that generate in any. Default: the model's.",
     ),
 ]
 Orders = Annotated[
@@ -325,7 +325,6 @@ def load_pipeline(
     device = choose_device(device)
     import torch
     from diffusers.utils import logging as diffusers_logging
-    from safetensors import SafetensorError
     from transformers.utils import logging as transformers_logging
 
     diffusers_logging.disable_progress_bar()
@@ -334,9 +333,9 @@ def load_pipeline(
         pipe = AutoPipeline.from_pretrained(
             model, dtype=fast_dtype(device) if dtype == "auto" else getattr(torch, dtype)
         )
-    # What torch, diffusers and transformers raise for damaged files and for settings of a wrong type.
-    except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        if raised_by_arimage(error):
+    # torch, diffusers and transformers raise exceptions of any class for damaged files and settings of a wrong type.
+    except Exception as error:
+        if isinstance(error, OSError) or out_of_memory(error) or raised_by_arimage(error):
             raise
         raise ValueError(
             f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}): get its files again, or set "
@@ -400,6 +399,14 @@ def supported(pipe, model: str, arguments: dict) -> dict:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the machine had too little memory: torch has no class of its own for that of a CPU."""
+    words = ("out of memory", "not enough memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error).lower() for part in words)
+    )
 
 
 def raised_by_arimage(error: Exception) -> bool:

@@ -470,7 +470,8 @@ def test_dtype_reaches_the_weights(models, dtype, expected):
     [("cpu", None, "float32"), ("cpu", "_is_avx512_bf16_supported", "bfloat16"), ("cuda", None, "bfloat16")],
 )
 def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expected):
-    class Loaded(Exception):
+    # Not one of the exceptions that mean damaged files.
+    class Loaded(BaseException):
         pass
 
     def load(model, dtype):
@@ -592,6 +593,39 @@ def test_a_bug_is_distinguished_from_a_mistake(run, refused, monkeypatch):
     monkeypatch.setenv("ARIMAGE_TRACEBACK", "1")
     with pytest.raises(ValueError, match="invalid literal"):
         run("generate", "x")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee the documentation"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."),
+        MemoryError(),
+    ],
+    ids=["cuda", "cpu", "python"],
+)
+def test_too_little_memory_names_the_options_that_need_less(refused, monkeypatch, error):
+    def run(pipe):
+        raise error
+
+    monkeypatch.setattr("arimage.pipelines.run.CallRun.run", run)
+    sentence = refused("generate", "tree", "--model", "emoji-arpg")
+    assert "out of memory" in sentence
+    assert all(option in sentence for option in ("--batch-size", "--count", "--height", "--width", "--dtype"))
+
+
+def test_many_images_are_generated_a_batch_at_a_time(run, models, monkeypatch):
+    sizes = []
+    call = LlamaGenPipeline.__call__
+
+    def noted(pipe, *given, batch_size, **others):
+        sizes.append(batch_size)
+        return call(pipe, *given, batch_size=batch_size, **others)
+
+    monkeypatch.setattr(LlamaGenPipeline, "__call__", noted)
+    for given in (["-n", 3], ["-n", 3, "--batch-size", 2], ["-n", 70]):
+        assert run("generate", "tree", *given, "--model", models["text"], "--out", "x.png")[0] == 0
+    assert sizes == [3, 2, 64]
 
 
 def test_without_a_terminal_there_are_no_progress_bars(run, models):

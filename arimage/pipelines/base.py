@@ -38,6 +38,7 @@ from .known import KnownCaptions
 from .lora import LoraMixin
 from .output import ImagePipelineOutput, Tokens
 from .run import CallRun
+from .saved_components import check_entries, load_without_weights
 from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
 from .saved_settings import load_defaults
 from .weights import LOADING, check_weights, load_shared
@@ -270,9 +271,11 @@ class ARPipeline(LoraMixin, CompileMixin):
             raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
         read_index(folder / INDEX)
         index = cls.load_config(folder)
+        check_entries(folder, index, cls._get_signature_keys(cls)[0] - kwargs.keys(), cls._optional_components)
         with LOADING:
             kwargs |= load_shared(folder, index, kwargs) if local else {}
             check_weights(folder, index, kwargs)
+            kwargs |= load_without_weights(folder, index, kwargs)
             pipe = super().from_pretrained(folder, **kwargs)
         # For a repository its name, not the folder of its snapshot.
         pipe.register_to_config(_name_or_path=str(local or pretrained_model_name_or_path))

@@ -143,11 +143,11 @@ class Emu35Pipeline(ARImagePipeline):
             if texts is None:
                 raise ValueError("input_ids hold their reference images already: give a prompt with references")
             name = "image" if image_reference is None else "image_reference"
-            resized: dict[int, Image.Image] = {}
-            references = [
-                [resized.setdefault(id(one), smart_resize(name, one, self.config.image_area)) for one in listed]
-                for listed in as_references(name, given, count, self.abilities.max_references)
-            ]
+            listed = as_references(name, given, count, self.abilities.max_references)
+            # Prompts may share references, each of which is resized once.
+            different = {id(one): one for images in listed for one in images}
+            resized = {key: smart_resize(name, one, self.config.image_area) for key, one in different.items()}
+            references = [[resized[id(one)] for one in images] for images in listed]
             guidance_scale = self.reference_guidance_scale if guidance_scale is None else guidance_scale
             if height is width is ratio is None:
                 width, height = _common_size(references)

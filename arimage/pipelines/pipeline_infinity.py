@@ -235,11 +235,14 @@ class InfinityPipeline(ARImagePipeline):
         layers, layer = self.transformer.config.num_layers, cfg_insertion_layer
         if not isinstance(layer, numbers.Integral) or isinstance(layer, bool) or not -layers <= layer <= 0:
             raise ValueError(f"cfg_insertion_layer is {layer!r}: give 0 for the logits, or -1 to -{layers}")
-        if layer and settings.get("guided_tokens") is not None:
-            raise ValueError("guided_tokens is for guided logits: leave out cfg_insertion_layer, or guided_tokens")
         size = self.check_size(height, width)
         schedule = self.schedule_of(size)
         call = self.begin_call(count, size, **settings)
+        if layer and call.sampling.guided_tokens is not None:
+            raise ValueError(
+                f"guided_tokens is {call.sampling.guided_tokens}, which is for guided logits: leave out "
+                "cfg_insertion_layer, or guided_tokens (pipe.generation_config holds the checkpoint's)"
+            )
         call.sampling.check_scales(len(schedule.scales))
         self.edit(call, image, mask_image)
         encoded = self._encode(*text), None if negatives is None else self._encode(*negative)

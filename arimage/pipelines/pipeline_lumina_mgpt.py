@@ -2,6 +2,7 @@
 text, in many sizes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from diffusers import VQModel
@@ -9,7 +10,6 @@ from diffusers.image_processor import PipelineImageInput
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
 from ..decoding import Decoding
-from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
 from .chameleon import ChameleonPipeline
 from .checks import as_texts
@@ -59,11 +59,9 @@ class LuminaMGPTPipeline(ChameleonPipeline):
     ):
         super().__init__(transformer, vq, tokenizer, image_size)
         self.prompts = LuminaPrompts(self._vocabulary)
-
-    @property
-    def abilities(self) -> Abilities:
-        has_tasks = self.vq.config.norm_type == "spatial"  # Lumina-mGPT 2.0
-        return Abilities("tokens", TOKEN_SAMPLING | EDITING | ({"task"} if has_tasks else set()))
+        # Lumina-mGPT 2.0
+        if vq is not None and vq.config.norm_type == "spatial":
+            self.abilities = replace(self.abilities, arguments=self.abilities.arguments | {"task"})
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

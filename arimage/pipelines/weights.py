@@ -16,10 +16,10 @@ import torch
 from diffusers import ModelMixin
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..schema import Layers, check, read_object
+from ..schema import Layers, Text, check, read_object
+from .saved_components import class_of, has_weights, one_line
 from .saved_folder import stored_elsewhere
 
 
@@ -48,6 +48,16 @@ class Depth(BaseModel):
 
     num_layers: Layers = 1
     num_hidden_layers: Layers = 1
+    num_decoder_layers: Layers | None = None
+    # Of the vision towers of language models, and of the VAEs of diffusers.
+    depth: Layers = 1
+    layers_per_block: Layers | list[Layers] = 1
+
+
+class WeightIndex(BaseModel):
+    """The index of weights in several files."""
+
+    weight_map: dict[str, Text] = {}
 
 
 def check_weights(folder: Path, index: dict, given: dict) -> None:
@@ -62,8 +72,8 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
         ValueError: if a file is damaged, or a weight is missing, unexpected or of another shape.
     """
     for name, entry in index.items():
-        kind = None if name.startswith("_") or name in given else _class_of(entry)
-        if kind is not None:
+        kind = None if name.startswith("_") or name in given else class_of(entry)
+        if kind is not None and has_weights(kind):
             _check_component(folder / name, kind, given.get("variant"))
 
 
@@ -77,22 +87,10 @@ def load_shared(folder: Path, index: dict, given: dict) -> dict[str, Any]:
             continue
         kind = getattr(importlib.import_module(index[name][0]), index[name][1])
         dtype = dtypes.get(name, dtypes.get("default", torch.float32)) if isinstance(dtypes, dict) else dtypes
-        options = {"dtype": dtype} if issubclass(kind, ModelMixin | PreTrainedModel) else {}
+        options = {"dtype": dtype} if has_weights(kind) else {}
         check_weights(path.parent, {path.name: index[name]}, {})
         components[name] = kind.from_pretrained(path, **options)
     return components
-
-
-def _class_of(entry: object) -> type | None:
-    """The class of a component with weights, None for everything else. Imports only from libraries that pipelines
-    use."""
-    if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
-        return None
-    library, name = entry
-    if library not in ("diffusers", "transformers") and not library.startswith("arimage."):
-        return None
-    kind = getattr(importlib.import_module(library), name, None)
-    return kind if isinstance(kind, type) and issubclass(kind, ModelMixin | PreTrainedModel) else None
 
 
 def _check_component(folder: Path, kind: type, variant: str | None) -> None:
@@ -101,7 +99,8 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
             f"{folder} is missing, the folder of a component in model_index.json: save the pipeline again"
         )
     config = read_object(folder / "config.json")
-    check(Depth, config, folder / "config.json")
+    for part in (config, *filter(lambda value: isinstance(value, dict), config.values())):
+        check(Depth, part, folder / "config.json")
     if "quantization_config" in config:
         # Quantised weights have other names and shapes, which only the library that packed them knows.
         return
@@ -114,10 +113,11 @@ def _check_component(folder: Path, kind: type, variant: str | None) -> None:
             found = _compare(kind, config, shapes)
         else:
             found = _load_on_meta(kind, folder, variant)
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, ZeroDivisionError) as error:
+    # What a constructor raises for settings of wrong types may be of any class.
+    except Exception as error:
         raise ValueError(
-            f"{folder / 'config.json'} does not describe a {kind.__name__} ({error}): correct it, or save the "
-            "component again"
+            f"{folder / 'config.json'} does not describe a {kind.__name__} ({one_line(error)}): correct it, or save "
+            "the component again"
         ) from error
     for problem, words in PROBLEMS.items():
         for key in sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[problem]):
@@ -150,7 +150,7 @@ def _weight_files(folder: Path, variant: str | None) -> tuple[list[Path], str | 
             raise ValueError(
                 f"{folder} holds {shards[0].name} but not {index.name}: get all files, or save the pipeline again"
             )
-        names = set(read_object(index).get("weight_map", {}).values())
+        names = set(check(WeightIndex, read_object(index), index).weight_map.values())
         for name in sorted(names - {file.name for file in shards}):
             raise ValueError(
                 f"{folder / name} is missing, which {index.name} names: get all files, or save the pipeline again"

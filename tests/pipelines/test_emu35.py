@@ -9,6 +9,7 @@ from PIL import Image
 from tiny_emu35 import EXPECTED, REFERENCE, REFERENCES
 
 from arimage import AutoPipeline, decoding_from_name, decoding_names
+from arimage.pipelines import pipeline_emu35
 from arimage.pipelines.emu35_prompts import smart_resize
 from arimage.pipelines.pipeline_emu35 import Emu35Pipeline
 
@@ -136,9 +137,12 @@ def test_a_list_is_for_every_prompt_and_lists_are_for_one_each(pipe):
 def test_every_reference_is_encoded_once(pipe, monkeypatch):
     encoded = []
     encode = pipe.encode_image
+    resize, resized = pipeline_emu35.smart_resize, []
+    monkeypatch.setattr(pipeline_emu35, "smart_resize", lambda *given: resized.append(given[1]) or resize(*given))
     monkeypatch.setattr(pipe, "encode_image", lambda pixels: encoded.append(pixels.shape) or encode(pixels))
     pipe.prepare(["a", "b"], image=[[REFERENCES[0]], REFERENCES], **SMALL)
     assert encoded == [(1, 3, 48, 64), (1, 3, 64, 48)]
+    assert len(resized) == len(REFERENCES)
 
 
 def test_images_have_the_size_of_the_last_reference_unless_one_is_given(pipe):

@@ -1,6 +1,7 @@
 """The name of a checkpoint's own decoding stands for the checkpoint's settings, wherever a name is given."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 import tiny
@@ -10,7 +11,12 @@ from arimage import AutoPipeline, cli
 from arimage.app.engine.models import describe
 from arimage.app.engine.types import Limits, Request
 from arimage.app.engine.validation import check
-from arimage.decoding import GroupAcceptance, SpeculativeJacobiDecoding, decoding_from_text, decoding_to_text
+from arimage.decoding import (
+    GroupAcceptance,
+    SpeculativeJacobiDecoding,
+    decoding_from_text,
+    decoding_to_text,
+)
 from arimage.eval.bench.measure import choose_decodings
 from arimage.eval.runs.generate import make_config
 
@@ -108,6 +114,20 @@ def test_a_part_of_the_acceptance_changes_that_of_the_checkpoint():
 @pytest.mark.parametrize("text", ["next-scale:pruned=0.25+", "fastvar:pruned=0.25+"])
 def test_the_text_of_a_lossy_decoding_has_a_lossy_name(text):
     assert decoding_to_text(decoding_from_text(text)) == "fastvar:pruned=0.25+"
+
+
+def test_a_decoding_that_is_not_hashable_is_refused(pipe):
+    @dataclass
+    class Mine:
+        settings: list
+
+        def start(self, model, sampling, seeds): ...
+
+        def step(self, state): ...
+
+    for use in (lambda: pipe("a red heart", decoding=Mine([1])), lambda: setattr(pipe, "decoding", Mine([1]))):
+        with pytest.raises(ValueError, match="decoding is .*hashable"):
+            use()
 
 
 @pytest.mark.parametrize("model", ["emoji-arpg", "emoji-llamagen", "emoji-llamagen-dd"])

@@ -98,6 +98,11 @@ def test_guidance_of_hidden_states(pipe):
             pipe("a", cfg_insertion_layer=wrong)
     with pytest.raises(ValueError, match="guided_tokens"):
         pipe("a", cfg_insertion_layer=-1, guided_tokens=5)
+    # A saved default is no reason to ignore it.
+    saved = type(pipe).from_pipe(pipe)
+    saved.generation_config["guided_tokens"] = 5
+    with pytest.raises(ValueError, match="guided_tokens is 5"):
+        saved("a", cfg_insertion_layer=-1)
 
 
 def test_cells_outside_of_the_mask_keep_the_bits_of_the_image(pipe):

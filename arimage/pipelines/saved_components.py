@@ -1,0 +1,98 @@
+"""The classes of the components in a saved pipeline, and the components without weights, such as tokenizers. What the
+libraries raise for their files becomes one sentence that names them."""
+
+import importlib
+import importlib.util
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from diffusers import ModelMixin
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .saved_folder import INDEX, PACKAGE
+
+
+# Our components and the tokenizers and schedulers of these libraries are loaded here, all others by diffusers.
+LIBRARIES = ("diffusers", "transformers")
+
+
+def check_entries(folder: Path, index: dict, names: Iterable[str], optional: Iterable[str]) -> None:
+    """Check that a model_index.json names a class for each of the components `names`, or null for one without; those
+    that are `optional` may be missing.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    for name in names:
+        if name not in index and name not in optional:
+            raise ValueError(f"{folder / INDEX} does not name the class of {name}: get the file again")
+        entry = index.get(name, [None, None])
+        if entry == [None, None]:
+            continue
+        where = f"{folder / INDEX}: {name} is {entry!r}"
+        if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
+            raise ValueError(f"{where}: give the library and the class of the component, or get the file again")
+        try:
+            found = importlib.util.find_spec(entry[0]) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            raise ValueError(f"{where}, but there is no module {entry[0]!r}: install it, or get the file again")
+
+
+def class_of(entry: object) -> type | None:
+    """The class of a component; None for what is not one, or belongs to a library that pipelines do not use."""
+    if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
+        return None
+    library, name = entry
+    if library not in LIBRARIES and not library.startswith(f"{PACKAGE}."):
+        return None
+    kind = getattr(importlib.import_module(library), name, None)
+    return kind if isinstance(kind, type) else None
+
+
+def has_weights(kind: type) -> bool:
+    return issubclass(kind, ModelMixin | PreTrainedModel)
+
+
+def load_without_weights(folder: Path, index: dict, given: dict) -> dict[str, Any]:
+    """Load the tokenizers, processors and schedulers of a saved pipeline, but for those that are given.
+
+    Raises:
+        ValueError: if the files of one are damaged or do not fit its class.
+    """
+    return {
+        name: _load(folder / name, kind)
+        for name, entry in index.items()
+        if not name.startswith("_") and name not in given
+        if (kind := class_of(entry)) is not None and hasattr(kind, "from_pretrained") and not has_weights(kind)
+    }
+
+
+def _load(folder: Path, kind: Any) -> Any:
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is missing, the folder of a component in {INDEX}: save the pipeline again")
+    try:
+        part = kind.from_pretrained(folder, local_files_only=True)
+        if isinstance(part, PreTrainedTokenizerBase):
+            # Some settings are of use only when a text is read.
+            part("a")
+    except ImportError as error:
+        raise ValueError(f"{folder} needs a package that is not installed: {one_line(error)}") from error
+    # The libraries raise exceptions of any class, and Rust's panics are not even an Exception.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        files = ", ".join(sorted(file.name for file in folder.iterdir()))
+        raise ValueError(
+            f"{folder} ({files}) does not describe a {kind.__name__} ({type(error).__name__}: {one_line(error)}): "
+            "get its files again, or save the pipeline again"
+        ) from error
+    return part
+
+
+def one_line(error: BaseException) -> str:
+    """The message of a library, shortened."""
+    return textwrap.shorten(str(error), 300)
