@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .convert.registry import CONVERT_COMMANDS, PUBLISHED, find_published
+from .convert.registry import CONVERT_COMMANDS, PUBLISHED, find_published, nearest_names
 from .pipelines.saved_folder import local_folder
 from .schema import read_object
 
@@ -71,8 +71,11 @@ def find_model(name: str) -> Path | None:
         elif name.count("/") == 1:
             return None
         else:
-            known = ", ".join([*packaged_models(), *published_models()])
-            raise ValueError(f"{name} is neither a local folder, a Hub repository (owner/name) nor one of {known}")
+            near = nearest_names(name, [*packaged_models(), *published_models()])
+            raise ValueError(
+                f"{name} is neither a local folder, a Hub repository (owner/name) nor a known model: the nearest are "
+                f"{near}, and `arimage models` lists all"
+            )
     _class_name(folder / INDEX)
     return folder
 

@@ -1,7 +1,7 @@
 """The console commands that list models and decodings."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from .media.texts import composed
 from .pipelines.known import KnownCaptions
 
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
 def models(
     name: Annotated[
         str | None, typer.Argument(help="List what this model knows: packaged, downloaded, or in a folder.")
@@ -20,9 +24,6 @@ def models(
 ) -> None:
     """List the models that have a name, with what they download and take of the disk; or, with a name, what that model
     knows."""
-    from rich.console import Console
-    from rich.table import Table
-
     if name is not None:
         _list_known(name, search)
         return
@@ -31,7 +32,7 @@ def models(
             "--search looks among what a model knows: name the model, as in `arimage models emoji-llamagen`"
         )
 
-    table = Table("name", "pixels", "parameters", "download", "disk", "from", "licence")
+    table = _table("pixels", "parameters", "download", "disk", "from", "licence")
     for name in packaged_models():
         table.add_row(name, "", "", "", "", "this package", "Apache-2.0, see its README.md")
     for entry in PUBLISHED:
@@ -44,8 +45,25 @@ def models(
             ", ".join(dict.fromkeys(files.repository for files in entry.files.values())),
             entry.licence + (", and a tokenizer from Meta" if entry.needs_chameleon else ""),
         )
-    # In a pipe, names are not wrapped.
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
+    _print(table)
+
+
+def _table(*columns: str, **options) -> "Table":
+    """A table of things that have a name, which is never cut or wrapped."""
+    from rich.table import Column, Table
+
+    return Table(Column("name", no_wrap=True), *(Column(one, overflow="fold") for one in columns), **options)
+
+
+def _print(table: "Table") -> None:
+    """Print a table, in a terminal without the last columns for which it is too narrow."""
+    from rich.console import Console
+
+    # In a pipe nothing is wrapped.
+    console = Console(width=None if sys.stdout.isatty() else 240)
+    while len(table.columns) > 1 and table.__rich_measure__(console, console.options).minimum > console.width:
+        table.columns.pop()
+    console.print(table)
 
 
 def _list_known(model: str, search: str | None) -> None:
@@ -88,15 +106,12 @@ def _setting_text(value) -> str:
 
 def decodings() -> None:
     """List the decodings that have a name, with their settings."""
-    from rich.console import Console
-    from rich.table import Table
-
     caption = "The name of the decoding that a model has by default stands for the model's settings."
-    table = Table("name", "exact", "what it does", "settings", "paper", caption=caption, caption_justify="left")
+    table = _table("exact", "what it does", "settings", "paper", caption=caption, caption_justify="left")
     for name, preset in PRESETS.items():
         settings = [
             f"{key}={_setting_text(value)}" for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
         ]
         paper = f"arXiv {preset.paper}" if preset.paper else ""
         table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
+    _print(table)

@@ -21,7 +21,9 @@ from PIL import Image
 from presets import FOR_TOKENS
 
 from arimage import LlamaGenPipeline, cli, options
+from arimage.auto import packaged_models
 from arimage.convert.registry import PUBLISHED, size_text
+from arimage.decoding.names import PRESETS
 from arimage.pipelines.known import KnownCaptions
 
 
@@ -626,6 +628,17 @@ def test_many_images_are_generated_a_batch_at_a_time(run, models, monkeypatch):
     for given in (["-n", 3], ["-n", 3, "--batch-size", 2], ["-n", 70]):
         assert run("generate", "tree", *given, "--model", models["text"], "--out", "x.png")[0] == 0
     assert sizes == [3, 2, 64]
+
+
+@pytest.mark.parametrize("command", ["models", "decodings"])
+@pytest.mark.parametrize("columns", [60, 80, 120, 400])
+def test_a_narrow_terminal_cuts_no_names(run, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = re.sub("\x1b\\[[0-9;]*m", "", run(command)[1])
+    names = PRESETS if command == "decodings" else [*packaged_models(), *(entry.name for entry in PUBLISHED)]
+    assert {*names} <= {line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")}
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= columns
 
 
 def test_without_a_terminal_there_are_no_progress_bars(run, models):

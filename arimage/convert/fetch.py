@@ -10,7 +10,7 @@ from filelock import FileLock
 from huggingface_hub import constants
 
 from .hub import download, missing_bytes
-from .registry import PUBLISHED, PublishedCheckpoint, find_published, size_text
+from .registry import PUBLISHED, PublishedCheckpoint, find_published, nearest_names, size_text
 
 
 # The files of Chameleon's image tokenizer, and where Meta gives them out.
@@ -56,7 +56,8 @@ def load_published(
     """
     entry = find_published(name)
     if entry is None:
-        raise ValueError(f"unknown checkpoint {name!r}; available: {', '.join(entry.name for entry in PUBLISHED)}")
+        near = nearest_names(name, (entry.name for entry in PUBLISHED))
+        raise ValueError(f"unknown checkpoint {name!r}: the nearest are {near}, and `arimage models` lists all")
     folder_name = entry.name if revision is None else f"{entry.name}@{revision}"
     folder = Path(cache_dir or constants.HF_HOME) / "arimage" / folder_name.replace("/", "--")
     if (folder / "model_index.json").is_file() and not force_download:

@@ -1,5 +1,7 @@
 """The table of published checkpoints. No heavy imports: the console command lists it."""
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 
@@ -427,6 +429,12 @@ CONVERT_COMMANDS = {
     "mammothmoda2": "arimage convert mammothmoda2",
     "chameleon": "arimage convert lumina-mgpt (or anole)",
 }
+
+
+def nearest_names(name: str, names: Iterable[str]) -> str:
+    """The three of these names that are most like a wrong one, as a list in a sentence."""
+    *most, last = difflib.get_close_matches(name.lower(), list(names), 3, cutoff=0)
+    return f"{', '.join(most)} and {last}"
 
 
 def find_published(name: str) -> PublishedCheckpoint | None:

@@ -11,7 +11,7 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors import safe_open
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
-from arimage.convert.registry import PUBLISHED
+from arimage.auto import packaged_models, published_models
 from arimage.pipelines import base
 
 
@@ -292,11 +292,12 @@ def test_components_that_are_stored_with_another_packaged_model(folder, monkeypa
     assert all((tmp_path / "saved" / name).is_dir() for name in shared)
 
 
-def test_an_unknown_name_is_refused_with_those_that_are_known():
-    with pytest.raises(ValueError, match="nonesuch") as refusal:
-        AutoPipeline.from_pretrained("nonesuch")
-    for entry in PUBLISHED:
-        assert entry.name in str(refusal.value)
+@pytest.mark.parametrize(("name", "nearest"), [("emoji-llamgen", "emoji-llamagen"), ("Janus-Pro", "janus-pro-1b")])
+def test_an_unknown_name_is_refused_with_the_three_nearest(name, nearest):
+    with pytest.raises(ValueError, match=f"{name} is neither .*{nearest}") as refusal:
+        AutoPipeline.from_pretrained(name)
+    known = {*packaged_models(), *published_models()}
+    assert len(known.intersection(str(refusal.value).replace(",", "").split())) == 3
 
 
 def test_a_missing_folder_is_refused(tmp_path):
