@@ -1,0 +1,105 @@
+"""The Python snippets of the documentation: each runs as it stands, alone or after those of its page that it
+continues, or there is a reason why it cannot run here."""
+
+import ast
+import builtins
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from adapters import adapter
+from safetensors.torch import save_file
+
+from arimage import AutoPipeline, cli
+
+
+ROOT = Path(cli.__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("arimage/assets/*/README.md"))]
+# Why a snippet cannot run here, by what it holds.
+REASONS = {
+    "published weights": r"from_pretrained\(\s*\"(?!emoji-|run/|path/)|load_published\(|GlmImagePipeline",
+    "a GPU": r"\"cuda\"",
+    "a running server": r"base_url|gradio_client",
+    "files of the reader": r"path/to|\"run/|photos/|street\.",
+    "minutes of compilation": r"\.compile\(|warm_up",
+}
+# Names that a snippet takes from the text around it.
+FROM_THE_TEXT = {"image", "other", "edges", "tokens", "config", "client"}
+# Of different pages and kinds of models, those that run by default.
+SAMPLE = {"README.md 2", "docs/diffusers.md 2", "docs/editing.md 1", "docs/lora.md 1"}
+
+
+class Snippet(NamedTuple):
+    name: str
+    code: str
+    continues: str
+
+
+def unknown_names(code: str) -> set[str]:
+    """The names that a snippet uses and does not define."""
+    nodes = list(ast.walk(ast.parse(code)))
+    defined = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    defined |= {argument.arg for node in nodes if isinstance(node, ast.arguments) for argument in node.args}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return {node.id for node in nodes if isinstance(node, ast.Name)} - defined - set(dir(builtins))
+
+
+def snippets(page: Path) -> list[Snippet]:
+    """The snippets of a page, each with the code of those before that it continues."""
+    found: list[Snippet] = []
+    above = ""
+    for number, code in enumerate(re.findall(r"^```(?:python|py)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)):
+        before = above if unknown_names(code) else ""
+        found.append(Snippet(f"{page.relative_to(ROOT).as_posix()} {number + 1}", code, before))
+        above = before + code
+    return found
+
+
+EVERY = [snippet for page in PAGES for snippet in snippets(page)]
+
+
+def reason(snippet: Snippet) -> str | None:
+    """Why a snippet cannot run here."""
+    code = snippet.continues + snippet.code
+    return next((why for why, pattern in REASONS.items() if re.search(pattern, code)), None)
+
+
+RUN = [snippet for snippet in EVERY if reason(snippet) is None]
+
+
+@pytest.mark.parametrize("snippet", EVERY, ids=lambda snippet: snippet.name)
+def test_a_snippet_uses_names_that_its_page_defines(snippet):
+    assert unknown_names(snippet.continues + snippet.code) <= FROM_THE_TEXT
+
+
+def test_most_snippets_of_packaged_models_run():
+    assert len(RUN) > 15 and {snippet.name for snippet in RUN} >= SAMPLE
+
+
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        pytest.param(snippet, id=snippet.name, marks=[] if snippet.name in SAMPLE else pytest.mark.slow)
+        for snippet in RUN
+    ],
+)
+def test_a_snippet_runs_in_a_process_of_its_own(snippet, tmp_path):
+    if "style.safetensors" in snippet.continues + snippet.code:
+        save_file(adapter(AutoPipeline.from_pretrained("emoji-llamagen"), size=0.01), tmp_path / "style.safetensors")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", snippet.continues + snippet.code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
