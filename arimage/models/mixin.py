@@ -31,6 +31,6 @@ class ModelMixin(diffusers.ModelMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs) -> Self:
-        loaded = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         align_weights(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded

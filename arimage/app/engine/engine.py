@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import torch
 from PIL import Image
@@ -216,7 +217,7 @@ class Engine:
         """Raise the error of the last model unless one of them generates an image of its defaults."""
         error = None
         for name, info in self.models.items():
-            condition = {"prompt": SAMPLE_PROMPT} if info.classes is None else {"class_label": 0}
+            condition: dict[str, Any] = {"prompt": SAMPLE_PROMPT} if info.classes is None else {"class_label": 0}
             ticket = self._ticket(*self.check(Request(name, **condition)))
             with self._arrived:
                 if self._closed:
