@@ -1,6 +1,6 @@
 """The base class of our models, and where their weights lie in memory."""
 
-from typing import Any, Self
+from typing import Any
 
 import diffusers
 import torch
@@ -30,7 +30,7 @@ class ModelMixin(diffusers.ModelMixin):
     model."""
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs) -> Any:
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         align_weights(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
