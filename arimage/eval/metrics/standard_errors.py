@@ -30,12 +30,12 @@ def decimals(width: float) -> int:
 
 def estimate_text(value: float, standard_error: float | None, interval: Sequence[float] | None, sign: str = "") -> str:
     """A figure with its 95 % interval in brackets, or with ± its standard error if it has no interval. `sign` is "+"
-    for differences."""
-    if interval is not None:
-        low, high = interval
+    for differences. Runs that an earlier version scored may have intervals and errors of 0, which mean nothing."""
+    low, high = interval or (0, 0)
+    if high > low:
         form = f"{sign}.{decimals(high - low)}f"
         return f"{value:{form}} ({low:{form}} to {high:{form}})"
-    if standard_error is not None:
+    if standard_error:
         digits = decimals(standard_error)
         return f"{value:{sign}.{digits}f} ± {standard_error:.{digits}f}"
     return f"{value:{sign}.4g}"

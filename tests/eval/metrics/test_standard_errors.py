@@ -94,6 +94,8 @@ def test_figures_are_written_with_as_many_decimals_as_they_are_known():
     assert estimate_text(0.01234, 0.00056, None) == "0.01234 ± 0.00056"
     assert estimate_text(0.0074, 0.004, (-0.0018, 0.0161), sign="+") == "+0.007 (-0.002 to +0.016)"
     assert estimate_text(0.5, None, None) == "0.5"
+    # As earlier versions stored it for four hits of four.
+    assert estimate_text(1.0, 0.0, [1.0, 1.0]) == "1"
 
 
 def test_pairs_cancel_what_they_share():
