@@ -473,7 +473,7 @@ class ARPipeline(LoraMixin, CompileMixin):
                 f"batch_size is {batch_size!r}: give a whole number of at least 1, or None for all at once"
             )
         warn_if_forked()
-        decoding = self.decoding if decoding is None else as_decoding(decoding)
+        decoding = self.decoding if decoding is None else self.as_decoding(decoding)
         return RunOptions(decoding, output_type, return_dict, callback_on_step_end, list(names), batch_size)
 
     @torch.no_grad()
