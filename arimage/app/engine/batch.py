@@ -188,7 +188,8 @@ class RequestBatch:
         if rows is None:
             self._late += undecided
         else:
-            at = torch.tensor(rows, device=undecided.device)
+            # There are none if nobody waits any more for the images that begin.
+            at = torch.tensor(rows, dtype=torch.long, device=undecided.device)
             self._late[at] += undecided[at]
 
     def _report(self, ticket: Ticket, rows: list[int], counts: list[int] | None) -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import torch
 from PIL import Image
@@ -217,8 +216,11 @@ class Engine:
         """Raise the error of the last model unless one of them generates an image of its defaults."""
         error = None
         for name, info in self.models.items():
-            condition: dict[str, Any] = {"prompt": SAMPLE_PROMPT} if info.classes is None else {"class_label": 0}
-            ticket = self._ticket(*self.check(Request(name, **condition)))
+            if info.classes is None:
+                request = Request(name, prompt=SAMPLE_PROMPT[: self.limits.prompt_characters])
+            else:
+                request = Request(name, class_label=0)
+            ticket = self._ticket(*self.check(request))
             with self._arrived:
                 if self._closed:
                     return

@@ -425,6 +425,7 @@ def test_requests_that_fail_in_a_row_end_the_engine_if_its_models_fail_too(error
 
 
 def test_requests_at_fault_do_not_end_the_engine(held_engine, held, monkeypatch):
+    monkeypatch.setattr(held_engine, "limits", Limits(prompt_characters=4))
     encode = held._pipe.encode_prompt
 
     def encode_prompt(prompts):
@@ -639,6 +640,28 @@ def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
     held.pace = 0.0
     assert held_engine.submit(Request("text", prompt="b")).result(60).passes == 16
     assert len(passes) < 16 + 15
+
+
+def test_a_request_that_is_cancelled_while_it_begins_harms_no_other(held_engine, held, monkeypatch, caplog):
+    prepare, progress, tickets = held._pipe.prepare, [], []
+
+    def prepare_and_cancel(**arguments):
+        call = prepare(**arguments)
+        if arguments["prompt"] == ["b"]:
+            tickets[0].cancel()
+        return call
+
+    monkeypatch.setattr(held._pipe, "prepare", prepare_and_cancel)
+    held.pace = 0.02
+    held.go.set()
+    running = held_engine.submit(Request("text", prompt="a"), progress.append)
+    wait_for(lambda: progress[-1].passes)
+    with held_engine._arrived:
+        tickets.append(held_engine.submit(Request("text", prompt="b")))
+    assert running.result(60).passes == 16
+    with pytest.raises(Cancelled):
+        tickets[0].result(60)
+    assert not caplog.records
 
 
 def test_a_cancelled_request_gives_its_row_to_another(held_engine, held):
