@@ -17,7 +17,7 @@ from ..pipelines.base import ARPipeline
 from .captions.captions import CaptionSettings, new_text_parts
 from .captions.text import TextSettings, train_text_encoder
 from .data import ImageCaptions
-from .resuming import digest, parts
+from .resuming import digest, of_networks
 from .tables import Recipe
 
 
@@ -61,7 +61,7 @@ class Beginning:
     def about(self, text_config: dict, text_encoder: T5EncoderModel) -> dict[str, Any]:
         """What says where the weights come from, for the settings of a run."""
         return {
-            "start_from": None if self.trained is None else parts(self.trained),
+            "start_from": None if self.trained is None else of_networks(self.trained),
             "text_encoder": digest(text_encoder) if "start_from" in text_config else text_config,
             "text_training": None if self.text is None else asdict(self.text),
         }

@@ -19,7 +19,7 @@ from ..models.classifier_emoji import EmojiClassifier
 from .data import ImageCaptions, load_captioned_images, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
-from .resuming import contents, fields
+from .resuming import of_data, of_settings
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ def train_classifier(
 ) -> EmojiClassifier:
     """Train an `EmojiClassifier` to classify the `bases` of `data`, whatever their style.
 
-    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run. The held-out figures are of the
-    images whose concept is in `data` too.
+    `out` keeps checkpoint, log and curve; a second call with the same settings and data resumes the run. The held-out
+    figures are of the images whose concept is in `data` too.
     """
     torch.manual_seed(settings.seed)
     model = EmojiClassifier(num_classes=len(set(data.bases)), image_size=data.images.shape[-1])
     nn.Module.to(model, device, memory_format=torch.channels_last)
-    about = {**fields(settings), "data": contents(data), "heldout": contents(heldout)}
+    about = {**of_settings(settings), "data": of_data(data), "heldout": of_data(heldout)}
     fit(ClassifierTask(model, data, heldout, settings), settings.optimizer, out, about=about)
     return nn.Module.to(model, memory_format=torch.contiguous_format)
 

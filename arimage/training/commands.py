@@ -16,6 +16,7 @@ from ..options import (
     choose_device,
     load_pipeline,
     panels,
+    prompt_lines,
 )
 from ..pipelines.known import KNOWN_CAPTIONS
 from ..schema import Number, check
@@ -35,13 +36,6 @@ def check_out(out: Path) -> Path:
     """The value of --out, after a check that it can be written, before the frameworks are imported."""
     check_output("--out", out, None)
     return out
-
-
-def prompts_of(file: str) -> list[str]:
-    """The prompts in a file, or packaged ones by their name."""
-    from ..eval.runs.prompts import prompt_file, read_prompts
-
-    return [row["prompt"] for row in read_prompts(prompt_file(file))]
 
 
 Recipe = Annotated[str, typer.Option(help="Name of a packaged model, or a TOML file.")]
@@ -261,7 +255,7 @@ def lora(
         float, typer.Option(help="Share of steps on the first 96 tokens only, with more pictures, in raster order.")
     ] = 0.5,
     validation_prompts: Annotated[
-        str | None, typer.Option(help="Prompts of samples.png, a file as in `arimage eval generate`.")
+        Path | None, typer.Option(help="Text file with one prompt per line, for samples.png.")
     ] = None,
     decoding: Annotated[
         str | None, typer.Option(callback=check_decodings, help="Decoding of samples.png. Default: the model's.")
@@ -283,18 +277,18 @@ def lora(
         rank, alpha, targets, steps, learning_rate, batch_size, caption_dropout, prior_share, short_share, seed
     )
     check(Number, report_every, "--report-every")
-    prompts = [] if validation_prompts is None else prompts_of(validation_prompts)
+    prompts = [] if validation_prompts is None else prompt_lines(validation_prompts)
     pipe = load_pipeline(model, device, dtype)
     size = pipe.image_sizes[0]
     pictures = load_pairs(data, size, caption)
     old = None if prior is None else load_pairs(prior, size)
     with alone_in(out):
         if prior_prompts is not None:
+            from ..eval.runs.prompts import prompt_file, read_prompts
             from .adapters.generated import generate_prior
 
-            old = generate_prior(
-                pipe, prompts_of(prior_prompts), out / "prior.safetensors", seed=seed, decoding=decoding
-            )
+            asked = [row["prompt"] for row in read_prompts(prompt_file(prior_prompts))]
+            old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
         parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
         task = LoraTask(pipe, pictures, settings, **parts)
         check_lora(task, out)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from ..eval.runs.files import replace
+from ..eval.runs.files import remove_leftovers, replace
 from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Text
 from .muon import Muon
 from .processes import any_process, average, processes
@@ -270,12 +270,12 @@ def begin(
         "learning_rate_scales": learning_rate_scales or {},
         "processes": processes()[1],
     }
-    check_resumed(out, every, None if state is None else state["step"])
-    if state is not None and state["step"] > settings.steps:
+    done = None if state is None else state["step"]
+    if done is not None and done > settings.steps:
         raise ValueError(
-            f"{path} has taken {state['step']} steps, and steps is {settings.steps}: give at least {state['step']}, "
-            "or another --out"
+            f"{path} has taken {done} steps, and steps is {settings.steps}: give at least {done}, or another --out"
         )
+    check_resumed(out, every, done)
     return state
 
 
@@ -321,6 +321,9 @@ def fit(
         checkpoint = out / CHECKPOINT
         if state is not None:
             restore(state, weights, buffers, checkpoint)
+
+        if first:
+            remove_leftovers(checkpoint)
 
         def keep(step: int) -> None:
             if first:

@@ -76,18 +76,18 @@ def _until(settings: Any, step: int) -> Any:
     return kept | {name: [one for one in kept[name] if one[key] < step] for name, key in LATER.items() if name in kept}
 
 
-def fields(settings: Any, *without: str) -> dict[str, Any]:
-    """The fields of settings, a dataclass, besides the optimizer, which `fit` knows."""
+def of_settings(settings: Any, *without: str) -> dict[str, Any]:
+    """The fields of settings, a dataclass, but those `without` and the optimizer, which `fit` knows."""
     every = dataclasses.asdict(settings)
     return {name: value for name, value in every.items() if name not in ("optimizer", *without)}
 
 
-def contents(data: Any) -> dict[str, str]:
+def of_data(data: Any) -> dict[str, str]:
     """The digest of each field of a data set, a dataclass."""
     return {field.name: digest(getattr(data, field.name)) for field in dataclasses.fields(data)}
 
 
-def parts(pipe: ARPipeline, *without: str) -> dict[str, str]:
+def of_networks(pipe: ARPipeline, *without: str) -> dict[str, str]:
     """The digests of the networks of a pipeline."""
     return {
         name: digest(part)
@@ -96,7 +96,7 @@ def parts(pipe: ARPipeline, *without: str) -> dict[str, str]:
     }
 
 
-def finished(pipe: ARPipeline, *without: str) -> dict[str, Any]:
+def of_pipeline(pipe: ARPipeline, *without: str) -> dict[str, Any]:
     """What a finished pipeline generates by: its networks but those `without`, their dtype, the adapters that are
     active with their scales, and the default sampling settings."""
     scales = {
@@ -107,7 +107,7 @@ def finished(pipe: ARPipeline, *without: str) -> dict[str, Any]:
         if adapter in layer.scaling and not layer.disable_adapters
     }
     return {
-        "model": parts(pipe, *without),
+        "model": of_networks(pipe, *without),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "adapters": scales,
         "sampling": pipe.generation_config,

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,15 +26,24 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
     half = type(pipe)(**halves, **{name: pipe.config[name] for name in options - halves.keys() if name in pipe.config})
     half.generation_config, half.decoding = pipe.generation_config, pipe.decoding
     half.known_captions = pipe.known_captions
+
+    def save(partial: Path) -> None:
+        half.save_pretrained(partial)
+        # The path that a part was loaded from means nothing elsewhere.
+        for file in partial.glob("*/config.json"):
+            config = json.loads(file.read_text())
+            config.pop("_name_or_path", None)
+            file.write_text(json.dumps(config, indent=2) + "\n")
+
+    replace_folder(folder, save)
+
+
+def replace_folder(folder: Path, save: Callable[[Path], object]) -> None:
+    """Replace a folder by what `save` writes into the one that it is given, when that is complete."""
     # The model card shows the name of the folder.
     partial, old = folder.with_name("partial") / folder.name, folder.with_name(folder.name + ".old")
     shutil.rmtree(partial.parent, ignore_errors=True)
-    half.save_pretrained(partial)
-    # The path that a part was loaded from means nothing elsewhere.
-    for file in partial.glob("*/config.json"):
-        config = json.loads(file.read_text())
-        config.pop("_name_or_path", None)
-        file.write_text(json.dumps(config, indent=2) + "\n")
+    save(partial)
     if folder.exists():
         # What a run that was killed here left.
         shutil.rmtree(old, ignore_errors=True)

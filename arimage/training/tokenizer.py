@@ -20,7 +20,8 @@ from .animation import frames_of
 from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
-from .resuming import contents, digest, fields
+from .resuming import digest, of_data, of_settings
+from .saving import replace_folder
 from .tables import Recipe, load_clips, load_data, new_model, read_tables, settings_of, with_scenes
 
 
@@ -212,8 +213,9 @@ def train_tokenizer(
 ) -> LlamaGenVQModel | VARVQModel:
     """Train a `model_class(**model_config)` on `data` and save it in the folder `out`/tokenizer, in float32.
 
-    `out` keeps checkpoint, log, curve and reconstructions; a second call resumes an interrupted run. `start_from`
-    names a trained tokenizer, of either class, whose weights the training begins with: see `take_over`.
+    `out` keeps checkpoint, log, curve and reconstructions; a second call with the same settings and data resumes the
+    run. `start_from` names a trained tokenizer, of either class, whose weights the training begins with: see
+    `take_over`.
 
     Raises:
         ValueError: if the images are not of the size that a multi-scale tokenizer's scales stand for.
@@ -223,18 +225,18 @@ def train_tokenizer(
     _check_size(model, data.images.shape[-1])
     task = TokenizerTask(model, data, heldout, settings)
     about = {
-        **fields(settings),
+        **of_settings(settings),
         "model": model_config,
         "start_from": None if start_from is None else digest(take_over(model, start_from)),
-        "data": contents(data),
-        "heldout": contents(heldout),
+        "data": of_data(data),
+        "heldout": of_data(heldout),
     }
     task.to(device)
     nn.Module.to(model, fast_dtype(device), memory_format=torch.channels_last)
     fit(task, settings.optimizer, out, about=about)
     model.float()
     model.codebook.weight.data.copy_(task.quantiser.codebook.codes)
-    nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained(Path(out) / "tokenizer")
+    replace_folder(Path(out) / "tokenizer", nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained)
     return model
 
 

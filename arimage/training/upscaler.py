@@ -21,7 +21,7 @@ from ..tokenizers.vq_var import VARVQModel
 from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
-from .resuming import contents, digest, fields
+from .resuming import digest, of_data, of_settings
 from .saving import save_float16
 from .tables import Recipe, load_data, new_model, read_tables, settings_of
 
@@ -199,7 +199,7 @@ def train_upscaler(
     weights as its component `upscaler`. Images of `data` are `scale` times as large as those that the tokenizer
     decodes.
 
-    `out` keeps checkpoint, log, curve and pictures; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log, curve and pictures; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     device = str(pipe.device)
@@ -211,11 +211,11 @@ def train_upscaler(
     scales = {"discriminator.": settings.discriminator_rate}
     report = None if on_report is None else lambda: on_report(pipe)
     about = {
-        **fields(settings),
+        **of_settings(settings),
         "model": model_config,
         "vq": digest(vq),
-        "data": contents(data),
-        "heldout": contents(heldout),
+        "data": of_data(data),
+        "heldout": of_data(heldout),
     }
     fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=report, about=about)
     nn.Module.to(task.upscaler, torch.float32, memory_format=torch.contiguous_format)

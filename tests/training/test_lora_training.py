@@ -1,6 +1,7 @@
 """`arimage train lora`: captions, losses of every family, reports, and resuming."""
 
 import json
+import math
 import sys
 
 import numpy as np
@@ -295,12 +296,37 @@ def test_what_the_tokenizer_cannot_draw_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"rank": 0}, {"steps": 0}, {"learning_rate": 0.0}, {"caption_dropout": 1.0}, {"prior_share": -0.1}]
+    "change",
+    [
+        {"rank": 0},
+        {"rank": 10**9},
+        {"alpha": math.nan},
+        {"steps": 0},
+        {"steps": -1},
+        {"learning_rate": 0.0},
+        {"learning_rate": -1e-3},
+        {"learning_rate": math.inf},
+        {"batch_size": 0},
+        {"caption_dropout": 1.0},
+        {"prior_share": -0.1},
+        {"short_share": math.nan},
+        {"seed": 2**63},
+    ],
 )
 def test_settings_out_of_range_are_refused(change):
     (name,) = change
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"^{name} is [^\n]*: give [^\n]*$"):
         LoraSettings(**change)
+
+
+def test_a_rank_wider_than_the_layers_and_a_decoding_that_does_not_run_are_refused_before_training():
+    for settings, more, name in (
+        (LoraSettings(rank=1000), {}, "rank is 1000"),
+        (QUICK, {"decoding": "next-scale"}, "next-scale"),
+        (QUICK, {"decoding": "sjd:window=0"}, "window is 0"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            task_of(EVERY["llamagen-text"](), settings, **more)
 
 
 def test_the_command_trains_an_adapter_that_generates(tmp_path, monkeypatch, capsys):
@@ -313,13 +339,39 @@ def test_the_command_trains_an_adapter_that_generates(tmp_path, monkeypatch, cap
         monkeypatch.setattr(sys, "argv", ["arimage", *arguments])
         with pytest.raises(SystemExit) as end:
             cli.main()
-        return end.value.code, capsys.readouterr().out
+        found = capsys.readouterr()
+        return end.value.code, found.out + found.err
 
     small = ["--steps", "2", "--rank", "2", "--device", "cpu", "--dtype", "float32", "--batch-size", "2"]
     code, out = command(*arguments, *small)
     assert code == 0 and "dB" in out and "held-out loss" in out
     assert command("generate", "cat", "--model", "model", "--lora", "run/best:0.5", "--out", "cat.png")[0] == 0
-    assert command(*arguments, "--rank", "0")[0] == 2
+    for option, value, name in (
+        ("--rank", "0", "rank"),
+        ("--alpha", "nan", "alpha"),
+        ("--lr", "inf", "learning_rate"),
+        ("--report-every", "nan", "--report-every"),
+        ("--report-every", "-1", "--report-every"),
+        ("--out", "cat.png", "--out"),
+    ):
+        code, said = command(*arguments, *small, option, value)
+        assert code == 2 and said.startswith(f"arimage: {name}") and said.count("\n") == 1
+    # The run above is over.
+    before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    for option, value, name in (
+        ("--lr", "0.5", "learning_rate"),
+        ("--seed", "3", "seed"),
+        ("--alpha", "5", "alpha"),
+        ("--caption", "house", "data.captions"),
+        ("--dtype", "bfloat16", "dtype"),
+        ("--batch-size", "3", "batch_size"),
+        ("--steps", "1", "steps"),
+    ):
+        code, said = command(*arguments, *small, option, value)
+        assert code == 2 and name in said and "another --out" in said and "dB" not in said
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
+    assert "at step" in command(*arguments, *small, "--steps", "3", "--report-every", "7", "--decoding", "ar")[1]
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] == 3
     (tmp_path / "old.txt").write_text("cat\nhouse\n")
     old = ["--prior-prompts", "old.txt", "--out", "next-to-old"]
     assert command(*arguments, *small, *old)[0] == 0

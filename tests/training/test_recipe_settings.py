@@ -7,11 +7,13 @@ import math
 import sys
 import tomllib
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
 from arimage import cli
+from arimage.training import tables
 from arimage.training.acceleration.denoiser import DenoiserSettings
 from arimage.training.acceleration.distill import DistillSettings
 from arimage.training.acceleration.drafter import DrafterSettings
@@ -209,6 +211,7 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
             r"\[transformer.model\]: vocab_size is not a setting: leave it out",
         ),
         (("transformer", "model", "num_attention_heads"), 3, "heads"),
+        (("transformer", "model", "intermediate_size"), 2**17, "the weights take . GB, and this machine has 0: give"),
         (
             ("transformer", "class"),
             "VARTransformer",
@@ -233,7 +236,9 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
         (("generation", "decoding"), {"name": "eagle"}, "name is eagle, which does not fit the model: "),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(place, value, message, tmp_path):
+def test_settings_that_do_not_fit_are_refused(place, value, message, tmp_path, monkeypatch):
+    if place[-1] == "intermediate_size":
+        monkeypatch.setattr(tables.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**8))
     recipe = changed(tomllib.loads((RECIPES / "emoji-llamagen.toml").read_text()), place, value)
     with pytest.raises(ValueError, match=f"^.*mine.toml: [^\n]*({message})[^\n]*$"):
         load_recipe(write(recipe, tmp_path / "mine.toml"))

@@ -14,10 +14,10 @@ import torch
 
 from arimage.tokenizers.vq_frames import FramewiseVQModel
 from arimage.training import loop, resuming
-from arimage.training.acceleration.collaborate import train_collaborate
-from arimage.training.acceleration.denoiser import DenoiserSettings, train_denoiser
+from arimage.training.acceleration.collaborate import run_collaborate, train_collaborate
+from arimage.training.acceleration.denoiser import DenoiserSettings, run_denoiser, train_denoiser
 from arimage.training.acceleration.distill import DistillSettings, train_distill
-from arimage.training.acceleration.drafter import DrafterSettings, train_drafter
+from arimage.training.acceleration.drafter import DrafterSettings, run_drafter, train_drafter
 from arimage.training.adapters.generated import generate_prior
 from arimage.training.adapters.lora import LoraSettings, LoraTask, train_lora
 from arimage.training.adapters.pairs import Pairs
@@ -27,7 +27,7 @@ from arimage.training.captions.text import TextSettings, train_text_encoder
 from arimage.training.classifier import ClassifierSettings, train_classifier
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.recipe import run_transformer
+from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.tokenizer import TokenizerSettings, train_tokenizer
 from arimage.training.transformers.arpg import ARPGSettings, ARPGTask
 from arimage.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
@@ -317,13 +317,13 @@ def test_networks_are_told_apart_by_their_weights_and_not_by_their_dtype():
 def test_scales_of_adapters_are_compared():
     peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
     pipe = tiny.text_pipeline()
-    plain = resuming.finished(pipe)
+    plain = resuming.of_pipeline(pipe)
     config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["head"])
     peft.inject_adapter_in_model(config, pipe.transformer, "mine")
     pipe.transformer._hf_peft_config_loaded = True
-    first = resuming.finished(pipe)
+    first = resuming.of_pipeline(pipe)
     pipe.set_adapters("mine", 0.5)
-    second = resuming.finished(pipe)
+    second = resuming.of_pipeline(pipe)
     assert plain["adapters"] == {} and first["adapters"] == {"transformer.mine": 2.0}
     assert second["adapters"] == {"transformer.mine": 1.0} and second["model"] == first["model"] != plain["model"]
 
@@ -357,20 +357,44 @@ def test_a_model_that_the_run_replaces_is_not_one_to_start_from(tmp_path):
         run_transformer(RECIPE, "x", "x", tmp_path, "cpu", start_from=tmp_path / "x" / ".." / "model")
 
 
+@pytest.mark.parametrize(
+    ("train", "recipe", "pipe"),
+    [
+        (run_drafter, "emoji-llamagen", tiny.class_pipeline),
+        (run_drafter, "emoji-llamagen", lambda: tiny.scale_pipeline("text")),
+        (run_denoiser, "emoji-llamagen", tiny.class_pipeline),
+        (run_collaborate, "emoji-var", tiny.text_pipeline),
+        (run_collaborate, "emoji-var", lambda: tiny.scale_pipeline("class")),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(tmp_path, train, recipe, pipe):
+    with pytest.raises(ValueError, match="--model is [^\n]*: give a [A-Za-z]*Pipeline"):
+        train(load_recipe(recipe), pipe(), "x", "x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA out of memory")]
+)
+def test_a_step_that_needs_too_much_memory_is_one_sentence(tmp_path, error):
+    task = Line()
+    task.loss = lambda step: (_ for _ in ()).throw(error)
+    with pytest.raises(ValueError, match="batch_size"):
+        fit(task, LINE, tmp_path)
+
+
+# What another command does.
 HOLD = """
-import sys, time
-from pathlib import Path
-from arimage.training.resuming import alone_in
-with alone_in(Path(sys.argv[1])):
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1] + "/.lock"):
     print("held", flush=True)
     sys.stdin.readline()
 """
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
-    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as other:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(ValueError, match="another command uses .*another --out"):
             fit(Line(), LINE, tmp_path)

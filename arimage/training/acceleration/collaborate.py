@@ -32,7 +32,7 @@ def train_collaborate(
     scales; both may forget the other scales.
 
     The settings' `scale_shares` and `first_scale` follow from `drafter_scales`. `out`/drafter and `out`/refiner keep
-    checkpoints, logs, curves and samples; a second call with the same pipe resumes an interrupted run.
+    checkpoints, logs, curves and samples; a second call with the same pipe, settings and data resumes the run.
 
     Raises:
         ValueError: if the pipeline has no refiner, or `drafter_scales` leaves one of the two without a scale.

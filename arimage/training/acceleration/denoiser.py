@@ -19,7 +19,7 @@ from ...schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
 from ..data import ImageCaptions
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
-from ..resuming import contents, fields, finished
+from ..resuming import of_data, of_pipeline, of_settings
 from ..saving import save_float16
 from ..tables import load_data, read_tables, settings_of
 from .drafter import check_reads_texts, examples
@@ -177,15 +177,15 @@ def train_denoiser(
     """Train a `LlamaGenDenoiser` for the text-conditional `pipe`, and its transformer if the settings say so; returns
     `pipe` with the averaged weights, those of the denoiser as its component `denoiser`.
 
-    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log and curve; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     pipe.transformer.requires_grad_(False)
     about = {
-        **fields(settings),
-        **finished(pipe, "denoiser"),
-        "data": contents(data),
-        "heldout": contents(heldout),
+        **of_settings(settings),
+        **of_pipeline(pipe, "denoiser"),
+        "data": of_data(data),
+        "heldout": of_data(heldout),
     }
     denoiser = LlamaGenDenoiser.for_transformer(pipe.transformer, pipe.vq.config.codebook_dim, settings.rank)
     denoiser = denoiser.to(pipe.device).type(pipe.transformer.dtype)

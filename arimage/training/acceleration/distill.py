@@ -27,7 +27,7 @@ from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
 from ..data import save_grid
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator, processes, wait_for_all
-from ..resuming import check_metadata, digest, fields, finished, to_metadata
+from ..resuming import check_metadata, digest, of_pipeline, of_settings, to_metadata
 from ..saving import save_float16
 from ..tables import read_tables, settings_of
 
@@ -66,7 +66,7 @@ class DistillSettings:
 
 def teacher(pipe: LlamaGenPipeline, prompts: Sequence[str] | Sequence[int]) -> dict[str, Any]:
     """What the pictures of the teacher depend on, besides the settings."""
-    return {**finished(pipe), "prompts": digest(list(prompts))}
+    return {**of_pipeline(pipe), "prompts": digest(list(prompts))}
 
 
 class DistillTask(nn.Module):
@@ -216,7 +216,8 @@ def train_distill(
     """Distil the transformer of `pipe` for the `prompts`, texts or ids of classes; returns the averaged student, in
     float32, and its teacher as a pipeline. `compile` compiles its blocks.
 
-    `out` keeps pairs, checkpoint, log, curve and samples; a second call resumes an interrupted run.
+    `out` keeps pairs, checkpoint, log, curve and samples; a second call with the same settings and data resumes the
+    run.
 
     Raises:
         ValueError: if `starts` does not fit the images, or `out` holds the pairs of other prompts or settings.
@@ -237,7 +238,7 @@ def train_distill(
     distilled.generation_config, distilled.known_captions = dict(pipe.generation_config), pipe.known_captions
     distilled.decoding = decoding
     hook = None if on_report is None else lambda: on_report(distilled)
-    fit(task, settings.optimizer, out, on_report=hook, about={**fields(settings), **teacher(pipe, prompts)})
+    fit(task, settings.optimizer, out, on_report=hook, about={**of_settings(settings), **teacher(pipe, prompts)})
     student.float()
     return distilled
 

@@ -18,7 +18,7 @@ from ...schema import COMPLETE, Batch, Number, Seed
 from ..data import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
-from ..resuming import contents, fields, finished
+from ..resuming import of_data, of_pipeline, of_settings
 from ..saving import save_float16
 from ..tables import load_data, read_tables, settings_of
 
@@ -176,15 +176,15 @@ def train_drafter(
     """Train a `LlamaGenDrafter` for the text-conditional `pipe`, in float32; returns `pipe` with the averaged weights
     as its component `drafter`.
 
-    `out` keeps checkpoint, log and curve; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log and curve; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     pipe.transformer.requires_grad_(False)
     about = {
-        **fields(settings),
-        **finished(pipe, "drafter"),
-        "data": contents(data),
-        "heldout": contents(heldout),
+        **of_settings(settings),
+        **of_pipeline(pipe, "drafter"),
+        "data": of_data(data),
+        "heldout": of_data(heldout),
     }
     drafter = LlamaGenDrafter.for_transformer(pipe.transformer).to(pipe.device)
     task = DrafterTask(drafter, pipe, data, heldout, settings)

@@ -14,7 +14,7 @@ from ...eval.runs.generate import progress_bar
 from ...eval.runs.manifest import image_seed
 from ...pipelines.base import ARPipeline
 from ..loop import CHECKPOINT
-from ..resuming import check_metadata, digest, finished, to_metadata
+from ..resuming import check_metadata, digest, of_pipeline, to_metadata
 from .losses import condition_of
 
 
@@ -44,7 +44,7 @@ def generate_prior(
         ValueError: if `file` is damaged, or a run was trained with the pictures of another model or other settings.
     """
     about = {
-        **finished(pipe),
+        **of_pipeline(pipe),
         "captions": digest(captions),
         "decoding": decoding,
         "seed": seed,

@@ -9,17 +9,19 @@ from typing import Annotated, Literal
 import torch
 import torch.nn.functional as F
 from diffusers import ModelMixin
+from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from pydantic import Field
 from torch import nn
 
 from ...eval.bench.measure import choose_decodings
+from ...eval.runs.files import remove_leftovers, replace
 from ...pipelines.base import ARPipeline
 from ...pipelines.lora import check_peft
 from ...schema import Batch, Count, Positive, Rate, Seed, Share, Width, checked
 from ..data import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
 from ..processes import batch_generator
-from ..resuming import contents, fields, finished
+from ..resuming import of_data, of_pipeline, of_settings
 from .generated import Generated
 from .losses import condition_of, losses_of
 from .pairs import Pairs
@@ -109,7 +111,7 @@ class LoraTask(nn.Module):
         (self.key,) = pipe._lora_loadable_modules
         self.component = SimpleNamespace(it=pipe.components[self.key])
         # More steps train a run further.
-        about = {**fields(settings, "steps"), **finished(pipe)}
+        about = {**of_settings(settings, "steps"), **of_pipeline(pipe)}
         torch.manual_seed(settings.seed)
         names = target_names(self.component.it, settings.targets)
         widest = max(min(self.component.it.get_submodule(name).weight.shape) for name in names)
@@ -135,9 +137,9 @@ class LoraTask(nn.Module):
         self.prompts = list(prompts or shown)
         self.about = {
             **about,
-            "data": contents(self.data),
-            "heldout": contents(self.heldout),
-            "prior": None if prior is None else contents(prior),
+            "data": of_data(self.data),
+            "heldout": of_data(self.heldout),
+            "prior": None if prior is None else of_data(prior),
         }
 
     @torch.no_grad()
@@ -215,8 +217,12 @@ class LoraTask(nn.Module):
             f"{self.key}_lora_layers": layers,
             f"{self.key}_lora_adapter_metadata": component.peft_config[ADAPTER].to_dict(),
         }
-        known = [*self.data.captions, *self.heldout.captions]
-        type(pipe).save_lora_weights(folder, **parts, base=self.frozen.base, captions=list(dict.fromkeys(known)))
+        known = list(dict.fromkeys([*self.data.captions, *self.heldout.captions]))
+        about = {"base": self.frozen.base, "captions": known}
+        path = folder / LORA_WEIGHT_NAME_SAFE
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
+        replace(path, lambda file: type(pipe).save_lora_weights(folder, weight_name=file.name, **parts, **about))
 
     def save_sheet(self, path: Path) -> None:
         """One column per prompt: the base, the adapter at 0.5 and at 1."""

@@ -21,7 +21,7 @@ from ...pipelines.pipeline_var import VARPipeline
 from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Text, Whole, check
 from ..data import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit
-from ..resuming import contents, digest, fields
+from ..resuming import digest, of_data, of_settings
 from .wording import draw_captions
 
 
@@ -204,10 +204,10 @@ class CaptionTask(nn.Module):
         scales = dict.fromkeys(slow, self.settings.text_learning_rate_scale)
         about = {
             # How the samples of reports are generated may change.
-            **fields(self.settings, "sampling", "sample_prompts"),
+            **of_settings(self.settings, "sampling", "sample_prompts"),
             **about,
             "vq": digest(self.frozen.pipe.vq),
-            "data": contents(self.data),
-            "heldout": contents(self.frozen.heldout),
+            "data": of_data(self.data),
+            "heldout": of_data(self.frozen.heldout),
         }
         fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report, about=about)

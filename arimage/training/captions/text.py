@@ -14,7 +14,7 @@ from ...schema import COMPLETE, Batch, Seed, Share, Side
 from ..data import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
-from ..resuming import contents, fields
+from ..resuming import of_data, of_settings
 from .wording import draw_captions
 
 
@@ -99,9 +99,9 @@ def train_text_encoder(
     call resumes."""
     # A transformer may have been trained with this encoder: more steps would be another one.
     about = {
-        **fields(settings),
+        **of_settings(settings),
         "steps": settings.optimizer.steps,
         "model": text_encoder.config.to_diff_dict(),
-        "data": contents(data),
+        "data": of_data(data),
     }
     fit(TextTask(tokenizer, text_encoder, data, settings).to(device), settings.optimizer, out, about=about)

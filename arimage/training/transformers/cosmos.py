@@ -139,7 +139,7 @@ def train_cosmos_transformer(
     that `vq` gives to the clips of `data`, from `make_clips`; returns the pipeline with the averaged weights, in
     float32.
 
-    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log, curve and samples; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     tokenizer, text_encoder = beginning.text_parts(

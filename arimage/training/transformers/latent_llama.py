@@ -166,7 +166,7 @@ def train_latent_llama(
     (`T5Config(**text_config)`) on the vectors that `vq` gives to `data`, and then, with the text encoder as it is, a
     drafter (`drafter_config`, None for none); returns the pipeline with the averaged weights, in float32.
 
-    `out` keeps checkpoints, logs, curves and samples; a second call resumes an interrupted run.
+    `out` keeps checkpoints, logs, curves and samples; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out) / "text_encoder", device)

@@ -136,7 +136,7 @@ def train_transformer(
     `T5EncoderModel` (`T5Config(**text_config)`) on the tokens that `vq` gives to `data`; returns the pipeline with the
     averaged weights, in float32.
 
-    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log, curve and samples; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     tokenizer, text_encoder = beginning.text_parts(

@@ -221,7 +221,7 @@ def train_var_transformer(
     """Train a text-conditional `VARTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on
     the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in float32.
 
-    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log, curve and samples; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     tokenizer, text_encoder = beginning.text_parts(
@@ -255,7 +255,7 @@ def train_refiner(
     its transformer as well as from the data; returns `pipe` with the averaged weights as its component `refiner`, in
     float32.
 
-    `out` keeps checkpoint, log, curve and samples; a second call resumes an interrupted run.
+    `out` keeps checkpoint, log, curve and samples; a second call with the same settings and data resumes the run.
     """
     torch.manual_seed(settings.seed)
     for model in (pipe.transformer, pipe.text_encoder):
