@@ -177,4 +177,4 @@ class LPDTokenModel(PairedModel):
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
         """See `GroupModel.guidance_progress`. The authors count the ranks before."""
-        return (rank + torch.arange(count, device=self.device)) / self.num_tokens
+        return (rank + torch.arange(count, device=self.device, dtype=torch.float32)) / self.num_tokens

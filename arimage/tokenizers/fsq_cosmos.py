@@ -45,8 +45,8 @@ class FiniteScalarQuantizer(nn.Module):
     def encode(self, latents: torch.Tensor) -> torch.LongTensor:
         """Codes [...] of latents [..., D], computed in float32. Latents may have any magnitude."""
         levels, basis = self._on(latents.device)
-        half = (levels - 1) * 1.001 / 2
-        offset = torch.where(levels % 2 == 0, 0.5, 0.0)
+        half = (levels - 1).float() * 1.001 / 2
+        offset = (levels % 2 == 0).float() / 2
         bounded = (latents.float() + (offset / half).atanh()).tanh() * half - offset
         return ((bounded.round().long() + levels // 2) * basis).sum(-1)
 

@@ -141,3 +141,13 @@ def test_tokens_in_half_precision_are_near_those_in_float32(vq, expected, dtype)
     assert vq.decode(vq.encode(pixels.to(dtype))).dtype == dtype
     # The weights stay what they are.
     assert {weight.dtype for weight in vq.parameters()} == {dtype}
+
+
+def test_tokens_do_not_depend_on_the_default_dtype(vq):
+    latents = torch.randn(500, len(vq.quantizer.levels), generator=torch.Generator().manual_seed(0))
+    expected = vq.quantizer.encode(latents)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(vq.quantizer.encode(latents), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -54,7 +54,7 @@ def _spread(
     # A neighbour along a row or column weighs 1, a diagonal one 1 / sqrt(2).
     weight = torch.where(apart == 1, squared.rsqrt(), 0.0)
     # Squared distances differ by 1 at least, and weights of neighbours by 0.12.
-    preference = 0.5 * noise + 9 * largest * known
+    preference = 0.5 * noise + 9 * largest * known.float()
     neighbours, picks = torch.zeros_like(noise), []
     for size in group_sizes:
         nearest = torch.full_like(noise, largest)
