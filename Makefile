@@ -14,13 +14,22 @@ TEST = MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=2000000000 \
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: generate test test-slow style quality docs release clean
+.PHONY: generate test test-numerics test-slow style quality docs release clean
 
 generate: .venv/.installed
 	.venv/bin/arimage generate "$$PROMPT" --out outputs/
 
 test: .venv/.installed-dev
 	$(TEST) -n 3 --dist worksteal
+
+# What rounds otherwise on other processors, with the instructions of an older one, in one order of sums and in another.
+NUMERICS = tests/kernels/test_linear.py tests/kernels/test_codebook.py tests/kernels/test_probabilities.py \
+	tests/tokenizers tests/models/test_llamagen_parity.py tests/models/test_var_parity.py \
+	tests/pipelines/test_upscaling.py tests/pipelines/test_any_order_golden.py tests/pipelines/test_llamagen_golden.py
+
+test-numerics: .venv/.installed-dev
+	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default $(TEST) -n 2 $(NUMERICS)
+	MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(TEST) -n 2 tests/pipelines/test_alignment.py tests/tokenizers/test_upscaler.py
 
 test-slow: .venv/.installed-dev
 	$(TEST) -n 2 --dist worksteal -m slow --timeout 3600
