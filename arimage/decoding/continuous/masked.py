@@ -168,7 +168,8 @@ def denoise(
     `masked` [B] of each image are left for later steps. Also returns the standard deviations [B, Q, D] of the
     denoising steps, the last step first. The last step returns its mean."""
     sampling = state.sampling
-    guidance = sampling.guidance_at(1 - masked.clamp(min=1).float() / model.num_tokens)[:, None, None]
+    share = torch.rsub(masked.float().clamp(min=1), 1, alpha=1 / model.num_tokens)
+    guidance = sampling.guidance_at(share)[:, None, None]
     last = sum(diffusion_steps) if isinstance(diffusion_steps, tuple) else diffusion_steps
     stds = []
 

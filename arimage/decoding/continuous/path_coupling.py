@@ -63,7 +63,7 @@ class PathState(CursorState):
 
     def guidance(self, positions: torch.LongTensor) -> torch.FloatTensor:
         """The guidance scales [B, Q, 1] of `positions` [B, Q]."""
-        return self.sampling.guidance_at(positions.float() / self.model.num_tokens)[..., None]
+        return self.sampling.guidance_at(positions / self.model.num_tokens)[..., None]
 
     def row(self, values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
         """The `values` [B, P, ...] at `positions` [B, Q]."""

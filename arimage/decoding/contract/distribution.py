@@ -339,7 +339,7 @@ class LatentSampling(Sampling):
 
     def guidance_at(self, share: torch.Tensor) -> torch.FloatTensor:
         """The guidance scales where `share` of the tokens, 0 to 1, are decided."""
-        share = share if self.guidance_schedule == "linear" else torch.ones_like(share)
+        share = share.float() if self.guidance_schedule == "linear" else torch.ones_like(share, dtype=torch.float32)
         return 1 + (self.guidance_scale - 1) * share
 
     @property

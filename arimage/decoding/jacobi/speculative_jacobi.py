@@ -32,7 +32,7 @@ class JacobiState(WindowState):
         accepts: the test for drafts that are not fresh.
         adaptive: chooses the size of an adaptive window; None otherwise.
         levels: K, for how many steps a draft is fed as noise before it is fed as a token.
-        level: int64 [B, N + capacity], how many of these steps the draft at each position has left; [B, 0] if K is 0.
+        level: float32 [B, N + capacity], how many of these steps each position's draft has left; [B, 0] if K is 0.
         vectors: float32 [B, N + capacity, D], the noisy vectors of these drafts; [B, 0] if K is 0.
     """
 
@@ -42,7 +42,7 @@ class JacobiState(WindowState):
     accepts: Accepts
     adaptive: AdaptiveWindow | None
     levels: int
-    level: torch.LongTensor
+    level: torch.FloatTensor
     vectors: torch.FloatTensor
 
     def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
@@ -87,7 +87,7 @@ class JacobiState(WindowState):
     def noisy(self, positions: torch.LongTensor) -> dict[str, torch.Tensor]:
         """The arguments of `DenoisingModel.forward` that replace the tokens at `positions` [B, W]."""
         vectors, level = self._at(positions)
-        return {"vectors": vectors, "noise": level.float() / self.levels}
+        return {"vectors": vectors, "noise": level / self.levels}
 
     def is_token(self, positions: torch.LongTensor) -> torch.BoolTensor:
         """Bool [B, W], which of `positions` [B, W] are fed as tokens."""
@@ -102,11 +102,11 @@ class JacobiState(WindowState):
         vectors = vectors + (normalised(self.model.codebook)[tokens] - vectors) / level.clamp(min=1)[..., None]
         self._write(positions, torch.where(positions < end[:, None], 0, (level - 1).clamp(min=0)), vectors)
 
-    def _at(self, positions: torch.LongTensor) -> tuple[torch.FloatTensor, torch.LongTensor]:
+    def _at(self, positions: torch.LongTensor) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         index = positions[..., None].expand(-1, -1, self.vectors.shape[-1])
         return self.vectors.gather(1, index), self.level.gather(1, positions)
 
-    def _write(self, positions: torch.LongTensor, level: torch.LongTensor | int, vectors: torch.FloatTensor) -> None:
+    def _write(self, positions: torch.LongTensor, level: torch.FloatTensor | int, vectors: torch.FloatTensor) -> None:
         self.vectors.scatter_(1, positions[..., None].expand_as(vectors), vectors)
         self.level.scatter_(1, positions, level)
 
@@ -217,7 +217,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             window, capacity = 1, SIZES[-1]
         else:
             window = capacity = self.window + -self.window % model.block
-        level = seeds.new_zeros(len(seeds), 0)
+        level = seeds.new_zeros(len(seeds), 0, dtype=torch.float32)
         vectors = torch.zeros(len(seeds), 0, device=model.device, dtype=torch.float32)
         if self.levels:
             assert model.codebook is not None
