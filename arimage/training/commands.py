@@ -277,7 +277,7 @@ def lora(
         rank, alpha, targets, steps, learning_rate, batch_size, caption_dropout, prior_share, short_share, seed
     )
     check(Number, report_every, "--report-every")
-    prompts = [] if validation_prompts is None else prompt_lines(validation_prompts)
+    prompts = [] if validation_prompts is None else prompt_lines("--validation-prompts", validation_prompts)
     pipe = load_pipeline(model, device, dtype)
     size = pipe.image_sizes[0]
     pictures = load_pairs(data, size, caption)
