@@ -11,7 +11,7 @@ from card import DEVICE, CardError, Tape, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage.decoding import AutoregressiveDecoding
-from arimage.decoding.run.capture import CapturedStep, CompiledSteps
+from arimage.decoding.run.capture import CapturedStep, CompiledSteps, Place
 
 
 class Recorder(TorchDispatchMode):
@@ -46,11 +46,11 @@ class CapturedSteps(CompiledSteps):
 
     def __call__(self, decoding, state):
         step = super().__call__(decoding, state)
-        return CapturedStep(step, torch.device("cpu"), torch.cuda.Stream(), None, refuse)
+        return CapturedStep(step, torch.device("cpu"), Place(torch.cuda.Stream()), refuse)
 
 
-def refuse():
-    raise CardError("a capture failed")
+def refuse(error):
+    raise CardError("a capture failed") from error
 
 
 @contextlib.contextmanager

@@ -276,7 +276,7 @@ def test_a_saved_pipeline_is_the_same(family, tmp_path):
     without = AutoPipeline.from_pretrained(tmp_path / "saved", teacher=None)
     with pytest.raises(ValueError, match="teacher_start"):
         without(class_labels=3)
-    assert without(class_labels=3, decoding="few-step").stats.forward_passes == 1
+    assert without(class_labels=3, decoding=FewStepDecoding()).stats.forward_passes == 1
 
 
 @FAMILIES

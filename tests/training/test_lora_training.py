@@ -103,7 +103,7 @@ def test_missing_captions_and_pictures_are_named(tmp_path):
         load_pairs(folder, (4, 4), "{} in ink")
     assert load_pairs(folder, (4, 4), "ink").captions == ["ink", "ink"]
     (folder / "metadata.jsonl").write_text('{"file_name": "none.png", "text": "x"}\n')
-    with pytest.raises(ValueError, match="none.png, which is not there"):
+    with pytest.raises(ValueError, match="none.png in line 1"):
         load_pairs(folder, (4, 4))
     (folder / "one.txt").write_text("one")
     with pytest.raises(ValueError, match="keep one of the two"):

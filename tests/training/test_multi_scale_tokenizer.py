@@ -111,7 +111,7 @@ def test_a_folder_is_read_resized_and_cropped(tmp_path):
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has no image: put files of \.jpeg, \.jpg, \.png, \.webp there"):
+    with pytest.raises(ValueError, match="has no image"):
         load_image_folder(tmp_path, 8)
 
 

@@ -77,7 +77,14 @@ class GenerateTab:
                     with gr.Row():
                         self._seed = gr.Number(0, label="Seed", precision=0, min_width=120)
                         self._count = gr.Slider(
-                            1, engine.limits.images, value=1, step=1, label="Images", min_width=120, buttons=[]
+                            1,
+                            engine.limits.images,
+                            value=1,
+                            step=1,
+                            precision=0,
+                            label="Images",
+                            min_width=120,
+                            buttons=[],
                         )
                     self._references = gr.Gallery(
                         **_references(info),
