@@ -210,7 +210,7 @@ class ARPipeline(LoraMixin, CompileMixin):
     # Loading and saving
 
     def __setattr__(self, name: str, value: Any):
-        # Whoever loaded it: components of diffusers and transformers too.
+        # Also components that others have loaded, such as those of diffusers and transformers.
         if isinstance(value, torch.nn.Module):
             align_weights(value)
         super().__setattr__(name, value)

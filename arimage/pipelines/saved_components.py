@@ -39,7 +39,9 @@ def check_entries(folder: Path, index: dict, names: Iterable[str], optional: Ite
         except (ImportError, ValueError):
             found = False
         if not found:
-            raise ValueError(f"{where}, but there is no module {entry[0]!r}: install it, or get the file again")
+            raise ValueError(
+                f"{where}, but the module {entry[0]!r} is not installed: install it, or get the file again"
+            )
 
 
 def class_of(entry: object) -> type | None:

@@ -1,4 +1,4 @@
-"""What the folder of a run says about its training, so that a resumed run goes on with the same settings and data."""
+"""What the folder of a run says about its training: a run is resumed with the settings and data that it began with."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Weights begin on lines of 64 bytes, whatever their file and whoever loads it: where they lie changes no image."""
+"""Weights begin on lines of 64 bytes, whatever their file and their loader: where they lie changes no image."""
 
 import pytest
 import tiny

@@ -85,7 +85,7 @@ def test_what_would_change_fused_adapters_is_refused(method, change):
     before, own = weights(pipe), scales(pipe)
     pipe.fuse_lora()
     fused, styled = weights(pipe), tokens(pipe)
-    # Another pipeline with the same component is told too.
+    # So does another pipeline with the same component.
     for each in (pipe, type(pipe).from_pipe(pipe)):
         with pytest.raises(ValueError, match=method):
             change(each, states[FIRST])

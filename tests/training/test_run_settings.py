@@ -1,4 +1,4 @@
-"""A run goes on with the settings, data and networks that it began with, or is refused in one sentence."""
+"""A run is resumed with the settings, data and networks that it began with, or refused in one sentence."""
 
 import itertools
 import json

@@ -279,7 +279,7 @@ def read_upload(name: str, file: IO[bytes], limits: Limits) -> Image.Image:
     """An uploaded image, in mode RGBA and upright.
 
     Raises:
-        Refused: if it is no whole PNG, JPEG or WebP file, or too large.
+        Refused: if it is not a whole PNG, JPEG or WebP file, or is too large.
     """
     try:
         picture = open_image(name, file, ["png", "jpeg", "webp"])

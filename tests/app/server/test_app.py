@@ -667,7 +667,7 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
         assert process.wait(30) == 0
         log = process.stdout.read()
         assert "Traceback" not in log and "a red heart" not in log
-        # Whoever knows the URL of an image can see it.
+        # Anyone who knows the URL of an image can see it.
         assert "GET /pictures/" in log and url.rpartition("/")[2] not in log
 
 
