@@ -41,7 +41,8 @@ def golden(request):
 
 
 def assert_close(actual, expected, atol=1e-4):
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
+    # Logits are up to 10, and sums of float32 in another order differ by some 1e-5 of that.
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=2e-5)
 
 
 def of_run(golden, run):

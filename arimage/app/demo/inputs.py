@@ -60,6 +60,10 @@ KINDS: dict[type[gr.components.Component], Any] = {
 }
 
 
+# The choices that only some models have.
+OPTIONAL = ("Order of the tokens",)
+
+
 class Demo(gr.Blocks):
     """A page whose inputs have the types of their components, and whose files are uploads.
 
@@ -85,13 +89,8 @@ class Demo(gr.Blocks):
         """
         if len(inputs) != len(block_fn.inputs):
             raise refusal(f"{len(inputs)} values are given: give {len(block_fn.inputs)}")
-        # A page has its own version of a component that it has changed, such as the orders of another model.
-        blocks = [
-            state[each._id] if state is not None and not each.stateful and each._id in state else each
-            for each in block_fn.inputs
-        ]
         checked = await asyncio.to_thread(
-            lambda: [self._checked(block, value) for block, value in zip(blocks, inputs, strict=True)]
+            lambda: [self._checked(block, value) for block, value in zip(block_fn.inputs, inputs, strict=True)]
         )
         try:
             return await super().preprocess_data(block_fn, checked, state, explicit_call)
@@ -106,7 +105,7 @@ class Demo(gr.Blocks):
         name = str(block.label).partition(":")[0]
         if value is None:
             if isinstance(block, gr.Slider | gr.Dataset) or (
-                isinstance(block, gr.Dropdown) and block.value is not None and block.visible
+                isinstance(block, gr.Dropdown) and block.value is not None and name not in OPTIONAL
             ):
                 raise refusal(f"{name} is missing: choose one")
             return None

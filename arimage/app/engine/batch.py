@@ -208,7 +208,8 @@ class RequestBatch:
             for row in sorted(rows, key=lambda row: self._batch.names[row].index):
                 place = self._batch.names[row]
                 call = place.call.select([place.row])
-                previews += preview(self.pipe, call, state.tokens[row][None], state.decided[row][None])
+                shown = partial(preview, self.pipe, call, state.tokens[row][None], state.decided[row][None])
+                previews += self._batch.with_room(shown)
         ticket.report(ticket.passes, so_far, previews)
 
     def _deliver(self, rows: list[int]) -> None:
@@ -287,7 +288,7 @@ class RequestBatch:
     def _decode(self, call: GenerationCall, rows: list[int], results: torch.Tensor) -> list[Image.Image]:
         part = call.select(rows)
         with running(self.pipe, call):
-            pixels = self.pipe.decode_result(part, results).float()
+            pixels = self._batch.with_room(partial(self.pipe.decode_result, part, results)).float()
         return list(self.pipe.to_images(part, pixels))
 
 

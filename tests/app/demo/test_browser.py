@@ -25,7 +25,7 @@ from arimage.app.engine.videos import VideoMaker
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=120_000)
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("ARIMAGE_REQUIRE_CHROMIUM"), reason="needs chromium on the path"
@@ -55,7 +55,7 @@ def chromium():
 def page(url, chromium):
     """The open demo. The console shows no error in the end, and no other host was asked for anything."""
     context = chromium.new_context(viewport={"width": 1200, "height": 900})
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     errors, hosts = [], set()
     page.on("console", lambda message: message.type == "error" and errors.append(message.text))
@@ -63,7 +63,7 @@ def page(url, chromium):
     page.on("request", lambda request: hosts.add(urlparse(request.url).netloc))
     page.goto(url)
     # The page begins with an image of its own.
-    expect(page.locator("#status .badge")).to_be_visible(timeout=60_000)
+    expect(page.locator("#status .badge")).to_be_visible()
     yield page
     context.close()
     assert errors == []
@@ -244,8 +244,9 @@ def test_stop_stops_at_once(page):
     page.locator("#generate").click()
     # In one step: between two, a fast machine could finish the image.
     page.wait_for_function("""() => {
-      const running = document.querySelector("#status").innerText.includes("Forward pass");
-      if (running) document.querySelector("#stop-generate").click();
+      const stop = document.querySelector("#stop-generate");
+      const running = stop !== null && document.querySelector("#status").innerText.includes("Forward pass");
+      if (running) stop.click();
       return running;
     }""")
     began = time.monotonic()
