@@ -933,6 +933,7 @@ def test_bench_compare_sets_two_results_side_by_side(run, refused, models):
     assert "differ in their sampling" in refused("bench-compare", "old.json", "other.json")
     run("bench", *options, "--seed", 1, "--out", "other.json")
     assert "differ in their seed (0 and 1)" in refused("bench-compare", "old.json", "other.json")
+    assert "arimage bench --out" in refused("bench-compare", "old.json", "missing.json")
     run("bench", *options, "--dtype", "bfloat16", "--out", "other.json")
     assert "differ in their weights" in refused("bench-compare", "old.json", "other.json")
     written = json.loads(Path("new.json").read_text())

@@ -28,10 +28,14 @@ def read_json(path: Path) -> dict:
     """The results that `write_json` wrote.
 
     Raises:
-        ValueError: if the file does not hold results.
+        ValueError: if the file cannot be read, or does not hold results.
     """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from error
     fields = {"machine": dict, "settings": dict, "rows": list}
-    results = check_fields(parse_json(path.read_bytes(), path, REMEDY), fields, path, REMEDY)
+    results = check_fields(parse_json(text, path, REMEDY), fields, path, REMEDY)
     check_fields(results["machine"], {"device": str, "threads": int, "torch": str}, f"machine in {path}", REMEDY)
     fields = {"condition": dict, "runs": int, "images": int}
     check_fields(results["settings"], fields, f"settings in {path}", REMEDY)
