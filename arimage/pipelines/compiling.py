@@ -42,7 +42,8 @@ class CompileMixin(OffloadMixin):
         self._compiled = CompiledSteps(kept_bytes=kept_bytes, **options)
 
     def uncompile(self) -> None:
-        """Take the steps of calls eagerly again, and free what compiled ones keep: graphs and caches."""
+        """Take the steps of calls eagerly again, and free what compiled ones keep: graphs and caches. Modules that
+        `compile` of MAR and of continuous tokens in turn compiles stay compiled."""
         self._compiled = None
 
     def warm_up(

@@ -98,7 +98,7 @@ def test_guidance_of_hidden_states(pipe):
             pipe("a", cfg_insertion_layer=wrong)
     with pytest.raises(ValueError, match="guided_tokens"):
         pipe("a", cfg_insertion_layer=-1, guided_tokens=5)
-    # A saved default is no reason to ignore it.
+    # Also where it is a saved default.
     saved = type(pipe).from_pipe(pipe)
     saved.generation_config["guided_tokens"] = 5
     with pytest.raises(ValueError, match="guided_tokens is 5"):
