@@ -3,7 +3,8 @@
 - tests: `pytest -m gpu`
 - kernels: every kernel, next to the time that its bytes take to copy
 - steps: models of published sizes with random weights, eager, captured (`pipe.compile(backend="eager")`) and compiled
-  (`pipe.compile()`), next to the time that weights, keys and values take to copy
+  (`pipe.compile()`), next to the longer of two times: that weights, keys and values take to copy, and that the
+  operations of its matrix products take
 - images: the packaged models with every decoding
 - pixels: image tokenizers, from tokens to pixels
 - memory: whether it stays flat over many calls, and whether a call goes on without graphs after a failed capture
@@ -160,6 +161,11 @@ class Day:
         copied = self.data["results"].get("kernels", {}).get("copy", {})
         return copied.get("bytes_per_s") or kernel_times.bandwidth(self.plan.device)
 
+    def product_rate(self) -> float:
+        """Operations per second of a large matrix product, likewise."""
+        found = self.data["results"].get("kernels", {}).get("product", {})
+        return found.get("operations_per_s") or kernel_times.product_rate(self.plan.device)
+
     def pipe(self, model: str, form: str) -> ARPipeline:
         """A packaged model."""
         if (model, form) not in self._pipes:
@@ -225,6 +231,7 @@ def kernels(day: Day) -> None:
         return {"median_us": median, "low_us": low, "high_us": high, "floor_us": floor}
 
     day.measure(lambda: {"bytes_per_s": kernel_times.bandwidth(device)}, kernel="copy")
+    day.measure(lambda: {"operations_per_s": kernel_times.product_rate(device)}, kernel="product")
     rate = day.bandwidth()
     *sizes, side = day.plan.kernels
     for operation, function, inputs, moved in kernel_times.cases(*sizes, device, side):
@@ -270,13 +277,16 @@ def steps(day: Day) -> None:
         batch.release(rows)
 
     @cache
-    def floor(model: str, batch: int) -> int:
-        """Bytes of weights, keys and values; of a next-scale model for a whole image."""
+    def floors(model: str, batch: int, text: str) -> dict:
+        """How long reading weights, keys and values takes, and how long the operations; of a next-scale model for a
+        whole image."""
         with step_cost.fake_cuda():
-            bound = models[model].build(models[model].layers)(batch)
+            bound, decoding = models[model].build(models[model].layers)(batch), decoding_from_text(text)
             if hasattr(bound.model, "scales"):
-                return step_cost.scale_costs(bound, decoding_from_text("next-scale"), batch)["all scales"].floor
-            return step_cost.token_cost(bound, decoding_from_text("ar"), batch).floor
+                cost = step_cost.scale_costs(bound, decoding, batch)["all scales"]
+            else:
+                cost = step_cost.token_cost(bound, decoding, batch)
+        return {"bytes_ms": 1000 * cost.floor / rate, "operations_ms": 1000 * cost.flop / product_rate}
 
     def run(model: str, batch: int, text: str, form: str) -> dict:
         clear(device)
@@ -293,10 +303,11 @@ def steps(day: Day) -> None:
         with replays() as replayed:
             found = spread(milliseconds(call, day.plan.repeats, device), "ms")
         found |= {"peak_mib": max(peak_memory(device), default=0), "replays": len(replayed)}
-        floor_ms = 1000 * floor(model, batch) / rate
+        found |= floors(model, batch, text)
+        floor_ms = max(found["bytes_ms"], found["operations_ms"])
         return found | {"tokens": bound.model.num_tokens, "floor_ms": floor_ms, "ratio": found["median_ms"] / floor_ms}
 
-    rate = day.bandwidth()
+    rate, product_rate = day.bandwidth(), day.product_rate()
     # Those that take minutes to compile come last, at one batch size.
     for forms, batches in ((day.plan.forms[:2], day.plan.batches), (day.plan.forms[2:], day.plan.batches[:1])):
         for batch, model in product(batches, models):

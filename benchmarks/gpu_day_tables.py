@@ -77,10 +77,12 @@ def estimated(results: dict) -> str:
 
 def tables(data: dict) -> str:
     results, forms = data["results"], {form: form for form in FORMS}
-    copy = results.get("kernels", {}).get("copy", {})
+    copy, product = (results.get("kernels", {}).get(name, {}) for name in ("copy", "product"))
     about = f"{data['device']}, PyTorch {data['torch']}, transformers {data['transformers']}"
     if "bytes_per_s" in copy:
         about += f", copies at {copy['bytes_per_s'] / 1e12:.3g} TB/s"
+    if "operations_per_s" in product:
+        about += f", bfloat16 products at {product['operations_per_s'] / 1e12:.3g} TFLOPS"
     tests = [described(entry) for entry in results.get("tests", {}).values()]
     memory = [[described(entry)] for entry in results.get("memory", {}).values()]
     floor, peak = {"floor": "floor_ms", "fastest / floor": "ratio"}, {"peak MiB": "peak_mib"}

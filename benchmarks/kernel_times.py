@@ -40,6 +40,13 @@ def bandwidth(device: torch.device) -> float:
     return 2e6 * source.nbytes / measured(lambda: target.copy_(source), device)[0]
 
 
+def product_rate(device: torch.device) -> float:
+    """Operations per second, two per product and sum, of a matrix product in bfloat16 that fills a GPU."""
+    side = 8192 if device.type == "cuda" else 256
+    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    return 2e6 * side**3 / measured(lambda: left @ right, device)[0]
+
+
 def form(operation: str, function: str, name: str) -> Callable:
     """A kernel in the form "reference" or "triton"."""
     return getattr(importlib.import_module(f"arimage.kernels.{operation}.{name}"), function)

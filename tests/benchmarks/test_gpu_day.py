@@ -47,14 +47,17 @@ def test_every_part_and_model_is_measured(folder):
     assert all(entry["commit"] and entry["date"] and entry["seconds"] > 0 for entry in entries)
     assert all(math.isfinite(v) for entry in entries for v in entry.values() if isinstance(v, int | float))
     for part, unit in (("kernels", "us"), ("steps", "ms"), ("images", "s_per_image"), ("pixels", "ms_per_image")):
-        timed = [entry for entry in results[part].values() if entry.get("kernel") != "copy"]
+        timed = [entry for entry in results[part].values() if entry.get("kernel") not in ("copy", "product")]
         assert timed and all(
             0 < entry[f"low_{unit}"] <= entry[f"median_{unit}"] <= entry[f"high_{unit}"] for entry in timed
         )
     assert {(entry["model"], entry["form"]) for entry in results["steps"].values()} == {
         (model, form) for model in MODELS for form in ("eager", "captured")
     }
-    assert all(entry["floor_ms"] > 0 and entry["ratio"] > 1 for entry in results["steps"].values())
+    assert all(entry["floor_ms"] >= entry["operations_ms"] > 0 for entry in results["steps"].values())
+    assert all(
+        entry["floor_ms"] >= entry["bytes_ms"] > 0 and entry["ratio"] > 1 for entry in results["steps"].values()
+    )
     assert results["memory"]["failing capture emoji-llamagen sjd-coupled:window=16"]["share_of_equal_tokens"] == 1
 
 
@@ -98,7 +101,7 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
 def test_a_part_without_time_names_what_it_left_out(tmp_path):
     data = run(tmp_path, "--only", "kernels", "--seconds", "0")
     assert data["results"]["kernels"] == {} and "copy" in data["left_out"]["kernels"]
-    assert len(data["left_out"]["kernels"]) == 17
+    assert len(data["left_out"]["kernels"]) == 18
 
 
 def test_errors_are_kept_and_tried_again_but_not_want_of_memory(tmp_path):
@@ -140,7 +143,8 @@ def test_steps_and_calls_are_replayed_on_an_accelerator(monkeypatch, tmp_path):
     models = {name: gpu_day.TINY[name] for name in ("llamagen-xl-384", "var-d30")}
     forms, device = tuple(gpu_day.FORMS), torch.device("cuda")
     plan = gpu_day.TINY_PLAN._replace(device=device, models=models, forms=forms, calls=1)
-    monkeypatch.setattr(gpu_day.Day, "bandwidth", lambda day: 1e12)
+    for rate in ("bandwidth", "product_rate"):
+        monkeypatch.setattr(gpu_day.Day, rate, lambda day: 1e12)
     monkeypatch.setattr(gpu_day, "machine", lambda device: {"device": "card", "torch": ""})
     monkeypatch.setattr(gpu_day.ARPipeline, "to", lambda pipe, device: card.move(pipe))
     for name in ("reset_peak_memory_stats", "max_memory_allocated", "memory_reserved", "empty_cache"):
