@@ -40,6 +40,7 @@ from .lora_layers import (
 )
 from .lora_settings import About, check_settings
 from .lora_weights import Adapter, adapter_for
+from .quantized import check_full_weights
 
 
 class LoraMixin(LoraBaseMixin):
@@ -103,6 +104,7 @@ class LoraMixin(LoraBaseMixin):
         """
         check_peft()
         self._check_unfused("load_lora_weights")
+        check_full_weights(self, "load_lora_weights")
         source = pretrained_model_name_or_path_or_dict
         name = "the adapter" if isinstance(source, dict) else str(source)
         loaded: Any = self.lora_state_dict(source, return_lora_metadata=True, **kwargs)

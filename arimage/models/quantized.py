@@ -1,0 +1,79 @@
+"""Linear layers whose weights take 8 bits each."""
+
+import torch
+import torch.nn.functional as F
+from diffusers import ModelMixin
+from torch import nn
+
+from .layers import Linear
+
+
+# The largest number of each.
+DTYPES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with weights of 8 bits, and one float32 scale per row of the weight: the largest number of a row
+    becomes the largest that `dtype` has. Activations are not quantised.
+
+    Args:
+        linear: the layer whose weights it rounds.
+        dtype: `torch.int8` or `torch.float8_e4m3fn`.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        full = linear.weight.detach().float()
+        # A row of zeros stays zeros.
+        scale = (full.abs().amax(1) / DTYPES[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
+        scaled = full / scale[:, None]
+        self.register_buffer("weight", (scaled.round() if dtype == torch.int8 else scaled).to(dtype))
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        product = F.linear(hidden, self.weight.to(hidden.dtype)) * self.scale.to(hidden.dtype)
+        return product if self.bias is None else product + self.bias
+
+    def _apply(self, fn, recurse=True):
+        weight, scale = self.weight, self.scale
+        super()._apply(fn, recurse)
+        # `to(dtype)` is meant for the weights of other layers.
+        self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, dtype={self.weight.dtype}"
+
+
+def quantizable(network: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers of the blocks of a transformer by name: of `network` itself, or of its decoder if it is a
+    model of transformers, which may have other parts. Those of our own are followed by the head."""
+    if isinstance(network, ModelMixin):
+        names = getattr(network, "_repeated_blocks", None) or []
+        blocks = [(name, part) for name, part in network.named_modules() if type(part).__name__ in names]
+        blocks += [(name, part) for name, part in network.named_children() if name == "head"]
+    else:
+        decoder = network.get_decoder()
+        blocks = [(name, part) for name, part in network.named_modules() if part is decoder.layers]
+    return {
+        ".".join(filter(None, (prefix, name))): part
+        for prefix, block in blocks
+        for name, part in block.named_modules()
+        if type(part) in (nn.Linear, Linear)
+    }
+
+
+def quantize_linears(network: nn.Module, dtype: torch.dtype) -> None:
+    """Replace the `quantizable` layers of a transformer by layers with weights in `dtype`, one after another."""
+    for name, linear in quantizable(network).items():
+        network.set_submodule(name, QuantizedLinear(linear, dtype))
+
+
+def is_quantized(network: nn.Module) -> bool:
+    """Whether any layer of a module is a `QuantizedLinear`."""
+    return any(isinstance(part, QuantizedLinear) for part in network.modules())

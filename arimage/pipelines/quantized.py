@@ -1,0 +1,43 @@
+"""Weights of 8 bits in a pipeline."""
+
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from ..models.quantized import DTYPES, is_quantized, quantizable, quantize_linears
+from .lora_layers import has_lora_layers
+
+
+def token_network(pipe: Any) -> tuple[str, torch.nn.Module]:
+    """The component that predicts the tokens, and its name."""
+    key = pipe._lora_loadable_modules[0]
+    component = pipe.components[key]
+    return key, getattr(component, "_orig_mod", component)
+
+
+def quantize_weights(pipe: Any, dtype: torch.dtype) -> None:
+    """See `ARPipeline.quantize_weights`."""
+    key, network = token_network(pipe)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype}: give {' or '.join(map(str, DTYPES))}")
+    if has_lora_layers(network):
+        raise ValueError(
+            f"the {key} has adapters: fuse and unload them, or unload them, before its weights are quantised"
+        )
+    if pipe.has_hooks:
+        raise ValueError("the weights are offloaded: call quantize_weights before offloading")
+    if not quantizable(network):
+        raise ValueError(f"the {key} has no plain linear layers in its blocks: its weights may be quantised already")
+    quantize_linears(network, dtype)
+
+
+def check_full_weights(pipe: DiffusionPipeline, method: str) -> None:
+    """Refuse what a pipeline with quantised weights cannot do.
+
+    Raises:
+        ValueError: if its weights are quantised.
+    """
+    key, network = token_network(pipe)
+    if is_quantized(network):
+        raise ValueError(f"the {key} has weights of 8 bits: call {method} before quantize_weights")

@@ -1,0 +1,104 @@
+"""`pipe.quantize_weights` of every family."""
+
+import pytest
+import tiny
+import torch
+from adapters import adapter
+from families import EVERY, condition_of, flat, quick, seeded
+from torch import nn
+
+from arimage import AutoPipeline
+from arimage.models.quantized import DTYPES, QuantizedLinear
+from arimage.pipelines.quantized import token_network
+
+
+DTYPE_OF = {"int8": torch.int8, "float8": torch.float8_e4m3fn}
+dtypes = pytest.mark.parametrize("dtype", DTYPE_OF.values(), ids=DTYPE_OF)
+
+
+def rounded(layer):
+    """A plain layer with the weights that `layer` stands for."""
+    plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    plain.weight.data = layer.weight.float() * layer.scale[:, None]
+    if layer.bias is not None:
+        plain.bias.data = layer.bias.data
+    return plain
+
+
+@dtypes
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_multiplies_by_the_rounded_weights(dtype, bias):
+    torch.manual_seed(0)
+    full = nn.Linear(64, 48, bias=bias)
+    full.weight.data[3] = 0
+    full.weight.data[5, 7] = 40.0
+    layer, hidden = QuantizedLinear(full, dtype), torch.randn(2, 5, 64)
+    assert layer.weight.dtype == dtype and layer.scale.shape == (48,)
+    torch.testing.assert_close(layer(hidden), rounded(layer)(hidden))
+    error = (rounded(layer).weight - full.weight).abs().amax(1)
+    largest = full.weight.abs().amax(1)
+    # Half a step of int8; float8 has 3 bits after the leading one.
+    assert (error <= largest * (0.51 / 127 if dtype == torch.int8 else 1 / 16)).all()
+    assert (layer.weight.float().abs().amax(1)[[0, 5]] == DTYPES[dtype]).all() and not layer.weight[3].float().any()
+
+
+@dtypes
+def test_a_layer_keeps_its_bits_when_it_is_moved(dtype):
+    layer = QuantizedLinear(nn.Linear(64, 48), dtype)
+    weight, scale = layer.weight.clone(), layer.scale.clone()
+    layer.to(torch.bfloat16)
+    assert torch.equal(layer.weight.view(torch.uint8), weight.view(torch.uint8)) and torch.equal(layer.scale, scale)
+    assert layer.bias.dtype == torch.bfloat16 and layer(torch.randn(2, 64).bfloat16()).dtype == torch.bfloat16
+    assert layer.to("meta").weight.is_meta
+
+
+@pytest.mark.parametrize("family", quick(EVERY))
+def test_every_family_generates_with_rounded_weights(family):
+    pipe, reference = EVERY[family](), EVERY[family]()
+    pipe.quantize_weights()
+    network, full = token_network(pipe)[1], token_network(reference)[1]
+    layers = {name: part for name, part in network.named_modules() if isinstance(part, QuantizedLinear)}
+    assert len(layers) >= 2
+    for name, layer in layers.items():
+        full.get_submodule(name).weight.data = rounded(layer).weight.data
+    call = {**condition_of(pipe), "output_type": "latent"}
+    tokens, expected = (flat(each(**call, generator=seeded(0)).tokens) for each in (pipe, reference))
+    if tokens.is_floating_point():
+        torch.testing.assert_close(tokens, expected, rtol=1e-3, atol=1e-3)
+    else:
+        assert (tokens == expected).float().mean() > 0.95
+
+
+def test_what_cannot_be_quantised_is_refused_before_anything_changes():
+    pipe = tiny.text_pipeline()
+    with pytest.raises(ValueError, match=r"dtype is torch.bfloat16: give torch.int8 or torch.float8_e4m3fn"):
+        pipe.quantize_weights(torch.bfloat16)
+    pipe.load_lora_weights(adapter(pipe))
+    with pytest.raises(ValueError, match="the transformer has adapters"):
+        pipe.quantize_weights()
+    pipe.unload_lora_weights()
+    pipe.quantize_weights(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="no plain linear layers"):
+        pipe.quantize_weights()
+
+
+def test_quantised_weights_are_neither_saved_nor_adapted(tmp_path):
+    pipe = tiny.text_pipeline()
+    pipe.quantize_weights()
+    with pytest.raises(ValueError, match="call save_pretrained before quantize_weights"):
+        pipe.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="call load_lora_weights before quantize_weights"):
+        pipe.load_lora_weights(adapter(tiny.text_pipeline()))
+
+
+def test_a_packaged_model_keeps_half_of_the_bytes_of_its_layers():
+    pipe = AutoPipeline.from_pretrained("emoji-llamagen", dtype=torch.bfloat16)
+
+    def held():
+        network = pipe.transformer
+        return sum(each.nbytes for each in (*network.parameters(), *network.buffers()))
+
+    before = held()
+    pipe.quantize_weights()
+    assert held() < 0.6 * before
