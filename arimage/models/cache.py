@@ -17,7 +17,8 @@ class RowCache:
     and -1 is nowhere.
 
     Attributes:
-        keys, values: per layer, [rows, heads, size, head_dim].
+        keys, values: per layer, [rows, heads, size, head_dim]. Tensors of their own or views that are made outside of
+            steps: a compiled step copies a whole stack of layers when it writes to a view that it made itself.
         length: how many keys the queries of the current forward pass attend to, which is the width of their mask.
         prefix: where the prompt ends along the third dimension of the keys. All slots lie after it.
         groups: rows per image.
@@ -39,6 +40,10 @@ class RowCache:
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in (*self.keys, *self.values))
+
+    def of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values of a layer, [rows, heads, size, head_dim] each, to be written in place."""
+        return self.keys[layer], self.values[layer]
 
     def index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] along the third dimension of the keys of slots [B, Q]; -1 is nowhere."""
@@ -144,18 +149,21 @@ class PlacedCache(RowCache):
         """Keep the keys and values [rows, heads, Q, head_dim] of a layer; return those that the queries attend to,
         [rows, heads, length, head_dim]."""
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
-        for cached, states in ((self.keys[layer], keys), (self.values[layer], values)):
+        all_keys, all_values = self.of_layer(layer)
+        for cached, states in ((all_keys, keys), (all_values, values)):
             # Under torch.autocast the states are not in the dtype of the weights.
             cached[rows, :, index] = states.transpose(1, 2).to(cached.dtype)
-        return self.keys[layer][:, :, : self.length], self.values[layer][:, :, : self.length]
+        return all_keys[:, :, : self.length], all_values[:, :, : self.length]
 
 
 class StackedCache(RowCache):
-    """A cache in two tensors, keys and values [layers, rows, heads, size, head_dim], whose layers have one shape and
-    device."""
+    """A cache whose layers have one shape and device.
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    Attributes:
+        stacks: the keys and the values of all layers, [layers, rows, heads, size, head_dim] each.
+    """
+
+    stacks: tuple[torch.Tensor, torch.Tensor]
 
     def __init__(
         self,
@@ -170,23 +178,32 @@ class StackedCache(RowCache):
         dtype: torch.dtype,
         device: torch.device,
     ):
-        self.keys = torch.zeros(layers, rows, heads, size, head_dim, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        keys = torch.zeros(layers, rows, heads, size, head_dim, dtype=dtype, device=device)
+        self._set_stacks(keys, torch.zeros_like(keys))
         self.prefix, self.groups = prefix, groups
 
     size: int
 
+    def _set_stacks(self, *stacks: torch.Tensor) -> None:
+        self.stacks = stacks
+        self.keys, self.values = map(list, stacks)
+
+    @property
+    def allocated(self) -> int:
+        """How many places there are so far."""
+        return self.keys[0].shape[2]
+
     def allocate(self) -> None:
-        missing = self.size - self.keys.shape[3]
+        missing = self.size - self.allocated
         if missing:
-            self.keys, self.values = (F.pad(states, (0, 0, 0, missing)) for states in (self.keys, self.values))
+            self._set_stacks(*(F.pad(stack, (0, 0, 0, missing)) for stack in self.stacks))
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
         images = torch.arange(len(source), device=source.device)[:, None]
         source, target = self.places[source], self.places[target]
-        for states in (self.keys, self.values):
-            groups = states.unflatten(1, (self.groups, -1))
+        for stack in self.stacks:
+            groups = stack.unflatten(1, (self.groups, -1))
             groups[:, :, images, :, target] = groups[:, :, images, :, source]
 
     def expand(self, images: torch.LongTensor) -> None:
@@ -195,7 +212,7 @@ class StackedCache(RowCache):
 
     def take_rows(self, rows: torch.LongTensor) -> None:
         """Make row j of the cache a copy of what was row `rows[j]`, [R]."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self._set_stacks(*(stack[:, rows] for stack in self.stacks))
 
 
 class SlotCache(StackedCache, PlacedCache):
@@ -225,13 +242,13 @@ class SlotCache(StackedCache, PlacedCache):
         super().__init__(layers, rows, heads, head_dim, size=self.first + self.limit, prefix=self.prefix, **settings)
 
     def allocate(self) -> None:
-        if self.keys.shape[3] < self.size:
+        if self.allocated < self.size:
             super().allocate()
             self.limit = self._all
 
     @property
     def key_stacks(self) -> Sequence[torch.Tensor]:
-        return (self.keys,)
+        return self.stacks[:1]
 
 
 class GrowingCache(StackedCache):
@@ -269,20 +286,20 @@ class GrowingCache(StackedCache):
         self.size = prefix + slots + 1
         width = self.size if filled is None else min(prefix + filled, self.size)
         super().__init__(layers, rows, heads, head_dim, size=width, prefix=prefix, **settings)
-        self.places = torch.arange(prefix, self.size, device=self.keys.device)
+        self.places = torch.arange(prefix, self.size, device=self.stacks[0].device)
         self.conditions = None
 
     def write_next_at(self, first: int, count: int) -> None:
         """Let the next forward pass write `count` tokens after the `first` ones, and attend to all of these."""
         self._first, self.length = first, first + count
-        if min(self.length, self.size - 1) > self.keys.shape[3]:
+        if min(self.length, self.size - 1) > self.allocated:
             self.allocate()
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
         rows, end = len(keys), min(self.length, self.size - 1)
         attended = []
-        for cached, states in ((self.keys[layer], keys), (self.values[layer], values)):
+        for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
             cached[:rows, :, self._first : end] = states[:, :, : end - self._first]
             kept, rest = cached[:rows, :, :end], states[:, :, end - self._first :]
             attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
@@ -291,7 +308,7 @@ class GrowingCache(StackedCache):
     def prune(self, fed: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
         """Set `fed` and `whole`, and allocate `change` for `width` channels."""
         self.fed, self.whole = fed, whole
-        self.change = self.keys.new_zeros(self.keys.shape[1], fed[whole], width, dtype=dtype)
+        self.change = self.keys[0].new_zeros(len(self.keys[0]), fed[whole], width, dtype=dtype)
 
     @property
     def nbytes(self) -> int:
@@ -299,8 +316,8 @@ class GrowingCache(StackedCache):
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""
-        rows, width = self.rows(images), other.keys.shape[3]
-        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+        rows, width = self.rows(images), other.allocated
+        for mine, theirs in zip(self.stacks, other.stacks, strict=True):
             mine[:, :, :, :width].index_copy_(1, rows, theirs)
         for mine, theirs in zip(self.conditions or (), other.conditions or (), strict=True):
             for part, new in zip(mine, theirs, strict=True):

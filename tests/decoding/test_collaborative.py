@@ -125,7 +125,7 @@ def test_heads_run_over_the_maps_that_are_sampled_and_no_others(bound, drafter_s
 def test_the_cache_of_the_model_is_freed_before_the_refiner_allocates_its_own(bound):
     decoding = CollaborativeDecoding(2)
     state = decoding.start(bound, SAMPLING, SEEDS)
-    keys = weakref.ref(state.cache.keys)
+    keys = weakref.ref(state.cache.stacks[0])
     freed = []
     prefill = bound.refiner.prefill
     bound.refiner.prefill = lambda *inputs: freed.append(keys() is None) or prefill(*inputs)

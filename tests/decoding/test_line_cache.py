@@ -92,7 +92,7 @@ def test_the_cache_has_as_many_rows(lines, size):
     with torch.no_grad():
         state = LineCacheDecoding(lines).start(model, Sampling(guidance_scale=2.0), SEEDS[:2])
         # One token of condition and one place for what is thrown away, in 16 places.
-        assert state.cache.keys.shape == state.cache.values.shape == (2, 4, 2, 16 + size, 8)
+        assert [stack.shape for stack in state.cache.stacks] == 2 * [(2, 4, 2, 16 + size, 8)]
 
 
 def replaced_by_hand(tokens, shape, lines):

@@ -393,4 +393,4 @@ def test_more_scales_than_there_are_are_refused(name):
 def test_the_last_scale_is_not_kept(bound):
     cache, _ = bound([0]).prefill(1)
     # One place more, for what is thrown away.
-    assert cache.keys.shape[3] == cache.prefix + 1 + 4 + 9 + 1
+    assert cache.allocated == cache.prefix + 1 + 4 + 9 + 1

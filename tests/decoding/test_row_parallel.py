@@ -310,9 +310,9 @@ def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
         undecided = torch.ones(len(state.decided), cache.size, dtype=torch.bool)
         undecided[:, : cache.prefix] = False
         undecided[:, cache.places[:16]] = ~state.decided
-        for tensors in (cache.keys, cache.values):
+        for stack in cache.stacks:
             # Finite, since dense attention multiplies what it does not see by zero.
-            tensors.masked_fill_(undecided.repeat(2, 1)[None, :, None, :, None], 1e4)
+            stack.masked_fill_(undecided.repeat(2, 1)[None, :, None, :, None], 1e4)
 
     clean, poisoned = (
         decode(model, decoding, Sampling(guidance_scale=2.0), SEEDS, on_step=on_step).tokens

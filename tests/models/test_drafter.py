@@ -83,7 +83,7 @@ def test_padding_leaves_nothing_behind(drafting):
     draft_model = drafter.bind(model)
     cache = draft_model.open_cache(BATCH, 2)
     logits, _ = draft_model.forward(codes[:, :3], features[:, :, :3], torch.full((BATCH, 3), -1), cache)
-    assert not cache.keys[:, :, :, cache.places[:-1]].any() and not logits.isnan().any()
+    assert not cache.stacks[0][:, :, :, cache.places[:-1]].any() and not logits.isnan().any()
 
 
 def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):

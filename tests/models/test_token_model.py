@@ -33,8 +33,8 @@ def test_what_lies_in_unused_slots_does_not_matter(bound):
     model, cache, codes = bound
     expected = chain(model, model.prefill(BATCH, scratch=4)[0], codes, 0, FED)
     # Finite, since dense attention multiplies what it does not see by zero.
-    for tensors in (cache.keys, cache.values):
-        tensors[:, :, :, cache.prefix :] = 1e4
+    for stack in cache.stacks:
+        stack[:, :, :, cache.prefix :] = 1e4
     assert torch.equal(chain(model, cache, codes, 0, FED), expected)
 
 
@@ -57,10 +57,10 @@ def test_writing_again_overwrites(bound):
 
 def test_padding_leaves_nothing_behind(bound):
     model, cache, codes = bound
-    before = cache.keys[:, :, :, cache.places[:-1]].clone()
+    before = cache.stacks[0][:, :, :, cache.places[:-1]].clone()
     positions = torch.full((BATCH, 3), -1)
     logits = model.forward(codes[:, :3], positions, cache)
-    assert torch.equal(cache.keys[:, :, :, cache.places[:-1]], before)
+    assert torch.equal(cache.stacks[0][:, :, :, cache.places[:-1]], before)
     assert not logits.isnan().any()
 
 
@@ -89,9 +89,9 @@ def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
 def test_a_move_to_nowhere_changes_no_slot(bound):
     model, cache, codes = bound
     chain(model, cache, codes, 0, FED)
-    before = cache.values[:, :, :, cache.places[:-1]].clone()
+    before = cache.stacks[1][:, :, :, cache.places[:-1]].clone()
     cache.move(torch.tensor([[0, 1], [2, 3]]), torch.full((BATCH, 2), -1))
-    assert torch.equal(cache.values[:, :, :, cache.places[:-1]], before)
+    assert torch.equal(cache.stacks[1][:, :, :, cache.places[:-1]], before)
 
 
 def test_an_unknown_code_is_neutral(bound):
