@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
 from arimage.kernels.siblings import sample_siblings
 
@@ -78,8 +77,6 @@ def cases(batch: int, window: int, vocab_size: int, device: torch.device, side: 
     siblings = sample_siblings(q, sibling_noise[..., :4].contiguous())
     first = siblings[..., :1]
     refused = sibling_noise[..., :1] * q.gather(-1, first) >= p.gather(-1, first)
-    codebook = F.normalize(normal(vocab_size, 8), dim=-1)
-    latents = F.normalize(normal(batch * 1024, 8), dim=-1)
     images = normal(1, 128, side, side).bfloat16().to(memory_format=torch.channels_last)
     channels = normal(128).bfloat16()
     states, angles = normal(2 * batch, window, 20, 64).bfloat16(), normal(1, window, 32, 2)
@@ -100,7 +97,6 @@ def cases(batch: int, window: int, vocab_size: int, device: torch.device, side: 
         ("siblings", "sample_siblings", (q, sibling_noise[..., :4].contiguous(), None), q.nbytes),
         ("siblings", "couple_siblings", (p, q, siblings, sibling_noise), 8 * vocab_size * int(refused.sum())),
         ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * near * drafts),
-        ("codebook", "nearest_code", (latents, codebook), latents.nbytes + codebook.nbytes + 8 * len(latents)),
         ("rotary", "rotate", (states, angles), 2 * states.nbytes + angles.nbytes),
         ("group_norm", "group_norm_silu", (images, 32, channels, channels, 1e-6), 2 * images.nbytes),
     ]

@@ -319,7 +319,6 @@ DEVICE = Device()
 @cache
 def kernels() -> dict:
     """The definitions of the Triton kernels in torch, by the operators that launch them."""
-    from arimage.kernels.codebook.reference import nearest_code
     from arimage.kernels.coupling.reference import couple, sample
     from arimage.kernels.group_norm.reference import group_norm_silu
     from arimage.kernels.neighbours.reference import neighbour_mass
@@ -342,7 +341,6 @@ def kernels() -> dict:
         return probabilities(logits, scale if scales is None else scales, *settings[:3], allowed, settings[3])
 
     return {
-        "arimage::nearest_code": nearest_code,
         "arimage::sample": lambda weights, uniform: sample(weights.reshape(len(uniform), -1), uniform),
         "arimage::couple": coupled,
         "arimage::group_norm_silu": group_norm_silu,

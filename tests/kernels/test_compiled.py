@@ -21,7 +21,6 @@ def arguments(function):
         "exponentials": (rows, x, rows, 3, 5),
         "normals": (rows, x, rows, 3, 5),
         "neighbour_mass": (p, x, torch.arange(120).view(40, 3).int() % 40, noise[..., 0]),
-        "nearest_code": (logits[0, 0], logits[1, 1]),
         "group_norm_silu": (logits.transpose(1, 2), 3, noise[0, :, 0], noise[1, :, 0], 1e-6),
     }[function]
 
@@ -37,7 +36,6 @@ FUNCTIONS = [
     ("noise", "exponentials"),
     ("noise", "normals"),
     ("neighbours", "neighbour_mass"),
-    ("codebook", "nearest_code"),
     ("group_norm", "group_norm_silu"),
 ]
 
