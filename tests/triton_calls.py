@@ -4,6 +4,7 @@ Triton decides whether kernels are interpreted when they are imported: hence the
 """
 
 import importlib
+import io
 import os
 import pickle
 import subprocess
@@ -32,9 +33,9 @@ def _guarded(tensor, device):
     return inside
 
 
-def call(operation, function, arguments, device, compiled=False):
-    """The results of a Triton implementation, as a tuple on the CPU. Memory it allocates holds NaN, or the largest
-    integer, until it is written."""
+def call(operation, function, arguments, device, compiled=False, changed=()):
+    """The results of a Triton implementation, and then the arguments `changed` that it writes to (their indices), as a
+    tuple on the CPU. Memory it allocates holds NaN, or the largest integer, until it is written."""
     function = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), function)
     if compiled:
         function = torch.compile(function, backend="aot_eager", fullgraph=True)
@@ -45,7 +46,8 @@ def call(operation, function, arguments, device, compiled=False):
         patch.object(torch, "empty_like", lambda *a, **k: _poison(empty_like(*a, **k))),
     ):
         outcome = function(*arguments)
-    return tuple(t.cpu() for t in (outcome if isinstance(outcome, tuple) else (outcome,)))
+    outcome = outcome if isinstance(outcome, tuple) else (outcome,)
+    return tuple(t.cpu() for t in (*outcome, *(arguments[i] for i in changed)))
 
 
 class Interpreter:
@@ -58,8 +60,11 @@ class Interpreter:
         )
         return self
 
-    def call(self, operation, function, arguments, compiled=False):
-        pickle.dump((operation, function, arguments, "cpu", compiled), self.process.stdin)
+    def call(self, operation, function, arguments, compiled=False, changed=()):
+        # Pickles have no float8.
+        request = io.BytesIO()
+        torch.save((operation, function, arguments, "cpu", compiled, changed), request)
+        pickle.dump(request.getvalue(), self.process.stdin)
         self.process.stdin.flush()
         outcome = pickle.load(self.process.stdout)
         if isinstance(outcome, str):
@@ -77,7 +82,7 @@ def _answer():
     os.dup2(2, 1)  # what others print goes elsewhere
     while requests.peek(1):
         try:
-            outcome = call(*pickle.load(requests))
+            outcome = call(*torch.load(io.BytesIO(pickle.load(requests)), weights_only=False))
         except Exception as error:
             outcome = f"{type(error).__name__}: {error}"
         pickle.dump(outcome, answers)

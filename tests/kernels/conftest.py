@@ -20,13 +20,17 @@ def interpreter():
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def on_triton(request):
     """`on_triton("coupling", "couple", *arguments)` returns the results of a Triton implementation, as a tuple on the
-    CPU."""
+    CPU, and with `changed` the arguments of these indices."""
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("needs an accelerator")
-        return lambda operation, function, *arguments: call(operation, function, arguments, "cuda")
+        return lambda operation, function, *arguments, **options: call(
+            operation, function, arguments, "cuda", **options
+        )
     interpreter = request.getfixturevalue("interpreter")
-    return lambda operation, function, *arguments: interpreter.call(operation, function, arguments)
+    return lambda operation, function, *arguments, **options: interpreter.call(
+        operation, function, arguments, **options
+    )
 
 
 @pytest.fixture(params=[80, 90, pytest.param(100, marks=pytest.mark.slow)], ids="sm_{}".format)

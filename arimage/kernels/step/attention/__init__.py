@@ -1,0 +1,35 @@
+"""Attention of a step to the cache of a layer."""
+
+import torch
+
+from ... import runs_triton
+from . import reference
+
+
+def attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.BoolTensor,
+    prefix: int,
+    first: int,
+    slots: torch.LongTensor,
+    visible: torch.BoolTensor | None = None,
+) -> torch.Tensor:
+    """Attention [R, heads * head_dim] of `query` [R, heads, head_dim] to the cache of a layer, which reads the keys up
+    to the last visible one only: the device finds it.
+
+    Args:
+        query: the queries of an image lie together, and images come once per group.
+        keys, values: [rows, key_heads, places, head_dim], contiguous. Heads may share keys.
+        seen: bool [rows, P], which tokens of the prompt a row sees, the last ones of each row. They end at `prefix`.
+        first: the place of the image's first slot; the scratch slots begin at `prefix`.
+        slots: int64 [M], where M divides R: a query sees the slots of the image up to its own. The queries of the
+            first group are given, which the others repeat.
+        visible: bool [M, slots + scratch], what queries see in place of this rule, whatever `slots` says.
+    """
+    if runs_triton(query):
+        from .triton import attention
+
+        return attention(query, keys, values, seen, prefix, first, slots, visible)
+    return reference.attention(query, keys, values, seen, prefix, first, slots, visible)

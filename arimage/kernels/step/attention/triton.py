@@ -1,0 +1,162 @@
+"""Attention in Triton: a program takes a row, a head of the keys, and some queries."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import library
+
+from ..programs import LEAST_ROWS, launch_options, wait
+
+
+STAGES = 3
+# At a time.
+KEYS = 64
+# Per program, at most.
+QUERIES = 64
+
+
+@triton.jit(do_not_specialize=["count", "queries", "prompt", "prefix", "first", "slots"])
+def attention_kernel(
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    seen_ptr,
+    slot_ptr,
+    visible_ptr,
+    out_ptr,
+    count,
+    queries,
+    places,
+    prompt,
+    prefix,
+    first,
+    slots,
+    scale,
+    heads: tl.constexpr,
+    key_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_prompt: tl.constexpr,
+    block_queries: tl.constexpr,
+    block_keys: tl.constexpr,
+    stages: tl.constexpr,
+    pdl: tl.constexpr,
+):
+    group: tl.constexpr = heads // key_heads
+    row = tl.program_id(0) // key_heads
+    key_head = tl.program_id(0) % key_heads
+    wait(pdl)
+    # Heads that share keys are queries of one head.
+    folded = tl.program_id(1) * block_queries + tl.arange(0, block_queries)
+    query = folded // group
+    inside = query < queries
+    channel = tl.arange(0, head_dim)
+    place = (row * queries + query) * heads + key_head * group + folded % group
+    q = tl.load(query_ptr + place[:, None] * head_dim + channel[None], mask=inside[:, None], other=0.0)
+    word = tl.arange(0, block_prompt)
+    seen = tl.load(seen_ptr + row * prompt + word, mask=word < prompt, other=0)
+    start = prefix - tl.sum((seen != 0).to(tl.int32))
+    # Where the query lies among those of its group.
+    given = row * queries % count + query
+    slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
+    end = tl.minimum(first + tl.max(slot) + 1, places)
+    if visible_ptr is not None:
+        visible_ptr += given[:, None] * slots
+        end = prefix
+        for begin in tl.range(prefix, places, block_keys):
+            key = begin + tl.arange(0, block_keys)
+            item = tl.where(key < first, places - first + key - prefix, key - first)
+            known = inside[:, None] & ((key < places) & (item < slots))[None]
+            told = tl.load(visible_ptr + item[None], mask=known, other=0) != 0
+            end = tl.maximum(end, tl.max(tl.max(tl.where(told, key[None] + 1, 0), axis=1)))
+    base = (row * key_heads + key_head).to(tl.int64) * places * head_dim
+    highest = tl.full([block_queries], -float("inf"), tl.float32)
+    total = tl.full([block_queries], 0.0, tl.float32)
+    sums = tl.full([block_queries, head_dim], 0.0, tl.float32)
+    for begin in tl.range(start // block_keys * block_keys, end, block_keys, num_stages=stages):
+        key = begin + tl.arange(0, block_keys)
+        at = base + key[:, None].to(tl.int64) * head_dim + channel[None]
+        k = tl.load(keys_ptr + at, mask=(key < end)[:, None], other=0.0)
+        v = tl.load(values_ptr + at, mask=(key < end)[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * scale
+        told = ((key >= start) & (key < prefix))[None]
+        if visible_ptr is None:
+            told = told | ((key >= first)[None] & ((key - first)[None] <= slot[:, None]))
+        else:
+            item = tl.where(key < first, places - first + key - prefix, key - first)
+            known = inside[:, None] & ((key >= prefix) & (key < end) & (item < slots))[None]
+            told = told | (tl.load(visible_ptr + item[None], mask=known, other=0) != 0)
+        scores = tl.where(told & (key < end)[None], scores, -float("inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1))
+        # Rows that have seen nothing stay zero.
+        safe = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp(scores - safe[:, None])
+        shrink = tl.exp(highest - safe)
+        total = total * shrink + tl.sum(weights, axis=1)
+        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None])
+        highest = higher
+    sums = sums / tl.where(total > 0, total, 1.0)[:, None]
+    out = out_ptr + place[:, None] * head_dim + channel[None]
+    tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@library.custom_op("arimage::step_attention", mutates_args=())
+def _attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor,
+    prefix: int,
+    first: int,
+    slots: torch.Tensor,
+    visible: torch.Tensor | None,
+) -> torch.Tensor:
+    (count, heads, head_dim), (rows, key_heads, places, _) = query.shape, keys.shape
+    queries, prompt = count // rows, seen.shape[1]
+    folded = queries * heads // key_heads
+    block = min(max(triton.next_power_of_2(folded), LEAST_ROWS), QUERIES)
+    out = torch.empty(count, heads * head_dim, dtype=query.dtype, device=query.device)
+    with torch.cuda.device_of(query):
+        attention_kernel[(rows * key_heads, triton.cdiv(folded, block))](
+            query,
+            keys,
+            values,
+            seen.view(torch.uint8),
+            slots,
+            None if visible is None else visible.view(torch.uint8),
+            out,
+            len(slots),
+            queries,
+            places,
+            prompt,
+            prefix,
+            first,
+            0 if visible is None else visible.shape[1],
+            head_dim**-0.5,
+            heads=heads,
+            key_heads=key_heads,
+            head_dim=head_dim,
+            block_prompt=triton.next_power_of_2(max(prompt, 1)),
+            block_queries=block,
+            block_keys=KEYS,
+            stages=STAGES,
+            **launch_options(query.device),
+        )
+    return out
+
+
+@_attention.register_fake
+def _(query, keys, values, seen, prefix, first, slots, visible):
+    return query.new_empty(len(query), query.shape[1] * query.shape[2])
+
+
+def attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.BoolTensor,
+    prefix: int,
+    first: int,
+    slots: torch.LongTensor,
+    visible: torch.BoolTensor | None = None,
+) -> torch.Tensor:
+    return _attention(query, keys, values, seen, prefix, first, slots, visible)

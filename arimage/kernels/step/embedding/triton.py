@@ -1,0 +1,90 @@
+"""The start of a step in Triton: a program takes a row."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import library
+
+from ..programs import launch_options, wait
+
+
+@triton.jit(do_not_specialize=["count", "nowhere"])
+def embedding_kernel(
+    token_ptr,
+    position_ptr,
+    slot_ptr,
+    places_ptr,
+    weight_ptr,
+    hidden_ptr,
+    last_ptr,
+    index_ptr,
+    count,
+    nowhere,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    pdl: tl.constexpr,
+):
+    row = tl.program_id(0)
+    item = row % count
+    wait(pdl)
+    token = tl.load(token_ptr + item)
+    channel = tl.arange(0, block)
+    inside = channel < width
+    known = inside & (token >= 0)
+    embedded = tl.load(weight_ptr + token * width + channel, mask=known, other=0.0)
+    tl.store(hidden_ptr + row * width + channel, embedded, mask=inside)
+    if row < count:
+        slot = tl.load(position_ptr + item)
+        if slot_ptr is not None:
+            slot = tl.where(slot < 0, slot, tl.load(slot_ptr + item))
+        tl.store(last_ptr + item, tl.maximum(slot, 0))
+        tl.store(index_ptr + item, tl.load(places_ptr + tl.where(slot < 0, nowhere, slot)))
+
+
+@library.custom_op("arimage::step_embedding", mutates_args=())
+def _embedding(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor | None,
+    places: torch.Tensor,
+    weight: torch.Tensor,
+    groups: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    count, width = tokens.numel(), weight.shape[1]
+    hidden = torch.empty(groups * count, width, dtype=weight.dtype, device=weight.device)
+    last, index = (torch.empty(count, dtype=torch.long, device=weight.device) for _ in range(2))
+    with torch.cuda.device_of(weight):
+        embedding_kernel[(groups * count,)](
+            tokens,
+            positions,
+            slots,
+            places,
+            weight,
+            hidden,
+            last,
+            index,
+            count,
+            len(places) - 1,
+            width=width,
+            block=triton.next_power_of_2(width),
+            **launch_options(weight.device),
+        )
+    return hidden, last, index
+
+
+@_embedding.register_fake
+def _(tokens, positions, slots, places, weight, groups):
+    count = tokens.numel()
+    return weight.new_empty(groups * count, weight.shape[1]), places.new_empty(count), places.new_empty(count)
+
+
+def embedding(
+    tokens: torch.LongTensor,
+    positions: torch.LongTensor,
+    slots: torch.LongTensor | None,
+    places: torch.LongTensor,
+    weight: torch.Tensor,
+    groups: int,
+) -> tuple[torch.Tensor, torch.LongTensor, torch.LongTensor]:
+    slots = None if slots is None else slots.contiguous()
+    return _embedding(tokens.contiguous(), positions.contiguous(), slots, places, weight, groups)

@@ -1,0 +1,34 @@
+"""A linear layer of a step, with what comes before and after it."""
+
+import torch
+
+from ... import runs_triton
+from . import reference
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    gain: torch.Tensor | None = None,
+    eps: float = 0.0,
+    up: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    scale: torch.FloatTensor | None = None,
+    up_scale: torch.FloatTensor | None = None,
+) -> torch.Tensor:
+    """The product [R, N] of `x` [R, D] and `weight` [N, D].
+
+    Args:
+        x: at most `MOST_ROWS` rows, D a multiple of 64.
+        gain: [D], that of an RMSNorm of `x` with `eps` before the product; None for no norm.
+        up: [N, D]; the result is silu(x `weight`^T) (x `up`^T).
+        residual: [R, N], what is added to the product.
+        scale, up_scale: float32 [N], what the rows of weights of 8 bits are multiplied by: int8, or float8 on cards that
+            have it.
+    """
+    if runs_triton(x):
+        from .triton import linear
+
+        return linear(x, weight, gain, eps, up, residual, scale, up_scale)
+    return reference.linear(x, weight, gain, eps, up, residual, scale, up_scale)

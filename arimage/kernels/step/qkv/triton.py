@@ -1,0 +1,163 @@
+"""Queries, keys and values in Triton: a program takes some pairs of channels of one head, and all tokens."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import library
+
+from ..programs import block_rows, block_width, launch_options, norm_factor, prefetch, wait
+
+
+STAGES = 4
+# Of channels, per program.
+PAIRS = 16
+
+
+@triton.jit(do_not_specialize=["rows", "count", "queries", "positions"])
+def qkv_kernel(
+    x_ptr,
+    gain_ptr,
+    weight_ptr,
+    table_ptr,
+    position_ptr,
+    index_ptr,
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    rows,
+    count,
+    queries,
+    positions,
+    places,
+    eps,
+    width: tl.constexpr,
+    heads: tl.constexpr,
+    key_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_pairs: tl.constexpr,
+    block_width: tl.constexpr,
+    stages: tl.constexpr,
+    pdl: tl.constexpr,
+):
+    blocks: tl.constexpr = head_dim // 2 // block_pairs
+    size: tl.constexpr = (heads + 2 * key_heads) * head_dim
+    head = tl.program_id(0) // blocks
+    pair = tl.program_id(0) % blocks * block_pairs + tl.arange(0, block_pairs)
+    row = head * head_dim + 2 * pair
+    prefetch(weight_ptr, row, size, width, pdl)
+    prefetch(weight_ptr, row + 1, size, width, pdl)
+    wait(pdl)
+    token = tl.arange(0, block_rows)
+    inside = token < rows
+    x_ptr += token[:, None] * width
+    weight_ptr += row[:, None].to(tl.int64) * width
+    left = tl.full([block_pairs, block_rows], 0.0, tl.float32)
+    right = tl.full([block_pairs, block_rows], 0.0, tl.float32)
+    squares = tl.full([block_rows], 0.0, tl.float32)
+    for start in tl.range(0, width, block_width, num_stages=stages):
+        at = start + tl.arange(0, block_width)
+        full = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0).to(tl.float32)
+        squares += tl.sum(full * full, axis=1)
+        turned = tl.trans((full * tl.load(gain_ptr + at).to(tl.float32)[None]).to(x_ptr.dtype.element_ty))
+        left = tl.dot(tl.load(weight_ptr + at[None]), turned, left)
+        right = tl.dot(tl.load(weight_ptr + width + at[None]), turned, right)
+    factor = norm_factor(squares, width, eps)[None]
+    dtype = x_ptr.dtype.element_ty
+    left = (left * factor).to(dtype).to(tl.float32)
+    right = (right * factor).to(dtype).to(tl.float32)
+    if head < heads + key_heads:
+        position = tl.load(position_ptr + token % count, mask=inside, other=0)
+        position = tl.where(position < 0, positions - 1, position)
+        table = table_ptr + position[None] * head_dim + 2 * pair[:, None]
+        cos = tl.load(table, mask=inside[None], other=0.0)
+        sin = tl.load(table + 1, mask=inside[None], other=0.0)
+        rotated = left * cos - right * sin
+        right = right * cos + left * sin
+        left = rotated
+    channel = 2 * pair[:, None]
+    if heads > 0:
+        out = query_ptr + (token[None] * heads + head) * head_dim + channel
+        asks = inside & (head < heads)
+        tl.store(out, left.to(dtype), mask=asks[None])
+        tl.store(out + 1, right.to(dtype), mask=asks[None])
+    if key_heads > 0:
+        # Both are written without a branch over pointers.
+        is_key = inside & (head >= heads) & (head < heads + key_heads)
+        is_value = inside & (head >= heads + key_heads)
+        place = tl.load(index_ptr + token % count, mask=is_key | is_value, other=0)
+        key_head = (head - heads) % key_heads
+        at = ((token // queries * key_heads + key_head).to(tl.int64) * places + place) * head_dim
+        at = at[None] + channel
+        tl.store(keys_ptr + at, left.to(dtype), mask=is_key[None])
+        tl.store(keys_ptr + at + 1, right.to(dtype), mask=is_key[None])
+        tl.store(values_ptr + at, left.to(dtype), mask=is_value[None])
+        tl.store(values_ptr + at + 1, right.to(dtype), mask=is_value[None])
+
+
+@library.custom_op("arimage::step_qkv", mutates_args={"keys", "values"})
+def _qkv(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    head_dim: int,
+    keys: torch.Tensor | None,
+    values: torch.Tensor | None,
+    index: torch.Tensor | None,
+) -> torch.Tensor:
+    rows, width = x.shape
+    cached, key_heads, places = (rows, 0, 0) if keys is None else keys.shape[:3]
+    heads = len(weight) // head_dim - 2 * key_heads
+    query = torch.empty(rows, heads, head_dim, dtype=x.dtype, device=x.device)
+    with torch.cuda.device_of(x):
+        qkv_kernel[((heads + 2 * key_heads) * (head_dim // 2 // PAIRS),)](
+            x,
+            gain,
+            weight,
+            table,
+            positions,
+            index,
+            query,
+            keys,
+            values,
+            rows,
+            len(positions),
+            rows // cached,
+            len(table),
+            places,
+            eps,
+            width=width,
+            heads=heads,
+            key_heads=key_heads,
+            head_dim=head_dim,
+            block_rows=block_rows(rows),
+            block_pairs=PAIRS,
+            block_width=block_width(width),
+            stages=STAGES,
+            **launch_options(x.device),
+        )
+    return query
+
+
+@_qkv.register_fake
+def _(x, gain, eps, weight, table, positions, head_dim, keys, values, index):
+    key_heads = 0 if keys is None else keys.shape[1]
+    return x.new_empty(len(x), len(weight) // head_dim - 2 * key_heads, head_dim)
+
+
+def qkv(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    table: torch.FloatTensor,
+    positions: torch.LongTensor,
+    head_dim: int,
+    keys: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    index: torch.LongTensor | None = None,
+) -> torch.Tensor:
+    return _qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index)

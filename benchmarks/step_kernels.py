@@ -1,0 +1,182 @@
+"""Compiles the kernels of a step for an H100 without a GPU, and prints what became of them: registers, spilled bytes,
+shared memory, how many programs an SM holds, how weights are loaded, and what comes before the wait for the kernel
+before.
+
+python benchmarks/step_kernels.py
+"""
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from arimage.kernels.step import MOST_ROWS
+from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel
+from arimage.kernels.step.attention.triton import STAGES as ATTENTION_STAGES
+from arimage.kernels.step.embedding.triton import embedding_kernel
+from arimage.kernels.step.linear.triton import STAGES as LINEAR_STAGES
+from arimage.kernels.step.linear.triton import block_out, linear_kernel
+from arimage.kernels.step.programs import LEAST_ROWS, WARPS, block_width
+from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
+from arimage.kernels.step.qkv.triton import STAGES as QKV_STAGES
+
+
+BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
+# Of an SM of an H100: 32-bit registers, bytes of shared memory, and threads.
+REGISTERS, SHARED, THREADS = 65536, 232448, 2048
+
+
+class Compiled(NamedTuple):
+    """What became of a kernel.
+
+    Attributes:
+        registers, spilled, shared: per thread, bytes per thread, and bytes per program.
+        programs: how many an SM holds at a time.
+        products: the instruction: "wgmma", "mma", "fma", or "" without any.
+        copies: asynchronous copies to shared memory, by their bytes.
+        vectors, scalars: other loads, of vectors and of single numbers.
+        read_only: loads past the coherent caches, which the assembler may move before the wait.
+        prefetches: rows of weights that are brought into the L2 cache.
+        early: loads before the wait; None without a wait.
+        launches_next: whether the next kernel may start before the end.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    programs: int
+    products: str
+    copies: dict[int, int]
+    vectors: int
+    scalars: int
+    read_only: int
+    prefetches: int
+    early: int | None
+    launches_next: bool
+
+
+# What the kernels are compiled for.
+capability = 90
+
+
+def compiled(kernel, types: dict[str, str], constants: dict[str, Any]) -> Compiled:
+    """`types` of the arguments that are given; those that are in neither are None. Tensors, and `size`, are multiples
+    of 16."""
+    pdl = capability >= 90
+    constants = dict.fromkeys(name for name in kernel.arg_names if name not in types) | {"pdl": pdl} | constants
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if signature[name][0] == "*" or (name == "size" and name in types)
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": WARPS} | ({"launch_pdl": True} if pdl else {})
+    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(result.asm["cubin"])
+        usage, machine = (
+            subprocess.run([BIN / "cuobjdump", option, cubin], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
+
+    def number(name: str) -> int:
+        found = re.search(rf"{name}:(\d+)", usage)
+        assert found is not None, usage
+        return int(found[1])
+
+    ptx, registers, shared = result.asm["ptx"], number("REG"), result.metadata.shared
+    loads, vectors = (len(re.findall(rf"ld\.global\S*{part}", ptx)) for part in (r"\s", r"\.v\d\S*\s"))
+    before, *after = machine.split("ACQBULK")
+    return Compiled(
+        registers,
+        number("STACK") + number("LOCAL"),
+        shared,
+        min(REGISTERS // (registers * 32 * WARPS), SHARED // (shared + 1024), THREADS // (32 * WARPS)),
+        next(
+            (name for name, part in (("wgmma", "wgmma.mma"), ("mma", "mma.sync"), ("fma", "fma.")) if part in ptx), ""
+        ),
+        {n: c for n in (4, 8, 16) if (c := len(re.findall(rf"cp\.async\.c[ag]\.shared\.global.*?0x{n:x}, ", ptx)))},
+        vectors,
+        loads - vectors,
+        ptx.count("ld.global.nc"),
+        ptx.count("prefetch.L2"),
+        len(re.findall(r"\bLDG|\bLDGSTS", before)) if after else None,
+        "griddepcontrol.launch_dependents" in ptx,
+    )
+
+
+def linear(rows: int, width: int, size: int, *, norm=False, gated=False, residual=False, weight="bf16") -> Compiled:
+    types = {"x_ptr": "*bf16", "weight_ptr": f"*{weight}", "out_ptr": "*bf16"}
+    types |= {"rows": "i32", "size": "i32", "eps": "fp32"}
+    types |= {"gain_ptr": "*bf16"} if norm else {}
+    types |= {"up_ptr": types["weight_ptr"]} if gated else {}
+    types |= {"residual_ptr": "*bf16"} if residual else {}
+    if weight != "bf16":
+        types |= {"scale_ptr": "*fp32"} | ({"up_scale_ptr": "*fp32"} if gated else {})
+    constants = {"width": width, "block_rows": rows, "block_out": block_out(size), "block_width": block_width(width)}
+    return compiled(linear_kernel, types, constants | {"stages": LINEAR_STAGES})
+
+
+def qkv(rows: int, width: int, heads: int, head_dim: int) -> Compiled:
+    types = dict.fromkeys(("x_ptr", "gain_ptr", "weight_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
+    types |= {"table_ptr": "*fp32", "position_ptr": "*i64", "index_ptr": "*i64", "eps": "fp32"}
+    types |= dict.fromkeys(("rows", "count", "queries", "positions", "places"), "i32")
+    constants = {"width": width, "heads": heads, "key_heads": heads, "head_dim": head_dim, "block_rows": rows}
+    constants |= {"block_pairs": PAIRS, "block_width": block_width(width), "stages": QKV_STAGES}
+    return compiled(qkv_kernel, types, constants)
+
+
+def attention(queries: int, heads: int, head_dim: int, *, told=False) -> Compiled:
+    types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
+    types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32"} | ({"visible_ptr": "*u8"} if told else {})
+    types |= dict.fromkeys(("count", "queries", "places", "prompt", "prefix", "first", "slots"), "i32")
+    constants = {"heads": heads, "key_heads": heads, "head_dim": head_dim, "block_prompt": 1}
+    constants |= {"block_queries": queries, "block_keys": KEYS, "stages": ATTENTION_STAGES}
+    return compiled(attention_kernel, types, constants)
+
+
+def embedding(width: int) -> Compiled:
+    types = dict.fromkeys(("weight_ptr", "hidden_ptr"), "*bf16")
+    types |= dict.fromkeys(("token_ptr", "position_ptr", "places_ptr", "last_ptr", "index_ptr"), "*i64")
+    types |= {"count": "i32", "nowhere": "i32"}
+    return compiled(embedding_kernel, types, {"width": width, "block": triton.next_power_of_2(width)})
+
+
+def kernels(
+    counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS), narrow: Sequence[str] = ("i8", "fp8e4nv")
+) -> Iterator[tuple[str, Compiled]]:
+    """Those of LlamaGen-XL for these numbers of rows, and with the weights of 8 bits `narrow`."""
+    width, inner, codes, heads, head_dim = 1280, 3584, 16384, 20, 64
+    yield "embedding", embedding(width)
+    for rows in counts:
+        yield f"qkv, {rows} rows", qkv(rows, width, heads, head_dim)
+        yield f"attention, {rows} queries", attention(min(rows, QUERIES), heads, head_dim)
+        yield f"attention, {rows} queries, given mask", attention(min(rows, QUERIES), heads, head_dim, told=True)
+        yield f"out, {rows} rows", linear(rows, width, width, residual=True)
+        yield f"gate and up, {rows} rows", linear(rows, width, inner, norm=True, gated=True)
+        yield f"down, {rows} rows", linear(rows, inner, width, residual=True)
+        yield f"head, {rows} rows", linear(rows, width, codes, norm=True)
+    for weight in narrow:
+        yield f"gate and up, {weight}", linear(LEAST_ROWS, width, inner, norm=True, gated=True, weight=weight)
+        yield f"down, {weight}", linear(LEAST_ROWS, inner, width, residual=True, weight=weight)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    columns = ("kernel", *(name.replace("_", " ") for name in Compiled._fields))
+    print("| " + " | ".join(columns) + " |\n|---|" + "---:|" * (len(columns) - 1))
+    for name, result in kernels():
+        print("| " + " | ".join(map(str, (name, *result))) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The kernels of a step are what torch computes, and no row depends on the others."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from arimage.kernels.step.attention import attention
+from arimage.kernels.step.embedding import embedding
+from arimage.kernels.step.linear import linear
+from arimage.kernels.step.qkv import qkv
+
+
+EPS = 1e-5
+# A GPU multiplies float32 in fewer bits than the interpreter, and no step there takes float32.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def eight_bits(weight, dtype):
+    """A weight as numbers of 8 bits and one scale per row."""
+    scale = weight.abs().amax(1) / 127
+    rows = weight / scale[:, None]
+    return (rows.round() if dtype == torch.int8 else rows).to(dtype), scale
+
+
+KINDS = ["plain", "norm", "residual", "gated", "int8", "float8"]
+# Rows, width, size: a width of 64 more than 128, a size that is no multiple of a block, and one with larger blocks.
+CASES = [(kind, shape) for kind in KINDS for shape in ((1, 128, 96), (33, 192, 100))] + [("plain", (3, 64, 8200))]
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES, ids=str)
+def test_linear(on_triton, kind, shape):
+    rows, width, size = shape
+    x, gain, weight = random(rows, width), random(width, seed=1), random(size, width, seed=2) / width**0.5
+    up = random(size, width, seed=3) / width**0.5 if kind in ("gated", "int8", "float8") else None
+    residual = random(rows, size, seed=4) if kind == "residual" else None
+    scale = up_scale = None
+    if kind in ("int8", "float8"):
+        dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        (weight, scale), (up, up_scale) = eight_bits(weight, dtype), eight_bits(up, dtype)
+    gain = None if kind in ("plain", "residual") else gain
+    expected = linear(x, weight, gain=gain, eps=EPS, up=up, residual=residual, scale=scale, up_scale=up_scale)
+    states = x if gain is None else F.rms_norm(x, (width,), gain, EPS)
+    both = [
+        w.float() * (1 if s is None else s[:, None]) for w, s in ((weight, scale), (up, up_scale)) if w is not None
+    ]
+    products = [states @ w.T for w in both]
+    by_hand = products[0] if up is None else F.silu(products[0]) * products[1]
+    torch.testing.assert_close(expected, by_hand if residual is None else by_hand + residual, **TOLERANCE)
+    (found,) = on_triton("step.linear", "linear", x, weight, gain, EPS, up, residual, scale, up_scale)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def test_a_row_of_a_product_does_not_depend_on_the_others(on_triton):
+    x, gain, weight = random(33, 192), random(192, seed=1), random(100, 192, seed=2)
+    (together,) = on_triton("step.linear", "linear", x, weight, gain, EPS, weight)
+    for row in (0, 20, 32):
+        (alone,) = on_triton("step.linear", "linear", x[row : row + 1], weight, gain, EPS, weight)
+        assert torch.equal(alone[0], together[row])
+
+
+# Rows of the cache, queries of each, heads, heads of keys, the width of a head: one query, a window, and shared keys.
+HEADS = [(2, 1, 2, 2, 64), (4, 3, 4, 2, 32), (2, 20, 8, 1, 32)]
+PREFIX, FIRST, PLACES = 9, 16, 100
+
+
+def layer(shape):
+    rows, queries, heads, key_heads, head_dim = shape
+    width, images = 128, rows // 2
+    return {
+        "x": random(rows * queries, width),
+        "gain": random(width, seed=1),
+        "weight": random((heads + 2 * key_heads) * head_dim, width, seed=2) / width**0.5,
+        "table": random(40, head_dim // 2, 2, seed=3),
+        "positions": torch.arange(images * queries) * 7 % 41 - 1,
+        "keys": random(rows, key_heads, PLACES, head_dim, seed=4),
+        "values": random(rows, key_heads, PLACES, head_dim, seed=5),
+        "index": FIRST
+        + torch.randperm(PLACES - FIRST, generator=torch.Generator().manual_seed(6))[: images * queries],
+    }
+
+
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+@pytest.mark.parametrize("which", ["all", "queries", "keys and values"])
+def test_queries_keys_and_values(on_triton, shape, which):
+    rows, queries, heads, key_heads, head_dim = shape
+    x, gain, weight, table, positions, keys, values, index = layer(shape).values()
+    if which == "queries":
+        heads, weight, keys, values, index = len(weight) // head_dim, weight, None, None, None
+    elif which == "keys and values":
+        heads, weight = 0, weight[heads * head_dim :].contiguous()
+    arguments = (x, gain, EPS, weight, table, positions, head_dim, keys, values, index)
+    found, *cached = on_triton("step.qkv", "qkv", *arguments, changed=() if keys is None else (7, 8))
+    states = (F.rms_norm(x, x.shape[1:], gain, EPS) @ weight.T).unflatten(1, (-1, head_dim))
+    turns = torch.view_as_complex(table)[positions].repeat(2, 1)[:, None]
+    turned = torch.view_as_real(torch.view_as_complex(states.unflatten(2, (-1, 2))) * turns).flatten(2)
+    before = None if keys is None else (keys.clone(), values.clone())
+    torch.testing.assert_close(qkv(*arguments), turned[:, :heads], **TOLERANCE)
+    torch.testing.assert_close(found, turned[:, :heads], **TOLERANCE)
+    if before is not None:
+        for row in range(rows * queries):
+            at = row // queries, slice(None), index[row % len(index)]
+            before[0][at] = turned[row, heads : heads + key_heads]
+            before[1][at] = states[row, heads + key_heads :]
+        for each in (cached, (keys, values)):
+            torch.testing.assert_close(tuple(each), before, **TOLERANCE)
+
+
+def cached(shape, told):
+    rows, queries, heads, _, head_dim = shape
+    generator = torch.Generator().manual_seed(7)
+    images, given = rows // 2, layer(shape)
+    slots = torch.randint(0, PLACES - FIRST, (images * queries,), generator=generator)
+    seen = torch.arange(5) >= torch.randint(0, 5, (rows, 1), generator=generator)
+    visible = None
+    if told:
+        visible = torch.rand(images * queries, PLACES - FIRST + 4, generator=generator) < 0.2
+        # A query that sees nothing but its prompt.
+        visible[-1] = False
+    query = random(rows * queries, heads, head_dim, seed=8)
+    return query, given["keys"], given["values"], seen, PREFIX, FIRST, slots, visible
+
+
+def attended(query, keys, values, seen, prefix, first, slots, visible):
+    """Key by key."""
+    rows, shared = len(keys), query.shape[1] // keys.shape[1]
+    outcome = torch.empty_like(query)
+    for at in range(len(query)):
+        row, given = at // (len(query) // rows), at % len(slots)
+        places = [prefix - seen.shape[1] + word for word in range(seen.shape[1]) if seen[row, word]]
+        if visible is None:
+            places += [first + slot for slot in range(slots[given] + 1)]
+        else:
+            own = visible[given].nonzero().flatten().tolist()
+            size = keys.shape[2] - first
+            places += [first + slot if slot < size else prefix + slot - size for slot in own]
+        for head in range(query.shape[1]):
+            k, v = (cache[row, head // shared][places] for cache in (keys, values))
+            outcome[at, head] = (k @ query[at, head] / query.shape[2] ** 0.5).softmax(0) @ v
+    return outcome.flatten(1)
+
+
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+@pytest.mark.parametrize("told", [False, True], ids=["by slots", "given"])
+def test_attention(on_triton, shape, told):
+    arguments = cached(shape, told)
+    expected = attended(*arguments)
+    torch.testing.assert_close(attention(*arguments), expected, **TOLERANCE)
+    torch.testing.assert_close(*on_triton("step.attention", "attention", *arguments), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["by slots", "given"])
+def test_nothing_is_read_after_the_last_visible_key(on_triton, told):
+    query, keys, values, seen, prefix, first, slots, visible = cached(HEADS[1], told)
+    slots.clamp_(max=20)
+    if told:
+        visible[:, 21 : PLACES - FIRST] = False
+    (before,) = on_triton("step.attention", "attention", query, keys, values, seen, prefix, first, slots, visible)
+    keys[:, :, first + 21 :], values[:, :, first + 21 :] = torch.nan, torch.nan
+    (after,) = on_triton("step.attention", "attention", query, keys, values, seen, prefix, first, slots, visible)
+    assert torch.equal(before, after)
+
+
+def test_a_query_that_sees_nothing_gets_zeros(on_triton):
+    query, keys, values, seen, prefix, first, slots, visible = cached(HEADS[1], True)
+    arguments = query, keys, values, seen[:, :0], prefix, first, slots, visible
+    expected = attention(*arguments)
+    assert not expected[-1].any() and expected[0].any()
+    torch.testing.assert_close(*on_triton("step.attention", "attention", *arguments), expected, **TOLERANCE)
+
+
+def test_a_row_of_attention_does_not_depend_on_the_others(on_triton):
+    query, keys, values, seen, prefix, first, slots, _ = cached((4, 3, 4, 2, 32), False)
+    (together,) = on_triton("step.attention", "attention", query, keys, values, seen, prefix, first, slots)
+    alone = query[:3], keys[:1], values[:1], seen[:1], prefix, first, slots[:3]
+    (alone,) = on_triton("step.attention", "attention", *alone)
+    assert torch.equal(alone, together[:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("given", [False, True])
+def test_embedding(on_triton, dtype, given):
+    tokens, positions = torch.tensor([[3, -1, 0], [6, 2, 2]]), torch.tensor([[0, 1, 2], [5, -1, 4]])
+    slots = torch.tensor([[0, 1, 9], [5, 3, 10]]) if given else None
+    # Eight slots, three for trees, and nowhere.
+    places, weight = torch.arange(12).roll(-4) + 16, random(7, 192).to(dtype)
+    own = torch.tensor([0, 1, 9, 5, 0, 10]) if given else torch.tensor([0, 1, 2, 5, 0, 4])
+    index = places[own]
+    index[4] = places[-1]
+    hidden = weight[[3, 0, 0, 6, 2, 2]]
+    hidden[1] = 0
+    arguments = tokens, positions, slots, places, weight, 2
+    for found in (embedding(*arguments), on_triton("step.embedding", "embedding", *arguments)):
+        assert torch.equal(found[0], hidden.repeat(2, 1))
+        assert torch.equal(found[1], own) and torch.equal(found[2], index)
