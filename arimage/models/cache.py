@@ -261,12 +261,14 @@ class GrowingCache(StackedCache):
         groups: as in `SlotCache`.
 
     Attributes:
+        first: where the next forward pass writes.
         conditions: what every forward pass needs of the condition, per layer, [rows, ...] each; None before the first.
         fed: how many cells of each scale are fed, where some are pruned; see `Pruning`.
         whole: the last scale whose cells are all fed.
         change: what the layers added to its hidden states, [rows, cells, C].
     """
 
+    first: int
     fed: Sequence[int] = ()
     whole: int
     change: torch.Tensor
@@ -291,7 +293,7 @@ class GrowingCache(StackedCache):
 
     def write_next_at(self, first: int, count: int) -> None:
         """Let the next forward pass write `count` tokens after the `first` ones, and attend to all of these."""
-        self._first, self.length = first, first + count
+        self.first, self.length = first, first + count
         if min(self.length, self.size - 1) > self.allocated:
             self.allocate()
 
@@ -300,8 +302,8 @@ class GrowingCache(StackedCache):
         rows, end = len(keys), min(self.length, self.size - 1)
         attended = []
         for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
-            cached[:rows, :, self._first : end] = states[:, :, : end - self._first]
-            kept, rest = cached[:rows, :, :end], states[:, :, end - self._first :]
+            cached[:rows, :, self.first : end] = states[:, :, : end - self.first]
+            kept, rest = cached[:rows, :, :end], states[:, :, end - self.first :]
             attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
         return attended[0], attended[1]
 

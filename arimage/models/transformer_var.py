@@ -421,8 +421,7 @@ class VARScaleModel:
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
             prefix=self.conditions.length,
-            # No later scale reads the last one.
-            slots=sum(fed_cells(self.scale_sizes, pruned)[:-1]),
+            slots=sum(fed_cells(self.scale_sizes, pruned)),
             filled=fed.stop if self.compact else None,
             groups=self.groups,
             dtype=self.transformer.dtype,

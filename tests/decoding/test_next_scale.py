@@ -390,7 +390,12 @@ def test_more_scales_than_there_are_are_refused(name):
 
 
 @torch.no_grad()
-def test_the_last_scale_is_not_kept(bound):
-    cache, _ = bound([0]).prefill(1)
+def test_attention_reads_the_cache_itself_at_every_scale(bound):
+    model = bound([0])
+    cache, _ = model.prefill(1)
     # One place more, for what is thrown away.
-    assert cache.allocated == cache.prefix + 1 + 4 + 9 + 1
+    assert cache.allocated == cache.prefix + model.num_tokens + 1
+    cache.write_next_at(cache.prefix + model.num_tokens - model.scale_sizes[-1], model.scale_sizes[-1])
+    states = torch.randn(len(cache.keys[0]), cache.keys[0].shape[1], model.scale_sizes[-1], cache.keys[0].shape[3])
+    for attended, kept in zip(cache.write(0, states, states), cache.of_layer(0), strict=True):
+        assert attended.data_ptr() == kept.data_ptr()
