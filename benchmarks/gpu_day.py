@@ -1,6 +1,7 @@
-"""Everything that is to be measured on a GPU, in six parts of at most ten minutes each:
+"""Everything that is to be measured on a GPU, in seven parts of at most ten minutes each:
 
 - tests: `pytest -m gpu`
+- step: where the time of a captured step goes, see gpu_step.py
 - kernels: every kernel, next to the time that its bytes take to copy
 - steps: models of published sizes with random weights, eager, captured (`pipe.compile(backend="eager")`) and compiled
   (`pipe.compile()`), next to the longer of two times: that weights, keys and values take to copy, and that the
@@ -39,6 +40,7 @@ from unittest.mock import patch
 
 import diffusers
 import gpu_day_tables
+import gpu_step
 import image_decoding
 import kernel_times
 import step_cost
@@ -403,7 +405,7 @@ def memory(day: Day) -> None:
     day.measure(partial(failing, *fields.values()), what="failing capture", **fields)
 
 
-PARTS = {part.__name__: part for part in (tests, kernels, steps, images, pixels, memory)}
+PARTS = {part.__name__: part for part in (tests, gpu_step.step, kernels, steps, images, pixels, memory)}
 
 
 @torch.no_grad()

@@ -84,12 +84,16 @@ def tables(data: dict) -> str:
     if "operations_per_s" in product:
         about += f", bfloat16 products at {product['operations_per_s'] / 1e12:.3g} TFLOPS"
     tests = [described(entry) for entry in results.get("tests", {}).values()]
+    step = [[name, described(entry)] for name, entry in results.get("step", {}).items() if "kernels" not in entry]
     memory = [[described(entry)] for entry in results.get("memory", {}).values()]
     floor, peak = {"floor": "floor_ms", "fastest / floor": "ratio"}, {"peak MiB": "peak_mib"}
     kinds = {"reference": "torch", "triton": "Triton"}
     sections = {
         "Kernels, in µs (ranges: 10th to 90th percentile):\n": measured(
             results, "kernels", ("kernel", "arguments"), kinds, "us", {"floor": "floor_us"}
+        ),
+        "Captured steps of LlamaGen-XL, see gpu_step.py; kernels of a step are in gpu_day.json:\n": table(
+            ["measurement", "result"], step
         ),
         "Steps with random weights, in ms; of `next-scale` all steps of an image:\n": measured(
             results, "steps", CASE, forms, "ms", floor | peak
