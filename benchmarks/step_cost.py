@@ -15,7 +15,8 @@ counted:
   writes its output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
 - A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what
   it reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only
-  two numbers. What is copied or filled for a kernel counts as any other operator.
+  two numbers. What is copied or filled for a kernel counts as any other operator. The kernels of a step look up
+  embeddings and rotations, write the new keys and values only, and read those before the middle of the image.
 
 `captured` is what is launched once the steps are captured, see `CapturedStep`: one graph per step. A prefill, and a
 step that reads the device, are not captured. Attention is limited as in captured steps.
@@ -135,14 +136,19 @@ def is_view(operator) -> bool:
 class StepCounter(TorchDispatchMode):
     """Counts what is called while it is entered.
 
+    Args:
+        parameters: those of the model.
+        slots: how many slots of the image are in use, where a kernel finds that on the device; None for all.
+
     Attributes:
         launches, bytes: by place, "model" or "outside".
         weights: bytes of each parameter, or part of one, that was read as a whole.
         flop: see `Cost`.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter] = ()):
+    def __init__(self, parameters: Iterable[nn.Parameter] = (), slots: int | None = None):
         super().__init__()
+        self.slots = slots
         self.launches, self.bytes, self.weights, self.flop = Counter(), Counter(), {}, 0
         self._storages = {parameter.untyped_storage()._cdata for parameter in parameters}
         self._place, self._attention = "outside", AttentionCounter(self)
@@ -189,7 +195,9 @@ class StepCounter(TorchDispatchMode):
         if operator.namespace == "prim" or name in FREE or is_view(operator):
             return results
         base = name.removesuffix("_")
-        if name in LOOKUPS:
+        if name.startswith("arimage::step_"):
+            moved = self.step_kernel(name.removeprefix("arimage::step_"), args, results)
+        elif name in LOOKUPS:
             # As many elements of the source as there are in the result.
             moved = 2 * size(results) + self.read(args[1:])
         elif base in SCATTERS:
@@ -202,6 +210,30 @@ class StepCounter(TorchDispatchMode):
                 moved += sum(map(size, written(operator, args)))
         self.add(1, moved)
         return results
+
+    def step_kernel(self, name: str, args: tuple, results) -> int:
+        """Bytes of a kernel of `arimage.kernels.step`, whose operations are counted too."""
+        outputs = sum(map(size, tensors(results)))
+        if name == "embedding":
+            *given, _, _ = args
+            return self.read(given) + size(results[0]) + outputs
+        if name == "attention":
+            query, keys, values, seen, _, first, *given = args
+            read = keys.shape[2] if self.slots is None else min(keys.shape[2], first + self.slots)
+            self.flop += 4 * query.numel() * read
+            return (
+                self.read((query, seen, given)) + sum(size(cached[:, :, :read]) for cached in (keys, values)) + outputs
+            )
+        if name == "linear":
+            moved = self.read(args) + outputs
+            weights = [args[1], args[4]]
+        else:
+            x, gain, _, weight, table, positions, _, keys, _, index = args
+            new = 0 if keys is None else 2 * len(x) * keys.shape[1] * keys.shape[3] * keys.itemsize
+            moved = self.read((x, gain, weight, positions, index)) + len(positions) * size(table[0]) + new + outputs
+            weights = [weight]
+        self.flop += 2 * len(args[0]) * sum(weight.numel() for weight in weights if weight is not None)
+        return moved
 
 
 class AttentionCounter(TorchFunctionMode):
@@ -251,10 +283,12 @@ def fake_cuda():
         yield
 
 
-def count(bound: Bound, run: Iterable[bool], filled: Callable[[], int], drafter=None) -> Cost:
+def count(
+    bound: Bound, run: Iterable[bool], filled: Callable[[], int], drafter=None, slots: int | None = None
+) -> Cost:
     """The cost of `run`, which yields after each step whether it can be captured. Attention has to read `filled()`
-    bytes of keys and values. `drafter` is the `DraftModel` of a state."""
-    counter = StepCounter(parameter for network in bound.networks for parameter in network.parameters())
+    bytes of keys and values. `drafter` is the `DraftModel` of a state, and `slots` those of the image in use."""
+    counter = StepCounter((parameter for network in bound.networks for parameter in network.parameters()), slots)
     # Those that draft an image, or decode the rest of it.
     others = (getattr(bound.model, name, None) for name in ("refiner", "teacher", "drafter"))
     for model in filter(None, (bound.model, *others, drafter)):
@@ -302,7 +336,7 @@ def token_cost(bound: Bound, decoding, batch: int) -> Cost:
     """The cost of a step, half-way through the image."""
     state = half_way(bound, decoding, batch)
     filled = slot_bytes(state.cache) * (state.cache.prompt + bound.slots // 2)
-    return count(bound, step(decoding, state), lambda: filled, getattr(state, "drafter", None))
+    return count(bound, step(decoding, state), lambda: filled, getattr(state, "drafter", None), bound.slots // 2)
 
 
 def step(decoding, state) -> Iterator[bool]:

@@ -157,10 +157,11 @@ def kernels(
     """Those of LlamaGen-XL for these numbers of rows, and with the weights of 8 bits `narrow`."""
     width, inner, codes, heads, head_dim = 1280, 3584, 16384, 20, 64
     yield "embedding", embedding(width)
+    for queries in (LEAST_ROWS, QUERIES):
+        yield f"attention, {queries} queries", attention(queries, heads, head_dim)
+        yield f"attention, {queries} queries, given mask", attention(queries, heads, head_dim, told=True)
     for rows in counts:
         yield f"qkv, {rows} rows", qkv(rows, width, heads, head_dim)
-        yield f"attention, {rows} queries", attention(min(rows, QUERIES), heads, head_dim)
-        yield f"attention, {rows} queries, given mask", attention(min(rows, QUERIES), heads, head_dim, told=True)
         yield f"out, {rows} rows", linear(rows, width, width, residual=True)
         yield f"gate and up, {rows} rows", linear(rows, width, inner, norm=True, gated=True)
         yield f"down, {rows} rows", linear(rows, inner, width, residual=True)

@@ -20,7 +20,8 @@ class LineCacheState(AutoregressiveState):
     rows: torch.LongTensor
 
     def limit_attention(self, steps: int, multiple: int = 64) -> None:
-        self.cache.limit = attention_limit(int(self.furthest) + steps, self.rows.shape[1], multiple)
+        if not self.cache.finds_ends:
+            self.cache.limit = attention_limit(int(self.furthest) + steps, self.rows.shape[1], multiple)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class RowCache:
     prefix: int
     groups: int
     places: torch.LongTensor
+    # See `Cache`.
+    finds_ends = False
 
     def allocate(self) -> None:
         """Allocate all slots, with the prefill in the first ones."""
@@ -244,6 +246,12 @@ class SlotCache(StackedCache, PlacedCache):
     def allocate(self) -> None:
         if self.allocated < self.size:
             super().allocate()
+            self.limit = self._all
+
+    def leave_ends(self, found: bool) -> None:
+        """Set `finds_ends`, and attend to all slots if it is True."""
+        self.finds_ends = found
+        if found:
             self.limit = self._all
 
     @property

@@ -11,6 +11,10 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..kernels.step.attention import attention
+from ..kernels.step.embedding import embedding
+from ..kernels.step.linear import linear
+from ..kernels.step.qkv import qkv
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .conditions import check_raster, spread
@@ -18,6 +22,7 @@ from .layers import FeedForward, Linear, additive, attend, causal_mask, check_gr
 from .mixin import ModelMixin
 from .original_names import LLAMAGEN_NAMES
 from .prefix import PrefixModel
+from .step import StepPlaces, runs_step
 
 
 def rotary_table(
@@ -87,6 +92,27 @@ class Block(nn.Module):
     def forward(self, hidden, rotary, mask, cache=None, layer=0):
         hidden = hidden + self.attention(self.attention_norm(hidden), rotary, mask, cache, layer)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+    def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """`forward` of few rows `hidden` [R, hidden_size] by the kernels of a step, in five launches. `keys` and
+        `values` are all those that the cache has of the layer."""
+        norm, layer, after, feed = self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward
+        query = qkv(
+            hidden,
+            norm.weight,
+            norm.eps,
+            layer.qkv_proj.weight,
+            at.table,
+            at.positions,
+            layer.head_dim,
+            keys,
+            values,
+            at.index,
+        )
+        attended = attention(query, keys, values, at.seen, at.prefix, at.first, at.slots, at.visible)
+        hidden = linear(attended, layer.out_proj.weight, residual=hidden)
+        inner = linear(hidden, feed.gate_proj.weight, gain=after.weight, eps=after.eps, up=feed.up_proj.weight)
+        return linear(inner, feed.down_proj.weight, residual=hidden)
 
 
 class CaptionProjection(nn.Module):
@@ -270,6 +296,61 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         logits = self.head(features)
         return (logits, features) if return_features else logits
 
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """What `step` goes through; see `runs_step`."""
+        return [self.token_embedding, *self.blocks, self.norm, self.head]
+
+    def step(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: SlotCache,
+        *,
+        table: torch.FloatTensor,
+        seen: torch.BoolTensor,
+        slots: torch.LongTensor | None = None,
+        visible: torch.BoolTensor | None = None,
+        return_features: bool = False,
+        denoiser: nn.Module | None = None,
+        vectors: torch.FloatTensor | None = None,
+        noise: torch.FloatTensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`forward` over few tokens [B, Q] by the kernels of `arimage.kernels.step`, where `runs_step` allows it: the
+        logits and, with `return_features`, the features, [rows * Q, ...] each.
+
+        Args:
+            positions, slots, visible: [B, Q, ...], see `TokenModel.forward`. Slots for trees need `visible`.
+            cache: has the rows of all groups.
+            table: the `rotary_table` of the image.
+            seen: bool [rows, P], which tokens of the prompt a row sees, the last ones.
+            denoiser, vectors, noise: see `forward`, of all rows.
+        """
+        weight = self.token_embedding.weight
+        hidden, last, index = embedding(tokens, positions, slots, cache.places, weight, cache.groups)
+        at = StepPlaces(
+            table=table,
+            positions=positions.flatten(),
+            index=index,
+            seen=seen,
+            prefix=cache.prefix,
+            first=cache.first,
+            slots=last,
+            visible=None if visible is None else visible.flatten(0, 1),
+        )
+        noisy = None
+        if denoiser is not None and noise is not None:
+            noisy = (noise > 0).flatten()[:, None]
+            hidden = torch.where(noisy, denoiser.embed(vectors, noise).flatten(0, 1), hidden)
+        for layer, block in enumerate(self.blocks):
+            before, hidden = hidden, block.step(hidden, at, *cache.of_layer(layer))
+            if denoiser is not None:
+                hidden = torch.where(noisy, hidden + denoiser.adapters[layer](before), hidden)
+        if return_features:
+            features = self.norm(hidden)
+            return linear(features, self.head.weight), features
+        return linear(hidden, self.head.weight, gain=self.norm.weight, eps=self.norm.eps), None
+
     def predict(
         self, tokens: torch.LongTensor, *, return_features: bool = False, cache: Any = None, **condition
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -363,12 +444,23 @@ class LlamaGenTokenModel(PrefixModel):
         if vectors is not None and noise is not None:
             noisy["vectors"], noisy["noise"] = vectors.repeat(self.groups, 1, 1), noise.repeat(self.groups, 1)
             noisy["denoiser"] = self.denoiser
+        table, seen = self._rotary[self.conditions.length :], self.conditions.seen
+        # Slots of a tree say nothing about what they see.
+        steps = (slots is None or visible is not None) and runs_step(self.transformer, self.groups * tokens.numel())
+        cache.leave_ends(steps)
+        if steps:
+            cache.allocate()
+            options = {"slots": slots, "visible": visible, "return_features": return_features}
+            outputs = self.transformer.step(tokens, positions, cache, table=table, seen=seen, **options, **noisy)
+            shape = self.groups, *tokens.shape, -1
+            logits, features = (output if output is None else output.view(shape) for output in outputs)
+            return (logits, features) if return_features else logits
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
         outputs = self.transformer(
             tokens.repeat(self.groups, 1),
             # Padding is rotated as the last position.
-            rotary=self._rotary[self.conditions.length :][positions].repeat(self.groups, 1, 1, 1),
+            rotary=table[positions].repeat(self.groups, 1, 1, 1),
             mask=self.conditions.visible_keys(cache.prefix, cache.seen(at_slots, visible)),
             cache=cache,
             return_features=True,

@@ -11,8 +11,8 @@ from ..programs import LEAST_ROWS, launch_options, wait
 STAGES = 3
 # At a time.
 KEYS = 64
-# Per program, at most.
-QUERIES = 64
+# Per program, at most: more would spill registers on an A100, and take other instructions on an H100.
+QUERIES = 32
 
 
 @triton.jit(do_not_specialize=["count", "queries", "prompt", "prefix", "first", "slots"])
@@ -159,4 +159,5 @@ def attention(
     slots: torch.LongTensor,
     visible: torch.BoolTensor | None = None,
 ) -> torch.Tensor:
-    return _attention(query, keys, values, seen, prefix, first, slots, visible)
+    visible = None if visible is None else visible.contiguous()
+    return _attention(query, keys, values, seen.contiguous(), prefix, first, slots, visible)

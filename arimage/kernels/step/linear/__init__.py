@@ -24,8 +24,8 @@ def linear(
         gain: [D], that of an RMSNorm of `x` with `eps` before the product; None for no norm.
         up: [N, D]; the result is silu(x `weight`^T) (x `up`^T).
         residual: [R, N], what is added to the product.
-        scale, up_scale: float32 [N], what the rows of weights of 8 bits are multiplied by: int8, or float8 on cards that
-            have it.
+        scale, up_scale: float32 [N], what the rows of weights of 8 bits are multiplied by. These are int8, or float8
+            where the card has it.
     """
     if runs_triton(x):
         from .triton import linear

@@ -1,0 +1,84 @@
+"""Where forward passes take the kernels of `arimage.kernels.step`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..kernels import runs_triton
+from ..kernels.step import ENABLED, MOST_ROWS
+from .mixin import ModelMixin
+
+
+@dataclass(frozen=True)
+class StepPlaces:
+    """Where the M fed tokens of a step are, and what they see, for all layers. Groups repeat them.
+
+    Attributes:
+        table, positions, index: see `arimage.kernels.step.qkv`.
+        seen, prefix, first, slots, visible: see `arimage.kernels.step.attention`.
+    """
+
+    table: torch.FloatTensor
+    positions: torch.LongTensor
+    index: torch.LongTensor
+    seen: torch.BoolTensor
+    prefix: int
+    first: int
+    slots: torch.LongTensor
+    visible: torch.BoolTensor | None = None
+
+
+# The kernels multiply float32 in fewer bits than torch does.
+DTYPES = (torch.bfloat16, torch.float16)
+HEAD_DIMS = (32, 64, 128)
+
+
+def runs_step(network: Any, rows: int) -> bool:
+    """Whether a forward pass of `rows` rows takes the kernels of a step: few rows, half precision, an NVIDIA GPU of
+    compute capability 8.0 or newer, no gradients, and layers as they were built. Adapters that are not merged, hooks
+    (offloading), weights that are quantised or distributed, and networks that were compiled alone take the layers in
+    torch.
+
+    Args:
+        network: has `head_dim`, and in `step_parts` the modules that a step goes through.
+    """
+    if not ENABLED or rows > MOST_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
+        return False
+    # What `torch.compile` returns is none.
+    if not isinstance(network, ModelMixin) or network.training or network._compiled_call_impl is not None:
+        return False
+    *_, head = parts = network.step_parts
+    if network.head_dim not in HEAD_DIMS or head.weight.dtype not in DTYPES or not has_kernels(head.weight):
+        return False
+    return not is_hooked(network) and all(is_plain(each, head.weight) for part in parts for each in part.modules())
+
+
+def has_kernels(weight: torch.Tensor) -> bool:
+    """Whether the card of a weight runs the kernels."""
+    if not runs_triton(weight) or torch.version.hip is not None:
+        return False
+    # Fake tensors need no card.
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(weight.device) >= (8, 0)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    # Offloading replaces the method of a module.
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def is_plain(module: nn.Module, like: torch.Tensor) -> bool:
+    """Whether a module is of this package or of torch, without hooks, and its weights are what the kernels read: on
+    the device and in the dtype of `like`."""
+    if not type(module).__module__.startswith((f"{__package__}.", "torch.nn.modules.")) or is_hooked(module):
+        return False
+    return all(
+        weight.device == like.device
+        and weight.dtype == like.dtype
+        and weight.shape[-1] % 64 == 0
+        and not is_traceable_wrapper_subclass(weight)
+        for weight in module._parameters.values()
+        if weight is not None
+    )
