@@ -20,7 +20,7 @@ class LineCacheState(AutoregressiveState):
     rows: torch.LongTensor
 
     def limit_attention(self, steps: int, multiple: int = 64) -> None:
-        if not self.cache.finds_ends:
+        if not getattr(self.cache, "finds_ends", False):
             self.cache.limit = attention_limit(int(self.furthest) + steps, self.rows.shape[1], multiple)
 
 

@@ -11,15 +11,15 @@ class Cache(Protocol):
 
     Attributes:
         limit: forward passes attend to the first `limit` of the N slots, and may write to those only. All by default.
-        finds_ends: whether the last forward pass found on the device which slots are in use: then `limit` is all of
-            them, and steps of any number of used slots launch the same kernels.
 
     The cache of a `compact` model has only the slots that the prefill fills, so that images which are `put` into
     another cache take little memory of their own; `allocate()` allocates the others. It also has `nbytes`, its size.
+
+    Where forward passes can find on the device which slots are in use, it has `finds_ends`: whether the last one did.
+    Then `limit` is all slots, and stays so: steps launch the same kernels however far the images are.
     """
 
     limit: int
-    finds_ends: bool
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""

@@ -258,7 +258,7 @@ class DecodingState:
     def limit_attention(self, steps: int, multiple: int = 64) -> None:
         """Called by the loop on the host: limit attention to the slots that the next `steps` steps can use, rounded up
         to a `multiple`. Reads the device, unless forward passes find the end themselves."""
-        if self.reach is not None and not self.cache.finds_ends:
+        if self.reach is not None and not getattr(self.cache, "finds_ends", False):
             slot, stride = self.reach
             self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
 
