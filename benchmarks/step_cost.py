@@ -14,9 +14,10 @@ counted:
 - Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and
   writes its output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
 - A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what
-  it reads again lies in the cache. Coupling counts as if all drafts were rejected; of an accepted one it reads only
-  two numbers. What is copied or filled for a kernel counts as any other operator. The kernels of a step look up
-  embeddings and rotations, write the new keys and values only, and read those before the middle of the image.
+  it reads again lies in the cache. Of the tokens and counts of an image it touches as many as it has positions.
+  Coupling counts as if all drafts were rejected; of an accepted one it reads only two numbers. What is copied or
+  filled for a kernel counts as any other operator. The kernels of a step look up embeddings and rotations, write the
+  new keys and values only, and read those before the middle of the image.
 
 `captured` is what is launched once the steps are captured, see `CapturedStep`: one graph per step. A prefill, and a
 step that reads the device, are not captured. Attention is limited as in captured steps.
@@ -91,6 +92,18 @@ COMMITTED = {
 }
 LOOKUPS = {"gather", "index", "index_select", "embedding"}
 SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
+# The arguments of kernels that are not read first, and those of which as many elements are touched as another argument
+# has.
+OVERWRITTEN = {"slide_window": {"q"}}
+TOUCHED = {
+    "open_step": {"tokens": "cursor"},
+    "close_step": {"tokens": "positions", "accepted": "cursor"},
+    "advance": {"accepted": "cursor"},
+    # Drafts, and the tokens before them.
+    "open_window": {"tokens": "positions"},
+    "close_window": {"tokens": "positions", "accepted": "cursor"},
+    "slide_window": {"tokens": "positions"},
+}
 # What a model is called for.
 FORWARDS = ("prefill", "forward", "prefill_group", "forward_group", "predict", "denoise")
 WRITES = {"copy_", "fill_", "zero_", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"}
@@ -126,6 +139,18 @@ def written(operator, args: tuple) -> list[torch.Tensor]:
         # The last of `args` are left out if they are defaults.
         [value for argument, value in zip(operator._schema.arguments, args, strict=False) if argument.is_write]
     )
+
+
+def kernel_bytes(operator, name: str, args: tuple, results) -> int:
+    """Bytes that a kernel of `arimage.kernels` moves."""
+    values = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)}
+    partly, overwritten = TOUCHED.get(name, {}), OVERWRITTEN.get(name, set())
+    moved = sum(map(size, tensors([value for key, value in values.items() if key not in {*partly, *overwritten}])))
+    moved += sum(map(size, tensors(results)))
+    moved += sum(
+        size(tensor) for tensor in written(operator, args) if all(tensor is not values[key] for key in partly)
+    )
+    return moved + sum(2 * values[key].itemsize * values[other].numel() for key, other in partly.items())
 
 
 def is_view(operator) -> bool:
@@ -203,11 +228,12 @@ class StepCounter(TorchDispatchMode):
         elif base in SCATTERS:
             copied = 0 if name.endswith("_") else size(args[0]) + size(results)
             moved = copied + touched(base, args) * args[0].itemsize + self.read(args[1:])
+        elif operator.namespace == "arimage":
+            self.read(args)
+            moved = kernel_bytes(operator, name, args, results)
         else:
             inputs = args[1:] if name in WRITES else args, {k: v for k, v in kwargs.items() if k != "out"}
             moved = self.read(inputs) + sum(map(size, tensors(results)))
-            if operator.namespace == "arimage":
-                moved += sum(map(size, written(operator, args)))
         self.add(1, moved)
         return results
 

@@ -319,13 +319,15 @@ DEVICE = Device()
 @cache
 def kernels() -> dict:
     """The definitions of the Triton kernels in torch, by the operators that launch them."""
-    from arimage.kernels.coupling.reference import couple, sample
+    from arimage.kernels.coupling.reference import couple, couple_at, sample, sample_at
+    from arimage.kernels.cursor.reference import advance, close_step, open_step
     from arimage.kernels.group_norm.reference import group_norm_silu
     from arimage.kernels.neighbours.reference import neighbour_mass
     from arimage.kernels.noise.reference import exponentials, normals, uniforms
     from arimage.kernels.probabilities.reference import probabilities
     from arimage.kernels.rotary.reference import rotate
     from arimage.kernels.siblings.reference import couple_siblings, sample_siblings
+    from arimage.kernels.window.reference import close_window, open_window, slide_window
 
     def coupled(p, q, x, noise, live, leading):
         y, kept = couple(p, q, x, noise.view(*x.shape, 2))
@@ -336,13 +338,21 @@ def kernels() -> dict:
     def numbers(seeds, positions, steps, purpose, count, exponential):
         return (exponentials if exponential else uniforms)(seeds, positions, steps, purpose, count)
 
-    def probable(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p=0.0):
+    def probable(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p, *marks):
         settings = [*(rows or (temperature, top_k, top_p)), min_p]
-        return probabilities(logits, scale if scales is None else scales, *settings[:3], allowed, settings[3])
+        return probabilities(logits, scale if scales is None else scales, *settings[:3], allowed, settings[3], *marks)
 
     return {
         "arimage::sample": lambda weights, uniform: sample(weights.reshape(len(uniform), -1), uniform),
+        "arimage::sample_at": sample_at,
         "arimage::couple": coupled,
+        "arimage::couple_at": couple_at,
+        "arimage::open_step": open_step,
+        "arimage::close_step": close_step,
+        "arimage::advance": advance,
+        "arimage::open_window": open_window,
+        "arimage::close_window": close_window,
+        "arimage::slide_window": slide_window,
         "arimage::group_norm_silu": group_norm_silu,
         "arimage::neighbour_mass": neighbour_mass,
         "arimage::noise": numbers,

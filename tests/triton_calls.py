@@ -46,7 +46,7 @@ def call(operation, function, arguments, device, compiled=False, changed=()):
         patch.object(torch, "empty_like", lambda *a, **k: _poison(empty_like(*a, **k))),
     ):
         outcome = function(*arguments)
-    outcome = outcome if isinstance(outcome, tuple) else (outcome,)
+    outcome = outcome if isinstance(outcome, tuple) else () if outcome is None else (outcome,)
     return tuple(t.cpu() for t in (*outcome, *(arguments[i] for i in changed)))
 
 

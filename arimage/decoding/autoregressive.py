@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from ..kernels.coupling import sample
+from ..kernels.coupling import sample_at
+from ..kernels.cursor import close_step, open_step
 from .continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from .contract.distribution import Sampling
 from .contract.models import CausalLatentModel, TokenModel
-from .contract.noise import Purpose, uniforms
+from .contract.noise import Purpose
 from .contract.state import CursorState, DecodingState
 from .contract.supports import DecodingMethod
 
@@ -42,15 +43,11 @@ def decide_first(state: DecodingState, logits: torch.FloatTensor, known: torch.L
     if known is not None and state.sampling.forced is not None:
         ranks = torch.arange(state.model.num_tokens, device=known.device)
         state.write_tokens(ranks.expand(len(known), -1), ranks < known[:, None], state.sampling.forced)
-    positions, end = block_from(first, logits.shape[2]), first + logits.shape[2]
+    block = logits.shape[2]
+    positions, end = first[:, None] + torch.arange(block, device=first.device), first + block
     state.token_buffer.scatter_(1, positions, _sample(state, logits, positions))
     state.record(end)
     torch.eq(end, state.model.num_tokens, out=state.finished)
-
-
-def block_from(first: torch.LongTensor, block: int) -> torch.LongTensor:
-    """The ranks [B, block] from `first` [B] on."""
-    return first[:, None] if block == 1 else first[:, None] + torch.arange(block, device=first.device)
 
 
 def _sample(
@@ -58,7 +55,7 @@ def _sample(
 ) -> torch.LongTensor:
     """Sample tokens [B, Q] at `positions` [B, Q] from logits [G, B, Q, V]."""
     probabilities = state.probabilities(logits, positions, ended)
-    return sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
+    return sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)
 
 
 @dataclass
@@ -84,14 +81,12 @@ class AutoregressiveState(CursorState):
 
 def step_token(state: AutoregressiveState, **where: torch.Tensor) -> None:
     """Feed the newest token, or block, of every image and sample the next; `where` goes to the model."""
-    block, ended = state.model.block, state.finished[:, None]
-    positions = block_from(state.cursor, block)
-    before = positions - block
-    previous = state.token_buffer.gather(1, before)
-    logits = state.model.forward(previous, before.masked_fill_(ended, -1), state.cache, **where)
+    model = state.model
+    positions, previous, fed = open_step(state.cursor, state.finished, state.token_buffer, model.block)
+    logits = model.forward(previous, fed, state.cache, **where)
     # The tokens of finished images are discarded.
-    state.token_buffer.scatter_(1, positions, _sample(state, logits, positions, ended))
-    state.advance((state.cursor + block).clamp_(max=state.model.num_tokens))
+    tokens = _sample(state, logits, positions, state.finished[:, None])
+    close_step(positions, tokens, state.token_buffer, *state.progress, model.num_tokens)
 
 
 @dataclass(frozen=True)

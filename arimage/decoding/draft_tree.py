@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 import torch.nn.functional as F
 
-from ..kernels.coupling import sample
+from ..kernels.coupling import sample_at
 from ..kernels.siblings import couple_siblings, sample_siblings
 from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .autoregressive import decide_first
@@ -177,7 +177,7 @@ class DraftTreeDecoding(DecodingMethod):
             # What is sampled after a node with an accepted child does not count.
             tokens[:, :-1] = tree.tokens.gather(1, path[:, 1:])
 
-        state.advance_by(counts[:, -1])
+        state.advance(state.cursor + counts[:, -1])
         torch.add(state.cursor[:, None, None], shape.columns, out=state.places)
         decided, nodes = state.places.masked_fill_((counts == 0)[:, None], -1).unbind(1)
         state.token_buffer.scatter_(1, decided.remainder(size + 1), tokens)
@@ -266,7 +266,7 @@ class DraftTreeDecoding(DecodingMethod):
         [B, M + 1] that are sampled after each node, from `probabilities` [B, M + 1, V] at the positions `after` it.
         `drafted` are the distributions that each level was sampled from."""
         if self._samples_first:
-            tokens = sample(probabilities, uniforms(state.seeds, after, Purpose.SAMPLE, None, 1)[..., 0])
+            tokens = sample_at(probabilities, state.seeds, after, None, Purpose.SAMPLE)
             return tokens.gather(1, tree.parents[:, 1:]) == tree.tokens[:, 1:], tokens
         noise = uniforms(state.seeds, after, Purpose.VERIFY, state.steps, state.shape.width + 1)
         if self._tests_at_once:

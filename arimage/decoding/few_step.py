@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.codebook import nearest_code
-from ..kernels.coupling import sample
+from ..kernels.coupling import sample_at
 from .contract.distribution import Sampling
 from .contract.models import VectorModel
-from .contract.noise import Purpose, normals, uniforms
+from .contract.noise import Purpose, normals
 from .contract.settings import check_settings
 from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
@@ -181,6 +181,5 @@ class FewStepDecoding(DecodingMethod):
             logits = teacher.forward(state.tokens[:, fed:start], fed_positions, state.cache)[:, :, -1:]
         positions = torch.arange(start, end, device=model.device).expand(batch, -1)
         probabilities = state.probabilities(logits, positions, sampling=sampling)
-        noise = uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0]
-        state.tokens[:, start:end] = sample(probabilities, noise)
+        state.tokens[:, start:end] = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)
         state.vectors[:, :end] = model.codebook[state.tokens[:, :end]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..kernels.coupling import sample
+from ..kernels.coupling import sample_at
 from .contract.distribution import Sampling
 from .contract.layout import Layout
 from .contract.models import TokenModel, VectorModel
@@ -205,4 +205,4 @@ class FlowDecoding(DecodingMethod):
         images = torch.arange(len(positions), device=positions.device)[:, None]
         noise = state.noise[images, positions.clamp(max=state.model.num_tokens - 1)]
         weights = flow(probabilities, noise, state.codebook)
-        return sample(weights, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
+        return sample_at(weights, state.seeds, positions, None, Purpose.SAMPLE)

@@ -6,10 +6,10 @@ from typing import Literal, get_args
 
 import torch
 
-from ..kernels.coupling import sample
+from ..kernels.coupling import sample_at
 from .contract.distribution import Sampling
 from .contract.models import GroupModel
-from .contract.noise import Purpose, uniforms
+from .contract.noise import Purpose
 from .contract.settings import LARGEST, check_settings
 from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
@@ -156,7 +156,7 @@ class GroupDecoding(DecodingMethod):
             scale = 1 + (full - 1) * state.model.guidance_progress(rank, count)
             sampling = sampling.with_guidance(scale.expand(batch, -1))
         probabilities = state.probabilities(logits, positions, sampling=sampling)
-        tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
+        tokens = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)
         state.token_buffer.scatter_(1, positions, tokens)
         state.record(torch.full_like(state.seeds, count))
         state.taken += 1

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import torch
 
-from ..kernels.coupling import sample
+from ..kernels.coupling import sample_at
 from .contract.distribution import Sampling
 from .contract.models import ScaleModel
-from .contract.noise import Purpose, exponentials, uniforms
+from .contract.noise import Purpose, exponentials
 from .contract.settings import check_settings
 from .contract.state import LockstepState
 from .contract.supports import DecodingMethod, Needs
@@ -171,7 +171,7 @@ class NextScaleDecoding(DecodingMethod):
             tokens = weights.argmax(-1)
             added = (weights @ model.codebook).transpose(1, 2).unflatten(2, model.scales[scale])
         else:
-            tokens = sample(probabilities, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
+            tokens = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)
             added = model.vectors(scale, tokens)
         latents = model.accumulate(scale, state.latents, added)
         state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)

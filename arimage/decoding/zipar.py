@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..kernels.coupling import couple, sample
+from ..kernels.coupling import couple_at, sample_at
 from .contract.distribution import Sampling
 from .contract.layout import Layout
 from .contract.models import TokenModel
-from .contract.noise import Purpose, uniforms
+from .contract.noise import Purpose
 from .contract.settings import check_settings
 from .contract.supports import DecodingMethod
 from .rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
@@ -63,15 +63,15 @@ class ZipARDecoding(DecodingMethod):
     def step(self, state: ZipARState) -> None:
         step = forward_rows(state, None, self._context(state.model.layout))
         positions, ended, p = (values.squeeze(2) for values in (step.positions, step.ended, step.probabilities))
-        tokens = sample(p, uniforms(state.seeds, positions, Purpose.SAMPLE, None, 1)[..., 0])
+        tokens = sample_at(p, state.seeds, positions, None, Purpose.SAMPLE)
         accepted = ~ended
         if self.adaptive:
             # Only the lowest open row can be without a token, so at most one row per image has a pending draft.
             q = state.draft_probabilities[:, None].expand_as(p)
             begins = accepted & (positions % state.model.layout.columns == 0)
             drafted = begins & (q.sum(-1) > 0)
-            noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
-            verified, kept = couple(p, q, state.token_buffer.gather(1, positions).clamp(min=0), noise)
+            drafts = state.token_buffer.gather(1, positions).clamp(min=0)
+            verified, kept, _ = couple_at(p, q, drafts, state.seeds, positions, state.steps, Purpose.VERIFY)
             tokens = torch.where(drafted, verified, tokens)
             waits = step.opening & ~(drafted & kept)
             accepted = accepted & ~waits

@@ -32,9 +32,9 @@ from arimage.decoding import (
 )
 from arimage.decoding.contract.noise import Purpose, uniforms
 from arimage.decoding.jacobi import speculative_jacobi
-from arimage.decoding.jacobi.window import decided_end
-from arimage.kernels.coupling import couple, sample
+from arimage.kernels.coupling import couple_at, sample
 from arimage.kernels.siblings import sample_siblings
+from arimage.kernels.window import close_window
 
 
 # Of a quick test: as many show what is wrong with nearly all of the broken decodings below.
@@ -263,10 +263,11 @@ def test_the_newest_tokens_are_those_of_a_block(table_model):
 
 
 def test_the_check_rejects_a_block_that_was_not_verified(table_model, monkeypatch):
-    def one_too_far(*args):
-        return (decided_end(*args) + 2).clamp(max=6)
+    def one_too_far(positions, kept, *arguments):
+        rejected = torch.where(kept, 6, positions).amin(1, keepdim=True)
+        return close_window(positions, kept | (positions < rejected - rejected % 2 + 2), *arguments)
 
-    monkeypatch.setattr(speculative_jacobi, "decided_end", one_too_far)
+    monkeypatch.setattr(speculative_jacobi.kernel, "close_window", one_too_far)
     model = table_model(**BLOCKS[2], block=2)
     tokens = sample_images(model, SpeculativeJacobiDecoding(4), Sampling(), FEWER)
     with pytest.raises(AssertionError, match="chi-square|total variation"):
@@ -322,13 +323,13 @@ def test_every_exact_preset_has_its_row(preset):
 # Decodings that are wrong in ways in which published code is wrong: the check above has to reject them.
 
 
-def sample_again_from_the_target(p, q, x, noise):
-    _, kept = couple(p, q, x, noise)
-    return torch.where(kept, x, sample(p, noise[..., 1])), kept
+def sample_again_from_the_target(p, q, x, *place):
+    _, kept, noise = couple_at(p, q, x, *place)
+    return torch.where(kept, x, sample(p, noise[..., 1])), kept, noise
 
 
-def accept_generously(p, q, x, noise):
-    return couple(1.3 * p, q, x, noise)
+def accept_generously(p, q, x, *place):
+    return couple_at(1.3 * p, q, x, *place)
 
 
 def keep_survivors(rule):
@@ -365,18 +366,18 @@ def siblings_of_another_distribution(q, noise, first):
     return sample_siblings((q > 0).float(), noise, first)
 
 
-def same_noise_at_every_step(seeds, positions, purpose, step, count):
-    return uniforms(seeds, positions, purpose, None, count)
+def same_noise_at_every_step(p, q, x, seeds, positions, steps, purpose):
+    return couple_at(p, q, x, seeds, positions, None, purpose)
 
 
 COUPLED, INDEPENDENT = ({"window": 3, "refresh": refresh} for refresh in ("coupled", "independent"))
 BROKEN = {
-    "a rejected draft is sampled again from the target": (COUPLED, {"couple": sample_again_from_the_target}),
-    "drafts are accepted generously": (INDEPENDENT, {"couple": accept_generously}),
+    "a rejected draft is sampled again from the target": (COUPLED, {"couple_at": sample_again_from_the_target}),
+    "drafts are accepted generously": (INDEPENDENT, {"couple_at": accept_generously}),
     "survivors above a threshold stay": ({**COUPLED, "method": keep_survivors(lambda ratio, u: ratio > 0.8)}, {}),
     "survivors stay without a residual": ({**COUPLED, "method": keep_survivors(lambda ratio, u: ratio > u)}, {}),
     "every survivor stays": ({**COUPLED, "method": keep_survivors(lambda ratio, u: ratio >= 0)}, {}),
-    "steps share their noise": (COUPLED, {"uniforms": same_noise_at_every_step}),
+    "steps share their noise": (COUPLED, {"couple_at": same_noise_at_every_step}),
     "stale probabilities, coupled": ({**COUPLED, "method": StaleProbabilities}, {}),
     "stale probabilities, independent": ({**INDEPENDENT, "method": StaleProbabilities}, {}),
     "drafts after noise are decided": ({**COUPLED, "method": TrustsNoise, "levels": 1}, {}),

@@ -129,12 +129,12 @@ def test_the_check_rejects_guidance_that_does_not_grow():
 
 
 def test_the_check_rejects_tokens_of_a_map_that_share_their_noise(monkeypatch):
-    shared = next_scale.uniforms
+    shared = next_scale.sample_at
 
-    def same_noise(seeds, positions, *rest):
-        return shared(seeds, positions[:, :1].expand(-1, positions.shape[1]), *rest)
+    def same_noise(probabilities, seeds, positions, *rest):
+        return shared(probabilities, seeds, positions[:, :1].expand(-1, positions.shape[1]), *rest)
 
-    monkeypatch.setattr(next_scale, "uniforms", same_noise)
+    monkeypatch.setattr(next_scale, "sample_at", same_noise)
     model = ScaleTable()
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(sample_images(model, NextScaleDecoding(), Sampling(), 20_000), model.joint(Sampling()), 3)

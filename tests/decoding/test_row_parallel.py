@@ -17,7 +17,7 @@ from arimage.decoding import (
     ZipARDecoding,
     decode,
 )
-from arimage.kernels.coupling import couple, sample
+from arimage.kernels.coupling import couple_at, sample
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, rotary_table
 
 
@@ -183,11 +183,11 @@ def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_mo
 
 
 def test_the_check_rejects_drafts_that_are_sampled_again_from_the_target(table_model, monkeypatch):
-    def sampled_again(p, q, x, noise):
-        _, kept = couple(p, q, x, noise)
-        return torch.where(kept, x, sample(p, noise[..., 1])), kept
+    def sampled_again(p, q, x, *place):
+        _, kept, noise = couple_at(p, q, x, *place)
+        return torch.where(kept, x, sample(p, noise[..., 1])), kept, noise
 
-    monkeypatch.setattr(parallel_jacobi, "couple", sampled_again)
+    monkeypatch.setattr(parallel_jacobi, "couple_at", sampled_again)
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
     tokens = sample_images(model, ParallelJacobiDecoding(3, 1), Sampling(), 10_000)
     assert chance(tokens, model.joint(Sampling()), 2) < 1e-4

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from arimage.kernels.coupling import couple, couple_window, reference
+from arimage.kernels.noise import uniforms
 
 
 def random_distributions(*shape, seed=0, zeros=0.0):
@@ -119,6 +120,25 @@ def test_the_distribution_of_a_place_that_is_not_live_may_be_nan(on_triton):
         assert ((y >= 0) & (y < 40)).all() and (leading <= 1).all()
 
 
+@pytest.mark.parametrize("steps", [None, torch.tensor([7, 0, 2**40])], ids=["without steps", "with steps"])
+def test_noise_is_that_of_the_place(on_triton, steps):
+    p, q, x, _, _ = window(3, 4, 1000)
+    seeds, positions = torch.tensor([0, -5, 2**62]), torch.arange(12).view(3, 4) * 2**31
+    place = seeds, positions, steps, 4
+    noise = uniforms(*place, 3)
+    y, kept = reference.couple(p, q, x, noise[..., :2])
+    assert 0 < kept.sum() < 12
+    for ours in (reference.couple_at(p, q, x, *place), on_triton("coupling", "couple_at", p, q, x, *place)):
+        assert torch.equal(ours[0][kept], y[kept]) and torch.equal(ours[1], kept) and torch.equal(ours[2], noise)
+        assert_sampled(residual(p, q)[~kept], noise[..., 1][~kept], ours[0][~kept])
+    # Rows of an image, as in row-parallel decodings.
+    by_row = [values.unflatten(1, (2, 2)) for values in (p, q, x)]
+    (in_rows, *_) = on_triton("coupling", "couple_at", *by_row, seeds, positions.view(3, 2, 2), steps, 4)
+    assert torch.equal(in_rows.flatten(1), on_triton("coupling", "couple_at", p, q, x, *place)[0])
+    for tokens in (reference.sample_at(p, *place), on_triton("coupling", "sample_at", p, *place)[0]):
+        assert_sampled(p, noise[..., 0], tokens)
+
+
 def test_arguments_need_not_be_contiguous(on_triton):
     arguments = window(2, 2, 50)
     turned = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in arguments]
@@ -137,6 +157,18 @@ def test_couple_compiles_without_spills(compile_kernel, size, counts):
     constants = {"counts": counts, "block": block, "blocks": max(1, size // block)}
     constants |= {} if counts else {"live_ptr": None, "leading_ptr": None}
     compile_kernel("coupling", "couple_kernel", signature, constants, num_warps=8)
+
+
+@pytest.mark.parametrize("kernel", ["sample_at", "couple_at"])
+def test_with_noise_of_their_own_they_compile_without_spills(compile_kernel, kernel):
+    signature = dict.fromkeys(["seeds_ptr", "positions_ptr", "steps_ptr"], "*i64")
+    signature |= {"key": "i64", "queries": "i32", "vocab_size": "i32"}
+    if kernel == "sample_at":
+        signature |= {"weights_ptr": "*fp32", "out_ptr": "*i64"}
+    else:
+        signature |= dict.fromkeys(["p_ptr", "q_ptr", "noise_ptr"], "*fp32") | {"x_ptr": "*i64", "y_ptr": "*i64"}
+        signature |= {"kept_ptr": "*u8"}
+    compile_kernel("coupling", f"{kernel}_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)
 
 
 def test_sample_compiles_without_spills(compile_kernel):

@@ -290,6 +290,32 @@ def test_triton_cuts_rows_that_are_longer_than_its_registers(on_triton, k, top_p
         torch.testing.assert_close(ours[~differs], theirs[~differs], atol=1e-7, rtol=rounding)
 
 
+@pytest.mark.parametrize("size", [40, 20_000])
+def test_images_are_invalid_where_a_place_that_counts_is_not_finite(on_triton, size):
+    logits = random_logits(1, 6, 2, size)
+    # Broken nowhere, after the end, within an image, everywhere, and where the token is known; the last was invalid.
+    for image, place in ((1, 1), (2, 0), (3, 0), (3, 1), (4, 0)):
+        logits[0, image, place, 5] = torch.nan
+    ended = torch.zeros(6, 2, dtype=torch.bool)
+    ended[1, 1] = ended[3, 1] = True
+    forced, positions = torch.full((6, 7), -1), torch.tensor([3, 9]).repeat(6, 1)
+    forced[4, 3], forced[5, 6] = 11, 12
+    invalid = torch.arange(6) == 5
+    settings = 1.0, 1.0, 0, 0.9, None, 0.0, forced, positions
+    ours, marked = on_triton("probabilities", "probabilities", logits, *settings, invalid, ended, changed=[9])
+    expected = probabilities(logits, *settings, invalid, ended)
+    assert invalid.tolist() == marked.tolist() == [False, False, True, True, False, True]
+    torch.testing.assert_close(ours, expected, atol=1e-7, rtol=1e-5, equal_nan=True)
+    for actual in (ours, expected):
+        assert actual[4, 0].nonzero().tolist() == [[11]] and actual[5, 1].nonzero().tolist() == [[12]]
+    # The flag of an image may be one for all its places, and none may count.
+    for given in (ended[:, 1:], None):
+        invalid, alone = torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.bool)
+        *_, marked = on_triton("probabilities", "probabilities", logits, *settings, invalid, given, changed=[9])
+        probabilities(logits, *settings, alone, given)
+        assert torch.equal(marked, alone)
+
+
 @pytest.mark.parametrize(
     ("size", "by_row", "ones", "cuts_min"),
     [
@@ -316,6 +342,8 @@ def test_the_kernel_compiles_without_spills(compile_kernel, size, by_row, ones, 
     constants |= {"cuts_min": cuts_min, "by_place": by_row, "by_row": by_row}
     # Triton compiles an argument that is 1 as a constant.
     constants |= {"queries": 1, "top_k": 1} if ones else {}
+    signature |= {"forced_ptr": "*i64", "positions_ptr": "*i64", "invalid_ptr": "*u8", "ended_ptr": "*u8"}
+    signature |= {"num_tokens": "i32", "ended_strides": ("i32", "i32")}
     if size > block:
         signature["gathered_ptr"] = "*fp32"
     else:

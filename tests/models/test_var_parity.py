@@ -168,8 +168,8 @@ def test_everything_between_the_greedy_codes_equals_the_original(golden):
 class OriginalNoise(Sampling):
     """Samples from each distribution as the original does, and keeps the tokens in `sampled`."""
 
-    def probabilities(self, logits, positions):
-        probabilities = super().probabilities(logits, positions)
+    def probabilities(self, logits, positions, *marks):
+        probabilities = super().probabilities(logits, positions, *marks)
         codes = torch.multinomial(probabilities.flatten(0, 1), 1, replacement=True, generator=self.generator)
         self.sampled.append(codes.view(positions.shape))
         return probabilities
@@ -183,7 +183,7 @@ def test_tokens_sampled_with_the_noise_of_the_original_are_its_own(golden, mode,
     generator, sampled = torch.Generator().manual_seed(settings["g_seed"]), []
     monkeypatch.setattr(OriginalNoise, "generator", generator, raising=False)
     monkeypatch.setattr(OriginalNoise, "sampled", sampled, raising=False)
-    monkeypatch.setattr(next_scale, "sample", lambda probabilities, noise: sampled[-1])
+    monkeypatch.setattr(next_scale, "sample_at", lambda *_: sampled[-1])
     monkeypatch.setattr(
         next_scale,
         "exponentials",

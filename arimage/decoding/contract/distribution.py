@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from ...kernels import probabilities as kernel
+from ...kernels.probabilities.reference import force
 
 
 # The settings that are stored per row in a stack: their dtype, and the value that stands for None. A stack in which no
@@ -227,18 +228,23 @@ class Sampling:
         stack.put(images, other)
         return stack if moved else self
 
-    def probabilities(self, logits: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
-        """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], from logits [G, B, Q, V], G = 1 or
-        2."""
+    def probabilities(
+        self,
+        logits: torch.Tensor,
+        positions: torch.LongTensor,
+        invalid: torch.BoolTensor | None = None,
+        ended: torch.BoolTensor | None = None,
+    ) -> torch.FloatTensor:
+        """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], which may be after the end of the
+        image, from logits [G, B, Q, V], G = 1 or 2. Sets `invalid` [B] of the images with probabilities that are not
+        finite, but where `ended` [B, Q]."""
         scale = self.guidance_scale
         self._check_allowed(logits.shape[-1])
         if self.guided_tokens is not None:
             scale = torch.where(positions < _by_row(self.guided_tokens), _by_row(scale), 1.0)
         min_p = 0.0 if self.min_p is None else self.min_p
-        probabilities = kernel.probabilities(
-            logits, scale, self.temperature, self.top_k, self.top_p, self.allowed, min_p
-        )
-        return self.force(probabilities, positions)
+        settings = scale, self.temperature, self.top_k, self.top_p, self.allowed, min_p
+        return kernel.probabilities(logits, *settings, self.forced, positions, invalid, ended)
 
     def _check_allowed(self, vocab_size: int) -> None:
         if self.allowed is not None and self.allowed.shape[-1] != vocab_size:
@@ -256,11 +262,7 @@ class Sampling:
 
     def force(self, probabilities: torch.FloatTensor, positions: torch.LongTensor) -> torch.FloatTensor:
         """Probabilities [B, Q, V] of the tokens at `positions` [B, Q], one-hot where a token is forced."""
-        if self.forced is None:
-            return probabilities
-        tokens = self.forced.gather(1, positions)[..., None]
-        one_hot = torch.arange(probabilities.shape[-1], device=tokens.device) == tokens
-        return torch.where(tokens < 0, probabilities, one_hot.to(probabilities.dtype))
+        return probabilities if self.forced is None else force(probabilities, self.forced, positions)
 
     def uniform(self, positions: torch.LongTensor, vocab_size: int) -> torch.FloatTensor:
         """Initial probabilities [B, Q, V] of drafts at `positions` [B, Q]: uniform over the allowed tokens, one-hot

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...kernels.cursor import advance
 from .distribution import Sampling
 from .models import Model
 
@@ -142,21 +143,14 @@ class DecodingState:
     ) -> torch.FloatTensor:
         """The `distribution`. An image with probabilities that are not finite becomes `invalid`, but where `ended`
         [B, Q], at positions that were not fed and at those after the end of the image."""
-        probabilities = self.distribution(logits, positions, sampling)
-        # Logits that are not finite make the whole row NaN.
-        broken = probabilities[..., 0].isnan()
-        self.invalid |= (broken if ended is None else broken > ended).any(1)
-        return probabilities
+        return (sampling or self.sampling).probabilities(logits, positions, self.invalid, ended)
 
     def distribution(
         self, logits: torch.Tensor, positions: torch.LongTensor, sampling: Sampling | None = None
     ) -> torch.FloatTensor:
         """`Sampling.probabilities` with `sampling`, by default the state's; positions may be after the end of the
         image."""
-        sampling = sampling or self.sampling
-        if sampling.forced is not None:
-            positions = positions.clamp(max=self.model.num_tokens - 1)
-        return sampling.probabilities(logits, positions)
+        return (sampling or self.sampling).probabilities(logits, positions)
 
     def write_tokens(self, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:
         """Write `tokens` [B, Q] at `positions` [B, Q] where the mask [B, Q] is True."""
@@ -303,15 +297,14 @@ class CursorState(DecodingState):
         """The largest cursor [] of an image that is not finished."""
         return self.cursor.masked_fill(self.finished, 0).max()
 
+    @property
+    def progress(self) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor, torch.LongTensor]:
+        """What the end of a step writes: `cursor`, `finished`, `steps`, `accepted`."""
+        return self.cursor, self.finished, self.steps, self.accepted
+
     def advance(self, end: torch.LongTensor) -> None:
         """Count a step that decided the tokens before `end` [B]."""
-        self.advance_by(end - self.cursor)
-
-    def advance_by(self, count: torch.LongTensor) -> None:
-        """Count a step that decided the next `count` [B] tokens."""
-        self.record(count)
-        self.cursor.add_(count)
-        torch.ge(self.cursor, self.model.num_tokens, out=self.finished)
+        advance(end, *self.progress, self.model.num_tokens)
 
     def finish(self) -> None:
         self.cursor.fill_(self.model.num_tokens)

@@ -117,7 +117,8 @@ class LazyJacobiDecoding(DecodingMethod):
         later = state.later.gather(1, queried[..., None].expand(-1, -1, state.later.shape[2]))
         state.outdated.scatter_(1, torch.where((y != x)[..., None], later, behind).flatten(1), True)
         state.draft_probabilities[images, slots] = torch.where(ended[..., None], q, p)
-        slide_window(state, end, state.token_buffer.gather(1, state.positions), state.draft_probabilities)
+        state.advance(end)
+        slide_window(state, end)
 
 
 def _later_neighbours(layout: Layout, batch_size: int, size: int, device: torch.device) -> torch.LongTensor:

@@ -5,11 +5,11 @@ from typing import Literal, get_args
 
 import torch
 
-from ...kernels.coupling import couple, sample
+from ...kernels.coupling import couple_at, sample_at
 from ..contract.distribution import Sampling
 from ..contract.layout import Layout
 from ..contract.models import TokenModel
-from ..contract.noise import Purpose, uniforms
+from ..contract.noise import Purpose
 from ..contract.settings import check_settings
 from ..contract.supports import DecodingMethod
 from ..rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
@@ -108,15 +108,14 @@ class ParallelJacobiDecoding(DecodingMethod):
         step = forward_rows(state, column, self._context(state.model.layout))
         at, p = step.positions.flatten(1), step.probabilities
         drafts = state.token_buffer.gather(1, at).clamp(min=0).view_as(column)
-        noise = uniforms(state.seeds, at, Purpose.VERIFY, state.steps, 2).unflatten(1, column.shape[1:])
-        verified, kept = couple(p, q, drafts, noise)
+        verified, kept, _ = couple_at(p, q, drafts, state.seeds, step.positions, state.steps, Purpose.VERIFY)
         tokens = verified
         # A row is decided up to and including the first draft that is not kept, at most as far as the row above.
         last = torch.where(kept, (step.count + (window - 1))[..., None], column).amin(2)
         accepted = (torch.minimum(last + 1, step.end) - step.count).clamp(min=0)
         decided = column < (step.count + accepted)[..., None]
         if self.refresh == "independent":
-            redrafted = sample(p, uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1).view_as(column))
+            redrafted = sample_at(p.flatten(1, 2), state.seeds, at, state.steps, Purpose.REFRESH).view_as(column)
             tokens = torch.where(decided, verified, redrafted)
         torch.where(step.ended[..., None], q, p, out=q)
         closed = decide(state, step, tokens, accepted)[..., None]

@@ -7,18 +7,19 @@ from typing import Literal, Self, get_args
 
 import torch
 
-from ...kernels.coupling import couple, sample
+from ...kernels import window as kernel
+from ...kernels.coupling import couple_at, sample_at
 from ..acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from ..continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from ..contract.distribution import Sampling
 from ..contract.layout import Layout
 from ..contract.models import CausalLatentModel, TokenModel
-from ..contract.noise import Purpose, exponentials, normals, uniforms
+from ..contract.noise import Purpose, exponentials, normals
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod, Need, Needs
 from ..run.adaptive_window import AdaptiveWindow
 from ..run.step_seconds import SIZES, step_seconds
-from .window import Init, WindowState, decided_end, needs_of_init, open_window, resize_window, slide_window
+from .window import Init, WindowState, needs_of_init, open_window, resize_window, slide_window
 
 
 Refresh = Literal["independent", "coupled", "gumbel"]
@@ -245,15 +246,13 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         if isinstance(state, PathState):
             step_window(state, "reflection")
             return
-        positions, fresh = state.positions[:, : state.window], state.fresh[:, : state.window]
-        block = state.model.block
-        ended, before = positions >= state.model.num_tokens, positions - block
-        previous, drafts = state.token_buffer.gather(1, before), state.token_buffer.gather(1, positions)
-        noisy = state.noisy(before) if self.levels else {}
-        logits = state.model.forward(previous, before.masked_fill_(ended, -1), state.cache, **noisy)
+        model, fresh = state.model, state.fresh[:, : state.window]
+        opened = kernel.open_window(state.positions, state.token_buffer, state.window, model.block, model.num_tokens)
+        positions, ended, drafts, previous, fed = opened
+        noisy = state.noisy(positions - model.block) if self.levels else {}
+        logits = model.forward(previous, fed, state.cache, **noisy)
         p, q = state.probabilities(logits, positions, ended), state.draft_probabilities[:, : state.window]
-        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 3)
-        verified, kept = couple(p, q, drafts, noise[..., :2])
+        verified, kept, noise = couple_at(p, q, drafts, state.seeds, positions, state.steps, Purpose.VERIFY)
         redrafted = self._refresh(state, positions, drafts, verified, p, q)
         if self.relax > 1 or not self.acceptance.exact:
             # The q of a fresh draft is not a prediction: the neighbours of a random token would pass a relaxed test.
@@ -262,22 +261,21 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         if self.levels:
             # Positions after a noisy draft have not attended to its token.
             kept = kept & state.is_token(positions)
-        end = decided_end(state, positions, kept, state.cursor[:, None] + (state.window - 1), block)
-        if state.adaptive is not None:
-            state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~state.finished)
         # With the coupled refresh, the same samples are the decided tokens and the next drafts.
-        tokens = verified if redrafted is verified else torch.where(positions < end[:, None], verified, redrafted)
-        state.token_buffer.scatter_(1, positions, tokens)
+        tokens = verified, None if redrafted is verified else redrafted, state.token_buffer
+        end = kernel.close_window(positions, kept, *tokens, *state.progress, model.block, model.num_tokens)
+        if state.adaptive is not None:
+            state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~ended.all(1))
         if self.levels:
-            state.denoise(positions, end, tokens)
-        slide_window(state, end, tokens, p, noise[..., 2])
+            state.denoise(positions, end, state.token_buffer.gather(1, positions))
+        slide_window(state, end, p, noise[..., 2])
 
     def _refresh(self, state, positions, drafts, verified, p, q) -> torch.LongTensor:
         """The drafts [B, W] of the next step at positions that this step does not decide."""
         if self.refresh == "coupled":
             tokens = verified
         elif self.refresh == "independent":
-            tokens = sample(p, uniforms(state.seeds, positions, Purpose.REFRESH, state.steps, 1)[..., 0])
+            tokens = sample_at(p, state.seeds, positions, state.steps, Purpose.REFRESH)
         else:
             # The argmax of p / e is the argmax of log p plus Gumbel noise.
             tokens = (p / exponentials(state.seeds, positions, Purpose.GUMBEL, None, p.shape[-1])).argmax(-1)

@@ -6,7 +6,7 @@ from typing import get_args
 import torch
 import torch.nn.functional as F
 
-from ...kernels.coupling import couple
+from ...kernels.coupling import couple_at
 from ...kernels.siblings import couple_siblings, sample_siblings
 from ..contract.distribution import Sampling
 from ..contract.layout import Layout
@@ -131,8 +131,8 @@ class TreeJacobiDecoding(DecodingMethod):
         branch, behind = rows[window - depth :] + which.clamp(min=1)[:, None] * depth, fed % window
         p = p[images, rows.expand(len(cursor), -1).scatter(1, behind, torch.where(won, branch, behind))]
         positions, drafts = state.positions, state.token_buffer.gather(1, state.positions)
-        noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 3)
-        tokens, kept = couple(p, state.draft_probabilities, drafts, noise[..., :2])
+        of_step = state.seeds, positions, state.steps, Purpose.VERIFY
+        tokens, kept, noise = couple_at(p, state.draft_probabilities, drafts, *of_step)
         tokens.scatter_(1, head, chosen[:, None])
         kept.scatter_(1, head, which[:, None] >= 0)
         reach = torch.add(last + window, won, alpha=depth + 1 - window)
@@ -141,7 +141,8 @@ class TreeJacobiDecoding(DecodingMethod):
         moved = (end[:, None] - 1) * won
         state.cache.move(branch + (size - window), fed.masked_fill(fed >= moved, -1))
         state.token_buffer.scatter_(1, positions, tokens)
-        slide_window(state, end, tokens, p, noise[..., 2])
+        state.advance(end)
+        slide_window(state, end, p, noise[..., 2])
 
     def _evaluate(self, state, last, siblings, image) -> tuple[torch.LongTensor, torch.FloatTensor]:
         """The ranks [B, W + S] of the tokens that are fed, and the probabilities [B, W + S, V] of the tokens after

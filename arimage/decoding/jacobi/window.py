@@ -1,13 +1,15 @@
 """The window of drafts ahead of an image's cursor, shared by the speculative Jacobi decodings."""
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from ...kernels import window as kernel
+from ...kernels.window.reference import into
 from ..autoregressive import decide_first, prefill
 from ..contract.distribution import Sampling
 from ..contract.models import TokenModel
@@ -143,38 +145,42 @@ def open_window(
 
 
 def decided_end(
-    state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor, block: int = 1
+    state: CursorState, positions: torch.LongTensor, kept: torch.BoolTensor, last: torch.LongTensor
 ) -> torch.LongTensor:
     """The position [B] after the first draft that is not `kept` [B, W], at most the one after `last` [B, 1] and the
-    end of the image. With a `block`, it is the end of the block of that draft, since the other tokens of the block do
-    not depend on it."""
+    end of the image."""
     decided = torch.where(kept, last, positions).amin(1)
-    end = (decided + 1).clamp_(max=state.model.num_tokens)
-    return end if block == 1 else end + -end % block
+    return (decided + 1).clamp_(max=state.model.num_tokens)
 
 
 def slide_window(
     state: WindowState,
     end: torch.LongTensor,
-    tokens: torch.LongTensor,
-    probabilities: torch.FloatTensor,
+    probabilities: torch.FloatTensor | None = None,
     uniform: torch.FloatTensor | None = None,
 ) -> None:
-    """Decide the drafts before `end` [B], count the step, and draft what enters the window.
+    """Draft what enters the window after the drafts before `end` [B] have been decided, see `CursorState.advance`.
 
     Args:
-        tokens: [B, W], those in the window before.
-        probabilities: [B, W, V], the distributions that the other drafts were sampled from.
+        probabilities: [B, W, V], the distributions that the other drafts were sampled from; None if the state has
+            them.
         uniform: [B, W] in [0, 1), unused random numbers of the positions of this step; each is used for the draft that
             takes the slot, which is safe since a position is decided once. None generates numbers for the new
             positions.
     """
-    positions, entered = state.positions[:, : state.window], state.fresh[:, : state.window]
-    _into(entered, torch.lt, positions, end[:, None])
-    positions.add_(entered, alpha=state.window)
-    last = None if state.neighbour is None else state.cursor[:, None] + (state.window - 1)
-    state.advance(end)
-    _draft(state, entered, tokens, probabilities, last, uniform)
+    window, positions, entered = state.window, state.positions[:, : state.window], state.fresh[:, : state.window]
+    if state.neighbour is None:
+        slots = state.positions, state.fresh, state.token_buffer, state.draft_probabilities, probabilities, end
+        settings = state.start, state.start_sums, state.sampling.forced
+        numbers = uniform, state.seeds, state.steps, Purpose.START
+        kernel.slide_window(*slots, *settings, *numbers, window, state.model.num_tokens)
+        state.enter(positions, entered)
+        return
+    last = positions.amax(1, keepdim=True)
+    into(entered, torch.lt, positions, end[:, None])
+    positions.add_(entered, alpha=window)
+    tokens = state.token_buffer.gather(1, positions)
+    _draft(state, entered, tokens, state.draft_probabilities if probabilities is None else probabilities, last)
 
 
 def resize_window(state: WindowState, window: int) -> None:
@@ -202,38 +208,25 @@ def _draft(
     entered: torch.BoolTensor,
     tokens: torch.LongTensor,
     probabilities: torch.FloatTensor,
-    last: torch.LongTensor | None,
-    uniform: torch.FloatTensor | None = None,
+    last: torch.LongTensor,
 ) -> None:
     """Draft the positions that `entered` [B, W] the window, which come after `last` [B, 1]; the other drafts are
     `tokens` [B, W], and were sampled from `probabilities` [B, W, V]."""
     positions = state.positions[:, : state.window]
     if state.neighbour is None:
-        drafts, start = draft_uniformly(state, positions, uniform)
+        drafts, start = draft_uniformly(state, positions)
     else:
-        assert last is not None
         drafts = _copies(state, positions, last)
         start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
         drafts, start = _force(state, positions, drafts, start)
     state.token_buffer.scatter_(1, positions, torch.where(entered, drafts, tokens))
-    _into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
+    into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
     state.enter(positions, entered)
 
 
-def _into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
-    """Write `operator(*inputs)` to `out`. In a compiled step `out` cannot be passed as an argument, since it may be a
-    view of a part of a tensor."""
-    if torch.compiler.is_compiling():
-        out.copy_(operator(*inputs))
-    else:
-        operator(*inputs, out=out)
-
-
-def draft_uniformly(
-    state, positions: torch.LongTensor, uniform: torch.FloatTensor | None = None
-) -> tuple[torch.LongTensor, torch.FloatTensor]:
+def draft_uniformly(state, positions: torch.LongTensor) -> tuple[torch.LongTensor, torch.FloatTensor]:
     """Drafts [B, W] at `positions`, sampled by the state's `start_sums`, and their distributions [B, 1 or W, V]."""
-    numbers = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0] if uniform is None else uniform
+    numbers = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
     drafts = torch.searchsorted(state.start_sums, numbers.contiguous(), right=True)
     return _force(state, positions, drafts, state.start[:, None])
 

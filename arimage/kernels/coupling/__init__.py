@@ -23,6 +23,18 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
     return _operations(weights).sample(weights, uniform)
 
 
+def sample_at(
+    weights: torch.FloatTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> torch.LongTensor:
+    """`sample` by the first of the `noise.uniforms` of each place, in one launch: tokens [B, Q] from `weights`
+    [B, Q, V], for `seeds` [B], `positions` [B, Q], `steps` [B] or None, and `purpose`."""
+    return _operations(weights).sample_at(weights, seeds, positions, steps, purpose)
+
+
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
@@ -42,6 +54,30 @@ def couple(
         y [...], and bool [...]: whether x was kept.
     """
     return _operations(p).couple(p, q, x, noise)
+
+
+def couple_at(
+    p: torch.FloatTensor,
+    q: torch.FloatTensor,
+    x: torch.LongTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> tuple[torch.LongTensor, torch.BoolTensor, torch.FloatTensor]:
+    """`couple` by the first two of the `noise.uniforms` of each place, in one launch.
+
+    Args:
+        p, q: probabilities [B, ..., V].
+        x: tokens [B, ...].
+        seeds: int64 [B].
+        positions: int64 [B, ...].
+        steps: int64 [B] or None.
+
+    Returns:
+        y [B, ...], bool [B, ...], and three numbers of each place, [B, ..., 3]: the two and one that is unused.
+    """
+    return _operations(p).couple_at(p, q, x, seeds, positions, steps, purpose)
 
 
 def couple_window(

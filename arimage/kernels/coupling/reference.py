@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from ..noise.reference import uniforms
+
 
 # The search runs over sums of this many weights first, then over the weights of one sum: a cumulative sum over all
 # costs more.
@@ -34,6 +36,16 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
     return (block * _BLOCK + token).squeeze(-1)
 
 
+def sample_at(
+    weights: torch.FloatTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> torch.LongTensor:
+    return sample(weights, uniforms(seeds, positions, steps, purpose, 1)[..., 0])
+
+
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
@@ -44,6 +56,19 @@ def couple(
     # p itself where the residual is empty. This is faster than `torch.where`.
     residual = residual.addcmul_(p, nothing.to(p.dtype))
     return torch.where(kept, x, sample(residual, noise[..., 1])), kept
+
+
+def couple_at(
+    p: torch.FloatTensor,
+    q: torch.FloatTensor,
+    x: torch.LongTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> tuple[torch.LongTensor, torch.BoolTensor, torch.FloatTensor]:
+    noise = uniforms(seeds, positions.flatten(1), steps, purpose, 3).view(*x.shape, 3)
+    return *couple(p, q, x, noise[..., :2]), noise
 
 
 def couple_window(

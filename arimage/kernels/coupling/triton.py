@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 from torch import library
 
+from ..noise import constants
+from ..noise.triton import NEXT, place_of, uniform_of
+
 
 @triton.jit
 def _weights(p_ptr, q_ptr, q_size, tokens, vocab_size):
@@ -61,6 +64,71 @@ def sample_kernel(
 
 
 @triton.jit
+def sample_at_kernel(
+    weights_ptr,
+    seeds_ptr,
+    positions_ptr,
+    steps_ptr,
+    out_ptr,
+    key,
+    queries,
+    vocab_size,
+    block: tl.constexpr,
+    blocks: tl.constexpr,
+):
+    """`key` is the key of the purpose."""
+    place = tl.program_id(0).to(tl.int64)
+    weights_ptr += place * vocab_size
+    uniform, _ = uniform_of(place_of(seeds_ptr, steps_ptr, place // queries, tl.load(positions_ptr + place), key))
+    token = _sample(weights_ptr, weights_ptr, 0, uniform, vocab_size, block, blocks)
+    tl.store(out_ptr + place, token.to(tl.int64))
+
+
+@triton.jit
+def _couple(p_ptr, q_ptr, token, test, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
+    """The token and whether it was kept, given the number to `test` it by and the one to sample another by."""
+    p_x = tl.load(p_ptr + token).to(tl.float32)
+    q_x = tl.load(q_ptr + token).to(tl.float32)
+    kept = test * q_x < p_x
+    if not kept:
+        token = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
+    return token, kept
+
+
+@triton.jit
+def couple_at_kernel(
+    p_ptr,
+    q_ptr,
+    x_ptr,
+    seeds_ptr,
+    positions_ptr,
+    steps_ptr,
+    y_ptr,
+    kept_ptr,
+    noise_ptr,
+    key,
+    queries,
+    vocab_size,
+    block: tl.constexpr,
+    blocks: tl.constexpr,
+):
+    """`key` is the key of the purpose."""
+    place = tl.program_id(0).to(tl.int64)
+    noise_ptr += 3 * place
+    sums = place_of(seeds_ptr, steps_ptr, place // queries, tl.load(positions_ptr + place), key)
+    test, uniform = uniform_of(sums)
+    unused, _ = uniform_of(sums + NEXT)
+    tl.store(noise_ptr, test)
+    tl.store(noise_ptr + 1, uniform)
+    tl.store(noise_ptr + 2, unused)
+    token = tl.load(x_ptr + place)
+    begin = place * vocab_size
+    token, kept = _couple(p_ptr + begin, q_ptr + begin, token, test, uniform, vocab_size, block, blocks)
+    tl.store(y_ptr + place, token)
+    tl.store(kept_ptr + place, kept.to(tl.uint8))
+
+
+@triton.jit
 def couple_kernel(
     p_ptr,
     q_ptr,
@@ -79,16 +147,10 @@ def couple_kernel(
 ):
     """`counts`: whether there are `live_ptr` and `leading_ptr`. `leading_ptr` starts with the window's length."""
     place = tl.program_id(0).to(tl.int64)
-    p_ptr += place * vocab_size
-    q_ptr += place * vocab_size
     noise_ptr += place * noise_stride
-    token = tl.load(x_ptr + place)
-    p_x = tl.load(p_ptr + token).to(tl.float32)
-    q_x = tl.load(q_ptr + token).to(tl.float32)
-    kept = tl.load(noise_ptr) * q_x < p_x
-    if not kept:
-        uniform = tl.load(noise_ptr + 1)
-        token = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
+    token, begin = tl.load(x_ptr + place), place * vocab_size
+    test, uniform = tl.load(noise_ptr), tl.load(noise_ptr + 1)
+    token, kept = _couple(p_ptr + begin, q_ptr + begin, token, test, uniform, vocab_size, block, blocks)
     tl.store(y_ptr + place, token)
     tl.store(kept_ptr + place, kept.to(tl.uint8))
     if counts:
@@ -126,8 +188,103 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
     return _sample_tokens(weights.contiguous(), uniform.flatten()).view(uniform.shape)
 
 
+@library.custom_op("arimage::sample_at", mutates_args=())
+def _sample_at(
+    weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int
+) -> torch.Tensor:
+    tokens = torch.empty_like(positions)
+    size = weights.shape[-1]
+    with torch.cuda.device_of(weights):
+        sample_at_kernel[(positions.numel(),)](
+            weights,
+            seeds,
+            positions,
+            steps,
+            tokens,
+            constants.key_of(purpose),
+            positions.shape[1],
+            size,
+            **_blocks(size),
+            num_warps=8,
+        )
+    return tokens
+
+
+@_sample_at.register_fake
+def _(weights, seeds, positions, steps, purpose):
+    return torch.empty_like(positions)
+
+
+def sample_at(
+    weights: torch.FloatTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> torch.LongTensor:
+    return _sample_at(weights.contiguous(), seeds, positions.contiguous(), steps, int(purpose))
+
+
+def _coupled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.empty_like(x),
+        torch.empty_like(x, dtype=torch.bool),
+        torch.empty(*x.shape, 3, dtype=torch.float32, device=x.device),
+    )
+
+
+@library.custom_op("arimage::couple_at", mutates_args=())
+def _couple_at(
+    p: torch.Tensor,
+    q: torch.Tensor,
+    x: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    steps: torch.Tensor | None,
+    purpose: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, kept, noise = _coupled(x)
+    vocab_size = p.shape[-1]
+    with torch.cuda.device_of(p):
+        couple_at_kernel[(x.numel(),)](
+            p,
+            q,
+            x,
+            seeds,
+            positions,
+            steps,
+            y,
+            kept.view(torch.uint8),
+            noise,
+            constants.key_of(purpose),
+            x.numel() // len(seeds),
+            vocab_size,
+            **_blocks(vocab_size),
+            num_warps=8,
+        )
+    return y, kept, noise
+
+
+@_couple_at.register_fake
+def _(p, q, x, seeds, positions, steps, purpose):
+    return _coupled(x)
+
+
+def couple_at(
+    p: torch.FloatTensor,
+    q: torch.FloatTensor,
+    x: torch.LongTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> tuple[torch.LongTensor, torch.BoolTensor, torch.FloatTensor]:
+    contiguous = p.contiguous(), q.contiguous(), x.contiguous()
+    return _couple_at(*contiguous, seeds, positions.contiguous(), steps, int(purpose))
+
+
 @library.custom_op("arimage::couple", mutates_args=("leading",))
-def _couple(
+def _couple_tokens(
     p: torch.Tensor,
     q: torch.Tensor,
     x: torch.Tensor,
@@ -157,7 +314,7 @@ def _couple(
     return y, kept
 
 
-@_couple.register_fake
+@_couple_tokens.register_fake
 def _(p, q, x, noise, live, leading):
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
@@ -165,7 +322,7 @@ def _(p, q, x, noise, live, leading):
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
-    return _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), None, None)
+    return _couple_tokens(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), None, None)
 
 
 def couple_window(
@@ -176,5 +333,7 @@ def couple_window(
     live: torch.BoolTensor,
 ) -> tuple[torch.LongTensor, torch.LongTensor]:
     leading = torch.full_like(x[:, 0], x.shape[1])
-    y, _ = _couple(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), live.contiguous(), leading)
+    y, _ = _couple_tokens(
+        p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), live.contiguous(), leading
+    )
     return y, leading

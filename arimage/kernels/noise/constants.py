@@ -9,3 +9,8 @@ FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 def signed(word: int) -> int:
     """The same 64 bits as an int64."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def key_of(purpose: int) -> int:
+    """The key of a purpose, as an int64."""
+    return signed((purpose + 1) * PURPOSE)

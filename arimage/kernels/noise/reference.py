@@ -27,7 +27,7 @@ def _words(
     seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
 ) -> torch.Tensor:
     """Words of 32 bits [B, Q, count] as int32."""
-    keys = seeds * signed(constants.SEED) + signed((purpose + 1) * constants.PURPOSE)
+    keys = seeds * signed(constants.SEED) + constants.key_of(purpose)
     if steps is not None:
         keys = keys.add(steps, alpha=signed(constants.STEP))
     places = keys[:, None].add(positions, alpha=signed(constants.POSITION))[..., None]

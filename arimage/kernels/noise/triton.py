@@ -10,6 +10,7 @@ from . import constants
 
 _POSITION, _STEP, _SEED = (tl.constexpr(c) for c in (constants.POSITION, constants.STEP, constants.SEED))
 _BLOCK, _FIRST, _SECOND = (tl.constexpr(c) for c in (constants.BLOCK, constants.FIRST, constants.SECOND))
+NEXT = _BLOCK
 
 
 @triton.jit
@@ -30,6 +31,23 @@ def _word(place, index):
 @triton.jit
 def _uniform(words):
     return (words >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def place_of(seeds_ptr, steps_ptr, image, position, key):
+    """The sum of seed, position, step and `key`, the key of the purpose."""
+    sums = tl.load(seeds_ptr + image).to(tl.uint64) * _SEED + key.to(tl.uint64)
+    sums += position.to(tl.uint64) * _POSITION
+    if steps_ptr is not None:
+        sums += tl.load(steps_ptr + image).to(tl.uint64) * _STEP
+    return sums
+
+
+@triton.jit
+def uniform_of(place):
+    """The first two uniform numbers of a place. Those of `place + NEXT` are the two after them."""
+    words = _mix(place)
+    return _uniform(words.to(tl.uint32)), _uniform((words >> 32).to(tl.uint32))
 
 
 @triton.jit
@@ -75,10 +93,7 @@ def noise_kernel(
     image = place // queries
     index = tl.program_id(1) * block + tl.arange(0, block)
     out_ptr += place * count
-    sums = tl.load(seeds_ptr + image).to(tl.uint64) * _SEED + key.to(tl.uint64)
-    sums += tl.load(positions_ptr + place).to(tl.uint64) * _POSITION
-    if steps_ptr is not None:
-        sums += tl.load(steps_ptr + image).to(tl.uint64) * _STEP
+    sums = place_of(seeds_ptr, steps_ptr, image, tl.load(positions_ptr + place), key)
     if kind == "normal":
         pairs = (count + 1) // 2
         radius = tl.sqrt_rn(2 * _exponential(_word(sums, index)))
@@ -104,7 +119,7 @@ def _numbers(seeds, positions, steps, purpose: int, count: int, kind: str) -> to
             steps,
             numbers,
             positions.shape[1],
-            constants.signed((purpose + 1) * constants.PURPOSE),
+            constants.key_of(purpose),
             count,
             kind=kind,
             block=block,

@@ -14,6 +14,10 @@ def probabilities(
     top_p: float | torch.FloatTensor = 1.0,
     allowed: torch.BoolTensor | None = None,
     min_p: float | torch.FloatTensor = 0.0,
+    forced: torch.LongTensor | None = None,
+    positions: torch.LongTensor | None = None,
+    invalid: torch.BoolTensor | None = None,
+    ended: torch.BoolTensor | None = None,
 ) -> torch.FloatTensor:
     """Guidance, temperature, allowed tokens, top-k, top-p, min-p, softmax, in this order and in float32.
 
@@ -31,12 +35,17 @@ def probabilities(
         top_p: in (0, 1]; 1 keeps all.
         allowed: bool [V], or [B, V] per row, the tokens that may be sampled; None allows all.
         min_p: in [0, 1]; 0 keeps all.
+        forced: int64 [B, N], known tokens, -1 = not known. The probabilities of a known one are one-hot.
+        positions: int64 [B, Q], with `forced`; one after the end counts as the last.
+        invalid: bool [B], where True is written for a row with probabilities that are NaN.
+        ended: bool [B, Q], the positions that do not count for `invalid`.
 
     Returns:
         Probabilities [B, Q, V], float32. Rows whose logits hold NaN or +inf, or are all -inf, are NaN.
     """
+    settings = scale, temperature, top_k, top_p, allowed, min_p, forced, positions, invalid, ended
     if runs_triton(logits):
         from . import triton
 
-        return triton.probabilities(logits, scale, temperature, top_k, top_p, allowed, min_p)
-    return reference.probabilities(logits, scale, temperature, top_k, top_p, allowed, min_p)
+        return triton.probabilities(logits, *settings)
+    return reference.probabilities(logits, *settings)

@@ -24,6 +24,10 @@ def probabilities(
     top_p: float | torch.FloatTensor,
     allowed: torch.BoolTensor | None,
     min_p: float | torch.FloatTensor = 0.0,
+    forced: torch.LongTensor | None = None,
+    positions: torch.LongTensor | None = None,
+    invalid: torch.BoolTensor | None = None,
+    ended: torch.BoolTensor | None = None,
 ) -> torch.FloatTensor:
     vocab_size, device = logits.shape[-1], logits.device
     if len(logits) == 2:
@@ -46,7 +50,23 @@ def probabilities(
         top_p = torch.as_tensor(_by_row(top_p), device=device, dtype=torch.float32) if cuts_p else None
         min_p = torch.as_tensor(_by_row(min_p), device=device, dtype=torch.float32) if cuts_min else None
         _cut(logits, probabilities, top_k, top_p, min_p)
+    if forced is not None:
+        assert positions is not None
+        probabilities = force(probabilities, forced, positions)
+    if invalid is not None:
+        # Logits that are not finite make the whole row NaN.
+        broken = probabilities[..., 0].isnan()
+        invalid |= (broken if ended is None else broken > ended).any(1)
     return probabilities
+
+
+def force(
+    probabilities: torch.FloatTensor, forced: torch.LongTensor, positions: torch.LongTensor
+) -> torch.FloatTensor:
+    """Probabilities [B, Q, V] of the tokens at `positions` [B, Q], one-hot where a token is `forced` [B, N]."""
+    tokens = forced.gather(1, positions.clamp(max=forced.shape[1] - 1))[..., None]
+    one_hot = torch.arange(probabilities.shape[-1], device=tokens.device) == tokens
+    return torch.where(tokens < 0, probabilities, one_hot.to(probabilities.dtype))
 
 
 # One operator, since the length of its search depends on the data, which a compiled graph does not allow.

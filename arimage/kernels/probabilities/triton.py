@@ -141,11 +141,15 @@ def _threshold(
 
 
 # The stride 0 of an `allowed` that all rows share would be known to be aligned, and change the order of all sums.
-@triton.jit(do_not_specialize=["allowed_stride"])
+@triton.jit(do_not_specialize=["allowed_stride", "num_tokens"])
 def probabilities_kernel(
     logits_ptr,
     allowed_ptr,
     gathered_ptr,
+    forced_ptr,
+    positions_ptr,
+    invalid_ptr,
+    ended_ptr,
     out_ptr,
     scale,
     temperature,
@@ -157,6 +161,8 @@ def probabilities_kernel(
     vocab_size,
     scale_strides,
     allowed_stride,
+    num_tokens,
+    ended_strides,
     guided: tl.constexpr,
     masked: tl.constexpr,
     cuts_k: tl.constexpr,
@@ -209,6 +215,16 @@ def probabilities_kernel(
     largest = tl.max(highest)
     # Maxima ignore NaN.
     broken = (tl.sum(nan) > 0) | (tl.abs(largest) == float("inf"))
+    if forced_ptr is not None:
+        position = tl.minimum(tl.load(positions_ptr + place), num_tokens - 1)
+        forced = tl.load(forced_ptr + row * num_tokens + position)
+        broken = broken & (forced < 0)
+    if invalid_ptr is not None:
+        counts = broken
+        if ended_ptr is not None:
+            counts &= tl.load(ended_ptr + row * ended_strides[0] + place % queries * ended_strides[1]) == 0
+        if counts:
+            tl.store(invalid_ptr + row, 1)
     # The output row holds the logits until the probabilities overwrite them.
     tl.debug_barrier()
 
@@ -262,10 +278,13 @@ def probabilities_kernel(
             at = (keys == smallest).to(tl.int32)
             weights = tl.where((at == 0) | (seen + tl.cumsum(at) <= ties), weights, 0.0)
             seen += tl.sum(at)
-        tl.store(out_ptr + tokens, tl.math.div_rn(weights, kept), mask=tokens < vocab_size)
+        probabilities = tl.math.div_rn(weights, kept)
+        if forced_ptr is not None:
+            probabilities = tl.where(forced < 0, probabilities, (tokens == forced).to(tl.float32))
+        tl.store(out_ptr + tokens, probabilities, mask=tokens < vocab_size)
 
 
-@library.custom_op("arimage::probabilities", mutates_args=())
+@library.custom_op("arimage::probabilities", mutates_args=("invalid",))
 def _probabilities(
     logits: torch.Tensor,
     scale: float,
@@ -275,7 +294,11 @@ def _probabilities(
     scales: torch.Tensor | None,
     rows: list[torch.Tensor],
     allowed: torch.Tensor | None,
-    min_p: float = 0.0,
+    min_p: float,
+    forced: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    invalid: torch.Tensor | None,
+    ended: torch.Tensor | None,
 ) -> torch.Tensor:
     """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k, top_p and, if there are
     four, min_p, [B] each."""
@@ -293,6 +316,10 @@ def _probabilities(
             logits,
             None if allowed is None else allowed.view(torch.uint8),
             gathered,
+            forced,
+            positions,
+            None if invalid is None else invalid.view(torch.uint8),
+            None if ended is None else ended.view(torch.uint8),
             probabilities,
             scale if scales is None else scales,
             *settings,
@@ -301,6 +328,8 @@ def _probabilities(
             vocab_size,
             (0, 0) if scales is None else scales.stride(),
             vocab_size if allowed is not None and allowed.ndim == 2 else 0,
+            0 if forced is None else forced.shape[1],
+            (0, 0) if ended is None else ended.stride(),
             guided=groups == 2,
             masked=allowed is not None,
             cuts_k=cuts[0],
@@ -318,7 +347,7 @@ def _probabilities(
 
 
 @_probabilities.register_fake
-def _(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p=0.0):
+def _(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p, forced, positions, invalid, ended):
     return torch.empty_like(logits[0], dtype=torch.float32)
 
 
@@ -330,6 +359,10 @@ def probabilities(
     top_p: float | torch.FloatTensor,
     allowed: torch.BoolTensor | None,
     min_p: float | torch.FloatTensor = 0.0,
+    forced: torch.LongTensor | None = None,
+    positions: torch.LongTensor | None = None,
+    invalid: torch.BoolTensor | None = None,
+    ended: torch.BoolTensor | None = None,
 ) -> torch.FloatTensor:
     batch, queries = logits.shape[1:3]
     scales, rows = None, []
@@ -349,4 +382,9 @@ def probabilities(
         temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
     allowed = None if allowed is None else allowed.contiguous()
     numbers = float(scale), float(temperature), int(top_k), float(top_p)
-    return _probabilities(logits.contiguous(), *numbers, scales, rows, allowed, float(min_p))
+    if forced is not None:
+        assert positions is not None
+        forced, positions = forced.contiguous(), positions.expand(batch, queries).contiguous()
+    ended = None if ended is None else ended.expand(batch, queries)
+    marks = forced, positions, invalid, ended
+    return _probabilities(logits.contiguous(), *numbers, scales, rows, allowed, float(min_p), *marks)

@@ -1,0 +1,318 @@
+"""A window of drafts in Triton: one program per image, or per slot where whole distributions move."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import library
+
+from ..cursor.triton import count_step
+from ..noise import constants
+from ..noise.triton import place_of, uniform_of
+
+
+@triton.jit
+def open_window_kernel(
+    positions_ptr,
+    tokens_ptr,
+    at_ptr,
+    ended_ptr,
+    drafts_ptr,
+    previous_ptr,
+    fed_ptr,
+    positions_stride,
+    tokens_stride,
+    window,
+    block,
+    size,
+    padded: tl.constexpr,
+):
+    image = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, padded)
+    inside = slot < window
+    positions = tl.load(positions_ptr + image * positions_stride + slot, mask=inside, other=block)
+    tokens_ptr += image * tokens_stride
+    drafts = tl.load(tokens_ptr + positions, mask=inside, other=0)
+    previous = tl.load(tokens_ptr + positions - block, mask=inside, other=0)
+    ended = positions >= size
+    out = image * window + slot
+    tl.store(at_ptr + out, positions, mask=inside)
+    tl.store(ended_ptr + out, ended.to(tl.uint8), mask=inside)
+    tl.store(drafts_ptr + out, drafts, mask=inside)
+    tl.store(previous_ptr + out, previous, mask=inside)
+    tl.store(fed_ptr + out, tl.where(ended, -1, positions - block), mask=inside)
+
+
+@triton.jit
+def close_window_kernel(
+    positions_ptr,
+    kept_ptr,
+    verified_ptr,
+    redrafted_ptr,
+    tokens_ptr,
+    cursor_ptr,
+    finished_ptr,
+    steps_ptr,
+    accepted_ptr,
+    end_ptr,
+    tokens_stride,
+    accepted_stride,
+    window,
+    block,
+    size,
+    padded: tl.constexpr,
+):
+    image = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, padded)
+    inside = slot < window
+    place = image * window + slot
+    positions = tl.load(positions_ptr + place, mask=inside, other=0)
+    kept = tl.load(kept_ptr + place, mask=inside, other=1) != 0
+    last = tl.load(cursor_ptr + image) + window - 1
+    end = tl.minimum(tl.min(tl.where(kept, last, positions)) + 1, size)
+    end = (end + block - 1) // block * block
+    written = tl.load(verified_ptr + place, mask=inside, other=0)
+    if redrafted_ptr is not None:
+        written = tl.where(positions < end, written, tl.load(redrafted_ptr + place, mask=inside, other=0))
+    tl.store(tokens_ptr + image * tokens_stride + positions, written, mask=inside)
+    tl.store(end_ptr + image, end)
+    count_step(image, end, cursor_ptr, finished_ptr, steps_ptr, accepted_ptr, accepted_stride, size)
+
+
+@triton.jit
+def _first_above(sums_ptr, number, count, bits: tl.constexpr):
+    """How many of the `count` sums in order are at most `number`; `count` < 2 ** `bits`."""
+    low = tl.full([], 0, tl.int64)
+    high = low + count
+    for _ in range(bits):
+        middle = (low + high) // 2
+        below = tl.load(sums_ptr + middle, mask=low < high, other=float("inf")) <= number
+        low = tl.where(below, middle + 1, low)
+        high = tl.where(below, high, middle)
+    return low
+
+
+@triton.jit
+def slide_window_kernel(
+    positions_ptr,
+    fresh_ptr,
+    tokens_ptr,
+    q_ptr,
+    p_ptr,
+    end_ptr,
+    start_ptr,
+    start_sums_ptr,
+    forced_ptr,
+    uniform_ptr,
+    seeds_ptr,
+    steps_ptr,
+    key,
+    uniform_strides,
+    tokens_stride,
+    slots,
+    window,
+    vocab_size,
+    size,
+    bits: tl.constexpr,
+    block: tl.constexpr,
+):
+    """`slots`: how many there are, of which the first `window` are in use."""
+    image = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(1)
+    place = image * slots + slot
+    position = tl.load(positions_ptr + place)
+    entered = position < tl.load(end_ptr + image)
+    # All threads have read the position before it changes.
+    tl.debug_barrier()
+    tl.store(fresh_ptr + place, entered.to(tl.uint8))
+    q_ptr += place * vocab_size
+    if entered:
+        position += window
+        tl.store(positions_ptr + place, position)
+        if uniform_ptr is not None:
+            number = tl.load(uniform_ptr + image * uniform_strides[0] + slot * uniform_strides[1])
+        else:
+            number, _ = uniform_of(place_of(seeds_ptr, steps_ptr, image, position, key))
+        token = _first_above(start_sums_ptr + image * vocab_size, number, vocab_size, bits)
+        known = tl.full([], -1, tl.int64)
+        if forced_ptr is not None:
+            known = tl.load(forced_ptr + image * size + tl.minimum(position, size - 1))
+        token = tl.where(known < 0, token, known)
+        tl.store(tokens_ptr + image * tokens_stride + position, token)
+        for begin in range(0, vocab_size, block):
+            index = begin + tl.arange(0, block)
+            weights = tl.load(start_ptr + image * vocab_size + index, mask=index < vocab_size, other=0.0)
+            weights = tl.where(known < 0, weights, (index == known).to(tl.float32))
+            tl.store(q_ptr + index, weights, mask=index < vocab_size)
+    elif p_ptr is not None:
+        p_ptr += (image * window + slot) * vocab_size
+        for begin in range(0, vocab_size, block):
+            index = begin + tl.arange(0, block)
+            tl.store(q_ptr + index, tl.load(p_ptr + index, mask=index < vocab_size), mask=index < vocab_size)
+
+
+def _opened(positions: torch.Tensor, window: int) -> tuple[torch.Tensor, ...]:
+    at, drafts, previous, fed = (positions.new_empty(len(positions), window) for _ in range(4))
+    return at, torch.empty_like(at, dtype=torch.bool), drafts, previous, fed
+
+
+@library.custom_op("arimage::open_window", mutates_args=())
+def open_window(
+    positions: torch.Tensor, tokens: torch.Tensor, window: int, block: int, size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    at, ended, drafts, previous, fed = _opened(positions, window)
+    with torch.cuda.device_of(positions):
+        open_window_kernel[(len(positions),)](
+            positions,
+            tokens,
+            at,
+            ended.view(torch.uint8),
+            drafts,
+            previous,
+            fed,
+            positions.stride(0),
+            tokens.stride(0),
+            window,
+            block,
+            size,
+            padded=triton.next_power_of_2(window),
+            num_warps=1,
+        )
+    return at, ended, drafts, previous, fed
+
+
+@open_window.register_fake
+def _(positions, tokens, window, block, size):
+    return _opened(positions, window)
+
+
+@library.custom_op("arimage::close_window", mutates_args=("tokens", "cursor", "finished", "steps", "accepted"))
+def _close_window(
+    positions: torch.Tensor,
+    kept: torch.Tensor,
+    verified: torch.Tensor,
+    redrafted: torch.Tensor | None,
+    tokens: torch.Tensor,
+    cursor: torch.Tensor,
+    finished: torch.Tensor,
+    steps: torch.Tensor,
+    accepted: torch.Tensor,
+    block: int,
+    size: int,
+) -> torch.Tensor:
+    end, window = torch.empty_like(cursor), positions.shape[1]
+    with torch.cuda.device_of(positions):
+        close_window_kernel[(len(positions),)](
+            positions,
+            kept.view(torch.uint8),
+            verified,
+            redrafted,
+            tokens,
+            cursor,
+            finished.view(torch.uint8),
+            steps,
+            accepted,
+            end,
+            tokens.stride(0),
+            accepted.stride(0),
+            window,
+            block,
+            size,
+            padded=triton.next_power_of_2(window),
+            # One warp, since the program writes what it has read.
+            num_warps=1,
+        )
+    return end
+
+
+@_close_window.register_fake
+def _(positions, kept, verified, redrafted, tokens, cursor, finished, steps, accepted, block, size):
+    return torch.empty_like(cursor)
+
+
+def close_window(
+    positions: torch.LongTensor,
+    kept: torch.BoolTensor,
+    verified: torch.LongTensor,
+    redrafted: torch.LongTensor | None,
+    tokens: torch.LongTensor,
+    cursor: torch.LongTensor,
+    finished: torch.BoolTensor,
+    steps: torch.LongTensor,
+    accepted: torch.LongTensor,
+    block: int,
+    size: int,
+) -> torch.LongTensor:
+    redrafted = None if redrafted is None else redrafted.contiguous()
+    drafts = positions.contiguous(), kept.contiguous(), verified.contiguous(), redrafted
+    return _close_window(*drafts, tokens, cursor, finished, steps, accepted, block, size)
+
+
+@library.custom_op("arimage::slide_window", mutates_args=("positions", "fresh", "tokens", "q"))
+def _slide_window(
+    positions: torch.Tensor,
+    fresh: torch.Tensor,
+    tokens: torch.Tensor,
+    q: torch.Tensor,
+    p: torch.Tensor | None,
+    end: torch.Tensor,
+    start: torch.Tensor,
+    start_sums: torch.Tensor,
+    forced: torch.Tensor | None,
+    uniform: torch.Tensor | None,
+    seeds: torch.Tensor,
+    steps: torch.Tensor,
+    purpose: int,
+    window: int,
+    size: int,
+) -> None:
+    images, slots, vocab_size = q.shape
+    with torch.cuda.device_of(positions):
+        slide_window_kernel[(images, window)](
+            positions,
+            fresh.view(torch.uint8),
+            tokens,
+            q,
+            p,
+            end,
+            start,
+            start_sums,
+            forced,
+            uniform,
+            seeds,
+            steps,
+            constants.key_of(purpose),
+            (0, 0) if uniform is None else uniform.stride(),
+            tokens.stride(0),
+            slots,
+            window,
+            vocab_size,
+            size,
+            bits=vocab_size.bit_length(),
+            block=min(4096, triton.next_power_of_2(vocab_size)),
+            num_warps=8,
+        )
+
+
+def slide_window(
+    positions: torch.LongTensor,
+    fresh: torch.BoolTensor,
+    tokens: torch.LongTensor,
+    q: torch.FloatTensor,
+    p: torch.FloatTensor | None,
+    end: torch.LongTensor,
+    start: torch.FloatTensor,
+    start_sums: torch.FloatTensor,
+    forced: torch.LongTensor | None,
+    uniform: torch.FloatTensor | None,
+    seeds: torch.LongTensor,
+    steps: torch.LongTensor,
+    purpose: int,
+    window: int,
+    size: int,
+) -> None:
+    p = None if p is None else p.contiguous()
+    forced = None if forced is None else forced.contiguous()
+    _slide_window(
+        *(positions, fresh, tokens, q, p, end.contiguous(), start.contiguous(), start_sums.contiguous(), forced),
+        *(uniform, seeds, steps, int(purpose), window, size),
+    )
