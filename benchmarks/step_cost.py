@@ -92,17 +92,17 @@ COMMITTED = {
 }
 LOOKUPS = {"gather", "index", "index_select", "embedding"}
 SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
-# The arguments of kernels that are not read first, and those of which as many elements are touched as another argument
-# has.
+# The arguments of kernels that are written without being read, and those of which as many elements are touched as other
+# arguments have.
 OVERWRITTEN = {"slide_window": {"q"}}
 TOUCHED = {
-    "open_step": {"tokens": "cursor"},
-    "close_step": {"tokens": "positions", "accepted": "cursor"},
-    "advance": {"accepted": "cursor"},
+    "open_step": {"tokens": ["cursor"]},
+    "close_step": {"tokens": ["positions"], "accepted": ["cursor"]},
+    "advance": {"accepted": ["cursor"]},
     # Drafts, and the tokens before them.
-    "open_window": {"tokens": "positions"},
-    "close_window": {"tokens": "positions", "accepted": "cursor"},
-    "slide_window": {"tokens": "positions"},
+    "open_window": {"tokens": ["positions", "positions"]},
+    "close_window": {"tokens": ["positions"], "accepted": ["cursor"]},
+    "slide_window": {"tokens": ["positions"]},
 }
 # What a model is called for.
 FORWARDS = ("prefill", "forward", "prefill_group", "forward_group", "predict", "denoise")
@@ -141,8 +141,9 @@ def written(operator, args: tuple) -> list[torch.Tensor]:
     )
 
 
-def kernel_bytes(operator, name: str, args: tuple, results) -> int:
+def kernel_bytes(operator, args: tuple, results) -> int:
     """Bytes that a kernel of `arimage.kernels` moves."""
+    name = operator._schema.name.removeprefix("arimage::")
     values = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)}
     partly, overwritten = TOUCHED.get(name, {}), OVERWRITTEN.get(name, set())
     moved = sum(map(size, tensors([value for key, value in values.items() if key not in {*partly, *overwritten}])))
@@ -150,7 +151,7 @@ def kernel_bytes(operator, name: str, args: tuple, results) -> int:
     moved += sum(
         size(tensor) for tensor in written(operator, args) if all(tensor is not values[key] for key in partly)
     )
-    return moved + sum(2 * values[key].itemsize * values[other].numel() for key, other in partly.items())
+    return moved + sum(values[key].itemsize * values[o].numel() for key, others in partly.items() for o in others)
 
 
 def is_view(operator) -> bool:
@@ -230,7 +231,7 @@ class StepCounter(TorchDispatchMode):
             moved = copied + touched(base, args) * args[0].itemsize + self.read(args[1:])
         elif operator.namespace == "arimage":
             self.read(args)
-            moved = kernel_bytes(operator, name, args, results)
+            moved = kernel_bytes(operator, args, results)
         else:
             inputs = args[1:] if name in WRITES else args, {k: v for k, v in kwargs.items() if k != "out"}
             moved = self.read(inputs) + sum(map(size, tensors(results)))

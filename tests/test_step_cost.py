@@ -1,6 +1,7 @@
 """`benchmarks/step_cost.py` on modules whose launches and bytes are counted by hand."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ import arimage.kernels
 import arimage.models
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decoding_from_name
 from arimage.decoding.names import PRESETS
-from arimage.kernels.coupling import couple, couple_window, sample
+from arimage.kernels.coupling import couple, couple_at, couple_window, sample, sample_at
+from arimage.kernels.cursor import advance, close_step, open_step
 from arimage.kernels.noise import normals
 from arimage.kernels.probabilities import probabilities
+from arimage.kernels.window import close_window, open_window, slide_window
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -94,6 +97,12 @@ KERNELS = {
         2 * P + DRAFTS * (2 * LONG + 2 * FLOAT + 1) + DRAFTS * (LONG + 1) + DRAFTS + 3 * 2 * LONG,
     ),
     "sample": (lambda p, logits, x, noise: sample(p, noise[..., 0]), 1, P + DRAFTS * (FLOAT + LONG)),
+    "sample_at": (lambda p, logits, x, noise: sample_at(p, x[:, 0], x, None, 0), 1, P + (2 * DRAFTS + 2) * LONG),
+    "couple_at": (
+        lambda p, logits, x, noise: couple_at(p, p, x, x[0, :2], x, x[0, :2], 1),
+        1,
+        2 * P + (3 * DRAFTS + 4) * LONG + DRAFTS * (1 + 3 * FLOAT),
+    ),
     "probabilities": (lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9), 1, 2 * P),
     "probabilities with min-p": (
         lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9, min_p=0.05),
@@ -125,6 +134,44 @@ def test_a_kernel_is_one_launch_that_reads_its_inputs_and_writes_its_outputs(nam
     p, logits = torch.zeros(2, 3, 7), torch.zeros(2, 2, 3, 7, dtype=torch.bfloat16)
     x, noise = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, 2)
     assert counted(lambda: call(p, logits, x, noise))[:2] == (launches, moved)
+
+
+# On a window [2, 3] of images of 100 tokens: the launches and bytes of each kernel, which looks up or writes a few.
+SIZE, ROW, SLOTS = 100, 2 * LONG, 6 * LONG
+PROGRESS = 2 * (2 * ROW + 2) + ROW  # cursor, steps and finished are read and written, and a number of accepted
+STEPS = {
+    "open_step": (lambda s: open_step(s.cursor, s.finished, s.tokens, 1), ROW + 2 + ROW + 3 * ROW),
+    "close_step": (
+        lambda s: close_step(s.at, s.at, s.tokens, *s.progress, SIZE),
+        2 * ROW + ROW + PROGRESS,
+    ),
+    "advance": (lambda s: advance(s.cursor, *s.progress, SIZE), ROW + PROGRESS),
+    "open_window": (lambda s: open_window(s.x, s.tokens, 3, 1, SIZE), SLOTS + 2 * SLOTS + 4 * SLOTS + 6),
+    "close_window": (
+        lambda s: close_window(s.x, s.fresh, s.x, None, s.tokens, *s.progress, 1, SIZE),
+        2 * SLOTS + 6 + SLOTS + PROGRESS + ROW,
+    ),
+    "slide_window": (
+        lambda s: slide_window(
+            *(s.x, s.fresh, s.tokens, s.p, s.q, s.cursor, s.start, s.start, None, None, s.cursor, s.steps, 3, 3, SIZE)
+        ),
+        2 * SLOTS + 12 + SLOTS + 2 * P + 2 * P // 3 + 3 * ROW,
+    ),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", STEPS)
+def test_a_kernel_touches_a_few_tokens_of_an_image(name):
+    cursor, steps, accepted = (torch.zeros(*shape, 2, dtype=torch.long) for shape in ((), (), (SIZE + 1,)))
+    state = SimpleNamespace(cursor=cursor, steps=steps, finished=torch.zeros(2, dtype=torch.bool))
+    state.progress = cursor, state.finished, steps, accepted
+    state.tokens, state.x = torch.zeros(2, SIZE + 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)
+    state.at = torch.zeros(2, 1, dtype=torch.long)
+    state.p, state.q, state.start = torch.zeros(2, 3, 7), torch.zeros(2, 3, 7), torch.zeros(2, 7)
+    state.fresh = torch.zeros(2, 3, dtype=torch.bool)
+    call, moved = STEPS[name]
+    assert counted(lambda: call(state))[:2] == (1, moved)
 
 
 def test_the_model_is_counted_apart_and_its_weights_once():
