@@ -3,7 +3,6 @@ operators.
 
     pipe = card.move(pipe)
     with card.card() as device:
-        pipe.compile()
         pipe("a red heart")
     print(device.captures, device.replays, device.waits)
 

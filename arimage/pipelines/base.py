@@ -85,6 +85,8 @@ class ARPipeline(LoraMixin, CompileMixin):
     def __init__(self):
         super().__init__()
         limit_forks()
+        if os.environ.get("ARIMAGE_EAGER") != "1":
+            self.capture()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self._own_decoding: Decoding | None = None
         self.decoding = AutoregressiveDecoding()

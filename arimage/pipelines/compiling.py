@@ -1,50 +1,81 @@
-"""Steps that are compiled, captured, and kept between calls."""
+"""Steps that are captured or compiled, and kept between calls."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..decoding import Decoding
-from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
+from ..decoding.run.capture import KEPT_BYTES, WARM_UP, CompiledSteps
 from .lora import adapter_state
 from .offload import OffloadMixin
 
 
 class CompileMixin(OffloadMixin):
-    """Compiled steps of a pipeline."""
+    """How a pipeline takes the steps of its calls. On a CUDA device they are captured in CUDA graphs and replayed;
+    `compile` also compiles them, and `run_eagerly` is the switch that turns both off. On other devices steps run
+    eagerly unless they are compiled. Whether a call's steps were eager, captured or compiled is in `stats.steps`."""
 
     # The name of the argument for the number of images or videos per prompt.
     per_prompt: str
     num_classes: int | None
     decoding: Decoding
 
+    # None takes steps eagerly.
     _compiled: CompiledSteps | None = None
+
+    def capture(self, *, kept_bytes: int = KEPT_BYTES) -> None:
+        """Capture the steps of calls on a CUDA device: forward pass, sampling and bookkeeping of a step become one
+        CUDA graph, which takes a single launch. Every new pipeline does so; call it for another `kept_bytes`, or after
+        `run_eagerly` or `compile`.
+
+        The graphs belong to a decoding, batch size, image size or window, set of sampling settings, and to prompts of
+        a language model of the same length, rounded up to 32 tokens. A call takes two steps of a shape eagerly, and
+        captures the third. Capturing launches nothing: the kernels of a first call are those of an eager one, and per
+        graph (up to four of an image of tokens, one per attention limit) the host waits once for the device. Steps of
+        which an image has only one (a scale, a group, a set of tokens) are captured in the second call of their kind,
+        so that a single call does not pay for graphs that it would not replay.
+
+        The graphs and the cache of a call are kept for the next one of the same kind, which then captures nothing, see
+        `warm_up`; moving or replacing weights drops them. The images are the same as without graphs. Prefill and
+        image decoding stay eager; the steps do too while hooks move the weights of a component (offloading, several
+        devices), where a layer has forward hooks, and where a capture fails, of which a warning tells. `from_pipe` and
+        `save_pretrained` do not keep this setting.
+
+        Args:
+            kept_bytes: how much memory kept caches and graphs may take, at most half of the memory that is left; those
+                that were not used for the longest time are freed first.
+        """
+        self._compiled = CompiledSteps(compiles=False, kept_bytes=kept_bytes)
 
     def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
         """Compile the steps of calls with `torch.compile`: forward pass, sampling and bookkeeping of a step become one
-        graph. On a CUDA device the step is also captured in a CUDA graph, so that it takes a single launch.
+        graph of fused operators. On a CUDA device the compiled step is then captured, see `capture`.
 
         A decoding is compiled when a call first uses it, and again for every new batch size, image size or window, and
-        for every 32 tokens that the prompts of a language model become longer; VAR compiles every scale. The graphs
-        and the cache of a call are kept for the next one of the same kind, which then captures nothing, see `warm_up`;
-        moving or replacing weights drops them. The images are the same as without compilation, up to the rounding of
-        fused operators. Prefill and image decoding stay eager; the steps do too while hooks move the weights of a
-        component (offloading, several devices), and where a layer has forward hooks. `from_pipe` and
-        `save_pretrained` do not keep this setting, and `uncompile` takes it back.
+        for every 32 tokens that the prompts of a language model become longer; VAR compiles every scale. That takes
+        minutes, and pays for wide decoders of transformers that generate many images (Janus, Lumina, Emu3, GLM-Image).
+        The images are the same as without compilation, up to the rounding of fused operators. `from_pipe` and
+        `save_pretrained` do not keep this setting; `capture` and `run_eagerly` take it back.
 
         Args:
-            kept_bytes: how much memory kept caches and graphs may take; those that were not used for the longest time
-                are freed first. On a CUDA device they also take at most half of the memory that is left.
+            kept_bytes: see `capture`.
             options: passed to `torch.compile`, for example `mode="max-autotune"`; by default `fullgraph` is True and
-                `dynamic` is False. `backend="eager"` captures without compiling.
+                `dynamic` is False.
         """
         self._compiled = CompiledSteps(kept_bytes=kept_bytes, **options)
 
-    def uncompile(self) -> None:
-        """Take the steps of calls eagerly again, and free what compiled ones keep: graphs and caches. Modules that
-        `compile` of MAR and of continuous tokens in turn compiles stay compiled."""
+    def run_eagerly(self) -> None:
+        """Take the steps of calls eagerly from now on, neither captured nor compiled, and free what is kept: graphs
+        and caches. The environment variable ARIMAGE_EAGER=1 does so for every new pipeline. Modules that `compile` of
+        MAR and of continuous tokens in turn compiles stay compiled."""
         self._compiled = None
+
+    def to(self, *args, **kwargs):
+        # Their memory is needed now, and where the weights go graphs are captured again.
+        if self._compiled is not None:
+            self._compiled.kept.clear()
+        return super().to(*args, **kwargs)
 
     def warm_up(
         self,
@@ -53,7 +84,8 @@ class CompileMixin(OffloadMixin):
         decodings: Sequence[Decoding | str] | None = None,
         **kwargs,
     ) -> None:
-        """Make calls once, so that later ones of the same kinds compile and capture nothing.
+        """Make calls, so that later ones of the same kinds compile and capture nothing. On a CUDA device a call is
+        made again while some of its steps are not captured, see `capture`.
 
         Args:
             batch_sizes: the numbers of images that are generated at a time.
@@ -65,8 +97,23 @@ class CompileMixin(OffloadMixin):
             kwargs = self._example(kwargs) | kwargs
         for decoding in [None] if decodings is None else decodings:
             for size in batch_sizes:
-                generator = torch.Generator().manual_seed(0)
-                self(*args, **{self.per_prompt: size, "decoding": decoding, "generator": generator} | kwargs)
+                for _ in self.until_captured():
+                    generator = torch.Generator().manual_seed(0)
+                    self(*args, **{self.per_prompt: size, "decoding": decoding, "generator": generator} | kwargs)
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps of the default decoding are captured: on a CUDA device, unless they run eagerly."""
+        return self._execution_device.type == "cuda" and self._steps is not None
+
+    def until_captured(self) -> Iterator[None]:
+        """Yield for a call, and again while steps of it have not come often enough to be captured."""
+        steps = self._compiled
+        before = 0 if steps is None else steps.uncaptured
+        for _ in range(WARM_UP + 1):
+            yield
+            if steps is None or steps.uncaptured <= before:
+                return
 
     def _example(self, given: Container[str]) -> dict[str, Any]:
         """The arguments of an example that a call needs besides the `given` ones."""
@@ -75,21 +122,25 @@ class CompileMixin(OffloadMixin):
         return {"prompt": "a red heart"} if self.num_classes is None else {"class_labels": 0}
 
     def steps_of(self, decoding: Decoding) -> CompiledSteps | None:
-        """The compiler of the steps of calls with `decoding`, with the weights that there are now; None where steps
-        run eagerly."""
+        """What captures and compiles the steps of calls with `decoding`, with the weights that there are now; None
+        where steps run eagerly."""
         steps = self._compiled
         if steps is None:
             return None
         parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
-        own = [value for value in vars(decoding).values() if isinstance(value, torch.nn.Module)]
-        hooked = any(each._forward_hooks or each._forward_pre_hooks for part in parts for each in part.modules())
-        if hooked or self.has_hooks or not (steps.compiles or self._execution_device.type == "cuda"):
+        if not (steps.compiles or self._execution_device.type == "cuda") or self.has_hooks or _are_hooked(parts):
             # Their memory is needed now.
             steps.kept.clear()
             return None
+        own = [value for value in vars(decoding).values() if isinstance(value, torch.nn.Module)]
         steps.use_weights([*parts, *own], [*adapter_state(parts), *(part.training for part in parts)])
         return steps
 
     @property
     def _steps(self) -> CompiledSteps | None:
         return self.steps_of(self.decoding)
+
+
+def _are_hooked(components: Iterable[torch.nn.Module]) -> bool:
+    """Whether a layer of them has forward hooks."""
+    return any(each._forward_hooks or each._forward_pre_hooks for part in components for each in part.modules())

@@ -35,6 +35,9 @@ class DecodingStats:
             `tokenizer_seconds`. A pipeline with a diffusion decoder divides these into `"hand_off"`, `"decoder"` and
             `"pixels"`.
         decoder_steps: denoising steps of a diffusion decoder per image; 0 without one.
+        steps: how the steps ran: "captured" if they were replayed from CUDA graphs, "compiled" if `pipe.compile()` has
+            compiled whole steps, else "eager": on other devices, where steps cannot be captured or a capture has
+            failed, and in a first call of steps of which an image has only one. See `ARPipeline.capture`.
         accepted: int64 [S, B], how many tokens each forward pass of an image decided, starting with its prefill. S is
             the largest number of forward passes of an image, which is `forward_passes` if all images begin together.
     """
@@ -49,6 +52,7 @@ class DecodingStats:
     tokenizer_seconds: float
     seconds: dict[str, float]
     decoder_steps: int
+    steps: str
     accepted: torch.LongTensor
 
     @property
@@ -57,6 +61,7 @@ class DecodingStats:
         parts = [passes_text(self.forward_passes)]
         parts += [f"{self.head_calls} calls of the denoising head"] if self.head_calls else []
         parts += [f"{self.tokens_per_pass:.1f} tokens per pass", f"{self.seconds['tokens']:.1f} s decoding"]
+        parts += [f"{self.steps} steps"] if self.steps != "eager" else []
         if self.decoder_steps:
             parts.append(f"{self.seconds['decoder']:.1f} s in {self.decoder_steps} decoder steps")
         return ", ".join([*parts, f"{self.seconds['pixels']:.1f} s pixels"])

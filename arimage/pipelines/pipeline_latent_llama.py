@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ..decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
-from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
+from ..decoding.run.capture import KEPT_BYTES
 from ..models.denoising_head import diffusion_tables
 from ..models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 from ..tokenizers.upscaler import ImageUpscaler
@@ -126,7 +126,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         for part in filter(None, (self.transformer, self.drafter)):
             part.compile(**options)
             part.denoising_head.compile(**options)
-        self._compiled = CompiledSteps(compiles=False, kept_bytes=kept_bytes)
+        self.capture(kept_bytes=kept_bytes)
 
     def sampling(self, **settings) -> LatentSampling:
         given = {name: value for name, value in settings.items() if value is not None}

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKL
 from diffusers.image_processor import PipelineImageInput
 
 from ..decoding import Decoding, LatentSampling, Layout, MaskedDecoding
-from ..decoding.run.capture import KEPT_BYTES, CompiledSteps
+from ..decoding.run.capture import KEPT_BYTES
 from ..models.denoising_head import DenoisingHead, diffusion_tables
 from ..models.transformer_mar import MARLatentModel, MARTransformer
 from ..tokenizers.tiling import Tiling
@@ -126,7 +126,7 @@ class MARPipeline(ClassOrTextPipeline):
         whole, see `ARPipeline.compile`."""
         for part in filter(None, (self.transformer, self.head, self.drafter, self.drafter_head)):
             part.compile(**options)
-        self._compiled = CompiledSteps(compiles=False, kept_bytes=kept_bytes)
+        self.capture(kept_bytes=kept_bytes)
 
     def sampling(self, **settings) -> LatentSampling:
         given = {name: value for name, value in settings.items() if value is not None}

@@ -80,6 +80,7 @@ class CallRun:
             tokenizer_seconds=self._tokenizer_seconds,
             seconds={"tokens": self._seconds} | (self.call.seconds or {"pixels": self._tokenizer_seconds}),
             decoder_steps=self.call.decoder.num_inference_steps if self.call.seconds else 0,
+            steps=self.batch.how,
             accepted=accepted,
         )
 

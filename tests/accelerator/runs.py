@@ -78,16 +78,23 @@ def methods(names: Iterable[str]) -> list[str]:
 
 @cache
 def pipeline(family: str, kind: str):
-    """The pipeline of a family on the "cpu", on a CUDA device "eager" or "replayed", or on another accelerator,
-    "xpu"."""
+    """The pipeline of a family on the "cpu", on a CUDA device "eager" or, as by default, "replayed", or on another
+    accelerator, "xpu"."""
     with torch.no_grad():
         pipe = (FAMILIES | LARGE)[family]()
     if kind != "cpu":
         card.move(pipe, "xpu" if kind == "xpu" else "cuda")
-    if kind == "replayed":
-        with card.card():
-            pipe.compile()
+    if kind == "eager":
+        pipe.run_eagerly()
     return pipe
+
+
+def fresh(family: str = "llamagen-text", place: str = "cuda"):
+    """A pipeline of its own, whose weights and graphs a test may change."""
+    with torch.no_grad():
+        pipe = FAMILIES[family]()
+    pipe.set_progress_bar_config(disable=True)
+    return card.move(pipe) if place == "cuda" else pipe
 
 
 def conditions(pipe, count: int, first: int = 0) -> dict:

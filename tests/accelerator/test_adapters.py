@@ -27,10 +27,7 @@ def test_replayed_steps_follow_adapters(family):
         pipe.load_lora_weights(state, STYLE)
     card.move(replayed, "cuda")
     text = small("next-scale" if family == "var-text" else "sjd-coupled")
-    found = {}
-    with card.card():
-        replayed.compile()
-    seen = []
+    found, seen = {}, []
     for name, change in {"loaded": lambda pipe: None, **CHANGES}.items():
         change(plain)
         expected = call(plain, text)

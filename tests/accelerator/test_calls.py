@@ -15,11 +15,15 @@ def names(family):
 
 
 def check(family, kind, texts, count=3, guidance=3.0):
-    """Compare calls, and return how many steps of each were replayed."""
+    """Compare calls, and return how many steps of each were replayed. Steps of which an image has only one are
+    replayed in a second call."""
     found, replays = {}, {}
     for text in texts:
-        found[text] = compare(family, kind, call, text, count, guidance)
-        replays[text] = card.DEVICE.replays
+        for _ in range(2 if kind == "replayed" else 1):
+            found[text] = compare(family, kind, call, text, count, guidance)
+            replays[text] = card.DEVICE.replays
+            if found[text] or replays[text]:
+                break
     assert {text: differences for text, differences in found.items() if differences} == {}
     return replays
 
@@ -36,12 +40,14 @@ def test_every_pipeline_has_a_family():
     assert {kind.__module__.rpartition(".")[2] for kind in classes} & files == files
 
 
+# What reads the device in its steps, or allocates there.
+EAGER = ["code", "cspd", "path-jacobi:window=4", "path-speculative:window=3"]
+
+
 @families(QUICK)
 def test_replayed_steps_of_every_preset(family):
     replays = check(family, "replayed", [small(name) for name in names(family) if is_quick(name)])
-    if pipeline(family, "cpu").abilities.kind == "tokens":
-        # A group is replayed in further calls only.
-        assert [text for text, count in replays.items() if not count] in ([], ["groups:groups=4"])
+    assert [text for text in replays if not replays[text]] == [text for text in replays if text in EAGER]
 
 
 def test_replayed_steps_of_two_grids():

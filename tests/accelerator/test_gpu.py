@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 def on_gpu(family, form):
     pipe = FAMILIES[family]().to("cuda")
     pipe.set_progress_bar_config(disable=True)
-    if form == "captured":
-        pipe.compile(backend="eager")
+    if form == "eager":
+        pipe.run_eagerly()
     return pipe
 
 

@@ -35,6 +35,7 @@ SLOW = [
     ("llamagen-dd", "flow:window=4"),
     ("var-dd", "few-step:starts=0+2"),
 ]
+ONCE = ("groups", "next-scale", "few-step", "mar")
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
@@ -56,7 +57,9 @@ def test_further_calls_capture_nothing(family, decoding):
         found = three_calls(pipe, decoding, lambda: captures.append(device.captures))
         replays = device.replays
     assert differences(expected, found) == []
-    assert 0 < captures[0] == captures[1] == captures[2] < replays
+    # Steps of which an image has only one are captured in a second call.
+    assert (captures[0] < captures[1]) == (decoding.partition(":")[0] in ONCE)
+    assert 0 < captures[1] == captures[2] < replays
 
 
 def test_images_join_and_leave_kept_rows_without_a_capture():
@@ -139,7 +142,7 @@ def test_weights_that_move_are_captured_again():
         weight.data = weight.data.clone()
         assert pipe._steps is steps and len(steps.kept) == 0
     finally:
-        pipe._compiled = None
+        pipe.capture()
 
 
 def test_what_is_kept_has_a_limit():
@@ -151,4 +154,4 @@ def test_what_is_kept_has_a_limit():
         kept = pipe._compiled.kept
         assert 0 < sum(each.state.nbytes for each in kept._states.values()) <= 200_000 and len(kept) < 7
     finally:
-        pipe._compiled = None
+        pipe.capture()

@@ -15,7 +15,7 @@ import tiny_latent_llama
 import tiny_mar
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from accelerator.runs import FAMILIES, call, differences, equal, families, pipeline, small
+from accelerator.runs import call, differences, equal, families, fresh, pipeline, small
 from adapters import STYLE, adapter
 from families import flat, seeded
 from PIL import Image
@@ -34,15 +34,7 @@ def compiled(pipe):
     try:
         yield pipe._compiled.kept
     finally:
-        pipe.uncompile()
-
-
-def fresh(family="llamagen-text", place="cuda"):
-    """A pipeline of its own, whose weights a test may change."""
-    with torch.no_grad():
-        pipe = FAMILIES[family]()
-    pipe.set_progress_bar_config(disable=True)
-    return card.move(pipe) if place == "cuda" else pipe
+        pipe.capture()
 
 
 # What a state holds
@@ -146,7 +138,6 @@ def bfloat16(monkeypatch):
 def test_modes_have_graphs_of_their_own(mode, bfloat16):
     pipe, captures = fresh(), []
     with card.card() as device:
-        pipe.compile()
         for _ in range(2):
             for context in (MODES[mode], contextlib.nullcontext):
                 with context():
@@ -169,7 +160,6 @@ def test_graphs_do_not_read_the_casts_of_autocast(bfloat16):
     for weight in pipe.transformer.parameters():
         weight.requires_grad_(True)
     with card.card():
-        pipe.compile()
         found = []
         for _ in range(2):
             with autocast():
@@ -182,7 +172,6 @@ def test_other_streams_have_graphs_of_their_own(monkeypatch):
     """They may run at the same time, and graphs share memory."""
     pipe = fresh()
     with card.card() as device:
-        pipe.compile()
         call(pipe, "ar")
         monkeypatch.setattr(card.Stream, "cuda_stream", 1)
         call(pipe, "ar")
@@ -222,7 +211,6 @@ def test_one_thread_at_a_time_launches_on_the_stream_of_captures(monkeypatch):
     monkeypatch.setattr(CapturedStep, "_warm_up", warm_up)
     with card.card():
         monkeypatch.setattr(torch.cuda, "graph", graph)
-        pipe.compile()
         threads = [threading.Thread(target=run, args=(count,)) for count in (2, 3)]
         for thread in threads:
             thread.start()
@@ -252,7 +240,6 @@ def test_weights_that_change_in_place(family):
     change(cpu)
     expected = {name: call(cpu, name) for name in names}
     with card.card():
-        pipe.compile()
         for name in names:
             call(pipe, name)
         # They share memory with those on the CPU.
@@ -278,7 +265,6 @@ def test_weights_that_are_replaced_while_a_call_runs():
             replace_weights(pipe.transformer)
 
     with card.card():
-        pipe.compile()
         assert differences(expected, call(pipe, "ar", callback_on_step_end=replace)) == []
 
 
@@ -291,7 +277,6 @@ def test_weights_of_a_drafter_of_its_own():
     expected = call(pipe, decoding)
     card.move(pipe), card.move_module(drafter)
     with card.card(), torch.no_grad():
-        pipe.compile()
         call(pipe, decoding)
         replace_weights(drafter)
         assert differences(expected, call(pipe, decoding)) == []
@@ -346,7 +331,6 @@ def test_adapters_that_change_while_a_call_runs(nested):
     card.move(pipe)
     expected = run(cpu)
     with card.card():
-        pipe.compile()
         assert differences(expected, run(pipe)) == []
     assert not torch.equal(expected["second"], expected["third"])
 
@@ -354,7 +338,6 @@ def test_adapters_that_change_while_a_call_runs(nested):
 def test_steps_with_hooks_run_eagerly_and_free_what_is_kept():
     pipe, seen = fresh(), []
     with card.card() as device:
-        pipe.compile()
         call(pipe, "ar")
         handle = pipe.transformer.blocks[0].register_forward_hook(lambda *_: seen.append(1))
         passes = call(pipe, "ar")["forward_passes"]
@@ -403,7 +386,6 @@ def test_a_capture_without_memory_is_tried_again(monkeypatch):
 
     with card.card() as device:
         monkeypatch.setattr(torch.cuda, "graph", graph)
-        pipe.compile()
         captures = [device.captures for _ in range(3) if call(pipe, "ar")]
     assert captures == [0, 1, 1]
 
@@ -411,7 +393,6 @@ def test_a_capture_without_memory_is_tried_again(monkeypatch):
 def test_what_is_kept_leaves_half_of_the_memory(monkeypatch):
     pipe = fresh()
     with card.card():
-        pipe.compile()
         call(pipe, "ar", 1)
         [state] = pipe._compiled.kept._states.values()
         for free, count in ((3 * state.nbytes, 2), (state.nbytes, 1)):
@@ -427,7 +408,6 @@ def test_graphs_and_conditions_count_as_memory(monkeypatch):
     with card.card():
         reserved = iter(range(0, 10**9, 1000))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(reserved))
-        pipe.compile()
         call(pipe, "ar", 1)
         [state] = pipe._compiled.kept._states.values()
         assert state.take_step.nbytes == 1000 and state.nbytes == state.state.nbytes + 1000
@@ -460,7 +440,8 @@ def test_an_interrupted_call_leaves_its_graphs_to_others(family, decoding):
     expected, pipe = [call(pipeline(family, "cpu"), decoding, count) for count in (3, 1)], pipeline(family, "replayed")
     with card.card() as device:
         pipe._compiled.kept.clear()
-        call(pipe, decoding)
+        for _ in pipe.until_captured():
+            call(pipe, decoding)
         captures = device.captures
         call(pipe, decoding, callback_on_step_end=stop)
         assert differences(expected[0], call(pipe, decoding)) == [] and device.captures == captures
@@ -485,19 +466,10 @@ def test_short_prompts_do_not_attend_to_the_width_of_a_long_one():
 def test_settings_that_a_call_did_without_are_not_computed_for_it():
     pipe, settings = fresh(), {"output_type": "latent", "decoding": "ar"}
     with card.card():
-        pipe.compile()
         for more in ({}, {"min_p": 0.1}, {}, {"temperature": 0.5}):
             pipe("a red heart", generator=seeded(0), **settings, **more)
         *_, latest = pipe._compiled.kept._states.values()
         assert latest.state.sampling.stacked and latest.state.sampling.min_p is None
-
-
-def test_compiling_is_taken_back():
-    pipe = pipeline("llamagen-text", "cpu")
-    pipe.compile(backend="eager")
-    call(pipe, "ar")
-    pipe.uncompile()
-    assert pipe.steps_of(pipe.decoding) is None
 
 
 @pytest.mark.parametrize("make", [tiny_mar.pipeline, tiny_latent_llama.pipeline])

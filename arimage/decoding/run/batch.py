@@ -74,6 +74,7 @@ class Batch:
         self._watch: Any = None
         # Whether the state may be kept, and its `Kept.began`.
         self._keeps, self._captured_since = False, 0
+        self._replays = 0
         # The number of steps taken before the image in each row began.
         self._began: list[int] = []
 
@@ -92,6 +93,14 @@ class Batch:
     @property
     def forward_passes(self) -> int:
         return self.begins + self.steps
+
+    @property
+    def how(self) -> str:
+        """How steps were taken: "compiled"; "captured" if any were replayed from CUDA graphs, and no capture failed;
+        else "eager"."""
+        if getattr(self._compiled, "compiles", False):
+            return "compiled"
+        return "captured" if self._replays and not getattr(self._take_step, "failed", False) else "eager"
 
     def begin(self, images: Images) -> None:
         """Prefill `images`, at most `room`, and assign rows to them.
@@ -162,9 +171,10 @@ class Batch:
         """One forward pass of the running images."""
         if not self._fixed and self.state.refillable:
             self._resize(len(self.running))
-        before = self.state.head_calls
+        before, replays = self.state.head_calls, getattr(self._take_step, "replays", 0)
         assert self._take_step is not None
         self._take_step(self.state)
+        self._replays += getattr(self._take_step, "replays", 0) - replays
         self.calls_per_pass.append(self.state.head_calls - before)
         self.steps += 1
         if self.steps % INTERVAL == 0:

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 Step = Callable[[DecodingState], None]
 
-# Uncaptured steps per shape, in which steps are compiled and libraries allocate their workspaces.
-WARM_UP = 2
+# Uncaptured steps per shape, in which steps are compiled and libraries allocate their workspaces, and those of a shape
+# that an image may have only once.
+WARM_UP, WARM_UP_ONCE = 2, 1
 KEPT_BYTES = 8 << 30
 # How often a step of one decoding and batch size may be compiled: every scale or group has its own shapes.
 _RECOMPILATIONS = 1024
@@ -46,8 +47,8 @@ class Place:
 
 class CompiledSteps:
     """Compiles the steps of decodings: forward pass, sampling and bookkeeping in one graph, without a break. On a CUDA
-    device the compiled step is then captured, see `CapturedStep`. States of finished calls are kept with their
-    captures, see `KeptStates`.
+    device the step, compiled or not, is then captured, see `CapturedStep`. States of finished calls are kept with
+    their captures, see `KeptStates`. A copy, or a pickled one, has the same settings and keeps nothing.
 
     Every pair of decoding and batch size has its own compiled function, so that a long-running process never reaches
     PyTorch's recompilation limit, which counts per function. The limit is raised from 8 to 1,024 for the whole
@@ -64,20 +65,30 @@ class CompiledSteps:
         if options.get("mode") in _WITHOUT_GRAPHS:
             options["mode"] = _WITHOUT_GRAPHS[options["mode"]]
         self.compiles, self._options = compiles, {"fullgraph": True, "dynamic": False, **options}
+        self._kept_bytes = kept_bytes
         self._compiled: dict[Hashable, Callable] = {}
         # By device and by the stream that replays the graphs.
         self._places: dict[Hashable, Place] = {}
+        # Those of kept states, and of states in use.
+        self._captured: weakref.WeakSet[CapturedStep] = weakref.WeakSet()
         # The decodings and batch sizes whose steps could not be captured.
         self._eager: set[Hashable] = set()
         self.kept = KeptStates(kept_bytes)
         self._weights: Sequence[Hashable] = ()
         self._tensors: list[weakref.ref] = []
         self._lock = threading.Lock()
-        limits = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, _RECOMPILATIONS)
-        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _RECOMPILATIONS)
+        if compiles:
+            limits = torch._dynamo.config
+            limits.recompile_limit = max(limits.recompile_limit, _RECOMPILATIONS)
+            limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _RECOMPILATIONS)
+
+    def __reduce__(self):
+        settings = {"compiles": self.compiles, "kept_bytes": self._kept_bytes, **self._options}
+        return partial(type(self), **settings), ()
 
     def __str__(self) -> str:
+        if not self.compiles:
+            return "captured"
         options = (f"{name}={getattr(value, '__name__', value)}" for name, value in sorted(self._options.items()))
         return f"compiled with {', '.join(options)}"
 
@@ -111,7 +122,15 @@ class CompiledSteps:
             user = device, torch.cuda.current_stream(device).cuda_stream
             if user not in self._places:
                 self._places[user] = Place(torch.cuda.Stream(device))
-            return CapturedStep(step, device, self._places[user], partial(self._failed, key))
+            captured = CapturedStep(step, device, self._places[user], partial(self._failed, key))
+            self._captured.add(captured)
+            return captured
+
+    @property
+    def uncaptured(self) -> int:
+        """How many shapes of steps have not come often enough to be captured."""
+        with self._lock:
+            return sum(each.uncaptured for each in list(self._captured))
 
     def _failed(self, key: Hashable, error: RuntimeError) -> None:
         """Called when a capture has failed."""
@@ -139,51 +158,65 @@ class CapturedStep:
     cache must stay the same objects while their contents change. If a capture fails, which changes nothing, the steps
     go on without graphs.
 
+    A shape is captured when it comes for the third time, in place of an eager step: a capture records what that step
+    would have launched, and its first replay launches it. So the kernels of a call are those of an eager one, none is
+    launched twice, and what comes on top is, per shape, that the host waits for the device once and CUDA builds the
+    graph. In a state whose images are all at the same step (next-scale, groups, sets), most shapes come once per
+    image. They are captured when they come for the second time, which is usually in the second call of the kind:
+    a single call captures nothing that it would not replay, and its states are kept with what they have counted.
+
     Args:
         step: the function to capture, which must not read the device.
         on_failure: called when a capture has failed.
 
     Attributes:
         failed: whether a capture has failed.
+        replays: how many steps were replays.
     """
 
     def __init__(self, step: Step, device: torch.device, place: Place, on_failure: Callable[[RuntimeError], None]):
         self._step, self._device, self._place, self._on_failure = step, device, place, on_failure
         self._captures: dict[Hashable, Capture] = {}
         self._taken = Counter()
-        self.failed = False
+        self.failed, self.replays = False, 0
 
     @property
     def nbytes(self) -> int:
         """The memory that the graphs took."""
         return sum(capture.nbytes for capture in self._captures.values())
 
+    @property
+    def uncaptured(self) -> int:
+        """How many shapes have not come often enough to be captured."""
+        return 0 if self.failed else len(self._taken) - len(self._captures)
+
     def __call__(self, state: DecodingState) -> None:
         shape = state.step_shape
-        if shape is None or self.failed:
-            self._step(state)
-        elif shape in self._captures:
-            capture = self._captures[shape]
-            capture.graph.replay()
-            if capture.head_calls:
-                state.head_calls += capture.head_calls
-            if isinstance(state, LockstepState):
-                state.taken += 1
-        else:
+        if shape is not None and shape not in self._captures and not self.failed:
             with self._place.lock, _without_autocast_cache():
-                self._warm_up(state)
-                self._taken[shape] += 1
-                # A step at which an image is only once is captured right after it.
-                if self._taken[shape] == (1 if isinstance(state, LockstepState) else WARM_UP):
-                    self._capture(state, shape)
+                if self._taken[shape] < (WARM_UP_ONCE if isinstance(state, LockstepState) else WARM_UP):
+                    self._taken[shape] += 1
+                    self._warm_up(state)
+                    return
+                self._capture(state, shape)
+        if shape in self._captures and not self.failed:
+            self._replay(state, self._captures[shape])
+        else:
+            self._step(state)
+
+    def _replay(self, state: DecodingState, capture: Capture) -> None:
+        capture.graph.replay()
+        self.replays += 1
+        if capture.head_calls:
+            state.head_calls += capture.head_calls
+        if isinstance(state, LockstepState):
+            state.taken += 1
 
     def _capture(self, state: DecodingState, shape: Hashable) -> None:
-        """Capture the step that has just been taken once more, which runs nothing."""
+        """Capture the next step, which runs nothing."""
         graph = torch.cuda.CUDAGraph()
-        calls, taken, reserved = state.head_calls, 0, torch.cuda.memory_reserved(self._device)
-        if isinstance(state, LockstepState):
-            taken = state.taken
-            state.taken -= 1
+        calls, reserved = state.head_calls, torch.cuda.memory_reserved(self._device)
+        taken = state.taken if isinstance(state, LockstepState) else 0
         try:
             # `graph` leaves its stream current if it fails. Other threads may use the device during the capture.
             with (
