@@ -326,6 +326,10 @@ def kernels() -> dict:
     from arimage.kernels.probabilities.reference import probabilities
     from arimage.kernels.rotary.reference import rotate
     from arimage.kernels.siblings.reference import couple_siblings, sample_siblings
+    from arimage.kernels.step.attention.reference import attention
+    from arimage.kernels.step.embedding.reference import embedding
+    from arimage.kernels.step.linear.reference import linear
+    from arimage.kernels.step.qkv.reference import qkv
     from arimage.kernels.window.reference import close_window, open_window, slide_window
 
     def coupled(p, q, x, noise, live, leading):
@@ -359,6 +363,10 @@ def kernels() -> dict:
         "arimage::probabilities": probable,
         "arimage::rotate": rotate,
         "arimage::sample_siblings": lambda q, noise, first: sample_siblings(q, noise.view(*q.shape[:-1], -1), first),
+        "arimage::step_attention": attention,
+        "arimage::step_embedding": embedding,
+        "arimage::step_linear": linear,
+        "arimage::step_qkv": qkv,
         "arimage::couple_siblings": lambda p, q, x, noise: couple_siblings(p, q, x, noise.view(*x.shape[:-1], -1)),
     }
 

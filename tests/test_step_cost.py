@@ -19,7 +19,14 @@ from arimage.kernels.coupling import couple, couple_at, couple_window, sample, s
 from arimage.kernels.cursor import advance, close_step, open_step
 from arimage.kernels.noise import normals
 from arimage.kernels.probabilities import probabilities
+<<<<<<< HEAD
 from arimage.kernels.window import close_window, open_window, slide_window
+=======
+from arimage.kernels.step.attention import attention
+from arimage.kernels.step.embedding import embedding
+from arimage.kernels.step.linear import linear
+from arimage.kernels.step.qkv import qkv
+>>>>>>> 6db7ea6 (Test steps by kernels on the emulated card and in the interpreter)
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -136,6 +143,7 @@ def test_a_kernel_is_one_launch_that_reads_its_inputs_and_writes_its_outputs(nam
     assert counted(lambda: call(p, logits, x, noise))[:2] == (launches, moved)
 
 
+<<<<<<< HEAD
 # On a window [2, 3] of images of 100 tokens: the launches and bytes of each kernel, which looks up or writes a few.
 SIZE, ROW, SLOTS = 100, 2 * LONG, 6 * LONG
 PROGRESS = 2 * (2 * ROW + 2) + ROW  # cursor, steps and finished are read and written, and a number of accepted
@@ -172,6 +180,61 @@ def test_a_kernel_touches_a_few_tokens_of_an_image(name):
     state.fresh = torch.zeros(2, 3, dtype=torch.bool)
     call, moved = STEPS[name]
     assert counted(lambda: call(state))[:2] == (1, moved)
+=======
+HALF = 2
+# Rows, queries of each of two images, and the width.
+ROWS, QUERIES, WIDTH, HEADS, PLACES = 4, 3, 128, 2, 40
+CACHED = ROWS * QUERIES * WIDTH * HALF  # what the fed tokens have in one layer
+
+
+def step_inputs(half=torch.bfloat16):
+    return {
+        "x": torch.zeros(ROWS * QUERIES, WIDTH, dtype=half),
+        "gain": torch.zeros(WIDTH, dtype=half),
+        "weight": torch.zeros(3 * WIDTH, WIDTH, dtype=half),
+        "keys": torch.zeros(ROWS, HEADS, PLACES, WIDTH // HEADS, dtype=half),
+        "places": torch.zeros(2 * QUERIES, dtype=torch.long),
+    }
+
+
+@needs_triton
+def test_the_kernels_of_a_step_read_what_they_need_only():
+    x, gain, weight, keys, places = step_inputs().values()
+    table, seen = torch.zeros(100, WIDTH // HEADS // 2, 2), torch.zeros(ROWS, 5, dtype=torch.bool)
+
+    def launched(function, *arguments, slots=None, **options):
+        counter = step_cost.StepCounter([weight], slots)
+        with counter:
+            function(*arguments, **options)
+        assert counter.launches["outside"] == 1
+        return counter.bytes["outside"], counter
+
+    moved, counter = launched(qkv, x, gain, 1e-5, weight, table, places, WIDTH // HEADS, keys, keys.clone(), places)
+    rotations = 2 * QUERIES * WIDTH // HEADS * FLOAT
+    # It reads the states, and writes queries, keys and values of as many.
+    assert moved == 4 * CACHED + (WIDTH + 3 * WIDTH**2) * HALF + 2 * 2 * QUERIES * LONG + rotations
+    assert sum(counter.weights.values()) == 3 * WIDTH**2 * HALF
+    assert counter.flop == 2 * ROWS * QUERIES * 3 * WIDTH**2
+    moved, counter = launched(attention, x.unflatten(1, (HEADS, -1)), keys, keys, seen, 9, 16, places, slots=8)
+    assert moved == 2 * CACHED + ROWS * 5 + 2 * QUERIES * LONG + 2 * ROWS * WIDTH * (16 + 8) * HALF
+    assert counter.flop == 4 * ROWS * QUERIES * WIDTH * (16 + 8)
+    moved, counter = launched(linear, x, weight[:WIDTH], residual=x)
+    assert moved == 3 * CACHED + WIDTH**2 * HALF and counter.flop == 2 * ROWS * QUERIES * WIDTH**2
+    tokens = torch.zeros(2, QUERIES, dtype=torch.long)
+    moved, counter = launched(embedding, tokens, tokens, None, torch.zeros(PLACES, dtype=torch.long), weight, 2)
+    # An embedding is read and written; the slot and the place of each token are written.
+    assert moved == 2 * CACHED + (2 + 2) * 2 * QUERIES * LONG + PLACES * LONG and not counter.weights
+
+
+@needs_triton
+@pytest.mark.parametrize(("decoding", "ratio"), [("ar", 1.01), ("sjd-coupled:window=16", 1.06)])
+def test_a_layer_of_llamagen_xl_takes_five_launches(decoding, ratio):
+    bound = step_models.MODELS["llamagen-xl-384"].build(2)(1)
+    cost = step_cost.token_cost(bound, step_cost.decoding_from_text(decoding), 1)
+    assert cost.launches[0] == 2 * 5 + 2
+    # Of two layers only, the logits weigh more.
+    assert cost.bytes[0] / cost.floor < ratio + 0.02
+>>>>>>> 6db7ea6 (Test steps by kernels on the emulated card and in the interpreter)
 
 
 def test_the_model_is_counted_apart_and_its_weights_once():

@@ -34,6 +34,8 @@ class StepPlaces:
 # The kernels multiply float32 in fewer bits than torch does.
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (32, 64, 128)
+# Widths are multiples of this.
+WIDTH = 64
 
 
 def runs_step(network: Any, rows: int) -> bool:
@@ -77,7 +79,7 @@ def is_plain(module: nn.Module, like: torch.Tensor) -> bool:
     return all(
         weight.device == like.device
         and weight.dtype == like.dtype
-        and weight.shape[-1] % 64 == 0
+        and weight.shape[-1] % WIDTH == 0
         and not is_traceable_wrapper_subclass(weight)
         for weight in module._parameters.values()
         if weight is not None

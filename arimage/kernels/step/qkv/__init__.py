@@ -17,6 +17,7 @@ def qkv(
     keys: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
     index: torch.LongTensor | None = None,
+    scale: torch.FloatTensor | None = None,
 ) -> torch.Tensor:
     """RMSNorm, the product with the weight of queries, keys and values, the rotation of neighbouring pairs of queries
     and keys, and the write of keys and values. Returns the queries [R, heads, head_dim].
@@ -32,9 +33,10 @@ def qkv(
             the last one.
         keys, values: all those of the layer, [rows, key_heads, places, head_dim], contiguous.
         index: int64 [M], the places to write to.
+        scale: float32, what the rows of a weight of 8 bits are multiplied by, see `arimage.kernels.step.linear`.
     """
     if runs_triton(x):
         from .triton import qkv
 
-        return qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index)
-    return reference.qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index)
+        return qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale)
+    return reference.qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale)

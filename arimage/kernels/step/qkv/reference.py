@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ...rotary.reference import rotate
+from ..linear.reference import product
 
 
 def qkv(
@@ -17,9 +18,10 @@ def qkv(
     keys: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
     index: torch.LongTensor | None = None,
+    scale: torch.FloatTensor | None = None,
 ) -> torch.Tensor:
     groups = len(x) // len(positions)
-    states = F.linear(F.rms_norm(x, x.shape[-1:], gain, eps), weight).unflatten(-1, (-1, head_dim))
+    states = product(F.rms_norm(x, x.shape[-1:], gain, eps), weight, scale).unflatten(-1, (-1, head_dim))
     key_heads = 0 if keys is None else keys.shape[1]
     rotated, value = states.split([states.shape[1] - key_heads, key_heads], dim=1)
     rotated = rotate(rotated[None], table[positions].repeat(groups, 1, 1)[None])[0]

@@ -18,6 +18,7 @@ def qkv_kernel(
     x_ptr,
     gain_ptr,
     weight_ptr,
+    scale_ptr,
     table_ptr,
     position_ptr,
     index_ptr,
@@ -60,8 +61,11 @@ def qkv_kernel(
         full = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0).to(tl.float32)
         squares += tl.sum(full * full, axis=1)
         turned = tl.trans((full * tl.load(gain_ptr + at).to(tl.float32)[None]).to(x_ptr.dtype.element_ty))
-        left = tl.dot(tl.load(weight_ptr + at[None]), turned, left)
-        right = tl.dot(tl.load(weight_ptr + width + at[None]), turned, right)
+        left = tl.dot(tl.load(weight_ptr + at[None]).to(turned.dtype), turned, left)
+        right = tl.dot(tl.load(weight_ptr + width + at[None]).to(turned.dtype), turned, right)
+    if scale_ptr is not None:
+        left *= tl.load(scale_ptr + row)[:, None]
+        right *= tl.load(scale_ptr + row + 1)[:, None]
     factor = norm_factor(squares, width, eps)[None]
     dtype = x_ptr.dtype.element_ty
     left = (left * factor).to(dtype).to(tl.float32)
@@ -107,6 +111,7 @@ def _qkv(
     keys: torch.Tensor | None,
     values: torch.Tensor | None,
     index: torch.Tensor | None,
+    scale: torch.Tensor | None,
 ) -> torch.Tensor:
     rows, width = x.shape
     cached, key_heads, places = (rows, 0, 0) if keys is None else keys.shape[:3]
@@ -117,6 +122,7 @@ def _qkv(
             x,
             gain,
             weight,
+            scale,
             table,
             positions,
             index,
@@ -143,7 +149,7 @@ def _qkv(
 
 
 @_qkv.register_fake
-def _(x, gain, eps, weight, table, positions, head_dim, keys, values, index):
+def _(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale):
     key_heads = 0 if keys is None else keys.shape[1]
     return x.new_empty(len(x), len(weight) // head_dim - 2 * key_heads, head_dim)
 
@@ -159,5 +165,6 @@ def qkv(
     keys: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
     index: torch.LongTensor | None = None,
+    scale: torch.FloatTensor | None = None,
 ) -> torch.Tensor:
-    return _qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index)
+    return _qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale)

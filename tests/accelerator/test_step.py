@@ -1,0 +1,41 @@
+"""Steps by the kernels of `arimage.kernels.step`, by their definitions in torch, are captured, and give the tokens of
+the layers in torch."""
+
+import card
+import pytest
+import tiny
+import torch
+from accelerator.runs import call, differences, expected, pipeline, refilled
+from steps import allow_steps
+
+
+@pytest.mark.parametrize(
+    "decoding", ["ar", "sjd-coupled:window=4", "eagle", "zipar:window=2", "line-cache:lines=2", "sjd2"]
+)
+def test_captured_steps_give_the_tokens_of_torch(monkeypatch, decoding):
+    on_cpu = [expected("llamagen-text", run, decoding) for run in (call, refilled)]
+    rows, pipe = allow_steps(monkeypatch), pipeline("llamagen-text", "replayed")
+    pipe._compiled.kept.clear()
+    with card.card() as device:
+        found = [run(pipe, decoding) for run in (call, refilled)]
+        replays = device.replays
+    pipe._compiled.kept.clear()
+    assert [differences(one, other) for one, other in zip(on_cpu, found, strict=True)] == [[], []]
+    assert rows and replays > 0
+
+
+def test_one_graph_serves_a_whole_image(monkeypatch):
+    with torch.no_grad():
+        pipe = tiny.text_pipeline(grid=12)
+    on_cpu = call(pipe, "ar", 1)
+    card.move(pipe)
+    captures = []
+    for allowed in (False, True):
+        if allowed:
+            allow_steps(monkeypatch)
+        with card.card() as device:
+            pipe.compile()
+            assert differences(on_cpu, call(pipe, "ar", 1)) == []
+            captures.append(device.captures)
+    # In torch, attention is limited to 64, 128 and all of the tokens.
+    assert captures == [3, 1]

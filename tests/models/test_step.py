@@ -1,0 +1,134 @@
+"""Which forward passes take the kernels of `arimage.kernels.step`, and what they generate."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from runpy import run_path
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+
+import arimage.kernels.step
+from arimage.kernels.step import MOST_ROWS
+from arimage.models import step
+from arimage.models.step import runs_step
+from arimage.models.transformer_llamagen import LlamaGenTransformer
+
+
+SHAPE = {"grid_size": 4, "hidden_size": 128, "intermediate_size": 192, "num_layers": 2, "num_attention_heads": 2}
+
+
+def transformer(**changes) -> LlamaGenTransformer:
+    return LlamaGenTransformer(**{**SHAPE, "vocab_size": 64, "num_classes": 4, **changes}).to(torch.bfloat16).eval()
+
+
+@pytest.fixture(autouse=True)
+def on_a_card(monkeypatch):
+    monkeypatch.setattr(step, "has_kernels", lambda weight: True)
+    with torch.no_grad():
+        yield
+
+
+class Other(nn.Linear):
+    """A linear layer of somebody else, such as one with 4 bits."""
+
+
+def adapter(network):
+    network.add_adapter(LoraConfig(r=2, target_modules=["qkv_proj"]))
+    return network
+
+
+def replaced(network):
+    network.blocks[1].attention.out_proj = Other(128, 128, bias=False).to(torch.bfloat16)
+    return network
+
+
+def offloaded(network):
+    network.blocks[0].forward = network.blocks[0].forward
+    return network
+
+
+def hooked(network):
+    network.blocks[1].feed_forward.register_forward_hook(lambda module, inputs, output: None)
+    return network
+
+
+def observed(network):
+    network.register_forward_pre_hook(lambda module, inputs: None)
+    return network
+
+
+def stored_otherwise(network):
+    network.blocks[1].feed_forward.up_proj.to(torch.float16)
+    return network
+
+
+def compiled_itself(network):
+    network.compile(backend="eager")
+    return network
+
+
+REFUSED = {
+    "an adapter": lambda: adapter(transformer()),
+    "a layer of another kind": lambda: replaced(transformer()),
+    "an offloaded layer": lambda: offloaded(transformer()),
+    "a hook of a layer": lambda: hooked(transformer()),
+    "a hook of all": lambda: observed(transformer()),
+    "a weight of another dtype": lambda: stored_otherwise(transformer()),
+    "a compiled network": lambda: torch.compile(transformer(), backend="eager"),
+    "a network compiled in place": lambda: compiled_itself(transformer()),
+    "training": lambda: transformer().train(),
+    "float32": lambda: transformer().float(),
+    "narrow heads": lambda: transformer(num_attention_heads=8),
+    "uneven heads": lambda: transformer(hidden_size=192),
+    "an uneven width": lambda: transformer(intermediate_size=200),
+    "another network": lambda: nn.Linear(64, 64),
+}
+
+
+def test_half_precision_and_few_rows_take_the_kernels():
+    assert runs_step(transformer(), 1) and runs_step(transformer().half(), MOST_ROWS)
+    assert not runs_step(transformer(), MOST_ROWS + 1)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_takes_the_layers_in_torch(name):
+    assert not runs_step(REFUSED[name](), 2)
+
+
+def test_gradients_and_autocast_take_the_layers_in_torch(monkeypatch):
+    with torch.enable_grad():
+        assert not runs_step(transformer(), 2)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert not runs_step(transformer(), 2)
+
+
+def test_a_cpu_takes_them_too(monkeypatch):
+    monkeypatch.undo()
+    assert not runs_step(transformer(), 2)
+
+
+@pytest.mark.parametrize(("value", "enabled"), [(None, True), ("1", True), ("0", False)])
+def test_a_variable_switches_the_kernels_off(monkeypatch, value, enabled):
+    if value is not None:
+        monkeypatch.setenv("ARIMAGE_STEP_KERNELS", value)
+    assert run_path(arimage.kernels.step.__file__)["ENABLED"] is enabled
+    monkeypatch.setattr(step, "ENABLED", enabled)
+    assert runs_step(transformer(), 2) is enabled
+
+
+@pytest.mark.slow
+def test_the_interpreter_generates_the_tokens_of_torch():
+    pytest.importorskip("triton", reason="triton is not installed")
+    script = Path(__file__).parents[1] / "interpreted_steps.py"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    told = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(told.stdout)
+    assert found["torch"] == found["kernels"]
+    # Two layers in each of three steps, of one prompt with and without a condition.
+    assert found["rows"] == [2] * 6
+    assert all(token >= 0 for token in found["torch"][0][:4])

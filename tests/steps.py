@@ -1,0 +1,22 @@
+"""Lets the kernels of a step run where they otherwise would not: in float32, of any shape, off a GPU."""
+
+import pytest
+import torch
+
+from arimage.models import step
+from arimage.models.transformer_llamagen import Block
+
+
+def allow_steps(patch: pytest.MonkeyPatch) -> list[int]:
+    """On the CPU the references of the kernels run, as on the card of the tests. The list that is returned gets the
+    number of rows of every layer that a step goes through."""
+    patch.setattr(step, "DTYPES", (torch.float32,))
+    patch.setattr(step, "HEAD_DIMS", range(1, 257))
+    patch.setattr(step, "WIDTH", 1)
+    patch.setattr(step, "MOST_ROWS", 10**6)
+    patch.setattr(step, "has_kernels", lambda weight: True)
+    rows, of_block = [], Block.step
+    patch.setattr(
+        Block, "step", lambda self, hidden, *rest: (rows.append(len(hidden)), of_block(self, hidden, *rest))[1]
+    )
+    return rows
