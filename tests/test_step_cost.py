@@ -19,14 +19,11 @@ from arimage.kernels.coupling import couple, couple_at, couple_window, sample, s
 from arimage.kernels.cursor import advance, close_step, open_step
 from arimage.kernels.noise import normals
 from arimage.kernels.probabilities import probabilities
-<<<<<<< HEAD
-from arimage.kernels.window import close_window, open_window, slide_window
-=======
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.embedding import embedding
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
->>>>>>> 6db7ea6 (Test steps by kernels on the emulated card and in the interpreter)
+from arimage.kernels.window import close_window, open_window, slide_window
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -143,7 +140,6 @@ def test_a_kernel_is_one_launch_that_reads_its_inputs_and_writes_its_outputs(nam
     assert counted(lambda: call(p, logits, x, noise))[:2] == (launches, moved)
 
 
-<<<<<<< HEAD
 # On a window [2, 3] of images of 100 tokens: the launches and bytes of each kernel, which looks up or writes a few.
 SIZE, ROW, SLOTS = 100, 2 * LONG, 6 * LONG
 PROGRESS = 2 * (2 * ROW + 2) + ROW  # cursor, steps and finished are read and written, and a number of accepted
@@ -180,7 +176,8 @@ def test_a_kernel_touches_a_few_tokens_of_an_image(name):
     state.fresh = torch.zeros(2, 3, dtype=torch.bool)
     call, moved = STEPS[name]
     assert counted(lambda: call(state))[:2] == (1, moved)
-=======
+
+
 HALF = 2
 # Rows, queries of each of two images, and the width.
 ROWS, QUERIES, WIDTH, HEADS, PLACES = 4, 3, 128, 2, 40
@@ -234,7 +231,6 @@ def test_a_layer_of_llamagen_xl_takes_five_launches(decoding, ratio):
     assert cost.launches[0] == 2 * 5 + 2
     # Of two layers only, the logits weigh more.
     assert cost.bytes[0] / cost.floor < ratio + 0.02
->>>>>>> 6db7ea6 (Test steps by kernels on the emulated card and in the interpreter)
 
 
 def test_the_model_is_counted_apart_and_its_weights_once():

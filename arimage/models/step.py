@@ -31,7 +31,7 @@ class StepPlaces:
     visible: torch.BoolTensor | None = None
 
 
-# The kernels multiply float32 in fewer bits than torch does.
+# Tensor cores do not multiply float32 in full precision, and the kernels need them.
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (32, 64, 128)
 # Widths are multiples of this.

@@ -11,7 +11,6 @@ from arimage.kernels.step.qkv import qkv
 
 
 EPS = 1e-5
-# A GPU multiplies float32 in fewer bits than the interpreter, and no step there takes float32.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 

@@ -77,7 +77,7 @@ def attention_kernel(
         at = base + key[:, None].to(tl.int64) * head_dim + channel[None]
         k = tl.load(keys_ptr + at, mask=(key < end)[:, None], other=0.0)
         v = tl.load(values_ptr + at, mask=(key < end)[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k)) * scale
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         told = ((key >= start) & (key < prefix))[None]
         if visible_ptr is None:
             told = told | ((key >= first)[None] & ((key - first)[None] <= slot[:, None]))
@@ -92,7 +92,7 @@ def attention_kernel(
         weights = tl.exp(scores - safe[:, None])
         shrink = tl.exp(highest - safe)
         total = total * shrink + tl.sum(weights, axis=1)
-        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None])
+        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
         highest = higher
     sums = sums / tl.where(total > 0, total, 1.0)[:, None]
     out = out_ptr + place[:, None] * head_dim + channel[None]

@@ -52,9 +52,9 @@ def linear_kernel(
             squares += tl.sum(full * full, axis=1)
             x = (full * tl.load(gain_ptr + at).to(tl.float32)[None]).to(x.dtype)
         turned = tl.trans(x)
-        sums = tl.dot(tl.load(weight_ptr + row + at[None]).to(x.dtype), turned, sums)
+        sums = tl.dot(tl.load(weight_ptr + row + at[None]).to(x.dtype), turned, sums, input_precision="ieee")
         if up_ptr is not None:
-            ups = tl.dot(tl.load(up_ptr + row + at[None]).to(x.dtype), turned, ups)
+            ups = tl.dot(tl.load(up_ptr + row + at[None]).to(x.dtype), turned, ups, input_precision="ieee")
     if scale_ptr is not None:
         sums *= tl.load(scale_ptr + out, mask=out < size, other=0.0)[:, None]
         if up_ptr is not None:

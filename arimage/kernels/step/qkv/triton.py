@@ -61,8 +61,10 @@ def qkv_kernel(
         full = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0).to(tl.float32)
         squares += tl.sum(full * full, axis=1)
         turned = tl.trans((full * tl.load(gain_ptr + at).to(tl.float32)[None]).to(x_ptr.dtype.element_ty))
-        left = tl.dot(tl.load(weight_ptr + at[None]).to(turned.dtype), turned, left)
-        right = tl.dot(tl.load(weight_ptr + width + at[None]).to(turned.dtype), turned, right)
+        weight = tl.load(weight_ptr + at[None]).to(turned.dtype)
+        left = tl.dot(weight, turned, left, input_precision="ieee")
+        weight = tl.load(weight_ptr + width + at[None]).to(turned.dtype)
+        right = tl.dot(weight, turned, right, input_precision="ieee")
     if scale_ptr is not None:
         left *= tl.load(scale_ptr + row)[:, None]
         right *= tl.load(scale_ptr + row + 1)[:, None]
