@@ -92,8 +92,8 @@ COMMITTED = {
 }
 LOOKUPS = {"gather", "index", "index_select", "embedding"}
 SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
-# The arguments of kernels that are written without being read, and those of which as many elements are touched as other
-# arguments have.
+# The arguments of kernels that are written without being read, and those of which as many elements are touched as
+# other arguments have.
 OVERWRITTEN = {"slide_window": {"q"}}
 TOUCHED = {
     "open_step": {"tokens": ["cursor"]},

@@ -61,6 +61,18 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(on_triton):
         assert torch.equal(alone[0], together[row])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_queries_by_weights_of_8_bits(on_triton, dtype):
+    width, head_dim = 128, 32
+    weight, scale = eight_bits(random(6 * head_dim, width, seed=2), dtype)
+    x, gain, table = random(3, width), random(width, seed=1), random(40, head_dim // 2, 2, seed=3)
+    arguments = x, gain, EPS, weight, table, torch.arange(3), head_dim, None, None, None
+    (found,) = on_triton("step.qkv", "qkv", *arguments, scale)
+    expected = qkv(x, gain, EPS, weight.float() * scale[:, None], *arguments[4:])
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    torch.testing.assert_close(qkv(*arguments, scale), expected, **TOLERANCE)
+
+
 # Rows of the cache, queries of each, heads, heads of keys, the width of a head: one query, a window, and shared keys.
 HEADS = [(2, 1, 2, 2, 64), (4, 3, 4, 2, 32), (2, 20, 8, 1, 32)]
 PREFIX, FIRST, PLACES = 9, 16, 100
