@@ -19,9 +19,11 @@ from .media.folders import IMAGE_SUFFIXES
 from .options import (
     DEFAULT_MODEL,
     VIDEO_SUFFIXES,
+    CompileSteps,
     DecoderGuidanceScale,
     Device,
     Dtype,
+    Eager,
     GuidanceScale,
     Loras,
     MinP,
@@ -48,6 +50,7 @@ from .options import (
     prompt_lines,
     raised_by_arimage,
     sampling_options,
+    steps_of,
     supported,
 )
 from .training.commands import train_app
@@ -77,6 +80,7 @@ OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
 # What needs less memory, by the option.
 SMALLER = {
     "--batch-size": "a smaller --batch-size",
+    "--batch": "a smaller --batch",
     "--count": "a smaller --count",
     "--height": "a smaller --height and --width",
     "--dtype": "--dtype bfloat16",
@@ -187,8 +191,11 @@ def generate(
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
+    compile_steps: CompileSteps = False,
+    eager: Eager = False,
 ) -> None:
     """Generate images, or videos, and write them to --out."""
+    steps = steps_of(compile_steps, eager)
     texts = list(prompts or [])
     if file is not None:
         texts += prompt_lines("--file", file)
@@ -240,7 +247,7 @@ def generate(
 
         # Refuses wrong values before the model is loaded.
         decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora, steps=steps)
     check_classes(pipe, model, labels)
     if image:
         # First, so that a model without either refuses the image.
@@ -364,8 +371,11 @@ def bench(
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
+    compile_steps: CompileSteps = False,
+    eager: Eager = False,
 ) -> None:
     """Compare forward passes, seconds, memory and exactness of decodings."""
+    steps = steps_of(compile_steps, eager)
     for option, path, suffixes in (("--out", out, ()), ("--plot", plot, PLOT_SUFFIXES)):
         if path is not None:
             check_output(option, path, suffixes)
@@ -384,7 +394,7 @@ def bench(
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
     rows = []
     for name in model or [DEFAULT_MODEL]:
-        pipe = load_pipeline(name, device, dtype, lora=lora)
+        pipe = load_pipeline(name, device, dtype, lora=lora, steps=steps)
         check_classes(pipe, name, class_label)
         sampling = supported(pipe, name, options)
         chosen, orders = {}, {}

@@ -129,6 +129,33 @@ Dtype = Annotated[
     ),
 ]
 
+CompileSteps = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the steps with torch.compile. It takes minutes at first, and pays for many images of wide "
+        "models: Janus, Lumina, Emu3, GLM-Image.",
+    ),
+]
+Eager = Annotated[
+    bool,
+    typer.Option(
+        "--eager", help="Launch the operators of a step one by one. Default on an NVIDIA GPU: as one CUDA graph."
+    ),
+]
+Steps = Literal["captured", "compiled", "eager"]
+
+
+def steps_of(compile_steps: bool, eager: bool) -> Steps:
+    """How steps run, by the options --compile and --eager.
+
+    Raises:
+        ValueError: if both are given.
+    """
+    if compile_steps and eager:
+        raise ValueError("--compile and --eager exclude each other: give one of the two")
+    return "compiled" if compile_steps else "eager" if eager else "captured"
+
 
 def number(help: str, least: float = 1, most: float = 10**6):
     """An option for a number from `least` to `most`, or for several of them."""
@@ -308,6 +335,7 @@ def load_pipeline(
     videos: bool = False,
     continues: bool = False,
     lora: list[str] | None = None,
+    steps: Steps = "captured",
 ):
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
@@ -316,6 +344,7 @@ def load_pipeline(
         videos: whether the command takes models of videos too.
         continues: whether it takes those that only continue an image or a video.
         lora: adapters, each FILE[:SCALE].
+        steps: how steps run; "captured" leaves it to the pipeline.
 
     Raises:
         ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
@@ -351,6 +380,10 @@ def load_pipeline(
     pipe.to(device)
     if lora:
         load_loras(pipe, lora)
+    if steps == "compiled":
+        pipe.compile()
+    elif steps == "eager":
+        pipe.run_eagerly()
     return pipe
 
 

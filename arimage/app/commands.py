@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import Device, Dtype, Loras, check_models, panels
+from ..options import CompileSteps, Device, Dtype, Eager, Loras, check_models, panels, steps_of
 
 
 Models = Annotated[
@@ -86,10 +86,13 @@ def serve(
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
+    compile_steps: CompileSteps = False,
+    eager: Eager = False,
 ) -> None:
     """Serve the OpenAI Images API."""
     _check_port(port)
     _check_replicas(replicas, max_replicas, device)
+    steps = steps_of(compile_steps, eager)
     try:
         from .server.auth import check_addresses, check_token
         from .server.leniency import Leniency
@@ -111,13 +114,14 @@ def serve(
     check_free(host, port)
     options = {"base_url": base_url, "aliases": aliases, "leniency": leniency, "allow_origin": allow_origin or []}
     if replicas is None:
-        engine = Engine(load_models(model, device, dtype, False, lora), limits)
+        engine = Engine(load_models(model, device, dtype, False, lora, steps), limits)
+        engine.warm_up()
         serve_forever(engine, host, port, token=token, **options)
     else:
         from .server.replicas import ReplicaSettings, application_name, run_replicas
 
         typer.echo("starting the replicas", err=True)
-        settings = ReplicaSettings(model, device, dtype, lora, limits)
+        settings = ReplicaSettings(model, device, dtype, lora, limits, steps)
         with run_replicas(settings, replicas, max_replicas or replicas, application_name(port)) as engine:
             serve_forever(engine, host, port, token=token, **options)
 
@@ -132,9 +136,12 @@ def open_app(
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
+    compile_steps: CompileSteps = False,
+    eager: Eager = False,
 ) -> None:
     """Open the demo: watch images while they are decoded, let decodings race, edit images."""
     _check_port(port)
+    steps = steps_of(compile_steps, eager)
     try:
         from .demo.demo import serve_demo
         from .server.auth import check_password
@@ -148,7 +155,7 @@ def open_app(
 
     password = check_password(host, auth)
     check_free(host, port)
-    pipelines = load_models(model, device, dtype, videos=True, lora=lora)
+    pipelines = load_models(model, device, dtype, videos=True, lora=lora, steps=steps)
     videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
     if not pipelines:
         raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
@@ -156,6 +163,8 @@ def open_app(
     if maker is not None:
         # Both use the same device.
         maker.on_device_error = engine.fail
+        maker.warm_up()
+    engine.warm_up()
     serve_demo(engine, host, port, password, maker)
 
 

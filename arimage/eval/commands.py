@@ -9,9 +9,11 @@ import typer
 
 from ..options import (
     DEFAULT_MODEL,
+    CompileSteps,
     DecoderGuidanceScale,
     Device,
     Dtype,
+    Eager,
     GuidanceScale,
     Loras,
     MinP,
@@ -29,6 +31,7 @@ from ..options import (
     number,
     panels,
     sampling_options,
+    steps_of,
     supported,
 )
 
@@ -118,6 +121,8 @@ def generate(
     lora: Loras = None,
     dtype: Dtype = "auto",
     device: Device = None,
+    compile_steps: CompileSteps = False,
+    eager: Eager = False,
     engine: Annotated[
         Literal["processes", "ray"],
         typer.Option(help="processes: this one, or those that torchrun or accelerate start. ray: workers of Ray."),
@@ -138,6 +143,7 @@ def generate(
         raise ValueError("--engine ray needs Ray: pip install 'arimage[ray]'")
     if engine == "ray" and lora:
         raise ValueError("--engine ray takes no --lora: leave out one of the two")
+    steps = steps_of(compile_steps, eager)
     from .runs.manifest import make_manifest
 
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
@@ -147,7 +153,7 @@ def generate(
     state = join_processes(device)
     if state.num_processes > 1 and device is None:
         device = str(state.device)
-    pipe = load_pipeline(model, device, dtype, videos=True, lora=lora)
+    pipe = load_pipeline(model, device, dtype, videos=True, lora=lora, steps=steps)
     decoder = num_inference_steps, decoder_guidance_scale
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder)
     config = make_config(
@@ -164,6 +170,7 @@ def generate(
         negative_prompt=negative_prompt,
         order=order,
         lora=lora,
+        steps=steps,
     )
     if dry_run:
         import torch
@@ -177,7 +184,7 @@ def generate(
     if engine == "ray":
         from .runs.ray_engine import generate_by_ray
 
-        generate_by_ray(config, rows, out, device, workers)
+        generate_by_ray(config, rows, out, device, workers, steps)
     else:
         generate_by_processes(pipe, config, rows, out, state)
     if state.is_main_process:
@@ -413,10 +420,13 @@ def compare(
     resize: ResizeOption = "clean",
     i3d_weights: I3DWeights = None,
     device: Device = None,
+    compile_steps: CompileSteps = False,
+    eager: Eager = False,
 ) -> None:
     """Generate images of the same prompts and seeds with several decodings in turn, score them, and compare quality
     and cost. Repeat an interrupted command to resume it."""
     check_extra("matplotlib", "scipy")
+    steps = steps_of(compile_steps, eager)
     if prompts is None and classes is None:
         prompts = "emoji"
     if metrics is None:
@@ -440,7 +450,7 @@ def compare(
     check_metrics(job(out), names)
     rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
 
-    pipe = load_pipeline(model, device, dtype, videos=True)
+    pipe = load_pipeline(model, device, dtype, videos=True, steps=steps)
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
     runs, left_out = comparison.prepare_runs(
         pipe,
@@ -456,6 +466,7 @@ def compare(
         height=height,
         width=width,
         negative_prompt=negative_prompt,
+        steps=steps,
     )
     if left_out:
         typer.echo(f"left out {'; '.join(f'{name} ({why})' for name, why in left_out.items())}", err=True)

@@ -36,7 +36,7 @@ SESSIONS = 128
 
 def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
     """The page for image models (`engine`) and video models (`videos`), for `demo_app`."""
-    comparison = Comparison()
+    comparison = Comparison(engine)
     # Every ten minutes, files older than an hour are deleted from Gradio's folder.
     with Demo(engine.limits, title="arimage", analytics_enabled=False, delete_cache=(600, 3600)) as demo:
         gr.HTML(markup.intro(engine))

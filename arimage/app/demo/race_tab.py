@@ -1,5 +1,6 @@
 """The tab that generates one prompt in several ways in turn, then shows them side by side as a film."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -27,10 +28,10 @@ WARM = 3
 
 class Comparison:
     """Generates one request in several ways, one after another. A few forward passes run before the first use of
-    each, so that no measured run includes one-time setup."""
+    each, or whole images where steps are captured, so that no measured run includes one-time setup."""
 
-    def __init__(self):
-        self._warm = set()
+    def __init__(self, engine: Engine):
+        self._engine, self._warm = engine, set()
 
     def run(
         self, submit: Callable[[Request], Ticket], request: dict, runs: Sequence[tuple[str, str | None]]
@@ -50,8 +51,10 @@ class Comparison:
         for number, (model, decoding) in enumerate(runs):
             one = Request(**request | {"model": model, "decoding": decoding})
             if (one.model, decoding) not in self._warm:
-                with closing(events(submit, one)) as warming:
-                    next(event for event in warming if isinstance(event, Result) or event.passes >= WARM)
+                most = math.inf if self._engine.captures(one.model) else WARM
+                for _ in self._engine.until_captured(one.model):
+                    with closing(events(submit, one)) as warming:
+                        next(event for event in warming if isinstance(event, Result) or event.passes >= most)
                 self._warm.add((one.model, decoding))
             for event in events(submit, one):
                 yield number, event

@@ -82,8 +82,8 @@ class RequestBatch:
         self._retried: list[Parts] = []
 
     @torch.no_grad()
-    def run(self) -> None:
-        """Generate until no request of this kind is left.
+    def run(self) -> Exception | None:
+        """Generate until no request of this kind is left. Returns the error that ended the batch before, if one did.
 
         Raises:
             torch.AcceleratorError: after an error of the device, from which no process recovers.
@@ -101,6 +101,8 @@ class RequestBatch:
             # Each on its own, so that only the request at fault fails.
             for ticket in dict.fromkeys([*suspects, *waiting]):
                 self._give_back(ticket)
+            return error
+        return None
 
     def _begin(self, room: int) -> Images | None:
         while parts := self._retried.pop(0) if self._retried else self._take(room, self.kind):

@@ -3,12 +3,13 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 from ...media.files import to_mask, to_rgb
 from ...pipelines.base import ARImagePipeline
@@ -135,6 +136,31 @@ class Engine:
         request = with_class(request, pipe)
         return request, check(request, pipe, self.models[request.model], self.limits)
 
+    def captures(self, model: str) -> bool:
+        """Whether the steps of a model are captured."""
+        return self._pipelines[model].captures
+
+    def until_captured(self, model: str) -> Iterator[None]:
+        """See `ARPipeline.until_captured`."""
+        return self._pipelines[model].until_captured()
+
+    def warm_up(self) -> None:
+        """Where steps are captured, on a CUDA device, capture those of each model's defaults for one image and for a
+        full batch, with a progress bar. Called before requests are accepted.
+
+        Raises:
+            Exception: if a model does not generate them, for example because a full batch does not fit into memory.
+        """
+        sizes = sorted({1, self.limits.batch})
+        kinds = [(name, size) for name in self.models if self.captures(name) for size in sizes]
+        with tqdm(kinds, desc="warming up", unit="batch", disable=not kinds) as progress:
+            for name, size in progress:
+                progress.set_postfix_str(f"{name}, {size} at a time")
+                for _ in self.until_captured(name):
+                    error = self._run_now([self._default_ticket(name) for _ in range(size)])
+                    if error is not None:
+                        raise error
+
     def close(self) -> None:
         """Cancel all requests, and end the worker after the current forward pass."""
         with self._arrived:
@@ -197,10 +223,10 @@ class Engine:
             if first is not None:
                 self._run(first, self._take)
 
-    def _run(self, first: Ticket, take: Callable[[int, tuple], Parts]) -> None:
-        """Generate the images of requests of the same kind as `first`."""
+    def _run(self, first: Ticket, take: Callable[[int, tuple], Parts]) -> Exception | None:
+        """Generate the images of requests of the same kind as `first`. Returns the error that ended their batch."""
         pipe = self._pipelines[first.plan.model]
-        RequestBatch(
+        return RequestBatch(
             pipe,
             first.kind,
             self.limits.batch,
@@ -215,23 +241,37 @@ class Engine:
     def _check_models(self) -> None:
         """Raise the error of the last model unless one of them generates an image of its defaults."""
         error = None
-        for name, info in self.models.items():
-            if info.classes is None:
-                request = Request(name, prompt=SAMPLE_PROMPT[: self.limits.prompt_characters])
-            else:
-                request = Request(name, class_label=0)
-            ticket = self._ticket(*self.check(request))
+        for name in self.models:
+            ticket = self._default_ticket(name)
             with self._arrived:
                 if self._closed:
                     return
                 self._running.append(ticket)
-            parts = [[(ticket, [0])]]
-            self._run(ticket, lambda room, kind, parts=parts: parts.pop() if parts else [])
-            error = ticket.future.exception()
+            error = self._run_now([ticket])
             if error is None or isinstance(error, Cancelled):
                 return
         assert error is not None
         raise error
+
+    def _default_ticket(self, name: str) -> Ticket:
+        """One image of the defaults of a model."""
+        if self.models[name].classes is None:
+            request = Request(name, prompt=SAMPLE_PROMPT[: self.limits.prompt_characters])
+        else:
+            request = Request(name, class_label=0)
+        return self._ticket(*self.check(request))
+
+    def _run_now(self, tickets: list[Ticket]) -> BaseException | None:
+        """Generate the images of requests of one kind, which are not in the queue, in this thread. Returns the error
+        of the first that failed."""
+        parts = [[(ticket, [0]) for ticket in tickets]]
+        error = self._run(tickets[0], lambda room, kind: parts.pop() if parts else [])
+        if error is not None:
+            # Several requests at once are given back to the queue.
+            for ticket in tickets:
+                ticket.cancel()
+            return error
+        return next(filter(None, (ticket.future.exception() for ticket in tickets)), None)
 
     @property
     def _has_room(self) -> bool:

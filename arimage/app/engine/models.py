@@ -8,7 +8,7 @@ import torch
 
 from ...auto import packaged_models
 from ...decoding import decoding_to_text
-from ...options import DEFAULT_MODEL, load_pipeline
+from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saved_folder import local_folder
 
@@ -104,6 +104,7 @@ def load_models(
     dtype: str = "auto",
     videos: bool = False,
     lora: list[str] | None = None,
+    steps: Steps = "captured",
 ) -> dict[str, Any]:
     """The pipelines of `models` by their `model_names`. Without `videos`, video models are refused.
 
@@ -113,7 +114,7 @@ def load_models(
     names = model_names(models, videos)
     if lora and len(names) != 1:
         raise ValueError(f"--lora changes one model, and there are {len(names)}: give its name as --model")
-    return {name: load_pipeline(model, device, dtype, videos, lora=lora) for name, model in names.items()}
+    return {name: load_pipeline(model, device, dtype, videos, lora=lora, steps=steps) for name, model in names.items()}
 
 
 @torch.no_grad()

@@ -74,6 +74,12 @@ class VideoMaker:
         self.fps = {name: pipe.config.fps for name, pipe in pipelines.items()}
         self.on_device_error: Callable[[BaseException], None] = lambda error: None
 
+    def warm_up(self) -> None:
+        """Where steps are captured, on a CUDA device, capture those of each model's defaults."""
+        for pipe in self._pipelines.values():
+            if pipe.captures:
+                pipe.warm_up()
+
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
         """Yield the video whenever there are more frames, and at the end. Closing the iterator stops the generation.
 

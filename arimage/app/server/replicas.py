@@ -22,7 +22,7 @@ import torch
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from ...options import parse_lora
+from ...options import Steps, parse_lora
 from ...pipelines.saved_folder import local_folder
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo, load_models
@@ -49,7 +49,7 @@ class ReplicaSettings:
     """What every replica is started with.
 
     Attributes:
-        models, dtype, lora: as in `load_models`.
+        models, dtype, lora, steps: as in `load_models`.
         device: "cpu", "cuda", or None for GPUs if there are any.
         limits: those of the server.
     """
@@ -59,6 +59,7 @@ class ReplicaSettings:
     dtype: str
     lora: list[str] | None
     limits: Limits
+    steps: Steps = "captured"
 
 
 class Replica:
@@ -66,7 +67,10 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings):
         limits = replace(settings.limits, queue=AHEAD * settings.limits.batch)
-        engine = Engine(load_models(settings.models, settings.device, settings.dtype, False, settings.lora), limits)
+        loaded = settings.models, settings.device, settings.dtype, False, settings.lora, settings.steps
+        engine = Engine(load_models(*loaded), limits)
+        # Serve sends requests to a replica that is complete.
+        engine.warm_up()
         # A replica whose engine has failed would refuse every request at once, and so be sent most of them.
         engine.on_failure = partial(os._exit, 1)
         self._backend = EngineBackend(engine)

@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict:
             complete = row[figure] or figure == "peak_memory"
             if not complete or not all(isinstance(value, NUMBER) and 0 < value < math.inf for value in row[figure]):
                 raise ValueError(f"{name} has a wrong {figure}: {REMEDY}")
-        optional = {"settings": dict, "lora": list, "weights": str, "dtype": str}
+        optional = {"settings": dict, "lora": list, "weights": str, "dtype": str, "steps": str}
         check_fields(row, {field: kind for field, kind in optional.items() if field in row}, name, REMEDY)
         if "tokens_fed" in row:
             check_fields(row, {"tokens_fed": NUMBER}, name, REMEDY)
@@ -67,12 +67,14 @@ def to_markdown(results: dict) -> str:
     for (model, batch_size), rows in _sections(results["rows"]).items():
         adapters = f" with {' and '.join(rows[0]['lora'])}" if rows[0].get("lora") else ""
         settings = ", ".join(filter(None, [sampling_text(rows[0]["sampling"]), rows[0].get("dtype")]))
+        # On a CPU all are eager, unless they are compiled.
+        replayed = any(row.get("steps", "eager") != "eager" for row in rows)
         lines += [
             f"**{model}{adapters}, {batch_size} image{'s' * (batch_size > 1)} per call** ({settings})",
             "",
             "| decoding | exact? | passes per image | passes per batch | tokens per pass | tokens fed per pass "
-            "| seconds | images/s | speed-up | peak MiB |",
-            "| --- " * 10 + "|",
+            f"| seconds | images/s | speed-up | peak MiB |{' steps |' * replayed}",
+            "| --- " * (10 + replayed) + "|",
         ]
         for row in rows:
             cells = [
@@ -87,6 +89,7 @@ def to_markdown(results: dict) -> str:
                 _cell(row["images_per_second"], 2),
                 _cell(row["speedup"], 2),
                 _cell(row["peak_memory"], 0),
+                *([row.get("steps", "")] if replayed else []),
             ]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
@@ -147,6 +150,9 @@ def compare(old: dict, new: dict) -> str:
                 if before.get(name) != after.get(name):
                     text = f"{name} of {row['decoding']} was {before.get(name)} and is {after.get(name)}"
                     changed[text] = None
+            before, after = (one.get("steps", "eager") for one in pair)
+            if before != after:
+                changed[f"the steps of {row['decoding']} were {before} and are {after}"] = None
             cells = [row["decoding"]]
             for figure, digits in (("passes", 1), ("seconds", 2)):
                 before, after = (statistics.median(one[figure]) for one in pair)

@@ -47,13 +47,17 @@ def measure_batch(pipe: ARImagePipeline, config: dict, rows: list[dict]) -> Cost
     """
     rows, calls = rows[: config["batch_size"]], []
     pipe = quiet(pipe)
-    for limit in (WARM_UP, PASSES):
 
-        def stop(pipe: ARImagePipeline, step: int, passes: int, tensors: dict, limit: int = limit) -> None:
+    def generate(most: int):
+        def stop(pipe: ARImagePipeline, step: int, passes: int, tensors: dict) -> None:
             calls.append(pipe.current_call)
-            pipe._interrupt = passes == limit
+            pipe._interrupt = passes == most
 
-        stats = pipe(**arguments(config, rows), output_type="pt", callback_on_step_end=stop).stats
+        return pipe(**arguments(config, rows), output_type="pt", callback_on_step_end=stop).stats
+
+    for _ in pipe.until_captured():
+        generate(PASSES if pipe._execution_device.type == "cuda" else WARM_UP)
+    stats = generate(PASSES)
     decided = float(stats.accepted.sum(0).float().mean())
     passes = float((stats.accepted > 0).sum(0).float().mean())
     count = calls[-1].model.num_tokens

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from ...decoding import decoding_from_dict, decoding_to_dict, decoding_to_text
 from ...media.files import read_image
-from ...options import adapter_text
+from ...options import Steps, adapter_text
 from ...pipelines.base import ARPipeline
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
@@ -89,6 +89,7 @@ def make_config(
     negative_prompt: str | None = None,
     order: str | None = None,
     lora: list[str] | None = None,
+    steps: Steps = "captured",
 ) -> dict:
     """The configuration of a run as stored in config.json, with defaults filled in.
 
@@ -102,6 +103,7 @@ def make_config(
         negative_prompt: one for all images, for models that take one.
         order: order of the tokens, for models that take one; by default the pipeline's.
         lora: the adapters that were loaded, each FILE[:SCALE].
+        steps: how steps run. Only "compiled" is stored, since captured and eager steps give the same images.
 
     Raises:
         ValueError: if the pipeline cannot generate the last row with these settings, or reads fewer references.
@@ -144,6 +146,7 @@ def make_config(
         "width": width,
         **optional,
         "dtype": str(pipe.dtype).removeprefix("torch."),
+        **({"steps": steps} if steps == "compiled" else {}),
         "machine": machine(pipe._execution_device),
     }
 
@@ -293,7 +296,8 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         One row per image: id, batch (the index of the call), batch_size (images in this call), seconds (of the call:
         prefill, decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (forward
         passes of the call), head_calls (sequential calls of the denoising head, for a model of continuous tokens),
-        stages (the seconds of each stage, with a diffusion decoder), tokens_per_pass (of the image), exact,
+        stages (the seconds of each stage, with a diffusion decoder), tokens_per_pass (of the image), exact, steps (how
+        they ran, see `DecodingStats`),
         peak_memory in MiB (of the GPU, or of the process; None where the system does not report it), warm (False for
         the first call of a run in a process, which includes one-time setup), sha256 (of the file).
 
@@ -316,6 +320,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         **({"head_calls": stats.head_calls} if stats.head_calls else {}),
         **({"stages": stats.seconds} if stats.decoder_steps else {}),
         "exact": stats.exact,
+        "steps": stats.steps,
         "peak_memory": next(iter(peak_memory(pipe._execution_device)), None),
         "warm": run.warm,
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...options import load_pipeline
+from ...options import Steps, load_pipeline
 from .generate import generate_images, missing_batches, open_run, prepare, progress_bar, record
 from .run_folder import read_results
 
@@ -20,8 +20,8 @@ from .run_folder import read_results
 class Worker:
     """Loads the pipeline once and generates batches by their indices."""
 
-    def __init__(self, folder: Path, model: str, device: str, dtype: str):
-        self.pipe = load_pipeline(model, device, dtype)
+    def __init__(self, folder: Path, model: str, device: str, dtype: str, steps: Steps):
+        self.pipe = load_pipeline(model, device, dtype, steps=steps)
         self.run = open_run(folder)
 
     def __call__(self, batch: dict) -> dict:
@@ -34,7 +34,9 @@ class Worker:
         return {"results": [json.dumps(results)], "error": [error]}
 
 
-def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | None, workers: int | None) -> None:
+def generate_by_ray(
+    config: dict, rows: list[dict], folder: Path, device: str | None, workers: int | None, steps: Steps
+) -> None:
     """Prepare the run and generate the missing calls with `workers` workers of Ray, on the cluster at RAY_ADDRESS or
     on this machine. Each has its own GPU if there are GPUs.
 
@@ -61,7 +63,7 @@ def generate_by_ray(config: dict, rows: list[dict], folder: Path, device: str | 
         [{"index": index} for index in missing], override_num_blocks=len(missing)
     ).map_batches(
         Worker,
-        fn_constructor_args=(run.folder, config["model"], "cuda" if on_gpu else "cpu", config["dtype"]),
+        fn_constructor_args=(run.folder, config["model"], "cuda" if on_gpu else "cpu", config["dtype"], steps),
         batch_size=1,
         num_gpus=1 if on_gpu else None,
         compute=ray.data.ActorPoolStrategy(size=workers),

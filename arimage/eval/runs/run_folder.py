@@ -79,6 +79,7 @@ class Config(BaseModel):
     negative_prompt: str | None = None
     order: str | None = None
     dtype: str
+    steps: str | None = None
     machine: Machine
 
 

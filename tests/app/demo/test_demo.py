@@ -363,7 +363,7 @@ def test_other_models_race_too_and_a_student_from_the_beginning():
         assert len(race_tab.some_runs(engine, "text")) == 2
         asked = [race_tab.parse_run(engine, "class", value) for value in runs]
         assert asked == [("class", "ar"), ("class", runs[1]), ("a student", "few-step:starts=0+2")]
-        run = race_tab.Comparison().run(engine.submit, {"class_label": 3, "seed": 1, "film": True}, asked)
+        run = race_tab.Comparison(engine).run(engine.submit, {"class_label": 3, "seed": 1, "film": True}, asked)
         results = {number: event for number, event in run if isinstance(event, Result)}
         assert [results[number].settings["model"] for number in range(3)] == ["class", "class", "a student"]
         assert [results[number].passes for number in (0, 2)] == [16, 2]
