@@ -3,9 +3,9 @@
 - tests: `pytest -m gpu`
 - step: where the time of a captured step goes, see gpu_step.py
 - kernels: every kernel, next to the time that its bytes take to copy
-- steps: models of published sizes with random weights, eager, captured (`pipe.compile(backend="eager")`) and compiled
-  (`pipe.compile()`), next to the longer of two times: that weights, keys and values take to copy, and that the
-  operations of its matrix products take
+- steps: models of published sizes with random weights, eager (`pipe.run_eagerly()`), captured (the default) and
+  compiled (`pipe.compile()`), next to the longer of two times: that weights, keys and values take to copy, and that
+  the operations of its matrix products take
 - images: the packaged models with every decoding
 - pixels: image tokenizers, from tokens to pixels
 - memory: whether it stays flat over many calls, and whether a call goes on without graphs after a failed capture
@@ -62,8 +62,8 @@ from arimage.pipelines.base import ARPipeline
 ROOT = Path(__file__).parents[1]
 WINDOWS = ("sjd-coupled:window=16", "sjd-coupled:window=32")
 PACKAGED = {name: partial(AutoPipeline.from_pretrained, name, dtype=torch.bfloat16) for name in packaged_models()}
-# The options of `pipe.compile`; None does not call it.
-FORMS = {"eager": None, "captured": {"backend": "eager"}, "compiled": {}}
+# The options of `CompiledSteps`; None for eager steps.
+FORMS = {"eager": None, "captured": {"compiles": False}, "compiled": {}}
 # Seconds that must be left for the first measurement of a form; later ones need as much as the longest so far.
 FIRST = {"compiled": 150}
 
@@ -174,9 +174,7 @@ class Day:
             torch.manual_seed(0)
             pipe = self._pipes[model, form] = self.plan.pipelines[model]().to(self.plan.device)
             pipe.set_progress_bar_config(disable=True)
-            options = FORMS[form]
-            if options is not None:
-                pipe.compile(**options)
+            {"eager": pipe.run_eagerly, "captured": pipe.capture, "compiled": pipe.compile}[form]()
         return self._pipes[model, form]
 
 
@@ -381,7 +379,7 @@ def memory(day: Day) -> None:
 
     def failing(model: str, text: str) -> dict:
         expected, pipe = generate(day.pipe(model, "eager"), text, 0), copy.copy(day.pipe(model, "eager"))
-        pipe.compile(backend="eager")
+        pipe.capture()
         capture = torch.cuda.graph
 
         @contextmanager
