@@ -16,8 +16,9 @@ counted:
 - A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what
   it reads again lies in the cache. Of the tokens and counts of an image it touches as many as it has positions.
   Coupling counts as if all drafts were rejected; of an accepted one it reads only two numbers. What is copied or
-  filled for a kernel counts as any other operator. The kernels of a step look up embeddings and rotations, write the
-  new keys and values only, and read those before the middle of the image.
+  filled for a kernel counts as any other operator.
+- The kernels of a step look up embeddings and rotations, write the keys and values of the fed tokens only, and read
+  those before the middle of the image.
 
 `captured` is what is launched once the steps are captured, see `CapturedStep`: one graph per step. A prefill, and a
 step that reads the device, are not captured. Attention is limited as in captured steps.

@@ -33,9 +33,9 @@ def _guarded(tensor, device):
     return inside
 
 
-def call(operation, function, arguments, device, compiled=False, changed=()):
-    """The results of a Triton implementation, and then the arguments `changed` that it writes to (their indices), as a
-    tuple on the CPU. Memory it allocates holds NaN, or the largest integer, until it is written."""
+def call(operation, function, arguments, device, compiled=False, written=()):
+    """The results of a Triton implementation, as a tuple on the CPU, and after them the arguments at the places
+    `written`. Memory it allocates holds NaN, or the largest integer, until it is written."""
     function = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), function)
     if compiled:
         function = torch.compile(function, backend="aot_eager", fullgraph=True)
@@ -47,7 +47,7 @@ def call(operation, function, arguments, device, compiled=False, changed=()):
     ):
         outcome = function(*arguments)
     outcome = outcome if isinstance(outcome, tuple) else () if outcome is None else (outcome,)
-    return tuple(t.cpu() for t in (*outcome, *(arguments[i] for i in changed)))
+    return tuple(t.cpu() for t in (*outcome, *(arguments[place] for place in written)))
 
 
 class Interpreter:
@@ -60,10 +60,10 @@ class Interpreter:
         )
         return self
 
-    def call(self, operation, function, arguments, compiled=False, changed=()):
+    def call(self, operation, function, arguments, compiled=False, written=()):
         # Pickles have no float8.
         request = io.BytesIO()
-        torch.save((operation, function, arguments, "cpu", compiled, changed), request)
+        torch.save((operation, function, arguments, "cpu", compiled, written), request)
         pickle.dump(request.getvalue(), self.process.stdin)
         self.process.stdin.flush()
         outcome = pickle.load(self.process.stdout)

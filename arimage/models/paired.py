@@ -142,7 +142,8 @@ class PairedModel(PrefixModel):
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
         at_slots = positions if slots is None else torch.where(positions < 0, -1, slots)
-        seen = self._seen_by(cache, at_slots, visible)
+        # Tokens and queries that stay see everything up to their own places.
+        seen = None if self.keeps_queries and visible is None else self._seen_by(cache, at_slots, visible)
         # Padding reads rank 0, and the last rank asks for itself.
         ranks = positions.clamp(min=0)
         return self._run(tokens, ranks, (ranks + 1).clamp(max=self.num_tokens - 1), both_places(at_slots), seen, cache)
@@ -192,7 +193,10 @@ class PairedModel(PrefixModel):
 
     def _run(self, tokens, ranks, asked, places, seen, cache) -> torch.FloatTensor:
         """Feed `tokens` [B, T] of `ranks` and queries for the ranks `asked` [B, Q]; return the logits [G, B, Q, V] of
-        the queries. They go to `places` [B, T + Q], -1 = nowhere, and see the places in `seen` [B, T + Q, places]."""
+        the queries. They go to `places` [B, T + Q], -1 = nowhere, and see the places in `seen` [B, T + Q, places], by
+        default those up to their own."""
+        if seen is None:
+            seen = torch.arange(cache.slots + cache.scratch, device=self.device) <= places[..., None]
         cache.write_slots(places)
         logits = self.transformer(
             tokens.repeat(self.groups, 1),

@@ -1,4 +1,4 @@
-"""Where forward passes take the kernels of `arimage.kernels.step`."""
+"""Layers by the kernels of `arimage.kernels.step`, and which forward passes take them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..kernels import runs_triton
 from ..kernels.step import ENABLED, MOST_ROWS
+from ..kernels.step.attention import attention
+from ..kernels.step.linear import linear
+from .layers import FeedForward
 from .mixin import ModelMixin
 
 
@@ -29,6 +32,25 @@ class StepPlaces:
     first: int
     slots: torch.LongTensor
     visible: torch.BoolTensor | None = None
+
+
+def attend_and_feed(
+    hidden: torch.Tensor,
+    query: torch.Tensor,
+    at: StepPlaces,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out_proj: nn.Linear,
+    norm: Any,
+    feed_forward: FeedForward,
+) -> torch.Tensor:
+    """What follows the queries of a layer [R, heads, head_dim]: attention, and the feed-forward layer after its norm,
+    in four launches. Returns the next hidden states [R, hidden_size]."""
+    attended = attention(query, keys, values, at.seen, at.prefix, at.first, at.slots, at.visible)
+    hidden = linear(attended, out_proj.weight, residual=hidden)
+    gate, up = feed_forward.gate_proj.weight, feed_forward.up_proj.weight
+    inner = linear(hidden, gate, gain=norm.weight, eps=norm.eps, up=up)
+    return linear(inner, feed_forward.down_proj.weight, residual=hidden)
 
 
 # Tensor cores do not multiply float32 in full precision, and the kernels need them.

@@ -2,6 +2,7 @@
 in the other half queries for any places attend to its outputs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -12,12 +13,16 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..kernels.step.embedding import embedding
+from ..kernels.step.linear import linear
+from ..kernels.step.qkv import qkv
 from ..schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .conditions import check_image
 from .layers import FeedForward, Linear, additive, attend, heads_per_key, init_normal
 from .mixin import ModelMixin
 from .prefix import PrefixModel
+from .step import StepPlaces, attend_and_feed, runs_step
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 
 
@@ -40,6 +45,13 @@ class QueryBlock(nn.Module):
         attended = self.out_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
         hidden = hidden + (self.dropout(attended) if self.training else attended)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+    def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """`forward` of few rows by the kernels of a step; see `Block.step`."""
+        norm, weight = self.attention_norm, self.q_proj.weight
+        query = qkv(hidden, norm.weight, norm.eps, weight, at.table, at.positions, self.head_dim)
+        rest = self.out_proj, self.feed_forward_norm, self.feed_forward
+        return attend_and_feed(hidden, query, at, keys, values, *rest)
 
 
 class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
@@ -190,6 +202,66 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
             queries = block(queries, key, value, query_rotary, scores)
         return self.head(self.norm(queries))
 
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """What `step` goes through; see `runs_step`."""
+        places = [] if self.place_embedding is None else [self.place_embedding]
+        first = [self.token_embedding, *self.blocks, self.memory_norm, self.memory_proj]
+        return [*first, *places, *self.query_blocks, self.norm, self.head]
+
+    def step(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: SlotCache,
+        *,
+        table: torch.FloatTensor,
+        seen: torch.BoolTensor,
+        places: torch.LongTensor,
+        query_places: torch.LongTensor,
+        slots: torch.LongTensor | None = None,
+        visible: torch.BoolTensor | None = None,
+        sees: torch.LongTensor | None = None,
+        query_sees: torch.LongTensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` over few tokens [B, T] and queries by the kernels of `arimage.kernels.step`, where `runs_step`
+        allows it: the logits [rows * Q, vocab_size] of the queries.
+
+        Args:
+            positions, slots, visible: [B, T, ...], see `TokenModel.forward`. Slots for trees need `visible`, with
+                which there is one query for each token, which sees the same.
+            cache, table, seen: see `LlamaGenTransformer.step`.
+            places, query_places: of the tokens and the queries in the image, [B, T] and [B, Q].
+            sees, query_sees: up to which slot tokens and queries see, [B, T] and [B, Q]; None for that of each token.
+        """
+        weight, norm = self.token_embedding.weight, self.memory_norm
+        hidden, last, index = embedding(tokens, positions, slots, cache.places, weight, cache.groups)
+        at = StepPlaces(
+            table=table,
+            positions=places.flatten(),
+            index=index,
+            seen=seen,
+            prefix=cache.prefix,
+            first=cache.first,
+            slots=last if sees is None else sees.flatten(),
+            visible=None if visible is None else visible.flatten(0, 1),
+        )
+        for layer, block in enumerate(self.blocks):
+            hidden = block.step(hidden, at, *cache.of_layer(layer))
+        keys, values = memory = cache.of_layer(len(self.blocks))
+        weight = self.memory_proj.weight
+        qkv(hidden, norm.weight, norm.eps, weight, table, at.positions, self.head_dim, keys, values, index)
+        queries = self.query_embedding.expand(cache.groups * query_places.numel(), -1)
+        if self.place_embedding is None:
+            queries = queries.contiguous()
+        else:
+            queries = queries + self.place_embedding(query_places.flatten()).repeat(cache.groups, 1)
+        asked = last if query_sees is None else query_sees.flatten()
+        at = replace(at, positions=query_places.flatten(), slots=asked)
+        for block in self.query_blocks:
+            queries = block.step(queries, at, *memory)
+        return linear(queries, self.head.weight, gain=self.norm.weight, eps=self.norm.eps)
+
     def predict(
         self,
         tokens: torch.LongTensor,
@@ -320,12 +392,16 @@ class ARPGTokenModel(PrefixModel):
         slots: torch.LongTensor | None = None,
     ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the ranks after `positions`; see `TokenModel.forward`."""
+        # Padding reads rank 0, and the last rank asks for itself.
+        ranks = positions.clamp(min=0)
+        asked = (ranks + 1).clamp(max=self.num_tokens - 1)
+        # Slots of a tree say nothing about what they see.
+        if (slots is None or visible is not None) and self._steps(cache, tokens, asked):
+            return self._step(tokens, positions, ranks, asked, cache, slots=slots, visible=visible)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
         seen = cache.seen(at_slots, visible)
-        # Padding reads rank 0, and the last rank asks for itself.
-        ranks = positions.clamp(min=0)
-        return self._run(tokens, ranks, seen, (ranks + 1).clamp(max=self.num_tokens - 1), seen, cache)
+        return self._run(tokens, ranks, seen, asked, seen, cache)
 
     def forward_group(
         self, tokens: torch.LongTensor, rank: int, count: int, cache: SlotCache, *, causal: bool = False
@@ -333,6 +409,10 @@ class ARPGTokenModel(PrefixModel):
         """See `GroupModel.forward_group`."""
         ranks = (rank + torch.arange(tokens.shape[1] + count, device=self.device)).expand(len(tokens), -1)
         fed, asked = ranks.split([tokens.shape[1], count], dim=1)
+        if self._steps(cache, tokens, asked):
+            last = fed[:, -1:]
+            sees = {"sees": None if causal else last.expand_as(fed), "query_sees": last.expand_as(asked)}
+            return self._step(tokens, fed, fed, asked, cache, **sees)
         cache.write_slots(fed)
         query_seen = cache.seen(fed[:, -1:].expand(-1, count), None)
         seen = cache.seen(fed if causal else fed[:, -1:].expand_as(fed), None)
@@ -341,6 +421,29 @@ class ARPGTokenModel(PrefixModel):
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
         """See `GroupModel.guidance_progress`. The authors count the group itself."""
         return torch.full((count,), (rank + count) / self.num_tokens, device=self.device, dtype=torch.float32)
+
+    def _steps(self, cache: SlotCache, tokens: torch.LongTensor, asked: torch.LongTensor) -> bool:
+        """Whether the forward pass that feeds `tokens` [B, T] and asks for the ranks `asked` [B, Q] can be a step; see
+        `runs_step`."""
+        steps = runs_step(self.transformer, self.groups * max(tokens.numel(), asked.numel()))
+        cache.leave_ends(steps)
+        return steps
+
+    def _step(self, tokens, positions, ranks, asked, cache, **options) -> torch.Tensor:
+        """Feed `tokens` [B, T] of `ranks` to the step of the transformer, with its `options`; return the logits of the
+        ranks `asked` [B, Q]."""
+        cache.allocate()
+        logits = self.transformer.step(
+            tokens,
+            positions,
+            cache,
+            table=self._rotary[self.conditions.length :],
+            seen=self.conditions.seen,
+            places=self.layout.places(ranks),
+            query_places=self.layout.places(asked),
+            **options,
+        )
+        return logits.view(self.groups, *asked.shape, -1)
 
     def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.Tensor:
         """Feed `tokens` [B, T] of `ranks` that see the keys `seen` [B, T, K]; return the logits of the ranks `asked`

@@ -11,7 +11,6 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
-from ..kernels.step.attention import attention
 from ..kernels.step.embedding import embedding
 from ..kernels.step.linear import linear
 from ..kernels.step.qkv import qkv
@@ -22,7 +21,7 @@ from .layers import FeedForward, Linear, additive, attend, causal_mask, check_gr
 from .mixin import ModelMixin
 from .original_names import LLAMAGEN_NAMES
 from .prefix import PrefixModel
-from .step import StepPlaces, runs_step
+from .step import StepPlaces, attend_and_feed, runs_step
 
 
 def rotary_table(
@@ -96,7 +95,7 @@ class Block(nn.Module):
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` of few rows `hidden` [R, hidden_size] by the kernels of a step, in five launches. `keys` and
         `values` are all those that the cache has of the layer."""
-        norm, layer, after, feed = self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward
+        norm, layer = self.attention_norm, self.attention
         query = qkv(
             hidden,
             norm.weight,
@@ -109,10 +108,8 @@ class Block(nn.Module):
             values,
             at.index,
         )
-        attended = attention(query, keys, values, at.seen, at.prefix, at.first, at.slots, at.visible)
-        hidden = linear(attended, layer.out_proj.weight, residual=hidden)
-        inner = linear(hidden, feed.gate_proj.weight, gain=after.weight, eps=after.eps, up=feed.up_proj.weight)
-        return linear(inner, feed.down_proj.weight, residual=hidden)
+        rest = layer.out_proj, self.feed_forward_norm, self.feed_forward
+        return attend_and_feed(hidden, query, at, keys, values, *rest)
 
 
 class CaptionProjection(nn.Module):

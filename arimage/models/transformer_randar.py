@@ -8,12 +8,14 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..kernels.step.linear import linear
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive, heads_per_key
 from .mixin import ModelMixin
 from .original_names import LLAMAGEN_NAMES
 from .paired import PairedModel, teacher_forcing_mask
+from .step import StepPlaces, runs_step
 from .transformer_llamagen import Block, RMSNorm, check_heads, rotary_table
 
 
@@ -102,14 +104,35 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             # A zero vector is neutral: the token is not known yet.
             parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
             rotary.append(at)
-        query = self.query_embedding.unflatten(0, (-1, self.head_dim)).expand(*query_at.shape[:2], -1, -1)
-        parts.append(rotate(query, query_at).flatten(2))
+        parts.append(self._queries(query_at))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
         rotary = torch.cat([*rotary, query_at], dim=1)
         scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, rotary, scores, cache, layer)
         return self.head(self.norm(hidden[:, -query_at.shape[1] :]))
+
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """What `step` goes through; see `runs_step`."""
+        return [self.token_embedding, *self.blocks, self.norm, self.head]
+
+    def step(
+        self, tokens: torch.LongTensor, cache: SlotCache, at: StepPlaces, *, query_at: torch.FloatTensor
+    ) -> torch.Tensor:
+        """`forward` over few tokens [rows, T] and queries by the kernels of `arimage.kernels.step`, where `runs_step`
+        allows it: the logits [rows * Q, vocab_size] of the queries. `query_at` is that of `forward`."""
+        embedded = self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
+        hidden = torch.cat([embedded, self._queries(query_at)], dim=1).flatten(0, 1)
+        for layer, block in enumerate(self.blocks):
+            hidden = block.step(hidden, at, *cache.of_layer(layer))
+        asked = hidden.unflatten(0, (len(tokens), -1))[:, tokens.shape[1] :].flatten(0, 1)
+        return linear(asked, self.head.weight, gain=self.norm.weight, eps=self.norm.eps)
+
+    def _queries(self, query_at: torch.FloatTensor) -> torch.Tensor:
+        """The queries [B, Q, hidden_size] for places whose rotations are `query_at`."""
+        query = self.query_embedding.unflatten(0, (-1, self.head_dim)).expand(*query_at.shape[:2], -1, -1)
+        return rotate(query, query_at).flatten(2)
 
     def predict(self, tokens: torch.LongTensor, *, order: torch.LongTensor | None = None, **condition) -> torch.Tensor:
         """Teacher-forced logits [B, N, vocab_size] in float32, by rank, of tokens [B, N] in raster order on the
@@ -146,6 +169,27 @@ class RandARTokenModel(PairedModel):
 
     def encode(self, ranks: torch.LongTensor) -> torch.Tensor:
         return self._rotary[self.layout.places(ranks)]
+
+    def _run(self, tokens, ranks, asked, places, seen, cache) -> torch.Tensor:
+        steps = runs_step(self.transformer, self.groups * places.numel())
+        cache.leave_ends(steps)
+        if not steps:
+            return super()._run(tokens, ranks, asked, places, seen, cache)
+        cache.allocate()
+        own = places.flatten()
+        at = StepPlaces(
+            table=self._rotary,
+            positions=self.layout.places(torch.cat([ranks, asked], dim=1)).flatten(),
+            index=cache.places[own],
+            seen=self.conditions.seen,
+            prefix=cache.prefix,
+            first=cache.first,
+            slots=own,
+            visible=None if seen is None else seen.flatten(0, 1),
+        )
+        query_at = self._per_row(self.encode(asked))
+        logits = self.transformer.step(self._per_row(tokens), cache, at, query_at=query_at)
+        return logits.view(self.groups, *asked.shape, -1)
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
         """See `GroupModel.guidance_progress`. The authors count the groups before."""

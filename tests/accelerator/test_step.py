@@ -9,12 +9,23 @@ from accelerator.runs import call, differences, expected, pipeline, refilled
 from steps import allow_steps
 
 
-@pytest.mark.parametrize(
-    "decoding", ["ar", "sjd-coupled:window=4", "eagle", "zipar:window=2", "line-cache:lines=2", "sjd2"]
-)
-def test_captured_steps_give_the_tokens_of_torch(monkeypatch, decoding):
-    on_cpu = [expected("llamagen-text", run, decoding) for run in (call, refilled)]
-    rows, pipe = allow_steps(monkeypatch), pipeline("llamagen-text", "replayed")
+CASES = [
+    ("llamagen-text", "ar"),
+    ("llamagen-text", "eagle"),
+    ("llamagen-text", "zipar:window=2"),
+    ("llamagen-text", "line-cache:lines=2"),
+    ("llamagen-text", "sjd2"),
+    ("arpg-places", "sjd-coupled:window=4"),
+    ("arpg", "groups:groups=4"),
+    ("randar", "sjd-coupled:window=4"),
+    ("randar", "groups:groups=4"),
+]
+
+
+@pytest.mark.parametrize(("family", "decoding"), CASES)
+def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding):
+    on_cpu = [expected(family, run, decoding) for run in (call, refilled)]
+    rows, pipe = allow_steps(monkeypatch), pipeline(family, "replayed")
     pipe._compiled.kept.clear()
     with card.card() as device:
         found = [run(pipe, decoding) for run in (call, refilled)]

@@ -20,7 +20,7 @@ def interpreter():
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def on_triton(request):
     """`on_triton("coupling", "couple", *arguments)` returns the results of a Triton implementation, as a tuple on the
-    CPU, and with `changed` the arguments of these indices."""
+    CPU, and after them the arguments at the places `written`."""
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("needs an accelerator")

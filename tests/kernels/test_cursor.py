@@ -45,7 +45,7 @@ def test_a_step_ends_with_its_tokens_one_block_further(on_triton, block):
     positions = state[0][:, None] + torch.arange(block)
     sampled = 100 + torch.arange(5 * block).view(5, block)
     arguments = positions, sampled, tokens, *state, SIZE
-    written = on_triton("cursor", "close_step", *arguments, changed=range(2, 7))
+    written = on_triton("cursor", "close_step", *arguments, written=range(2, 7))
     reference.close_step(*arguments)
     assert tokens.gather(1, positions).equal(sampled) and (tokens >= 100).sum() == 5 * block
     expected = images(block)
@@ -57,7 +57,7 @@ def test_a_step_ends_with_its_tokens_one_block_further(on_triton, block):
 def test_a_step_counts_what_it_decided(on_triton):
     _, *state = images(1)
     end = torch.tensor([4, SIZE, SIZE, SIZE, SIZE])
-    written = on_triton("cursor", "advance", end, *state, SIZE, changed=range(1, 5))
+    written = on_triton("cursor", "advance", end, *state, SIZE, written=range(1, 5))
     reference.advance(end, *state, SIZE)
     for actual, ours, value in zip(written, state, advanced(end, *images(1)[1:]), strict=True):
         assert torch.equal(actual, value) and torch.equal(ours, value)

@@ -302,7 +302,7 @@ def test_images_are_invalid_where_a_place_that_counts_is_not_finite(on_triton, s
     forced[4, 3], forced[5, 6] = 11, 12
     invalid = torch.arange(6) == 5
     settings = 1.0, 1.0, 0, 0.9, None, 0.0, forced, positions
-    ours, marked = on_triton("probabilities", "probabilities", logits, *settings, invalid, ended, changed=[9])
+    ours, marked = on_triton("probabilities", "probabilities", logits, *settings, invalid, ended, written=[9])
     expected = probabilities(logits, *settings, invalid, ended)
     assert invalid.tolist() == marked.tolist() == [False, False, True, True, False, True]
     torch.testing.assert_close(ours, expected, atol=1e-7, rtol=1e-5, equal_nan=True)
@@ -311,7 +311,7 @@ def test_images_are_invalid_where_a_place_that_counts_is_not_finite(on_triton, s
     # The flag of an image may be one for all its places, and none may count.
     for given in (ended[:, 1:], None):
         invalid, alone = torch.zeros(6, dtype=torch.bool), torch.zeros(6, dtype=torch.bool)
-        *_, marked = on_triton("probabilities", "probabilities", logits, *settings, invalid, given, changed=[9])
+        *_, marked = on_triton("probabilities", "probabilities", logits, *settings, invalid, given, written=[9])
         probabilities(logits, *settings, alone, given)
         assert torch.equal(marked, alone)
 

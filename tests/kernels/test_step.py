@@ -104,7 +104,7 @@ def test_queries_keys_and_values(on_triton, shape, which):
     elif which == "keys and values":
         heads, weight = 0, weight[heads * head_dim :].contiguous()
     arguments = (x, gain, EPS, weight, table, positions, head_dim, keys, values, index)
-    found, *cached = on_triton("step.qkv", "qkv", *arguments, changed=() if keys is None else (7, 8))
+    found, *cached = on_triton("step.qkv", "qkv", *arguments, written=() if keys is None else (7, 8))
     states = (F.rms_norm(x, x.shape[1:], gain, EPS) @ weight.T).unflatten(1, (-1, head_dim))
     turns = torch.view_as_complex(table)[positions].repeat(2, 1)[:, None]
     turned = torch.view_as_real(torch.view_as_complex(states.unflatten(2, (-1, 2))) * turns).flatten(2)

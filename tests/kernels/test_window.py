@@ -49,7 +49,7 @@ def test_a_step_decides_up_to_the_first_rejected_draft(on_triton, window, block,
         steps, accepted = torch.tensor([1, 3, 5, 6]), torch.zeros(SIZE + 1, len(CURSORS), dtype=torch.long)
         written = tokens.clone(), CURSORS.clone(), CURSORS == SIZE, steps, accepted
         arguments = positions, kept, verified, redrafted, *written, block, SIZE
-        triton = on_triton("window", "close_window", *arguments, changed=range(4, 9))
+        triton = on_triton("window", "close_window", *arguments, written=range(4, 9))
         end = reference.close_window(*arguments)
         for image, cursor in enumerate(CURSORS.tolist()):
             last = cursor
@@ -93,7 +93,7 @@ def sliding(window, capacity, forced, numbers, keeps):
 def test_slots_of_decided_drafts_move_on_and_are_drafted(on_triton, window, capacity, forced, numbers, keeps):
     arguments = sliding(window, capacity, forced, numbers, keeps)
     before = [each.clone() if isinstance(each, torch.Tensor) else each for each in arguments]
-    triton = on_triton("window", "slide_window", *arguments, changed=range(4))
+    triton = on_triton("window", "slide_window", *arguments, written=range(4))
     reference.slide_window(*arguments)
     positions, fresh, tokens, q = arguments[:4]
     p, end, start, sums, known, uniform, seeds, steps = before[4:12]
