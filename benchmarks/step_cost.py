@@ -93,7 +93,7 @@ COMMITTED = {
 }
 LOOKUPS = {"gather", "index", "index_select", "embedding"}
 SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
-# The arguments of kernels that are written without being read, and those of which as many elements are touched as
+# The arguments of kernels that are written without being read, and those of which only as many elements are touched as
 # other arguments have.
 OVERWRITTEN = {"slide_window": {"q"}}
 TOUCHED = {

@@ -55,6 +55,54 @@ def test_a_kernel_breaks_no_graph(interpreter, operation, function):
         assert torch.equal(compiled, eager)
 
 
+def progress():
+    """Cursor, finished, steps and accepted of two images of 9 tokens."""
+    return torch.tensor([7, 9]), torch.tensor([False, True]), torch.tensor([2, 5]), torch.zeros(10, 2).long()
+
+
+def in_place(function):
+    """The arguments of a function that writes some of them, and their places."""
+    generator = torch.Generator().manual_seed(0)
+    positions, tokens = torch.tensor([[8, 7], [9, 10]]), torch.arange(24).view(2, 12)
+    q, p = torch.rand(2, 2, 2, 40, generator=generator).softmax(-1)
+    start, sums = torch.full((2, 40), 1 / 40), torch.arange(1, 41).div(40).repeat(2, 1)
+    invalid, fresh, end = torch.tensor([False, False]), positions % 2 == 0, torch.tensor([9, 9])
+    logits, seeds = torch.where(fresh[..., None], p, torch.nan)[None], torch.tensor([1, 5])
+    slots, window = (positions, fresh, tokens, q, p, end, start, sums), (seeds, seeds, 3, 2, 9)
+    return {
+        "probabilities": ((logits, 1.0, 1.0, 3, 0.9, None, 0.0, None, None, invalid, positions > 8), [9]),
+        "close_step": ((positions, positions + 1, tokens, *progress(), 9), range(2, 7)),
+        "advance": ((end, *progress(), 9), range(1, 5)),
+        "close_window": ((positions, positions > 6, positions + 1, None, tokens, *progress(), 1, 9), range(4, 9)),
+        "slide_window": ((*slots, None, None, *window), range(4)),
+    }[function]
+
+
+@pytest.mark.parametrize(
+    ("operation", "function"),
+    [
+        ("probabilities", "probabilities"),
+        ("cursor", "close_step"),
+        ("cursor", "advance"),
+        ("window", "close_window"),
+        ("window", "slide_window"),
+    ],
+)
+def test_a_kernel_that_writes_its_arguments_breaks_no_graph(interpreter, operation, function):
+    arguments, written = in_place(function)
+    eager, compiled = (
+        interpreter.call(operation, function, arguments, compiled=compiled, written=written)
+        for compiled in (False, True)
+    )
+    definition = torch.compile(
+        getattr(importlib.import_module(f"arimage.kernels.{operation}"), function), backend="aot_eager", fullgraph=True
+    )
+    definition(*arguments)
+    for place, ours, theirs in zip(written, eager[-len(written) :], compiled[-len(written) :], strict=True):
+        assert torch.equal(ours, theirs) and torch.equal(ours, arguments[place])
+        assert not torch.equal(ours, in_place(function)[0][place])
+
+
 @pytest.mark.parametrize(("operation", "function"), FUNCTIONS)
 def test_its_definition_breaks_none_either(operation, function):
     eager = getattr(importlib.import_module(f"arimage.kernels.{operation}"), function)
