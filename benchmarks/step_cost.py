@@ -103,7 +103,7 @@ TOUCHED = {
     # Drafts, and the tokens before them.
     "open_window": {"tokens": ["positions", "positions"]},
     "close_window": {"tokens": ["positions"], "accepted": ["cursor"]},
-    "slide_window": {"tokens": ["positions"]},
+    "slide_window": dict.fromkeys(["tokens", "forced", "neighbour", "context"], ["positions"]),
 }
 # What a model is called for.
 FORWARDS = ("prefill", "forward", "prefill_group", "forward_group", "predict", "denoise")
@@ -146,7 +146,9 @@ def kernel_bytes(operator, args: tuple, results) -> int:
     """Bytes that a kernel of `arimage.kernels` moves."""
     name = operator._schema.name.removeprefix("arimage::")
     values = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)}
-    partly, overwritten = TOUCHED.get(name, {}), OVERWRITTEN.get(name, set())
+    values = {key: value for key, value in values.items() if value is not None}
+    partly = {key: others for key, others in TOUCHED.get(name, {}).items() if key in values}
+    overwritten = OVERWRITTEN.get(name, set())
     moved = sum(map(size, tensors([value for key, value in values.items() if key not in {*partly, *overwritten}])))
     moved += sum(map(size, tensors(results)))
     moved += sum(

@@ -157,7 +157,27 @@ STEPS = {
     ),
     "slide_window": (
         lambda s: slide_window(
-            *(s.x, s.fresh, s.tokens, s.p, s.q, s.cursor, s.start, s.start, None, None, s.cursor, s.steps, 3, 3, SIZE)
+            *(
+                s.x,
+                s.fresh,
+                s.tokens,
+                s.p,
+                s.q,
+                s.cursor,
+                s.start,
+                s.start,
+                None,
+                None,
+                0,
+                None,
+                None,
+                None,
+                s.cursor,
+                s.steps,
+                3,
+                3,
+                SIZE,
+            )
         ),
         2 * SLOTS + 12 + SLOTS + 2 * P + 2 * P // 3 + 3 * ROW,
     ),

@@ -74,7 +74,7 @@ def in_place(function):
         "close_step": ((positions, positions + 1, tokens, *progress(), 9), range(2, 7)),
         "advance": ((end, *progress(), 9), range(1, 5)),
         "close_window": ((positions, positions > 6, positions + 1, None, tokens, *progress(), 1, 9), range(4, 9)),
-        "slide_window": ((*slots, None, None, *window), range(4)),
+        "slide_window": ((*slots, None, None, 0, None, None, None, *window), range(4)),
     }[function]
 
 

@@ -73,17 +73,45 @@ def distributions(*shape, seed):
 
 
 def sliding(window, capacity, forced, numbers, keeps):
+    """The arguments of `slide_window`, with drafts from a distribution."""
     positions, tokens = slots(window, capacity)
-    allowed = (torch.arange(VOCABULARY) % 3 > 0).double().expand(len(CURSORS), -1)
-    start, sums = (allowed / allowed.sum(-1, keepdim=True)).float(), allowed.cumsum(-1) / allowed.sum(-1, keepdim=True)
+    allowed = (torch.arange(VOCABULARY) % 3 > 0).float().expand(len(CURSORS), -1)
+    count = allowed.sum(-1, keepdim=True)
     q = distributions(len(CURSORS), capacity, VOCABULARY, seed=1)
     p = None if keeps else distributions(len(CURSORS), window, VOCABULARY, seed=2)
     uniform = torch.rand(len(CURSORS), window, 3, generator=torch.Generator().manual_seed(3))[..., 2]
     known = torch.full((len(CURSORS), SIZE), -1)
     known[:, 7::9] = 17
     end, steps = (CURSORS + 1 + window // 2).clamp(max=SIZE), torch.tensor([1, 3, 5, 6])
-    places = positions, torch.ones_like(positions, dtype=torch.bool), tokens, q, p, end, start, sums.float()
-    return *places, known if forced else None, uniform if numbers else None, end * 77, steps, 3, window, SIZE
+    places = positions, torch.ones_like(positions, dtype=torch.bool), tokens, q, p, end
+    drafting = allowed / count, allowed.cumsum(-1) / count, known if forced else None, None, 0, None, None
+    return *places, *drafting, uniform if numbers else None, end * 77, steps, 3, window, SIZE
+
+
+def slid(on_triton, arguments, drafted):
+    """Slide a window, and check it where `drafted(image, slot, position)` is the draft, and its distribution or None
+    if that is one-hot."""
+    positions, fresh, tokens, q, p, end, *rest = (a.clone() if isinstance(a, torch.Tensor) else a for a in arguments)
+    written = positions, fresh, tokens, q
+    triton = on_triton("window", "slide_window", *arguments, written=range(4))
+    reference.slide_window(*written, p, end, *rest)
+    for actual, ours in zip(triton, written, strict=True):
+        assert torch.equal(actual, ours)
+    before, _, old_tokens, old_q = arguments[:4]
+    window = rest[-2]
+    for image in range(len(CURSORS)):
+        for slot in range(window):
+            place = int(before[image, slot])
+            entered = place < end[image]
+            assert fresh[image, slot] == entered and positions[image, slot] == place + window * entered
+            if entered:
+                token, weights = drafted(image, slot, place + window)
+                weights = torch.eye(VOCABULARY)[token] if weights is None else weights
+                assert tokens[image, place + window] == token and torch.equal(q[image, slot], weights)
+            else:
+                assert torch.equal(q[image, slot], (old_q if p is None else p)[image, slot])
+                assert tokens[image, place] == old_tokens[image, place]
+    assert torch.equal(q[:, window:], old_q[:, window:]) and fresh[:, window:].all()
 
 
 @pytest.mark.parametrize(
@@ -92,54 +120,63 @@ def sliding(window, capacity, forced, numbers, keeps):
 )
 def test_slots_of_decided_drafts_move_on_and_are_drafted(on_triton, window, capacity, forced, numbers, keeps):
     arguments = sliding(window, capacity, forced, numbers, keeps)
-    before = [each.clone() if isinstance(each, torch.Tensor) else each for each in arguments]
-    triton = on_triton("window", "slide_window", *arguments, written=range(4))
-    reference.slide_window(*arguments)
-    positions, fresh, tokens, q = arguments[:4]
-    p, end, start, sums, known, uniform, seeds, steps = before[4:12]
-    for image in range(len(CURSORS)):
-        for slot in range(window):
-            place = int(before[0][image, slot])
-            entered = place < end[image]
-            assert fresh[image, slot] == entered and positions[image, slot] == place + window * entered
-            if not entered:
-                kept = before[3] if keeps else p
-                assert (
-                    torch.equal(q[image, slot], kept[image, slot]) and tokens[image, place] == before[2][image, place]
-                )
-                continue
-            place += window
-            number = (
-                uniform[image, slot]
-                if numbers
-                else uniforms(seeds[image, None], torch.tensor([[place]]), steps[image, None], 3, 1)
-            )
-            token, weights = int((sums[image] <= number.squeeze()).sum()), start[image]
-            if forced and known[image, min(place, SIZE - 1)] >= 0:
-                token = int(known[image, min(place, SIZE - 1)])
-                weights = torch.nn.functional.one_hot(torch.tensor(token), VOCABULARY).float()
-            assert tokens[image, place] == token and torch.equal(q[image, slot], weights)
-    assert torch.equal(q[:, window:], before[3][:, window:]) and fresh[:, window:].all()
-    for actual, ours in zip(triton, (positions, fresh, tokens, q), strict=True):
-        assert torch.equal(actual, ours)
+    start, sums, known, _, _, _, _, uniform, seeds, steps = arguments[6:16]
+
+    def drafted(image, slot, place):
+        if forced and known[image, min(place, SIZE - 1)] >= 0:
+            return 17, None
+        if numbers:
+            number = uniform[image, slot]
+        else:
+            number = uniforms(seeds[image, None], torch.tensor([[place]]), steps[image, None], 3, 1).squeeze()
+        return int((sums[image] <= number).sum()), start[image]
+
+    slid(on_triton, arguments, drafted)
 
 
-@pytest.mark.parametrize("kernel", ["open_window", "close_window", "slide_window"])
+@pytest.mark.parametrize("given", [False, True])
+def test_drafts_may_be_copies_of_a_neighbour(on_triton, given):
+    columns, window = 3, 8
+    places, rest = list(sliding(window, window, True, True, False)[:6]), sliding(window, window, True, True, False)[6:]
+    # The token above, from row to row until it is not among those that are drafted.
+    neighbour = (torch.arange(SIZE + 1) - columns).repeat(len(CURSORS), 1)
+    neighbour[:, :columns] = neighbour[:, -1] = SIZE
+    context = torch.arange(len(CURSORS) * 7).view(-1, 7) if given else None
+    last, known = places[0].amax(1), rest[2]
+    copying = (*rest[:3], neighbour, (window - 1) // columns, context, last, *rest[7:])
+
+    def drafted(image, _, place):
+        if known[image, min(place, SIZE - 1)] >= 0:
+            return 17, None
+        rank = place - columns if place < SIZE else SIZE
+        while rank != SIZE and rank > last[image]:
+            rank -= columns
+        if given and rank == SIZE:
+            return int(context[image, place % 7]), None
+        return int(places[2][image, min(rank, int(last[image]))]), None
+
+    slid(on_triton, (*places, *copying), drafted)
+
+
+@pytest.mark.parametrize("kernel", ["open_window", "close_window", "slide_window", "slide_window of copies"])
 def test_windows_compile_without_spills(compile_kernel, kernel):
+    kernel, _, copies = kernel.partition(" ")
     longs = {"open_window": "positions tokens at drafts previous fed"}
     longs["close_window"] = "positions verified redrafted tokens cursor steps accepted end"
-    longs["slide_window"] = "positions tokens end forced seeds steps"
+    longs["slide_window"] = "positions tokens end forced neighbour context last seeds steps"
     others = {"open_window": {"ended": "*u8"}, "close_window": {"kept": "*u8", "finished": "*u8"}}
     others["slide_window"] = {"fresh": "*u8"} | dict.fromkeys(("q", "p", "start", "start_sums", "uniform"), "*fp32")
     numbers = {"open_window": "positions_stride tokens_stride window block size"}
     numbers["close_window"] = "tokens_stride accepted_stride window block size"
-    numbers["slide_window"] = "tokens_stride slots window vocab_size size"
+    numbers["slide_window"] = "jumps tokens_stride slots window vocab_size size given"
     signature = {f"{name}_ptr": "*i64" for name in longs[kernel].split()}
     signature |= {f"{name}_ptr": kind for name, kind in others[kernel].items()}
     signature |= dict.fromkeys(numbers[kernel].split(), "i32")
     if kernel == "slide_window":
         signature |= {"uniform_strides": ("i32", "i32"), "key": "i64"}
-        constants, warps = {"bits": 15, "block": 4096}, 8
+        absent = ["uniform"] if copies else ["neighbour", "context", "last"]
+        constants, warps = {"bits": 15, "block": 4096} | {f"{name}_ptr": None for name in absent}, 8
+        signature = {name: kind for name, kind in signature.items() if name not in constants}
     else:
         constants, warps = {"padded": 32}, 1
     compile_kernel("window", f"{kernel}_kernel", signature, constants, num_warps=warps)

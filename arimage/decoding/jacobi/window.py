@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import window as kernel
-from ...kernels.window.reference import into
+from ...kernels.window import reference
 from ..autoregressive import decide_first, prefill
 from ..contract.distribution import Sampling
 from ..contract.models import TokenModel
@@ -140,7 +140,7 @@ def open_window(
     )
     decide_first(state, logits, known)
     drafts = state.token_buffer.gather(1, state.positions[:, :window])
-    _draft(state, fresh[:, :window], drafts, state.draft_probabilities[:, :window], state.cursor[:, None] - 1)
+    _draft(state, fresh[:, :window], drafts, state.draft_probabilities[:, :window], state.cursor - 1)
     return state
 
 
@@ -168,19 +168,12 @@ def slide_window(
             takes the slot, which is safe since a position is decided once. None generates numbers for the new
             positions.
     """
-    window, positions, entered = state.window, state.positions[:, : state.window], state.fresh[:, : state.window]
-    if state.neighbour is None:
-        slots = state.positions, state.fresh, state.token_buffer, state.draft_probabilities, probabilities, end
-        settings = state.start, state.start_sums, state.sampling.forced
-        numbers = uniform, state.seeds, state.steps, Purpose.START
-        kernel.slide_window(*slots, *settings, *numbers, window, state.model.num_tokens)
-        state.enter(positions, entered)
-        return
-    last = positions.amax(1, keepdim=True)
-    into(entered, torch.lt, positions, end[:, None])
-    positions.add_(entered, alpha=window)
-    tokens = state.token_buffer.gather(1, positions)
-    _draft(state, entered, tokens, state.draft_probabilities if probabilities is None else probabilities, last)
+    window = state.window
+    last = None if state.neighbour is None else state.positions[:, :window].amax(1)
+    slots = state.positions, state.fresh, state.token_buffer, state.draft_probabilities, probabilities, end
+    numbers = uniform, state.seeds, state.steps, Purpose.START
+    kernel.slide_window(*slots, *_drafting(state), last, *numbers, window, state.model.num_tokens)
+    state.enter(state.positions[:, :window], state.fresh[:, :window])
 
 
 def resize_window(state: WindowState, window: int) -> None:
@@ -200,7 +193,23 @@ def resize_window(state: WindowState, window: int) -> None:
         state.fresh[:, before:window] = True
         tokens = state.token_buffer.gather(1, state.positions[:, :window])
         entered, probabilities = (offsets >= before).expand(len(order), -1), state.draft_probabilities[:, :window]
-        _draft(state, entered, tokens, probabilities, cursor + (before - 1))
+        _draft(state, entered, tokens, probabilities, state.cursor + (before - 1))
+
+
+def _drafting(state: WindowState) -> tuple:
+    """How drafts are made, see `kernels.window.slide_window`."""
+    model, init = state.model, state.init
+    # The neighbour may be among the positions being drafted; after this many positions it is not.
+    reach = {
+        "uniform": state.window,
+        "left": state.window,
+        "above": min(grid[-1] for grid in model.layout.grids),
+        "previous": math.prod(model.layout.shape[-2:]),
+    }[init]
+    # A video is generated in raster order.
+    context = model.context if init == "previous" else None
+    start = state.start, state.start_sums, state.sampling.forced
+    return *start, state.neighbour, (state.window - 1) // reach, context
 
 
 def _draft(
@@ -210,36 +219,24 @@ def _draft(
     probabilities: torch.FloatTensor,
     last: torch.LongTensor,
 ) -> None:
-    """Draft the positions that `entered` [B, W] the window, which come after `last` [B, 1]; the other drafts are
+    """Draft the positions that `entered` [B, W] the window, which come after `last` [B]; the other drafts are
     `tokens` [B, W], and were sampled from `probabilities` [B, W, V]."""
     positions = state.positions[:, : state.window]
-    if state.neighbour is None:
-        drafts, start = draft_uniformly(state, positions)
-    else:
-        drafts = _copies(state, positions, last)
-        start = torch.zeros_like(probabilities).scatter_(2, drafts[..., None], 1)
-        drafts, start = _force(state, positions, drafts, start)
+    drafts, start = reference.draft(state.token_buffer, positions, *_drafting(state), last, _numbers(state, positions))
     state.token_buffer.scatter_(1, positions, torch.where(entered, drafts, tokens))
-    into(state.draft_probabilities[:, : state.window], torch.where, entered[..., None], start, probabilities)
+    torch.where(entered[..., None], start, probabilities, out=state.draft_probabilities[:, : state.window])
     state.enter(positions, entered)
 
 
 def draft_uniformly(state, positions: torch.LongTensor) -> tuple[torch.LongTensor, torch.FloatTensor]:
     """Drafts [B, W] at `positions`, sampled by the state's `start_sums`, and their distributions [B, 1 or W, V]."""
-    numbers = uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
-    drafts = torch.searchsorted(state.start_sums, numbers.contiguous(), right=True)
-    return _force(state, positions, drafts, state.start[:, None])
+    start = state.start, state.start_sums, state.sampling.forced
+    return reference.draft(state.token_buffer, positions, *start, None, 0, None, None, _numbers(state, positions))
 
 
-def _force(state, positions, drafts, start) -> tuple[torch.LongTensor, torch.FloatTensor]:
-    """Replace drafts and their distributions where tokens are forced."""
-    forced = state.sampling.forced
-    if forced is None:
-        return drafts, start
-    at = positions.clamp(max=state.model.num_tokens - 1)
-    known = forced.gather(1, at)
-    start = state.sampling.force(start.expand(*positions.shape, -1), at)
-    return torch.where(known < 0, drafts, known), start
+def _numbers(state, positions: torch.LongTensor) -> torch.FloatTensor:
+    """The random numbers [B, W] in [0, 1) of drafts at `positions` [B, W]."""
+    return uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
 
 
 def _neighbours(model: TokenModel, batch_size: int, init: Init) -> torch.LongTensor:
@@ -248,26 +245,3 @@ def _neighbours(model: TokenModel, batch_size: int, init: Init) -> torch.LongTen
     ranks = torch.arange(size, device=model.device).repeat(batch_size, 1)
     around = model.layout.neighbours(ranks, _OFFSETS[init])
     return F.pad(around.masked_fill(around < 0, size), (0, 1), value=size)
-
-
-def _copies(state: WindowState, positions: torch.LongTensor, last: torch.LongTensor) -> torch.LongTensor:
-    """The tokens [B, W] that are copied to those of `positions` [B, W] that come after `last` [B, 1]: the nearest ones
-    in the direction of `init` that do not. Where there is none, the token at the same place in the given frame is
-    copied if `init` is "previous" and there is one; otherwise the token at `last`."""
-    assert state.neighbour is not None
-    model, size = state.model, state.model.num_tokens
-    # The neighbour may be among the positions being drafted; after this many jumps it is not.
-    jump = {
-        "left": state.window,
-        "above": min(grid[-1] for grid in model.layout.grids),
-        "previous": math.prod(model.layout.shape[-2:]),
-    }
-    rank = state.neighbour.gather(1, positions.clamp(max=size))
-    for _ in range((state.window - 1) // jump[state.init]):
-        rank = torch.where(rank > last, state.neighbour.gather(1, rank), rank)
-    tokens = state.token_buffer.gather(1, torch.minimum(rank, last))
-    if state.init == "previous" and model.context is not None:
-        # A video is generated in raster order.
-        given = model.context.gather(1, positions % model.context.shape[1])
-        tokens = torch.where(rank == size, given, tokens)
-    return tokens

@@ -77,6 +77,10 @@ def slide_window(
     start: torch.FloatTensor,
     start_sums: torch.FloatTensor,
     forced: torch.LongTensor | None,
+    neighbour: torch.LongTensor | None,
+    jumps: int,
+    context: torch.LongTensor | None,
+    last: torch.LongTensor | None,
     uniform: torch.FloatTensor | None,
     seeds: torch.LongTensor,
     steps: torch.LongTensor,
@@ -95,9 +99,18 @@ def slide_window(
         p: float32 [B, W, V], those of the slots that have not moved on; None leaves them as they are.
         start, start_sums: float32 [B, V], the distribution of drafts, and its cumulative sums, of which the last is 1.
         forced: int64 [B, N], known tokens, which are drafted where they are >= 0; their distribution is one-hot.
+        neighbour: int64 [B, N + 1], the position whose token is copied to each position, in place of a sample from
+            `start`; N for none. The distribution of a copy is one-hot.
+        jumps: how often to go on to the neighbour of a neighbour that comes after `last`.
+        context: int64 [B, F], the tokens that are copied where there is no neighbour, by position modulo F.
+        last: int64 [B], with `neighbour`, the last position of the window before it moves. Its token is copied where
+            there is nothing else to copy.
         uniform: float32 [B, W] in [0, 1), the number that the draft in each slot is sampled by. None generates them
             from `seeds` [B], the new positions, `steps` [B] and `purpose`.
         size: N.
     """
-    arguments = positions, fresh, tokens, q, p, end, start, start_sums, forced, uniform, seeds, steps
-    _operations(positions).slide_window(*arguments, purpose, window, size)
+    slots, drafting = (
+        (positions, fresh, tokens, q, p, end),
+        (start, start_sums, forced, neighbour, jumps, context, last),
+    )
+    _operations(positions).slide_window(*slots, *drafting, uniform, seeds, steps, purpose, window, size)

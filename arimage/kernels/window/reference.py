@@ -6,6 +6,7 @@ import torch
 
 from ..cursor.reference import advance
 from ..noise.reference import uniforms
+from ..probabilities.reference import force
 
 
 def open_window(
@@ -52,6 +53,10 @@ def slide_window(
     start: torch.FloatTensor,
     start_sums: torch.FloatTensor,
     forced: torch.LongTensor | None,
+    neighbour: torch.LongTensor | None,
+    jumps: int,
+    context: torch.LongTensor | None,
+    last: torch.LongTensor | None,
     uniform: torch.FloatTensor | None,
     seeds: torch.LongTensor,
     steps: torch.LongTensor,
@@ -62,15 +67,57 @@ def slide_window(
     positions, entered, q = positions[:, :window], fresh[:, :window], q[:, :window]
     into(entered, torch.lt, positions, end[:, None])
     positions.add_(entered, alpha=window)
-    numbers = uniforms(seeds, positions, steps, purpose, 1)[..., 0] if uniform is None else uniform
-    drafts, first = torch.searchsorted(start_sums, numbers.contiguous(), right=True), start[:, None]
-    if forced is not None:
-        known = forced.gather(1, positions.clamp(max=size - 1))
-        drafts = torch.where(known < 0, drafts, known)
-        one_hot = torch.arange(start.shape[1], device=start.device) == known[..., None]
-        first = torch.where(known[..., None] < 0, first, one_hot.to(start.dtype))
+    if uniform is None:
+        uniform = uniforms(seeds, positions, steps, purpose, 1)[..., 0]
+    drafting = start, start_sums, forced, neighbour, jumps, context, last
+    drafts, first = draft(tokens, positions, *drafting, uniform)
     tokens.scatter_(1, positions, torch.where(entered, drafts, tokens.gather(1, positions)))
     into(q, torch.where, entered[..., None], first, q if p is None else p)
+
+
+def draft(
+    tokens: torch.LongTensor,
+    positions: torch.LongTensor,
+    start: torch.FloatTensor,
+    start_sums: torch.FloatTensor,
+    forced: torch.LongTensor | None,
+    neighbour: torch.LongTensor | None,
+    jumps: int,
+    context: torch.LongTensor | None,
+    last: torch.LongTensor | None,
+    uniform: torch.FloatTensor,
+) -> tuple[torch.LongTensor, torch.FloatTensor]:
+    """Drafts [B, W] at `positions` [B, W], and the distributions [B, 1 or W, V] that they are sampled from; the other
+    arguments are those of `slide_window`."""
+    if neighbour is None:
+        drafts, first = torch.searchsorted(start_sums, uniform.contiguous(), right=True), start[:, None]
+    else:
+        assert last is not None
+        drafts = _copies(tokens, positions, neighbour, jumps, context, last[:, None])
+        first = start.new_zeros(*drafts.shape, start.shape[1]).scatter_(2, drafts[..., None], 1)
+    if forced is not None:
+        first = force(first.expand(*positions.shape, -1), forced, positions)
+        known = forced.gather(1, positions.clamp(max=forced.shape[1] - 1))
+        drafts = torch.where(known < 0, drafts, known)
+    return drafts, first
+
+
+def _copies(
+    tokens: torch.LongTensor,
+    positions: torch.LongTensor,
+    neighbour: torch.LongTensor,
+    jumps: int,
+    context: torch.LongTensor | None,
+    last: torch.LongTensor,
+) -> torch.LongTensor:
+    size = neighbour.shape[1] - 1
+    rank = neighbour.gather(1, positions.clamp(max=size))
+    for _ in range(jumps):
+        rank = torch.where(rank > last, neighbour.gather(1, rank), rank)
+    copied = tokens.gather(1, torch.minimum(rank, last))
+    if context is not None:
+        copied = torch.where(rank == size, context.gather(1, positions % context.shape[1]), copied)
+    return copied
 
 
 def into(out: torch.Tensor, operator: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:

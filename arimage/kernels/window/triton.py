@@ -102,6 +102,10 @@ def slide_window_kernel(
     start_ptr,
     start_sums_ptr,
     forced_ptr,
+    neighbour_ptr,
+    jumps,
+    context_ptr,
+    last_ptr,
     uniform_ptr,
     seeds_ptr,
     steps_ptr,
@@ -112,10 +116,11 @@ def slide_window_kernel(
     window,
     vocab_size,
     size,
+    given,
     bits: tl.constexpr,
     block: tl.constexpr,
 ):
-    """`slots`: how many there are, of which the first `window` are in use."""
+    """`slots`: how many there are, of which the first `window` are in use. `given`: the tokens of the context."""
     image = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
     place = image * slots + slot
@@ -128,15 +133,30 @@ def slide_window_kernel(
     if entered:
         position += window
         tl.store(positions_ptr + place, position)
-        if uniform_ptr is not None:
-            number = tl.load(uniform_ptr + image * uniform_strides[0] + slot * uniform_strides[1])
-        else:
-            number, _ = uniform_of(place_of(seeds_ptr, steps_ptr, image, position, key))
-        token = _first_above(start_sums_ptr + image * vocab_size, number, vocab_size, bits)
+        # The token whose distribution is one-hot.
         known = tl.full([], -1, tl.int64)
+        if neighbour_ptr is not None:
+            last = tl.load(last_ptr + image)
+            neighbour_ptr += image * (size + 1)
+            rank = tl.load(neighbour_ptr + tl.minimum(position, size))
+            for _ in range(jumps):
+                rank = tl.where(rank > last, tl.load(neighbour_ptr + rank), rank)
+            # No slot drafts a position up to `last`.
+            known = tl.load(tokens_ptr + image * tokens_stride + tl.minimum(rank, last))
+            if context_ptr is not None:
+                if rank == size:
+                    known = tl.load(context_ptr + image * given + position % given)
+            token = known
+        else:
+            if uniform_ptr is not None:
+                number = tl.load(uniform_ptr + image * uniform_strides[0] + slot * uniform_strides[1])
+            else:
+                number, _ = uniform_of(place_of(seeds_ptr, steps_ptr, image, position, key))
+            token = _first_above(start_sums_ptr + image * vocab_size, number, vocab_size, bits)
         if forced_ptr is not None:
-            known = tl.load(forced_ptr + image * size + tl.minimum(position, size - 1))
-        token = tl.where(known < 0, token, known)
+            forced = tl.load(forced_ptr + image * size + tl.minimum(position, size - 1))
+            known = tl.where(forced < 0, known, forced)
+            token = tl.where(forced < 0, token, forced)
         tl.store(tokens_ptr + image * tokens_stride + position, token)
         for begin in range(0, vocab_size, block):
             index = begin + tl.arange(0, block)
@@ -258,6 +278,10 @@ def _slide_window(
     start: torch.Tensor,
     start_sums: torch.Tensor,
     forced: torch.Tensor | None,
+    neighbour: torch.Tensor | None,
+    jumps: int,
+    context: torch.Tensor | None,
+    last: torch.Tensor | None,
     uniform: torch.Tensor | None,
     seeds: torch.Tensor,
     steps: torch.Tensor,
@@ -277,6 +301,10 @@ def _slide_window(
             start,
             start_sums,
             forced,
+            neighbour,
+            jumps,
+            context,
+            last,
             uniform,
             seeds,
             steps,
@@ -287,6 +315,7 @@ def _slide_window(
             window,
             vocab_size,
             size,
+            0 if context is None else context.shape[1],
             bits=vocab_size.bit_length(),
             block=min(4096, triton.next_power_of_2(vocab_size)),
             num_warps=8,
@@ -303,6 +332,10 @@ def slide_window(
     start: torch.FloatTensor,
     start_sums: torch.FloatTensor,
     forced: torch.LongTensor | None,
+    neighbour: torch.LongTensor | None,
+    jumps: int,
+    context: torch.LongTensor | None,
+    last: torch.LongTensor | None,
     uniform: torch.FloatTensor | None,
     seeds: torch.LongTensor,
     steps: torch.LongTensor,
@@ -311,8 +344,7 @@ def slide_window(
     size: int,
 ) -> None:
     p = None if p is None else p.contiguous()
-    forced = None if forced is None else forced.contiguous()
-    _slide_window(
-        *(positions, fresh, tokens, q, p, end.contiguous(), start.contiguous(), start_sums.contiguous(), forced),
-        *(uniform, seeds, steps, int(purpose), window, size),
-    )
+    forced, context, last = (None if one is None else one.contiguous() for one in (forced, context, last))
+    drafting = start.contiguous(), start_sums.contiguous(), forced, neighbour, jumps, context, last
+    numbers = uniform, seeds, steps, int(purpose)
+    _slide_window(positions, fresh, tokens, q, p, end.contiguous(), *drafting, *numbers, window, size)
