@@ -318,7 +318,7 @@ DEVICE = Device()
 @cache
 def kernels() -> dict:
     """The definitions of the Triton kernels in torch, by the operators that launch them."""
-    from arimage.kernels.coupling.reference import couple, couple_at, sample, sample_at
+    from arimage.kernels.coupling.reference import couple, couple_at, race_at, sample, sample_at
     from arimage.kernels.cursor.reference import advance, close_step, open_step
     from arimage.kernels.group_norm.reference import group_norm_silu
     from arimage.kernels.neighbours.reference import neighbour_mass
@@ -348,6 +348,7 @@ def kernels() -> dict:
     return {
         "arimage::sample": lambda weights, uniform: sample(weights.reshape(len(uniform), -1), uniform),
         "arimage::sample_at": sample_at,
+        "arimage::race_at": race_at,
         "arimage::couple": coupled,
         "arimage::couple_at": couple_at,
         "arimage::open_step": open_step,

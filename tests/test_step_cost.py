@@ -15,7 +15,7 @@ import arimage.kernels
 import arimage.models
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decoding_from_name
 from arimage.decoding.names import PRESETS
-from arimage.kernels.coupling import couple, couple_at, couple_window, sample, sample_at
+from arimage.kernels.coupling import couple, couple_at, couple_window, race_at, sample, sample_at
 from arimage.kernels.cursor import advance, close_step, open_step
 from arimage.kernels.noise import normals
 from arimage.kernels.probabilities import probabilities
@@ -102,6 +102,7 @@ KERNELS = {
     ),
     "sample": (lambda p, logits, x, noise: sample(p, noise[..., 0]), 1, P + DRAFTS * (FLOAT + LONG)),
     "sample_at": (lambda p, logits, x, noise: sample_at(p, x[:, 0], x, None, 0), 1, P + (2 * DRAFTS + 2) * LONG),
+    "race_at": (lambda p, logits, x, noise: race_at(p, x[:, 0], x, None, 0), 1, P + (2 * DRAFTS + 2) * LONG),
     "couple_at": (
         lambda p, logits, x, noise: couple_at(p, p, x, x[0, :2], x, x[0, :2], 1),
         1,

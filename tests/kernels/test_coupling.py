@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from arimage.kernels.coupling import couple, couple_window, reference
-from arimage.kernels.noise import uniforms
+from arimage.kernels.noise import exponentials, uniforms
 
 
 def random_distributions(*shape, seed=0, zeros=0.0):
@@ -139,6 +139,20 @@ def test_noise_is_that_of_the_place(on_triton, steps):
         assert_sampled(p, noise[..., 0], tokens)
 
 
+@pytest.mark.parametrize("size", [1, 9, 5003])
+def test_a_race_is_won_by_the_largest_weight_over_noise(on_triton, size):
+    weights = random_distributions(3, 4, size, zeros=0.5)
+    place = torch.tensor([0, -5, 2**62]), torch.arange(12).view(3, 4), torch.tensor([7, 0, 3]), 4
+    ratios = weights / exponentials(*place, size)
+    (tokens,) = on_triton("coupling", "race_at", weights, *place)
+    assert torch.equal(reference.race_at(weights, *place), ratios.argmax(-1))
+    # Noise is the same up to rounding.
+    torch.testing.assert_close(ratios.gather(-1, tokens[..., None])[..., 0], ratios.amax(-1), rtol=1e-5, atol=0)
+    weights[0, 0] = torch.nan
+    (tokens,) = on_triton("coupling", "race_at", weights, *place)
+    assert (tokens >= 0).all() and (tokens < size).all()
+
+
 def test_arguments_need_not_be_contiguous(on_triton):
     arguments = window(2, 2, 50)
     turned = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in arguments]
@@ -159,16 +173,17 @@ def test_couple_compiles_without_spills(compile_kernel, size, counts):
     compile_kernel("coupling", "couple_kernel", signature, constants, num_warps=8)
 
 
-@pytest.mark.parametrize("kernel", ["sample_at", "couple_at"])
+@pytest.mark.parametrize("kernel", ["sample_at", "race_at", "couple_at"])
 def test_with_noise_of_their_own_they_compile_without_spills(compile_kernel, kernel):
     signature = dict.fromkeys(["seeds_ptr", "positions_ptr", "steps_ptr"], "*i64")
     signature |= {"key": "i64", "queries": "i32", "vocab_size": "i32"}
-    if kernel == "sample_at":
+    if kernel != "couple_at":
         signature |= {"weights_ptr": "*fp32", "out_ptr": "*i64"}
     else:
         signature |= dict.fromkeys(["p_ptr", "q_ptr", "noise_ptr"], "*fp32") | {"x_ptr": "*i64", "y_ptr": "*i64"}
         signature |= {"kept_ptr": "*u8"}
-    compile_kernel("coupling", f"{kernel}_kernel", signature, {"block": 4096, "blocks": 16}, num_warps=8)
+    constants = {"block": 1024} if kernel == "race_at" else {"block": 4096, "blocks": 16}
+    compile_kernel("coupling", f"{kernel}_kernel", signature, constants, num_warps=8)
 
 
 def test_sample_compiles_without_spills(compile_kernel):

@@ -8,13 +8,13 @@ from typing import Literal, Self, get_args
 import torch
 
 from ...kernels import window as kernel
-from ...kernels.coupling import couple_at, sample_at
+from ...kernels.coupling import couple_at, race_at, sample_at
 from ..acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from ..continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from ..contract.distribution import Sampling
 from ..contract.layout import Layout
 from ..contract.models import CausalLatentModel, TokenModel
-from ..contract.noise import Purpose, exponentials, normals
+from ..contract.noise import Purpose, normals
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod, Need, Needs
 from ..run.adaptive_window import AdaptiveWindow
@@ -277,8 +277,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         elif self.refresh == "independent":
             tokens = sample_at(p, state.seeds, positions, state.steps, Purpose.REFRESH)
         else:
-            # The argmax of p / e is the argmax of log p plus Gumbel noise.
-            tokens = (p / exponentials(state.seeds, positions, Purpose.GUMBEL, None, p.shape[-1])).argmax(-1)
+            tokens = race_at(p, state.seeds, positions, None, Purpose.GUMBEL)
         if self.reuse is not None:
             now, before = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))
             stays = (now > self.reuse * before) & ~state.fresh[:, : state.window]

@@ -35,6 +35,18 @@ def sample_at(
     return _operations(weights).sample_at(weights, seeds, positions, steps, purpose)
 
 
+def race_at(
+    weights: torch.FloatTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> torch.LongTensor:
+    """Sample tokens as `sample_at` does, but by the `noise.exponentials` e of each place, as those of the largest
+    `weights` / e: tokens that rarely change where the weights change little and the noise stays (the Gumbel trick)."""
+    return _operations(weights).race_at(weights, seeds, positions, steps, purpose)
+
+
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..noise.reference import uniforms
+from ..noise.reference import exponentials, uniforms
 
 
 # The search runs over sums of this many weights first, then over the weights of one sum: a cumulative sum over all
@@ -44,6 +44,17 @@ def sample_at(
     purpose: int,
 ) -> torch.LongTensor:
     return sample(weights, uniforms(seeds, positions, steps, purpose, 1)[..., 0])
+
+
+def race_at(
+    weights: torch.FloatTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> torch.LongTensor:
+    # The argmax of p / e is the argmax of log p plus Gumbel noise.
+    return (weights / exponentials(seeds, positions, steps, purpose, weights.shape[-1])).argmax(-1)
 
 
 def couple(

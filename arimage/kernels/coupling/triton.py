@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import library
 
 from ..noise import constants
-from ..noise.triton import NEXT, place_of, uniform_of
+from ..noise.triton import NEXT, exponentials_of, place_of, uniform_of
 
 
 @triton.jit
@@ -82,6 +82,30 @@ def sample_at_kernel(
     uniform, _ = uniform_of(place_of(seeds_ptr, steps_ptr, place // queries, tl.load(positions_ptr + place), key))
     token = _sample(weights_ptr, weights_ptr, 0, uniform, vocab_size, block, blocks)
     tl.store(out_ptr + place, token.to(tl.int64))
+
+
+@triton.jit
+def race_at_kernel(
+    weights_ptr, seeds_ptr, positions_ptr, steps_ptr, out_ptr, key, queries, vocab_size, block: tl.constexpr
+):
+    """`key` is the key of the purpose. Numbers come in pairs, `block` of which are in flight."""
+    place = tl.program_id(0).to(tl.int64)
+    weights_ptr += place * vocab_size
+    sums = place_of(seeds_ptr, steps_ptr, place // queries, tl.load(positions_ptr + place), key)
+    best = tl.full([block], -1.0, tl.float32)
+    token = tl.full([block], 0, tl.int32)
+    for start in range(0, (vocab_size + 1) // 2, block):
+        pair = start + tl.arange(0, block)
+        first, second = exponentials_of(sums, pair)
+        for half in tl.static_range(2):
+            index = 2 * pair + half
+            weights = tl.load(weights_ptr + index, mask=index < vocab_size, other=-1.0)
+            weights = tl.math.div_rn(weights, second if half else first)
+            token = tl.where(weights > best, index, token)
+            best = tl.maximum(best, weights)
+    # Of equal ones the first.
+    found = tl.min(tl.where(best == tl.max(best), token, vocab_size))
+    tl.store(out_ptr + place, tl.minimum(found, vocab_size - 1).to(tl.int64))
 
 
 @triton.jit
@@ -223,6 +247,43 @@ def sample_at(
     purpose: int,
 ) -> torch.LongTensor:
     return _sample_at(weights.contiguous(), seeds, positions.contiguous(), steps, int(purpose))
+
+
+@library.custom_op("arimage::race_at", mutates_args=())
+def _race_at(
+    weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int
+) -> torch.Tensor:
+    tokens = torch.empty_like(positions)
+    size = weights.shape[-1]
+    with torch.cuda.device_of(weights):
+        race_at_kernel[(positions.numel(),)](
+            weights,
+            seeds,
+            positions,
+            steps,
+            tokens,
+            constants.key_of(purpose),
+            positions.shape[1],
+            size,
+            block=min(1024, triton.next_power_of_2(triton.cdiv(size, 2))),
+            num_warps=8,
+        )
+    return tokens
+
+
+@_race_at.register_fake
+def _(weights, seeds, positions, steps, purpose):
+    return torch.empty_like(positions)
+
+
+def race_at(
+    weights: torch.FloatTensor,
+    seeds: torch.LongTensor,
+    positions: torch.LongTensor,
+    steps: torch.LongTensor | None,
+    purpose: int,
+) -> torch.LongTensor:
+    return _race_at(weights.contiguous(), seeds, positions.contiguous(), steps, int(purpose))
 
 
 def _coupled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

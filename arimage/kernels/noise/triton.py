@@ -61,6 +61,13 @@ def _exponential(words):
 
 
 @triton.jit
+def exponentials_of(place, pair):
+    """The two exponential numbers of each `pair` of a place."""
+    words = _mix(place + pair.to(tl.uint64) * _BLOCK)
+    return _exponential(words.to(tl.uint32)), _exponential((words >> 32).to(tl.uint32))
+
+
+@triton.jit
 def _cos_sin(words):
     """Cosine and sine of 2 pi `_uniform(words)`, by polynomials of Cephes for [-pi / 4, pi / 4]. Triton's own reduce
     angles of any size, for which they need a stack."""
