@@ -13,7 +13,7 @@ from .contract.noise import Purpose, normals
 from .contract.settings import check_settings
 from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
-from .next_scale import scale_sampling
+from .next_scale import scale_sampling, stack_of_scales
 
 
 # The network of a forward pass, the first level that it generates, and the level before which all levels are final
@@ -36,6 +36,13 @@ class FewStepState(LockstepState):
     @property
     def num_steps(self) -> int:
         return len(self.passes)
+
+    def stack_sampling(self) -> None:
+        teacher = self.model.teacher
+        if teacher is not None and teacher.kind == "scales":
+            self.sampling = stack_of_scales(self.sampling, teacher, len(self.seeds))
+        else:
+            super().stack_sampling()
 
     @property
     def step_shape(self) -> Hashable:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from ..kernels.coupling import sample_at
-from .contract.distribution import Sampling
+from .contract.distribution import Sampling, by_row
 from .contract.models import GroupModel
 from .contract.noise import Purpose
 from .contract.settings import LARGEST, check_settings
@@ -149,11 +149,8 @@ class GroupDecoding(DecodingMethod):
         batch, count = logits.shape[1:3]
         rank, sampling = sum(state.sizes[: state.taken]), state.sampling
         positions = (rank + torch.arange(count, device=logits.device)).expand(batch, -1)
-        if self.guidance_schedule == "linear" and sampling.guided:
-            full = sampling.guidance_scale
-            if sampling.stacked:
-                full = full[:, None]  # pyright: ignore[reportIndexIssue] a tensor in a stack
-            scale = 1 + (full - 1) * state.model.guidance_progress(rank, count)
+        if self.guidance_schedule == "linear" and sampling.guided and len(logits) == 2:
+            scale = 1 + (by_row(sampling.guidance_scale) - 1) * state.model.guidance_progress(rank, count)
             sampling = sampling.with_guidance(scale.expand(batch, -1))
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         tokens = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from ..kernels.coupling import sample_at
-from .contract.distribution import Sampling
+from .contract.distribution import PER_SCALE, Sampling
 from .contract.models import ScaleModel
 from .contract.noise import Purpose, exponentials
 from .contract.settings import check_settings
@@ -19,14 +19,15 @@ from .contract.supports import DecodingMethod, Needs
 class ScaleState(LockstepState):
     """Adds to `LockstepState`: `latents` [B, D, *shape], the sum of the maps that are decided (None at the start).
     `tokens` holds the maps from coarse to fine, each row by row. `mixed` says whether the latents are sums of mixtures
-    of token vectors, `end` how many maps are generated."""
+    of token vectors, `end` how many maps are generated, and `guided` how many the settings guide."""
 
-    structure = frozenset({"mixed", "end"})
+    structure = frozenset({"mixed", "end", "guided"})
 
     model: ScaleModel
     latents: torch.FloatTensor | None = None
     mixed: bool = False
     end: int = 0
+    guided: int = 0
 
     @property
     def replaceable(self) -> bool:
@@ -46,14 +47,34 @@ class ScaleState(LockstepState):
     def num_steps(self) -> int:
         return self.end
 
+    def stack_sampling(self) -> None:
+        self.sampling = stack_of_scales(self.sampling, self.model, len(self.seeds))
+
 
 def scale_sampling(sampling: Sampling, scale: int, model: ScaleModel) -> Sampling:
     """The settings for `scale`, see `ScaleModel.guidance_schedule`."""
     ours = sampling.at_scale(scale)
-    if model.guidance_schedule == "constant" or isinstance(sampling.guidance_scale, tuple):
+    if model.guidance_schedule == "constant" or sampling.guided_by_scale:
         return ours
     ratio = scale / max(len(model.scales) - 1, 1)
     return ours.with_guidance(1 + (ours.guidance_scale - 1) * ratio)
+
+
+def stack_of_scales(sampling: Sampling, model: ScaleModel, batch_size: int) -> Sampling:
+    """The settings as a stack of `batch_size` rows that hold one number for each scale of `model`."""
+    if sampling.stacked:
+        return sampling
+    scales = [scale_sampling(sampling, scale, model) for scale in range(len(model.scales))]
+    numbers = {name: tuple(getattr(scale, name) for scale in scales) for name in PER_SCALE}
+    return sampling.replaced(**numbers).as_stack(batch_size, model.device)
+
+
+def guided_count(sampling: Sampling, count: int) -> int:
+    """How many of `count` scales are guided: those at the end of a list whose numbers are 1 or less are not."""
+    scales = sampling.guidance_scale
+    if not isinstance(scales, tuple):
+        return count
+    return max((scale + 1 for scale, number in enumerate(scales) if number > 1), default=0)
 
 
 def scale_positions(model: ScaleModel, scale: int, batch_size: int) -> torch.LongTensor:
@@ -141,21 +162,17 @@ class NextScaleDecoding(DecodingMethod):
             cache, logits = model.prefill(len(seeds), pruned=shares)
         else:
             cache, logits = model.prefill(len(seeds))
-        state = state_class.open(model, sampling, seeds, cache, mixed=self.more_smooth, end=end)
+        guided = guided_count(sampling, len(model.scales))
+        state = state_class.open(model, sampling, seeds, cache, mixed=self.more_smooth, end=end, guided=guided)
         self.commit(state, logits)
         return state
 
     def step(self, state: ScaleState) -> None:
         if state.over:
             return
-        rows = {} if self._guides(state) else {"guided": False}
+        guided = min(state.guided, self.guided_scales or state.guided)
+        rows = {} if state.taken < guided else {"guided": False}
         self.commit(state, state.model.forward(state.taken, state.latents, state.cache, **rows))
-
-    def _guides(self, state: ScaleState) -> bool:
-        """Whether the next scale or a later one is guided."""
-        scales, guided = state.sampling.guidance_scale, self.guided_scales or len(state.model.scales)
-        later = not isinstance(scales, tuple) or max(scales[state.taken :]) > 1
-        return later and state.taken < guided
 
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> None:
         """Decide the next map, given its logits [G, B, n, V]."""

@@ -58,23 +58,26 @@ class InfinityScaleModel:
         self.scale_sizes: tuple[int, ...] = tuple(count * transformer.config.bits for count in self.cells)
         self.num_tokens = sum(self.scale_sizes)
         self.device = next(iter(condition.values())).device
-        self._mixed_layer, self._guidance = mixed_layer, guidance
+        self._mixed_layer, self._numbers = mixed_layer, guidance
+        self._guidance = torch.tensor(guidance, device=self.device, dtype=torch.float32)
         self._levels = levels_of(schedule.scales, self.device)
         self._rotary = rotary_table(schedule, transformer.head_dim, self.device)
 
     @property
     def put_key(self) -> Hashable:
         """See `ScaleModel.put`."""
-        return self.network, self.conditions.key, self.schedule, self._mixed_layer, self._guidance
+        return self.network, self.conditions.key, self.schedule, self._mixed_layer
 
     def take(self, images: torch.LongTensor) -> "InfinityScaleModel":
         """See `ScaleModel.take`."""
         other = copy.copy(self)
-        other.conditions = self.conditions.take(images)
+        other.conditions, other._guidance = self.conditions.take(images), self._guidance.clone()
         return other
 
     def put(self, images: torch.LongTensor, other: "InfinityScaleModel") -> bool:
         """See `ScaleModel.put`."""
+        self._numbers = other._numbers
+        self._guidance.copy_(other._guidance)
         return self.conditions.put(images, other.conditions)
 
     def merge_prompts(self) -> None:
@@ -85,8 +88,12 @@ class InfinityScaleModel:
         first = sum(self.cells[:scale])
         return slice(first, first + self.cells[scale])
 
-    def _mix(self, scale: int, groups: int) -> tuple[int, float] | None:
-        return None if self._mixed_layer is None or groups == 1 else (self._mixed_layer, self._guidance[scale])
+    def _mix(self, scale: int, groups: int) -> tuple[int, float | torch.Tensor] | None:
+        if self._mixed_layer is None or groups == 1:
+            return None
+        # A compiled or captured step serves images with other guidance too.
+        eager = self.device.type == "cpu" and not torch.compiler.is_compiling()
+        return self._mixed_layer, (self._numbers if eager else self._guidance)[scale]
 
     def _inputs(self, scale: int, latents: torch.Tensor, groups: int) -> torch.Tensor:
         return self.vq.scale_input(self.schedule.scales[scale], latents).repeat(groups, 1, 1)

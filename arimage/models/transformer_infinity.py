@@ -277,7 +277,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         cache: GrowingCache | None = None,
         first: int = 0,
         first_query: int = 0,
-        mix: tuple[int, float] | None = None,
+        mix: tuple[int, float | torch.Tensor] | None = None,
         pruning: Pruning | None = None,
     ) -> torch.FloatTensor:
         """One forward pass over T cells: logits [B, T - first_query, bits, 2] in float32, of 0 and 1 for each bit.

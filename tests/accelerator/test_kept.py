@@ -74,18 +74,6 @@ def test_images_join_and_leave_kept_rows_without_a_capture():
     assert captures == [1, 1]
 
 
-def test_other_settings_are_captured_once_more():
-    expected = [call(pipeline("llamagen-text", "cpu"), "ar", guidance=scale) for scale in (2.0, 3.0, 4.0)]
-    pipe, captures = pipeline("llamagen-text", "replayed"), []
-    with card.card() as device:
-        pipe._compiled.kept.clear()
-        for scale, one in zip((2.0, 3.0, 4.0), expected, strict=True):
-            assert equal(one["tokens"], call(pipe, "ar", guidance=scale)["tokens"])
-            captures.append(device.captures)
-    # From the second call on, every row has settings of its own.
-    assert captures == [1, 2, 2]
-
-
 def test_a_window_that_adapts_starts_again_with_every_call():
     with fixed_step_times():
         expected = three_calls(pipeline("llamagen-text", "cpu"), "sjd-coupled:window=auto")

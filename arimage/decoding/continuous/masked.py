@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..contract.distribution import LatentSampling, Sampling
+from ..contract.distribution import LatentSampling, Sampling, by_row
 from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, random_orders
 from ..contract.state import LockstepState, not_finite
@@ -168,6 +168,7 @@ def denoise(
     `masked` [B] of each image are left for later steps. Also returns the standard deviations [B, Q, D] of the
     denoising steps, the last step first. The last step returns its mean."""
     sampling = state.sampling
+    temperature = by_row(sampling.temperature, 3)
     share = torch.rsub(masked.float().clamp(min=1), 1, alpha=1 / model.num_tokens)
     guidance = sampling.guidance_at(share)[:, None, None]
     last = sum(diffusion_steps) if isinstance(diffusion_steps, tuple) else diffusion_steps
@@ -181,7 +182,7 @@ def denoise(
         tokens, std = model.denoise(step, tokens, conditions, guidance, diffusion_steps)
         stds.append(std)
         if step > 0:
-            tokens = tokens + sampling.temperature * std * noise(step)
+            tokens = tokens + temperature * std * noise(step)
     state.head_calls += last
     return tokens, stds[::-1]
 

@@ -6,12 +6,12 @@ The head gives the density of a whole path, but not the density of the clean tok
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from ..contract.distribution import LatentSampling
+from ..contract.distribution import LatentSampling, by_row
 from ..contract.models import CausalLatentModel
 from ..contract.noise import Purpose, normals, uniforms
 from ..contract.state import CursorState, not_finite
@@ -32,7 +32,7 @@ class PathState(CursorState):
             without a path hold the noise that the path starts from and that its steps add.
         means: float32 [B, N + W, S, D], the means of the distributions that the steps of a path were sampled from.
         held: bool [B, N + W], which positions have a path.
-        stds: float32 [S, 1], the standard deviations of the steps, shared by all images.
+        stds: float32 [B, S, 1], the standard deviations of the steps.
         conditions: [G, B, N + W, C], the conditions of the head when it sampled the path; None where they are not
             needed.
 
@@ -40,7 +40,6 @@ class PathState(CursorState):
     """
 
     image_dims = {"accepted": 1, "conditions": 1}
-    shared = frozenset({"stds"})
     structure = frozenset({"window"})
 
     model: CausalLatentModel
@@ -64,6 +63,11 @@ class PathState(CursorState):
     def guidance(self, positions: torch.LongTensor) -> torch.FloatTensor:
         """The guidance scales [B, Q, 1] of `positions` [B, Q]."""
         return self.sampling.guidance_at(positions / self.model.num_tokens)[..., None]
+
+    @property
+    def temperature(self) -> Any:
+        """The temperature: a number, or [B, 1, 1]."""
+        return by_row(self.sampling.temperature, 3)
 
     def row(self, values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
         """The `values` [B, P, ...] at `positions` [B, Q]."""
@@ -116,14 +120,16 @@ def start_paths(
         paths=paths,
         means=torch.zeros_like(paths[:, :, 1:]),
         held=torch.zeros_like(every, dtype=torch.bool),
-        stds=torch.zeros(steps, 1, device=model.device, dtype=torch.float32),
+        stds=torch.zeros(len(seeds), steps, 1, device=model.device, dtype=torch.float32),
         conditions=conditions.new_zeros(groups, len(seeds), size, width) if keep_conditions else None,
         **buffers,
     )
     state.token_buffer = torch.zeros(len(seeds), size + window, model.dim, device=model.device, dtype=torch.float32)
     first = every[:, :1]
-    path, means, stds = sample_paths(model, sampling, conditions[:, :, None], state.guidance(first), paths[:, :1])
-    state.stds.copy_(stds)
+    path, means, stds = sample_paths(
+        model, sampling, state.temperature, conditions[:, :, None], state.guidance(first), paths[:, :1]
+    )
+    state.stds.copy_(state.temperature * stds)
     state.head_calls += steps
     state.check_paths(path, torch.ones_like(first, dtype=torch.bool))
     state.write_paths(first, path, means)
@@ -136,17 +142,18 @@ def start_paths(
 def sample_paths(
     model: CausalLatentModel,
     sampling: LatentSampling,
+    temperature: Any,
     conditions: torch.Tensor,
     guidance: torch.FloatTensor,
     noise: torch.FloatTensor,
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.FloatTensor]:
-    """Sample paths [B, Q, S + 1, D], given their `conditions` [G, B, Q, C], `guidance` [B, Q, 1] and `noise` [B, Q, S
-    + 1, D]. Also returns the means [B, Q, S, D] and the standard deviations [S, 1] of the steps."""
+    """Sample paths [B, Q, S + 1, D], given their `temperature`, a number or [B, 1, 1], `conditions` [G, B, Q, C],
+    `guidance` [B, Q, 1] and `noise` [B, Q, S + 1, D]. Also returns the means [B, Q, S, D] and the standard deviations
+    [S, 1] of the steps at temperature 1."""
     path, means, stds = [noise[:, :, -1]], [], []
     for step in reversed(range(noise.shape[2] - 1)):
         mean, std = model.denoise(step, path[-1], conditions, guidance, sampling.num_diffusion_steps)
-        std = sampling.temperature * std
-        path.append(mean + std * noise[:, :, step])
+        path.append(mean + temperature * std * noise[:, :, step])
         means.append(mean)
         stds.append(std.flatten()[:1])
     return torch.stack(path[::-1], 2), torch.stack(means[::-1], 2), torch.stack(stds[::-1])
@@ -156,9 +163,9 @@ def log_ratio(
     paths: torch.FloatTensor, means: torch.FloatTensor, others: torch.FloatTensor, stds: torch.FloatTensor
 ) -> torch.FloatTensor:
     """The logarithm [B, Q] of the ratio of two densities of `paths` [B, Q, S + 1, D]: with the `means` [B, Q, S, D] of
-    the steps, over that with the means `others`."""
+    the steps, over that with the means `others`. The standard deviations of the steps are `stds` [B, S, 1]."""
     tokens = paths[:, :, :-1]
-    return ((means - others) * (tokens - (means + others) / 2) / stds.square()).sum((-2, -1))
+    return ((means - others) * (tokens - (means + others) / 2) / stds.square()[:, None]).sum((-2, -1))
 
 
 def step_window(state: PathState, coupling: Coupling | Literal["none"]) -> None:
@@ -186,7 +193,8 @@ def fresh_paths(
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
     """As `reflect_paths`, where no path is held."""
     noise = state.row(state.paths, positions)
-    paths, means, _ = sample_paths(state.model, state.sampling, conditions, state.guidance(positions), noise)
+    guidance = state.guidance(positions)
+    paths, means, _ = sample_paths(state.model, state.sampling, state.temperature, conditions, guidance, noise)
     state.head_calls += means.shape[2]
     return paths, means, torch.ones_like(live)
 
@@ -208,7 +216,7 @@ def reflect_paths(
     path, new_means, kept = [before[:, :, -1]], [], held[..., 0]
     for step in reversed(range(steps)):
         mean, _ = state.model.denoise(step, path[-1], conditions, guidance, state.sampling.num_diffusion_steps)
-        std, token = state.stds[step], before[:, :, step]
+        std, token = state.stds[:, step, None], before[:, :, step]
         # Where no path is held, the new path takes the stored noise.
         draft = torch.where(held, token, mean + std * token)
         old = torch.where(held, means[:, :, step], mean)
@@ -266,7 +274,8 @@ def sample_again(
         draft_means: called with candidate paths [R, K, S, D] before their steps, and the images [R, 1] and columns [R,
             1] of the window that they are for; returns the means [R, K, S, D] with which they would have been drafted.
     """
-    guidance, (size, dim) = state.guidance(positions), (paths.shape[2], paths.shape[3])
+    guidance, temperature = state.guidance(positions), state.temperature
+    size, dim = paths.shape[2:]
     images, slots = fresh.nonzero(as_tuple=True)
     noise, tries = paths[images, slots], 0
     todo = rejected.nonzero(as_tuple=True)
@@ -280,6 +289,7 @@ def sample_again(
         found, found_means, _ = sample_paths(
             state.model,
             state.sampling,
+            temperature[rows[0]] if state.sampling.stacked else temperature,
             conditions[:, rows[0], rows[1]][:, :, None],
             guidance[rows][:, None],
             torch.cat([noise, more.view(-1, size, dim)])[:, None],
@@ -294,7 +304,7 @@ def sample_again(
         if len(todo[0]):
             drafted = draft_means(found[:, :, 1:], todo[0][:, None], todo[1][:, None])
             state.head_calls += 1
-            ratio = log_ratio(found, drafted, found_means, state.stds).exp()
+            ratio = log_ratio(found, drafted, found_means, state.stds[todo[0]]).exp()
             numbers = uniforms(state.seeds[todo[0]], at, Purpose.REFRESH, count, CANDIDATES)[:, 0]
             # Paths that are not finite pass, so that the loop ends and the image is refused later.
             passes = ~(numbers < ratio)

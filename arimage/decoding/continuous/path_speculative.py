@@ -82,13 +82,15 @@ class PathSpeculativeDecoding(DecodingMethod):
         positions = state.cursor[:, None] + torch.arange(state.window, device=model.device)
         live, before = positions < model.num_tokens, positions - 1
         guidance, noise = state.guidance(positions), state.row(state.paths, positions)
+        temperature = state.temperature
         # If all drafts were accepted, the drafter has not seen the token before the last decided one yet.
         at = torch.where(live[:, :1], torch.cat([before[:, :1] - 1, before[:, :1]], dim=1), -1)
         token = state.row(state.token_buffer, at.clamp(min=0))
         fed, drafts, draft_means, draft_conditions = [token[:, 1:]], [], [], []
         for j in range(state.window - 1):
             condition = drafter.forward(token, at, state.draft_cache)[:, :, -1:]
-            path, means, _ = sample_paths(drafter, sampling, condition, guidance[:, j : j + 1], noise[:, j : j + 1])
+            one = guidance[:, j : j + 1], noise[:, j : j + 1]
+            path, means, _ = sample_paths(drafter, sampling, temperature, condition, *one)
             token = path[:, :, 0]
             for parts, part in zip(
                 (drafts, draft_means, draft_conditions, fed), (path, means, condition, token), strict=True

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -13,7 +13,7 @@ from ...kernels.probabilities.reference import force
 
 # The settings that are stored per row in a stack: their dtype, and the value that stands for None. A stack in which no
 # row sets one has None.
-_ROWS = {
+ROWS = {
     "guidance_scale": (torch.float32, None),
     "temperature": (torch.float32, None),
     "top_k": (torch.long, None),
@@ -26,7 +26,7 @@ _ROWS = {
 # Those that steps leave out where no row sets them.
 OPTIONAL = ("min_p", "guided_tokens", "allowed", "forced")
 # Those that may be one number per scale.
-_PER_SCALE = ("guidance_scale", "temperature")
+PER_SCALE = ("guidance_scale", "temperature")
 
 
 # Larger settings would only overflow.
@@ -43,10 +43,11 @@ def _are_numbers(value: Any, least: float) -> bool:
     return all(_is_number(one, Real) and least <= one <= LARGEST for one in numbers)
 
 
-def _by_row(setting):
-    """The setting in a shape that broadcasts to [B, Q]: a number is unchanged, one number per row [B] becomes
-    [B, 1]."""
-    return setting[:, None] if isinstance(setting, torch.Tensor) and setting.ndim == 1 else setting
+def by_row(setting, dims: int = 2):
+    """The setting in a shape that broadcasts to [B, ...] of `dims` dimensions: a number is unchanged, one number per
+    row [B] becomes [B, 1, ...]."""
+    per_row = isinstance(setting, torch.Tensor) and setting.ndim == 1
+    return setting.view(-1, *[1] * (dims - 1)) if per_row else setting
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Sampling:
     order.
 
     Either one for all images, or a `stack` in which every row of a batch has its own settings. In a stack all
-    attributes are tensors [B, ...] or None.
+    attributes are tensors [B, ...] or None, so steps that were captured serve images with other settings too.
 
     Attributes:
         guidance_scale: s in u + s (c - u), with conditional logits c and unconditional logits u, >= 0; 0 to 1 disable
@@ -74,7 +75,10 @@ class Sampling:
         ValueError: if a number is out of its range, or `allowed` or `forced` has a wrong dtype or shape.
     """
 
-    # A number, one per scale, or in a stack one per row.
+    # The settings that a stack holds as rows; the others are the same for all rows.
+    rows: ClassVar[Sequence[str]] = tuple(ROWS)
+
+    # A number, one per scale, or in a stack one per row, or [B, K] for K scales.
     guidance_scale: Any = 1.0
     temperature: Any = 1.0
     top_k: int | torch.LongTensor = 0
@@ -85,7 +89,7 @@ class Sampling:
     forced: torch.LongTensor | None = field(default=None, compare=False)
 
     def __post_init__(self):
-        for name in _PER_SCALE:
+        for name in PER_SCALE:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         scale, temperature, allowed = self.guidance_scale, self.temperature, self.allowed
@@ -122,15 +126,37 @@ class Sampling:
         setting that none of `samplings` sets (`min_p`, `guided_tokens`, `allowed`, `forced`) is None, and `put` cannot
         add it later. `forced` is [1, N] in each of `samplings`.
         """
-        stacked = samplings[0]._changed()
-        for name, (dtype, _) in _ROWS.items():
+        stacked = samplings[0].replaced()
+        for name in cls.rows:
             given = [value for sampling in samplings if (value := sampling.given(name)) is not None]
             shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
-            rows = None if shape is None else torch.empty(shape, dtype=dtype, device=device)
+            rows = None if shape is None else torch.empty(shape, dtype=ROWS[name][0], device=device)
             object.__setattr__(stacked, name, rows)
         for row, sampling in enumerate(samplings):
             stacked.put(torch.tensor([row], device=device), sampling)
         return stacked
+
+    def as_stack(self, count: int, device: torch.device) -> Self:
+        """These settings as a stack of `count` equal rows on `device`. Numbers per scale become rows of K numbers.
+        `forced` is [`count`, N]."""
+        if self.stacked:
+            return self
+        changes: dict[str, Any] = {}
+        for name in self.rows:
+            value: Any = self.given(name)
+            dtype = ROWS[name][0]
+            if name == "guidance_scale":
+                value = tuple(max(scale, 1) for scale in value) if isinstance(value, tuple) else max(value, 1)
+            if isinstance(value, torch.Tensor):
+                value = value.to(device)
+                changes[name] = value.repeat(count, 1) if name == "allowed" else value.clone()
+            elif isinstance(value, tuple):
+                # The rows of one scale lie next to each other.
+                changes[name] = torch.tensor(value, dtype=dtype).to(device)[:, None].repeat(1, count).T
+            else:
+                rows = None if value is None else torch.full((count,), value, dtype=dtype, device=device)
+                changes[name] = rows
+        return self.replaced(**changes)
 
     def put(self, rows: torch.LongTensor, other: Self) -> None:
         """Overwrite the settings of `rows` [n] of a stack, in place, with `other`: one for all of them or a stack of
@@ -139,8 +165,8 @@ class Sampling:
         Raises:
             ValueError: if `other` has a setting that is None in the stack.
         """
-        for name, (dtype, absent) in _ROWS.items():
-            mine, value = getattr(self, name), other.given(name)
+        for name in self.rows:
+            mine, value, absent = getattr(self, name), other.given(name), ROWS[name][1]
             if isinstance(value, tuple):
                 raise ValueError(
                     f"{name} is one number per scale, but images of this batch have settings of their own: give one "
@@ -150,19 +176,23 @@ class Sampling:
                 continue
             if mine is None:
                 raise ValueError(f"no row of this stack has {name}: set it in one of the samplings that are stacked")
-            value = torch.as_tensor(absent if value is None else value, dtype=dtype, device=mine.device)
-            if mine.ndim == 2 and value.ndim and value.shape[-1] != mine.shape[-1]:
+            value = absent if value is None else value
+            if not isinstance(value, torch.Tensor):
+                # Without a copy to the device.
+                mine.index_fill_(0, rows, max(value, 1) if name == "guidance_scale" else value)
+                continue
+            if mine.ndim == 2 and value.shape[-1] != mine.shape[-1]:
                 raise ValueError(
                     f"{name} is of {value.shape[-1]} and of {mine.shape[-1]} tokens in one batch: give equal sizes"
                 )
-            mine[rows] = value.clamp(min=1) if name == "guidance_scale" else value
+            mine[rows] = value.to(mine.device)
 
-    def given(self, name: str):
+    def given(self, name: str) -> Any:
         """A setting of a row, None if it has no effect."""
-        value, absent = getattr(self, name), _ROWS[name][1]
+        value, absent = getattr(self, name), ROWS[name][1]
         return None if isinstance(value, Real) and value == absent else value
 
-    def _changed(self, **changes) -> Self:
+    def replaced(self, **changes) -> Self:
         """A copy with other settings. It is not validated again, since checking `allowed` would synchronize with the
         device, and made without `copy`, which not every PyTorch compiles."""
         other = object.__new__(type(self))
@@ -180,23 +210,32 @@ class Sampling:
     def check_scales(self, count: int | None) -> None:
         """Raise a `ValueError` if a setting holds several numbers, but not one for each of the `count` scales of a
         model; None stands for a model without scales."""
-        for name in _PER_SCALE:
+        for name in PER_SCALE:
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != count:
                 remedy = "one number" if count is None else f"one number, or one for each of the {count} scales"
                 raise ValueError(f"{name} holds {len(value)} numbers: give {remedy}")
 
+    @property
+    def guided_by_scale(self) -> bool:
+        """Whether there is one guidance scale per scale of a `ScaleModel`, or row of them."""
+        scale = self.guidance_scale
+        return isinstance(scale, tuple) or (isinstance(scale, torch.Tensor) and scale.ndim == 2)
+
     def at_scale(self, scale: int) -> Self:
         """The settings for `scale`: the numbers of those that have one per scale."""
         changes = {}
-        for name in _PER_SCALE:
-            if isinstance(value := getattr(self, name), tuple):
+        for name in PER_SCALE:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
                 changes[name] = max(value[scale], 1.0) if name == "guidance_scale" else value[scale]
-        return self._changed(**changes)
+            elif isinstance(value, torch.Tensor) and value.ndim == 2:
+                changes[name] = value[:, scale].contiguous()
+        return self.replaced(**changes)
 
     def with_guidance(self, scale: float | torch.FloatTensor) -> Self:
         """A copy with another guidance scale, a number or one for each position [B, Q]."""
-        return self._changed(guidance_scale=scale)
+        return self.replaced(guidance_scale=scale)
 
     @property
     def stacked(self) -> bool:
@@ -205,8 +244,8 @@ class Sampling:
 
     def take(self, images: torch.LongTensor) -> Self:
         """The settings of the `images` [M]."""
-        names = [name for name in (_ROWS if self.stacked else ("forced",)) if getattr(self, name) is not None]
-        return self._changed(**{name: getattr(self, name)[images] for name in names})
+        names = [name for name in (self.rows if self.stacked else ("forced",)) if getattr(self, name) is not None]
+        return self.replaced(**{name: getattr(self, name)[images] for name in names})
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
         """Settings of a batch of `batch_size` images in which `images` [M] use `other`. Returns self if nothing
@@ -214,11 +253,11 @@ class Sampling:
         unlike = self.stacked or other.stacked or self != other or self.allowed is not other.allowed
         if not unlike and self.forced is None and other.forced is None:
             return self
-        stack, moved = self._changed(), not self.stacked
+        stack, moved = self.replaced(), not self.stacked
         if not self.stacked:
-            every = torch.arange(batch_size, device=images.device).split(1)
-            stack = type(self).stack([self.take(row) for row in every], images.device)
-        for name, (dtype, absent) in _ROWS.items():
+            stack = self.as_stack(batch_size, images.device)
+        for name in self.rows:
+            dtype, absent = ROWS[name]
             if getattr(stack, name) is None and (value := other.given(name)) is not None:
                 value = torch.as_tensor(value)
                 shape = value.shape[1:] if other.stacked else value.shape[-1:]
@@ -241,7 +280,7 @@ class Sampling:
         scale = self.guidance_scale
         self._check_allowed(logits.shape[-1])
         if self.guided_tokens is not None:
-            scale = torch.where(positions < _by_row(self.guided_tokens), _by_row(scale), 1.0)
+            scale = torch.where(positions < by_row(self.guided_tokens), by_row(scale), 1.0)
         min_p = 0.0 if self.min_p is None else self.min_p
         settings = scale, self.temperature, self.top_k, self.top_p, self.allowed, min_p
         return kernel.probabilities(logits, *settings, self.forced, positions, invalid, ended)
@@ -297,6 +336,8 @@ class LatentSampling(Sampling):
         ValueError: if a setting is out of its range.
     """
 
+    rows: ClassVar[Sequence[str]] = ("guidance_scale", "temperature", "forced")
+
     guidance_schedule: str = "linear"
     num_inference_steps: int = 64
     num_diffusion_steps: int | tuple[int, ...] = 100
@@ -327,22 +368,22 @@ class LatentSampling(Sampling):
         """See `Sampling.join`.
 
         Raises:
-            ValueError: if `other` differs: images of continuous tokens that are generated together have equal
-                settings.
+            ValueError: if `other` has another schedule or other numbers of steps: images of continuous tokens that are
+                generated together have equal ones.
         """
-        for item in fields(self):
+        for item in fields(LatentSampling):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if item.compare and mine != theirs:
+            if item.name not in ROWS and mine != theirs:
                 raise ValueError(
                     f"{item.name} is {theirs!r} and {mine!r} in one batch: generate images of continuous tokens with "
                     "different settings in batches of their own"
                 )
-        return self
+        return super().join(images, other, batch_size)
 
     def guidance_at(self, share: torch.Tensor) -> torch.FloatTensor:
-        """The guidance scales where `share` of the tokens, 0 to 1, are decided."""
+        """The guidance scales where `share` [B, ...] of the tokens, 0 to 1, are decided."""
         share = share.float() if self.guidance_schedule == "linear" else torch.ones_like(share, dtype=torch.float32)
-        return 1 + (self.guidance_scale - 1) * share
+        return 1 + (by_row(self.guidance_scale, share.ndim) - 1) * share
 
     @property
     def num_denoising_steps(self) -> int:

@@ -162,6 +162,11 @@ class DecodingState:
         self.accepted.scatter_(0, self.steps[None], accepted[None])
         self.steps += ~self.finished
 
+    def stack_sampling(self) -> None:
+        """Called by the loop before steps are compiled or captured: put the sampling settings into tensors, so that
+        the same steps serve images with others."""
+        self.sampling = self.sampling.as_stack(len(self.seeds), self.seeds.device)
+
     def starter(self, decoding: Any) -> Any:
         """The decoding to `start` further images with, so that they can be `put` into this state, which `decoding`
         opened."""
@@ -333,13 +338,6 @@ class LockstepState(DecodingState):
     @property
     def step_shape(self) -> Hashable:
         return self.taken
-
-    def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        """Replace all images by others with the same settings, except for `forced` and `allowed`."""
-        for mine, theirs in zip(*((one.forced, one.allowed) for one in (self.sampling, other.sampling)), strict=True):
-            if mine is not None:
-                mine.copy_(theirs)
-        return self._put_images(rows, other)
 
 
 def held_bytes(*values: Any) -> int:

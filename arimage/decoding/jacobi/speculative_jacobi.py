@@ -32,16 +32,18 @@ class JacobiState(WindowState):
     Attributes:
         accepts: the test for drafts that are not fresh.
         adaptive: chooses the size of an adaptive window; None otherwise.
+        guided: whether the images are guided.
         levels: K, for how many steps a draft is fed as noise before it is fed as a token.
         level: float32 [B, N + capacity], how many of these steps each position's draft has left; [B, 0] if K is 0.
         vectors: float32 [B, N + capacity, D], the noisy vectors of these drafts; [B, 0] if K is 0.
     """
 
-    structure = WindowState.structure | {"levels"}
+    structure = WindowState.structure | {"levels", "guided"}
     settled = WindowState.settled | {"accepts", "adaptive"}
 
     accepts: Accepts
     adaptive: AdaptiveWindow | None
+    guided: bool
     levels: int
     level: torch.FloatTensor
     vectors: torch.FloatTensor
@@ -60,7 +62,7 @@ class JacobiState(WindowState):
 
             return step
 
-        self.adaptive.begin(step_seconds(self.model, len(self.seeds), self.sampling.guided, how, start))
+        self.adaptive.begin(step_seconds(self.model, len(self.seeds), self.guided, how, start))
         # In the cache, a slot is written again before it is read.
         for name, values in before.items():
             getattr(self, name).copy_(values)
@@ -237,6 +239,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             capacity=capacity,
             accepts=accepts,
             adaptive=adaptive,
+            guided=sampling.guided,
             levels=self.levels,
             level=level,
             vectors=vectors,

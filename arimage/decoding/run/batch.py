@@ -144,7 +144,10 @@ class Batch:
         if hasattr(model, "compact"):
             model.compact = True
         decoding = self.state.starter(self.decoding) if self.running else self.decoding
-        return decoding.start(model, images.sampling, images.seeds)
+        state = decoding.start(model, images.sampling, images.seeds)
+        if self._compiled is not None:
+            state.stack_sampling()
+        return state
 
     def _admit(self, state: Any, count: int) -> tuple[Sequence[int], bool]:
         """Assign rows to the `count` images of a state. Returns these rows, and whether tensors that steps use were
@@ -235,6 +238,8 @@ class Batch:
             return
         self._compiled, self._kept = compiled, kept
         if self.running:
+            if compiled is not None:
+                self.state.stack_sampling()
             self._capture_again()
 
     def _capture_again(self) -> None:

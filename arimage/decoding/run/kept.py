@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..contract.distribution import OPTIONAL, LatentSampling
-from ..contract.state import DecodingState, LockstepState
+from ..contract.distribution import OPTIONAL, ROWS
+from ..contract.state import DecodingState
 from ..contract.supports import Decoding
 from .watch import Watch
 
@@ -108,14 +108,11 @@ def key_of(decoding: Decoding, size: int, state: DecodingState) -> Hashable:
 
 
 def _settings(state: DecodingState) -> tuple:
-    """The sampling settings that steps are made for."""
+    """The sampling settings that steps are made for: which of the rows of a stack are computed at all, since they are
+    then computed for all images, and those that are no rows."""
     sampling = state.sampling
-    if isinstance(state, LockstepState) or isinstance(sampling, LatentSampling):
-        # The host reads them in steps.
-        numbers = tuple(getattr(sampling, item.name) for item in fields(sampling) if item.compare)
-        return (*numbers, sampling.forced is None, sampling.allowed is None)
-    # Rows of a stack have their own numbers, but a setting that is computed in steps is computed for all images.
-    return tuple(name for name in OPTIONAL if sampling.given(name) is not None)
+    computed = tuple(name for name in OPTIONAL if sampling.given(name) is not None)
+    return computed, tuple(getattr(sampling, each.name) for each in fields(sampling) if each.name not in ROWS)
 
 
 def modes(device: torch.device) -> tuple:

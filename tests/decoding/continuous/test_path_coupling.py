@@ -125,17 +125,31 @@ def test_finished_images_make_room_for_others(decoding):
     assert sum(batch.calls_per_pass) >= batch.state.head_calls > 0
 
 
+def joined(decoding, *settings):
+    """A batch that runs an image with the first settings when one with the others joins."""
+    model, batch = model_of(GUIDED, **MIXTURE), Batch(decoding, 2)
+    for seed, each in enumerate(settings):
+        sampling = LatentSampling(**{"num_diffusion_steps": STEPS, **GUIDED, **each})
+        batch.begin(Images([seed], model.take(torch.arange(1)), sampling, torch.tensor([seed])))
+        batch.step()
+    return batch
+
+
 @by_decoding
-@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"guidance_scale": 4.0}, {"num_diffusion_steps": STEPS - 1}])
-def test_images_with_other_settings_are_refused_in_a_batch_that_runs(decoding, other):
-    model, batch = model_of(GUIDED, **MIXTURE), Batch(decoding, 4)
-    settings = {"num_diffusion_steps": STEPS, **GUIDED}
-    batch.begin(Images([0, 1], model.take(torch.arange(2)), LatentSampling(**settings), torch.arange(2)))
-    batch.step()
-    tokens = batch.state.tokens.clone()
-    with pytest.raises(ValueError, match=f"{next(iter(other))} is .* in one batch"):
-        batch.begin(Images([2], model.take(torch.arange(1)), LatentSampling(**{**settings, **other}), torch.arange(1)))
-    torch.testing.assert_close(batch.state.tokens[:2], tokens)
+@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"guidance_scale": 4.0}])
+def test_images_with_other_settings_join_a_batch_that_runs(decoding, other):
+    batch = joined(decoding, {}, other)
+    while len(batch.finished()) < 2:
+        batch.step()
+    model = model_of(GUIDED, **MIXTURE).take(torch.arange(1))
+    alone = [generate(model, decoding, GUIDED | each, torch.tensor([i])).tokens for i, each in enumerate(({}, other))]
+    torch.testing.assert_close(batch.state.tokens, torch.cat(alone), atol=1e-4, rtol=1e-4)
+
+
+@by_decoding
+def test_images_with_another_number_of_steps_are_refused_in_a_batch_that_runs(decoding):
+    with pytest.raises(ValueError, match="num_diffusion_steps is .* in one batch"):
+        joined(decoding, {}, {"num_diffusion_steps": STEPS - 1})
 
 
 @by_decoding
