@@ -56,7 +56,7 @@ INNER = {
     "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "captions", ..., "recipe", "commands"],
 }
 # The packages that a room may import besides the standard library; the rooms not named here choose freely.
-PACKAGES = {"kernels": {"torch", "triton"}, "decoding": {"torch"}}
+PACKAGES = {"kernels": {"torch", "triton"}, "decoding": {"numpy", "torch"}}
 
 
 def imported(source: str, file: str) -> list[str]:

@@ -1,7 +1,9 @@
 """Orders in which the tokens of an image can be generated, by name."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 
 from .noise import Purpose, uniforms
@@ -31,40 +33,57 @@ def order_of(
     noise = noise[..., 0]
     if name == "random":
         return noise.argsort(dim=1)
-    # In a single group no token has an earlier neighbour, so each is as far as possible from the others.
-    sizes = [count] if name == "farthest" else group_sizes
-    return _spread(shape, noise, sizes, torch.zeros_like(noise, dtype=torch.bool) if known is None else known)
-
-
-def _spread(
-    shape: tuple[int, int], noise: torch.FloatTensor, group_sizes: Sequence[int], known: torch.BoolTensor
-) -> torch.LongTensor:
-    """Choose each token so that it has as many decided neighbours as possible and is not close to another token of its
-    group; where every place is close, it is as far as possible from its group. `noise` [B, N] in [0, 1) breaks ties.
-    The `known` [B, N] tokens come first.
-
-    A place depends on all places before it, so there is one step per rank, over all images and places at once."""
-    rows, columns = shape
-    # The distance at which two tokens of a group are too close, as published for grids of 16 and of 32.
-    close, largest = max(rows // 8, 1), float(rows**2 + columns**2)
-    place = torch.arange(rows * columns, device=noise.device)
-    row, column = place // columns, place % columns
-    down, right = (row - row[:, None]).abs(), (column - column[:, None]).abs()
-    apart, squared = torch.maximum(down, right), (down**2 + right**2).float()
-    # A neighbour along a row or column weighs 1, a diagonal one 1 / sqrt(2).
-    weight = torch.where(apart == 1, squared.rsqrt(), 0.0)
     # Squared distances differ by 1 at least, and weights of neighbours by 0.12.
-    preference = 0.5 * noise + 9 * largest * known.float()
-    neighbours, picks = torch.zeros_like(noise), []
+    preference = 0.5 * noise
+    if known is not None:
+        preference = preference + 9 * _largest(shape) * known.float()
+    # In a single group no token has an earlier neighbour, so each is as far as possible from the others.
+    order = _spread(shape, preference.cpu().numpy(), [count] if name == "farthest" else group_sizes)
+    return torch.from_numpy(order).to(seeds.device, non_blocking=True)
+
+
+def _largest(shape: tuple[int, int]) -> float:
+    """More than any squared distance."""
+    return float(shape[0] ** 2 + shape[1] ** 2)
+
+
+@lru_cache(maxsize=4)
+def _tables(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each pair of places [N, N]: the squared distance, whether they are far enough apart for one group, and how
+    much they weigh as neighbours."""
+    rows, columns = shape
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    down, right = abs(row - row[:, None]), abs(column - column[:, None])
+    apart, squared = np.maximum(down, right), (down**2 + right**2).astype(np.float32)
+    # The distance at which two tokens of a group are too close, as published for grids of 16 and of 32.
+    close = max(rows // 8, 1)
+    # A neighbour along a row or column weighs 1, a diagonal one 1 / sqrt(2).
+    weight = np.where(apart == 1, 1 / np.sqrt(np.maximum(squared, 1)), np.float32(0))
+    return squared, apart > close, weight
+
+
+def _spread(shape: tuple[int, int], preference: np.ndarray, group_sizes: Sequence[int]) -> np.ndarray:
+    """Choose each token so that it has as many decided neighbours as possible and is not close to another token of its
+    group; where every place is close, it is as far as possible from its group. The `preference` [B, N] of places breaks
+    ties and puts known tokens first; it is overwritten. Returns the place of each rank, int64 [B, N].
+
+    A place depends on all places before it, so there is one step per rank, over all images and places at once. On a
+    device each would be several launches, so the host takes them."""
+    squared, far, weight = _tables(shape)
+    neighbours, images = np.zeros_like(preference), np.arange(len(preference))
+    order, rank = np.empty((len(preference), sum(group_sizes)), np.int64), 0
     for size in group_sizes:
-        nearest = torch.full_like(noise, largest)
-        crowded, free = largest * (2 + neighbours), neighbours >= 1
-        for _ in range(size):
-            score = torch.where(free, crowded, nearest) + preference
-            pick = score.argmax(1)
-            picks.append(pick)
-            preference.scatter_(1, pick[:, None], -torch.inf)
-            nearest = torch.minimum(nearest, squared[pick])
-            free &= apart[pick] > close
-            neighbours += weight[pick]
-    return torch.stack(picks, dim=1)
+        nearest = np.full_like(preference, _largest(shape))
+        crowded, free = _largest(shape) * (2 + neighbours), neighbours >= 1
+        keeps_apart, end = free.any(), rank + size
+        while rank < end:
+            score = np.where(free, crowded, nearest) if keeps_apart else nearest
+            pick = order[:, rank] = (score + preference).argmax(1)
+            preference[images, pick] = -np.inf
+            np.minimum(nearest, squared[pick], out=nearest)
+            if keeps_apart:
+                free &= far[pick]
+            if end < order.shape[1]:
+                neighbours += weight[pick]
+            rank += 1
+    return order

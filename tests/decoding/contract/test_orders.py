@@ -2,9 +2,13 @@
 
 import math
 
+import card
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from arimage.decoding import GroupDecoding
+from arimage.decoding.contract.noise import Purpose, uniforms
 from arimage.decoding.contract.orders import order_of
 
 
@@ -82,3 +86,60 @@ def test_groups_of_the_locality_order_have_neighbours_and_keep_apart():
                     distance = {p: min(squared(p, other) for other in earlier) for p in left}
                     assert distance[place] == max(distance.values())
             start += size
+
+
+def spread(noise, sizes, known):
+    """The definition of "farthest" and "locality", one operator after another."""
+    rows, columns = SHAPE
+    close, largest = max(rows // 8, 1), float(rows**2 + columns**2)
+    place = torch.arange(N)
+    down, right = ((part - part[:, None]).abs() for part in (place // columns, place % columns))
+    far, distance = torch.maximum(down, right), (down**2 + right**2).float()
+    weight = torch.where(far == 1, distance.rsqrt(), 0.0)
+    preference = 0.5 * noise + 9 * largest * known.float()
+    neighbours, picks = torch.zeros_like(noise), []
+    for size in sizes:
+        nearest = torch.full_like(noise, largest)
+        crowded, free = largest * (2 + neighbours), neighbours >= 1
+        for _ in range(size):
+            pick = (torch.where(free, crowded, nearest) + preference).argmax(1)
+            picks.append(pick)
+            preference.scatter_(1, pick[:, None], -torch.inf)
+            nearest = torch.minimum(nearest, distance[pick])
+            free &= far[pick] > close
+            neighbours += weight[pick]
+    return torch.stack(picks, dim=1)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("farthest", [N]), ("locality", GROUPS)])
+def test_orders_are_those_of_the_definition_bit_by_bit(name, sizes):
+    seeds = torch.arange(200) - 100
+    noise = uniforms(seeds, torch.arange(N).expand(200, -1), Purpose.ORDER, None, 1)[..., 0]
+    known = torch.rand(200, N, generator=torch.Generator().manual_seed(0)) < 0.2
+    for given in (torch.zeros_like(known), known):
+        assert torch.equal(order_of(name, SHAPE, seeds, GROUPS, given), spread(noise, sizes, given))
+    assert torch.equal(order_of(name, SHAPE, seeds, GROUPS), spread(noise, sizes, torch.zeros_like(known)))
+
+
+class Counter(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.count += 1
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["farthest", "locality"])
+def test_no_operator_is_launched_per_token(name):
+    with Counter() as counter:
+        order_of(name, (32, 32), torch.tensor([1]), GroupDecoding(20).sizes(1024))
+    assert counter.count <= 60
+
+
+@pytest.mark.parametrize("name", ["random", "farthest", "locality"])
+def test_the_host_waits_at_most_once_for_the_device(name):
+    pytest.importorskip("triton", reason="triton is not installed, and its kernels are what runs on a card")
+    with card.card() as device:
+        order = order_of(name, SHAPE, card.OnCard(SEEDS), GROUPS)
+        waits = device.waits.total()
+    assert waits <= 1 and torch.equal(order.elem, order_of(name, SHAPE, SEEDS, GROUPS))
