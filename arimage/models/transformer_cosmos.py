@@ -131,8 +131,9 @@ class Block(nn.Module):
 
     def forward(self, hidden, rotary, mask, text=None, cache=None, layer=0):
         normed = self.attention_norm(hidden)
-        key, value = self.attention.keys_and_values(normed)
-        query, key = (rotate(states, rotary).transpose(1, 2) for states in (self.attention.queries(normed), key))
+        # In the order of `fuse_projections`.
+        query, (key, value) = self.attention.queries(normed), self.attention.keys_and_values(normed)
+        query, key = (rotate(states, rotary).transpose(1, 2) for states in (query, key))
         value = value.transpose(1, 2)
         if cache is not None:
             cached = cache.write(layer, key, value)

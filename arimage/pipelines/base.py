@@ -33,9 +33,9 @@ from .call import GenerationCall, RunOptions, running, running_call
 from .checks import as_decoding, as_texts, with_dtype
 from .compiling import CompileMixin
 from .forked import limit_forks, warn_if_forked
+from .fusing import FuseMixin
 from .images import known_tokens, prepare_image, round_levels_down
 from .known import KnownCaptions
-from .lora import LoraMixin
 from .output import ImagePipelineOutput, Tokens
 from .quantized import check_full_weights, quantize_weights
 from .run import CallRun
@@ -52,7 +52,7 @@ OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 MAX_IMAGES_PER_PROMPT = 1000
 
 
-class ARPipeline(LoraMixin, CompileMixin):
+class ARPipeline(FuseMixin, CompileMixin):
     """Base class of image and video pipelines. A family adds `__call__`, which calls `check_options`, `prepare` and
     `generate`, and
 
