@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -23,9 +24,12 @@ from arimage.kernels.step.attention.triton import STAGES as ATTENTION_STAGES
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.linear.triton import STAGES as LINEAR_STAGES
 from arimage.kernels.step.linear.triton import block_out, linear_kernel
+from arimage.kernels.step.modulated.triton import modulated_kernel, tiles
+from arimage.kernels.step.modulations.triton import modulations_kernel
 from arimage.kernels.step.programs import LEAST_ROWS, WARPS, block_width
 from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
 from arimage.kernels.step.qkv.triton import STAGES as QKV_STAGES
+from arimage.kernels.step.unit_heads.triton import HEADS, unit_heads_kernel
 
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -62,20 +66,22 @@ class Compiled(NamedTuple):
     launches_next: bool
 
 
+NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 # What the kernels are compiled for.
 capability = 90
 
 
-def compiled(kernel, types: dict[str, str], constants: dict[str, Any]) -> Compiled:
-    """`types` of the arguments that are given; those that are in neither are None. Tensors, and `size`, are multiples
-    of 16."""
+def compiled(kernel, types: dict[str, Any], constants: dict[str, Any]) -> Compiled:
+    """`types` of the arguments that are given, a tuple of several tensors; those that are in neither are None. Tensors,
+    sizes and strides are multiples of 16."""
     pdl = capability >= 90
     constants = dict.fromkeys(name for name in kernel.arg_names if name not in types) | {"pdl": pdl} | constants
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     attributes = {
-        (i,): [["tt.divisibility", 16]]
+        path: [["tt.divisibility", 16]]
         for i, name in enumerate(kernel.arg_names)
-        if signature[name][0] == "*" or (name == "size" and name in types)
+        for path in ([(i, j) for j in range(len(signature[name]))] if type(signature[name]) is tuple else [(i,)])
+        if signature[name][0][0] == "*" or (name in types and name.endswith(("size", "stride")))
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": WARPS} | ({"launch_pdl": True} if pdl else {})
@@ -151,6 +157,65 @@ def embedding(width: int) -> Compiled:
     return compiled(embedding_kernel, types, {"width": width, "block": triton.next_power_of_2(width)})
 
 
+def modulated(
+    rows: int,
+    width: int,
+    size: int,
+    *,
+    x=torch.bfloat16,
+    weight=torch.bfloat16,
+    conditions=torch.bfloat16,
+    affine=False,
+    modulated=False,
+    gated=False,
+    activation="",
+) -> Compiled:
+    """With a norm if it is `affine` or `modulated`, and `gated` with a residual in the dtype of `conditions`."""
+    types = {"x_ptr": NAMES[x], **dict.fromkeys(("weight_ptr", "bias_ptr"), NAMES[weight])}
+    types |= {"out_ptr": NAMES[conditions if gated else weight], "eps": "fp32", "added": "fp32"}
+    types |= dict.fromkeys(("rows", "size", "tokens", "shared", "scale_stride", "shift_stride", "gate_stride"), "i32")
+    types |= dict.fromkeys(("norm_weight_ptr", "norm_bias_ptr") if affine else (), NAMES[weight])
+    types |= dict.fromkeys(("scale_ptr", "shift_ptr") if modulated else (), NAMES[conditions])
+    types |= dict.fromkeys(("residual_ptr", "gate_ptr") if gated else (), NAMES[conditions])
+    constants = {"width": width, "norm": affine or modulated, "activation": activation}
+    return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, weight, 3 if modulated else 1))
+
+
+def modulations(rows: int, width: int, sizes: Sequence[int], dtype=torch.float32) -> Compiled:
+    types: dict[str, Any] = dict.fromkeys(("x_ptr", "out_ptr"), NAMES[dtype])
+    types |= dict.fromkeys(("weights", "biases"), (NAMES[dtype],) * len(sizes))
+    types |= dict.fromkeys(("rows", "size", "whole_size"), "i32")
+    return compiled(modulations_kernel, types, {"width": width} | tiles(rows, width, sizes[0], dtype, dtype))
+
+
+def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
+    types = dict.fromkeys(("states_ptr", "log_scale_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
+    types |= {"table_ptr": "*fp32"} if rotated else {}
+    types |= dict.fromkeys(("first", "tokens", "places", "table_stride"), "i32") | {"length": "fp32"}
+    constants = {"heads": heads, "head_dim": head_dim, "block_heads": HEADS, "block_pairs": head_dim // 2}
+    return compiled(unit_heads_kernel, types, constants)
+
+
+def modulated_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS)) -> Iterator[tuple[str, Compiled]]:
+    """Those of VAR-d30, Infinity-2B and the denoising head of MAR-B for these numbers of rows."""
+    yield "VAR heads", unit_heads(30, 64)
+    yield "Infinity heads", unit_heads(16, 128, rotated=True)
+    of_head = {"x": torch.float32, "weight": torch.float32, "conditions": torch.float32}
+    of_infinity = {"x": torch.float32, "conditions": torch.float32, "modulated": True}
+    for rows in counts:
+        yield f"VAR qkv, {rows} rows", modulated(rows, 1920, 5760, modulated=True)
+        yield f"VAR out, {rows} rows", modulated(rows, 1920, 1920, gated=True)
+        yield f"VAR fc1, {rows} rows", modulated(rows, 1920, 7680, modulated=True, activation="gelu")
+        yield f"Infinity qkv, {rows} rows", modulated(rows, 2048, 6144, **of_infinity)
+        yield f"Infinity fc2, {rows} rows", modulated(rows, 8192, 2048, conditions=torch.float32, gated=True)
+        yield (
+            f"MAR fc1, {rows} rows",
+            modulated(rows, 1024, 1024, **of_head, affine=True, modulated=True, activation="silu"),
+        )
+        yield f"MAR fc2, {rows} rows", modulated(rows, 1024, 1024, **of_head, gated=True)
+        yield f"MAR modulations, {rows} rows", modulations(rows, 1024, (3072,) * 6 + (2048,))
+
+
 def kernels(
     counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS), narrow: Sequence[str] = ("i8", "fp8e4nv")
 ) -> Iterator[tuple[str, Compiled]]:
@@ -175,7 +240,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     columns = ("kernel", *(name.replace("_", " ") for name in Compiled._fields))
     print("| " + " | ".join(columns) + " |\n|---|" + "---:|" * (len(columns) - 1))
-    for name, result in kernels():
+    for name, result in (*kernels(), *modulated_kernels()):
         print("| " + " | ".join(map(str, (name, *result))) + " |", flush=True)
 
 

@@ -1,0 +1,48 @@
+"""A linear layer of a step whose input and output are modulated by a condition."""
+
+from typing import Literal
+
+import torch
+
+from ... import runs_triton
+from . import reference
+
+
+def modulated(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_bias: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    shift: torch.Tensor | None = None,
+    added: float = 0.0,
+    residual: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    activation: Literal["", "silu", "gelu"] = "",
+) -> torch.Tensor:
+    """The product [R, N] of f(`x`) [R, D] and `weight` [N, D] in one launch: activation(residual + gate (f(x) W^T + b)).
+    It has the dtype of `residual` or else that of `weight`, which is that of the product.
+
+    `scale`, `shift`, `gate` and `residual` have M rows, where M divides R: each is that of R / M consecutive rows.
+    Float32 is multiplied in full precision.
+
+    Args:
+        x: at most `MOST_ROWS` rows, D a multiple of 64.
+        bias: [N].
+        eps: of a LayerNorm of `x` before the product; None for no norm, and then nothing but `x` itself.
+        norm_weight, norm_bias: [D], both or none, those of the norm.
+        scale, shift: [M, D], both or none, by which the normed rows are multiplied and what is added then.
+        added: is added to `scale`.
+        residual: [M, N], what the product is added to.
+        gate: [M, N], with `residual` only, by which the product is multiplied.
+        activation: of the result; "gelu" is the approximation by tanh.
+    """
+    arguments = x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation
+    if runs_triton(x):
+        from .triton import modulated
+
+        return modulated(*arguments)
+    return reference.modulated(*arguments)

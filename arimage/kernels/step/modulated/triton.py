@@ -1,0 +1,182 @@
+"""The modulated linear layer in Triton: a program takes a few rows of the weight, and all tokens."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import library
+
+from ..linear.triton import block_out
+from ..programs import block_rows, block_width, launch_options, prefetch, wait
+
+
+# Asynchronous copies of the tokens take shared memory, of which the next kernel needs some too.
+SHARED = 96 << 10
+
+
+@triton.jit
+def _moments(x_ptr, inside, width: tl.constexpr, block_width: tl.constexpr, stages: tl.constexpr):
+    """The means and the mean squared distances to them, [rows]."""
+    # Chan, Golub and LeVeque: no difference of large sums.
+    mean = tl.full(inside.shape, 0.0, tl.float32)
+    squares = tl.full(inside.shape, 0.0, tl.float32)
+    for start in tl.range(0, width, block_width, num_stages=stages):
+        at = start + tl.arange(0, block_width)
+        x = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0).to(tl.float32)
+        part = tl.sum(x, axis=1) / block_width
+        distance = x - part[:, None]
+        further = part - mean
+        share = block_width / (start + block_width)
+        mean += further * share
+        squares += tl.sum(distance * distance, axis=1) + further * further * start * share
+    return mean, squares / width
+
+
+@triton.jit(do_not_specialize=["rows", "tokens", "shared"])
+def modulated_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    scale_ptr,
+    shift_ptr,
+    residual_ptr,
+    gate_ptr,
+    out_ptr,
+    rows,
+    size,
+    tokens,
+    shared,
+    scale_stride,
+    shift_stride,
+    gate_stride,
+    eps,
+    added,
+    width: tl.constexpr,
+    norm: tl.constexpr,
+    activation: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_out: tl.constexpr,
+    block_width: tl.constexpr,
+    stages: tl.constexpr,
+    pdl: tl.constexpr,
+):
+    out = tl.program_id(0) * block_out + tl.arange(0, block_out)
+    prefetch(weight_ptr, out, size, width, pdl)
+    wait(pdl)
+    token = tl.arange(0, block_rows)
+    inside = token < rows
+    row = token // tokens
+    x_ptr += token[:, None] * width
+    if norm:
+        mean, variance = _moments(x_ptr, inside, width, block_width, stages)
+        factor = 1 / tl.sqrt_rn(variance + eps)
+    # Rows after the last one repeat the first, and are not stored.
+    weight = weight_ptr + tl.where(out < size, out, 0)[:, None].to(tl.int64) * width
+    sums = tl.full([block_out, block_rows], 0.0, tl.float32)
+    for start in tl.range(0, width, block_width, num_stages=stages):
+        at = start + tl.arange(0, block_width)
+        x = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0)
+        if norm:
+            x = (x.to(tl.float32) - mean[:, None]) * factor[:, None]
+            if norm_weight_ptr is not None:
+                x = x * tl.load(norm_weight_ptr + at).to(tl.float32)[None]
+                x += tl.load(norm_bias_ptr + at).to(tl.float32)[None]
+            if scale_ptr is not None:
+                by = scale_ptr + row[:, None] * scale_stride + at[None]
+                x = x * (tl.load(by, mask=inside[:, None], other=0.0).to(tl.float32) + added)
+                by = shift_ptr + row[:, None] * shift_stride + at[None]
+                x += tl.load(by, mask=inside[:, None], other=0.0).to(tl.float32)
+        turned = tl.trans(x.to(weight_ptr.dtype.element_ty))
+        sums = tl.dot(tl.load(weight + at[None]), turned, sums, input_precision="ieee")
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + out, mask=out < size, other=0.0).to(tl.float32)[:, None]
+    place = token[None] * size + out[:, None]
+    visible = inside[None] & (out < size)[:, None]
+    if residual_ptr is not None:
+        # The product is rounded before the sum, as in torch.
+        sums = sums.to(weight_ptr.dtype.element_ty).to(tl.float32)
+        if gate_ptr is not None:
+            gate = gate_ptr + row[None] * gate_stride + out[:, None]
+            sums = sums * tl.load(gate, mask=visible, other=0.0).to(tl.float32)
+        before = residual_ptr + (token // shared)[None] * size + out[:, None]
+        sums += tl.load(before, mask=visible, other=0.0).to(tl.float32)
+    if activation == "silu":
+        sums = sums / (1 + tl.exp(-sums))
+    if activation == "gelu":
+        inner = 1.5957691216057308 * (sums + 0.044715 * sums * sums * sums)
+        sums = sums / (1 + tl.exp(-inner))
+    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=visible)
+
+
+def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype, loads: int = 1) -> dict[str, int]:
+    """The blocks of a program, which loads as many numbers for a token. Those that a sum depends on do not follow from
+    the number of rows."""
+    block = 32 if weight.itemsize == 4 else 64 if x.itemsize == 4 else block_width(width)
+    each = block * (loads * block_rows(rows) * x.itemsize + block_out(size) * weight.itemsize)
+    return {
+        "block_rows": block_rows(rows),
+        "block_out": block_out(size),
+        "block_width": block,
+        "stages": max(2, min(4, SHARED // each)),
+    }
+
+
+def _stride(condition: torch.Tensor | None) -> int:
+    return 0 if condition is None else condition.stride(0)
+
+
+@library.custom_op("arimage::step_modulated", mutates_args=())
+def _modulated(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float | None,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    added: float,
+    residual: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    activation: str,
+) -> torch.Tensor:
+    (rows, width), size = x.shape, len(weight)
+    out = torch.empty(rows, size, dtype=(weight if residual is None else residual).dtype, device=x.device)
+    condition = scale if gate is None else gate
+    with torch.cuda.device_of(x):
+        modulated_kernel[(triton.cdiv(size, block_out(size)),)](
+            x,
+            weight,
+            bias,
+            norm_weight,
+            norm_bias,
+            scale,
+            shift,
+            residual,
+            gate,
+            out,
+            rows,
+            size,
+            rows if condition is None else rows // len(condition),
+            rows if residual is None else rows // len(residual),
+            _stride(scale),
+            _stride(shift),
+            _stride(gate),
+            0.0 if eps is None else eps,
+            added,
+            width=width,
+            norm=eps is not None,
+            activation=activation,
+            **tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3),
+            **launch_options(x.device),
+        )
+    return out
+
+
+@_modulated.register_fake
+def _(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
+    return x.new_empty(len(x), len(weight), dtype=(weight if residual is None else residual).dtype)
+
+
+modulated = _modulated

@@ -1,0 +1,82 @@
+"""Linear layers that share their input in Triton: a program takes a few rows of one of the weights, and all tokens."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import library
+
+from ..modulated.triton import tiles
+from ..programs import launch_options, prefetch, wait
+
+
+@triton.jit(do_not_specialize=["rows"])
+def modulations_kernel(
+    x_ptr,
+    weights,
+    biases,
+    out_ptr,
+    rows,
+    size,
+    whole_size,
+    width: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_out: tl.constexpr,
+    block_width: tl.constexpr,
+    stages: tl.constexpr,
+    pdl: tl.constexpr,
+):
+    blocks = tl.cdiv(size, block_out)
+    layer = tl.program_id(0) // blocks
+    weight_ptr, bias_ptr = weights[0], biases[0]
+    for i in tl.static_range(1, len(weights)):
+        weight_ptr = tl.where(layer == i, weights[i], weight_ptr)
+        bias_ptr = tl.where(layer == i, biases[i], bias_ptr)
+    first = layer * size
+    size = tl.minimum(size, whole_size - first)
+    out = tl.program_id(0) % blocks * block_out + tl.arange(0, block_out)
+    prefetch(weight_ptr, out, size, width, pdl)
+    wait(pdl)
+    token = tl.arange(0, block_rows)
+    inside = token < rows
+    x_ptr += token[:, None] * width
+    # Rows after the last one repeat the first, and are not stored.
+    weight_ptr += tl.where(out < size, out, 0)[:, None].to(tl.int64) * width
+    sums = tl.full([block_out, block_rows], 0.0, tl.float32)
+    for start in tl.range(0, width, block_width, num_stages=stages):
+        at = start + tl.arange(0, block_width)
+        turned = tl.trans(tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0))
+        sums = tl.dot(tl.load(weight_ptr + at[None]), turned, sums, input_precision="ieee")
+    sums += tl.load(bias_ptr + out, mask=out < size, other=0.0).to(tl.float32)[:, None]
+    place = token[None] * whole_size + first + out[:, None]
+    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=inside[None] & (out < size)[:, None])
+
+
+@library.custom_op("arimage::step_modulations", mutates_args=())
+def _modulations(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
+    (rows, width), size = x.shape, len(weights[0])
+    whole_size = sum(map(len, weights))
+    out = torch.empty(rows, whole_size, dtype=x.dtype, device=x.device)
+    blocks = tiles(rows, width, size, x.dtype, x.dtype)
+    each, last = (triton.cdiv(n, blocks["block_out"]) for n in (size, len(weights[-1])))
+    with torch.cuda.device_of(x):
+        modulations_kernel[(each * (len(weights) - 1) + last,)](
+            x,
+            tuple(weights),
+            tuple(biases),
+            out,
+            rows,
+            size,
+            whole_size,
+            width=width,
+            **blocks,
+            **launch_options(x.device),
+        )
+    return out
+
+
+@_modulations.register_fake
+def _(x, weights, biases):
+    return x.new_empty(len(x), sum(map(len, weights)))
+
+
+modulations = _modulations

@@ -1,0 +1,160 @@
+"""The kernels of modulated layers are what torch computes, and no row depends on the others."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from arimage.kernels.step.modulated import modulated
+from arimage.kernels.step.modulations import modulations
+from arimage.kernels.step.unit_heads import unit_heads
+
+
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+# The interpreter multiplies no bfloat16.
+ROUNDED = {"rtol": 2e-3, "atol": 2e-3}
+# rows, of how many images, width, size: a width of 64 more than 128, and a size that is no multiple of a block.
+SHAPES = [(1, 1, 64, 96), (6, 2, 192, 100), (33, 3, 128, 40)]
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def given(shape, kind, dtype=torch.float32):
+    """Arguments of `modulated`, as the layers of a kind of model pass them."""
+    rows, images, width, size = shape
+    # A large mean costs no precision.
+    x, parts = random(rows, width) + 10, random(images, 6 * width, seed=1).unflatten(1, (6, -1)).unbind(1)
+    arguments = {"x": x, "weight": random(size, width, seed=2) / width**0.5, "bias": random(size, seed=3)}
+    arguments |= dict.fromkeys(("eps", "norm_weight", "norm_bias", "scale", "shift"))
+    arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": ""}
+    if kind in ("norm", "affine", "all"):
+        arguments |= {"eps": 1e-6, "activation": "gelu"}
+    if kind in ("affine", "all"):
+        arguments |= {"norm_weight": random(width, seed=4), "norm_bias": random(width, seed=5), "activation": "silu"}
+    if kind in ("norm", "all"):
+        # Not contiguous.
+        arguments |= {"scale": parts[0], "shift": parts[1], "added": 1.0}
+    if kind in ("gated", "all"):
+        gates = random(images, 2 * size, seed=6)[:, size:]
+        arguments |= {"residual": random(rows, size, seed=7), "gate": gates}
+    if kind == "residual":
+        arguments |= {"residual": random(images, size, seed=7), "activation": "silu"}
+    halves = {"x", "weight", "bias"} if kind == "plain" else {"weight", "bias"}
+    return {
+        name: value.to(dtype) if name in halves and value is not None else value for name, value in arguments.items()
+    }
+
+
+def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
+    """Row by row, in double precision."""
+    outcome = []
+    for i, row in enumerate(x.double()):
+        if eps is not None:
+            row = (row - row.mean()) / (row.var(correction=0) + eps).sqrt()
+            if norm_weight is not None:
+                row = row * norm_weight + norm_bias
+        if scale is not None:
+            image = i * len(scale) // len(x)
+            row = row * (scale[image].double() + added) + shift[image]
+        row = weight.double() @ row.to(weight.dtype).double() + bias
+        if gate is not None:
+            row = row * gate[i * len(gate) // len(x)]
+        if residual is not None:
+            row = row + residual[i * len(residual) // len(x)]
+        apply = {"": lambda v: v, "silu": F.silu, "gelu": lambda v: F.gelu(v, approximate="tanh")}[activation]
+        outcome.append(apply(row))
+    return torch.stack(outcome)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["plain", "norm", "affine", "residual", "gated", "all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_modulated_layer(on_triton, shape, kind, dtype):
+    arguments = given(shape, kind, dtype)
+    x, weight, bias, *_ = arguments.values()
+    expected = by_hand(**arguments).to(dtype if arguments["residual"] is None else torch.float32)
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    named = {name: value for name, value in arguments.items() if name not in ("x", "weight", "bias")}
+    torch.testing.assert_close(modulated(x, weight, bias, **named), expected, **tolerance)
+    (found,) = on_triton("step.modulated", "modulated", *arguments.values())
+    torch.testing.assert_close(found, expected, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["norm", "all"])
+def test_a_row_does_not_depend_on_the_others(on_triton, kind):
+    arguments = given((33, 3, 192, 40), kind)
+    (together,) = on_triton("step.modulated", "modulated", *arguments.values())
+    for image in range(3):
+        rows = {"x": slice(11 * image, 11 * image + 1), "residual": slice(11 * image, 11 * image + 1)}
+        rows |= dict.fromkeys(("scale", "shift", "gate"), slice(image, image + 1))
+        alone = {
+            name: value[rows[name]] if name in rows and value is not None else value
+            for name, value in arguments.items()
+        }
+        (alone,) = on_triton("step.modulated", "modulated", *alone.values())
+        assert torch.equal(alone[0], together[11 * image])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", [(96,), (200, 200, 100), (48, 48)], ids=str)
+def test_layers_that_share_their_input(on_triton, sizes, dtype):
+    x = random(5, 192).to(dtype)
+    weights = [(random(size, 192, seed=i) / 192**0.5).to(dtype) for i, size in enumerate(sizes)]
+    biases = [random(size, seed=9 + i).to(dtype) for i, size in enumerate(sizes)]
+    expected = torch.cat(
+        [x.float() @ w.float().T + b.float() for w, b in zip(weights, biases, strict=True)], dim=1
+    ).to(dtype)
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    torch.testing.assert_close(modulations(x, weights, biases), expected, **tolerance)
+    (found,) = on_triton("step.modulations", "modulations", x, weights, biases)
+    torch.testing.assert_close(found, expected, **tolerance)
+    (alone,) = on_triton("step.modulations", "modulations", x[3:4], weights, biases)
+    assert torch.equal(alone[0], found[3])
+
+
+# Rows of the cache, of the states, tokens, heads, the width of a head: one that fills no block.
+HEADS = [(2, 2, 1, 2, 64), (4, 2, 3, 9, 24)]
+FIRST, PLACES = 7, 20
+
+
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+@pytest.mark.parametrize("tables", [None, "one", "per row"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_heads_of_one_length(on_triton, shape, tables, dtype):
+    cached, rows, tokens, heads, width = shape
+    states = random(rows, tokens, 3, heads, width).to(dtype)
+    log_scale = random(heads, seed=1) + 4
+    table = None if tables is None else random(1 if tables == "one" else rows, tokens, width // 2, 2, seed=2)
+    keys, values = (random(cached, heads, PLACES, width, seed=seed).to(dtype) for seed in (3, 4))
+    expected = torch.empty(rows, tokens, heads, width), keys.clone(), values.clone()
+    for row in range(rows):
+        for token in range(tokens):
+            turns = table if table is None else torch.view_as_complex(table)[min(row, len(table) - 1), token]
+            for head in range(heads):
+                query, key, value = states[row, token, :, head].float()
+                query, key = (2 * each / each.norm() for each in (query, key))
+                if turns is not None:
+                    query, key = (
+                        torch.view_as_real(torch.view_as_complex(each.unflatten(0, (-1, 2))) * turns).flatten()
+                        for each in (query, key)
+                    )
+                expected[0][row, token, head] = query * min(log_scale[head].exp(), 100)
+                expected[1][row, head, FIRST + token] = key.to(dtype)
+                expected[2][row, head, FIRST + token] = value.to(dtype)
+    expected = expected[0].to(dtype), *expected[1:]
+    arguments = states, log_scale, 2.0, keys, values, FIRST, table
+    tolerance = TOLERANCE if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    found = on_triton("step.unit_heads", "unit_heads", *arguments, changed=(3, 4))
+    for each in (found, (unit_heads(*arguments), keys, values)):
+        torch.testing.assert_close(tuple(each), expected, **tolerance)
+
+
+def test_a_head_of_zeros_stays_zero(on_triton):
+    states, keys = torch.zeros(1, 1, 3, 2, 8), torch.full((1, 2, 3, 8), torch.nan)
+    arguments = states, torch.full((2,), math.log(4.0)), 1.0, keys, keys.clone(), 1, None
+    query, keys, values = on_triton("step.unit_heads", "unit_heads", *arguments, changed=(3, 4))
+    assert not query.any() and not keys[:, :, 1].any() and not values[:, :, 1].any()
+    assert keys[:, :, ::2].isnan().all() and values[:, :, ::2].isnan().all()
