@@ -257,6 +257,13 @@ class StepCounter(TorchDispatchMode):
         if name == "linear":
             moved = self.read(args) + outputs
             weights = [args[1], args[4]]
+        elif name in ("modulated", "modulations"):
+            moved = self.read(args) + outputs
+            weights = tensors(args[1])
+        elif name == "unit_heads":
+            states, log_scale, _, _, _, _, table = args
+            # Two thirds of the states are the new keys and values.
+            return self.read((states, log_scale, table)) + 2 * size(states) // 3 + outputs
         else:
             x, gain, _, weight, table, positions, _, keys, _, index = args
             new = 0 if keys is None else 2 * len(x) * keys.shape[1] * keys.shape[3] * keys.itemsize

@@ -72,8 +72,8 @@ capability = 90
 
 
 def compiled(kernel, types: dict[str, Any], constants: dict[str, Any]) -> Compiled:
-    """`types` of the arguments that are given, a tuple of several tensors; those that are in neither are None. Tensors,
-    sizes and strides are multiples of 16."""
+    """`types` of the arguments that are given, a tuple for several tensors; those that are in neither are None.
+    Tensors, sizes and strides are multiples of 16."""
     pdl = capability >= 90
     constants = dict.fromkeys(name for name in kernel.arg_names if name not in types) | {"pdl": pdl} | constants
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}

@@ -333,6 +333,9 @@ def kernels() -> dict:
     from arimage.kernels.step.linear.reference import linear
     from arimage.kernels.step.qkv.reference import qkv
     from arimage.kernels.window.reference import close_window, open_window, slide_window
+    from arimage.kernels.step.modulated.reference import modulated
+    from arimage.kernels.step.modulations.reference import modulations
+    from arimage.kernels.step.unit_heads.reference import unit_heads
 
     def coupled(p, q, x, noise, live, leading):
         y, kept = couple(p, q, x, noise.view(*x.shape, 2))
@@ -370,6 +373,9 @@ def kernels() -> dict:
         "arimage::step_embedding": embedding,
         "arimage::step_linear": linear,
         "arimage::step_qkv": qkv,
+        "arimage::step_modulated": modulated,
+        "arimage::step_modulations": modulations,
+        "arimage::step_unit_heads": unit_heads,
         "arimage::couple_siblings": lambda p, q, x, noise: couple_siblings(p, q, x, noise.view(*x.shape[:-1], -1)),
     }
 

@@ -330,6 +330,17 @@ def test_scales_after_the_last_one_cost_nothing():
     assert cut["all scales"].flop == sum(whole[name].flop for name in list(whole)[:8])
 
 
+@needs_triton
+@pytest.mark.parametrize(("model", "launches"), [("var-d30", 6), ("infinity-2b", 9)])
+def test_launches_of_a_layer_at_a_scale_of_few_cells(model, launches):
+    decoding = decoding_from_name("next-scale", stop_after=2)
+    one, two = (
+        step_cost.scale_costs(step_models.MODELS[model].build(layers)(1), decoding, 1)["scale 2x2"].launches[0]
+        for layers in (1, 2)
+    )
+    assert two - one == launches
+
+
 TABLE = {row[:3]: row[3:] for row in step_cost.read_table()}
 REMEDY = "If that is meant, run `python benchmarks/step_cost.py --write-table` and commit its table."
 

@@ -305,6 +305,11 @@ class GrowingCache(StackedCache):
         if min(self.length, self.size - 1) > self.allocated:
             self.allocate()
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all tokens of the next forward pass are kept."""
+        return self.length < self.size
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
         rows, end = len(keys), min(self.length, self.size - 1)
@@ -314,6 +319,12 @@ class GrowingCache(StackedCache):
             kept, rest = cached[:rows, :, :end], states[:, :, end - self.first :]
             attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
         return attended[0], attended[1]
+
+    def attended(self, layer: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of the first `rows` rows that the queries of the current forward pass attend to, all of
+        them kept; see `keeps_all`."""
+        keys, values = (cached[:rows, :, : self.length] for cached in self.of_layer(layer))
+        return keys, values
 
     def prune(self, fed: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
         """Set `fed` and `whole`, and allocate `change` for `width` channels."""

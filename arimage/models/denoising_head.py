@@ -11,19 +11,23 @@ from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from ..kernels.step.modulated import modulated
+from ..kernels.step.modulations import modulations
 from ..schema import Flag, Layers, Width, checked
 from .layers import Linear
 from .mixin import ModelMixin
+from .step import DTYPES, runs_kernels
 
 
 # Width of the sines and cosines that encode the timestep.
 FREQUENCIES = 256
+NORM_EPS = 1e-6
 
 
 class HeadBlock(nn.Module):
     def __init__(self, hidden_size: int):
         super().__init__()
-        self.norm = nn.LayerNorm(hidden_size, eps=1e-6)
+        self.norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
         self.fc1 = Linear(hidden_size, hidden_size)
         self.fc2 = Linear(hidden_size, hidden_size)
         self.modulation = Linear(hidden_size, 3 * hidden_size)
@@ -32,6 +36,16 @@ class HeadBlock(nn.Module):
         shift, scale, gate = self.modulation(condition).chunk(3, dim=-1)
         normed = torch.addcmul(shift, self.norm(hidden), 1 + scale)
         return torch.addcmul(hidden, gate, self.fc2(F.silu(self.fc1(normed))))
+
+    def step(self, hidden, modulation):
+        """`forward` over few rows by the kernels of `arimage.kernels.step`, in two launches, given what `modulation`
+        makes of the condition."""
+        shift, scale, gate = modulation.chunk(3, dim=-1)
+        norm, fc1, fc2 = self.norm, self.fc1, self.fc2
+        of_norm = {"eps": NORM_EPS, "norm_weight": norm.weight, "norm_bias": norm.bias}
+        of_condition = {"scale": scale, "added": 1.0, "shift": shift}
+        inner = modulated(hidden, fc1.weight, fc1.bias, **of_norm, **of_condition, activation="silu")
+        return modulated(inner, fc2.weight, fc2.bias, residual=hidden, gate=gate)
 
 
 class DenoisingHead(ModelMixin, ConfigMixin):
@@ -91,14 +105,41 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         ranks = torch.arange(FREQUENCIES // 2, device=tokens.device, dtype=torch.float32)
         angles = timesteps[..., None].float() * torch.exp(-math.log(10000) / (FREQUENCIES // 2) * ranks)
         time = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.dtype)
+        # A step of denoising has one timestep, and a condition per token.
+        alike = timesteps.numel() == 1 and tokens.shape[:-1] == conditions.shape[:-1]
+        if alike and runs_kernels(self, conditions.shape[:-1].numel(), (*DTYPES, torch.float32)):
+            predicted = self.step(tokens.to(self.dtype).flatten(0, -2), time, conditions.to(self.dtype).flatten(0, -2))
+            return predicted.view(*tokens.shape[:-1], -1).float()
         time = self.time_fc2(F.silu(self.time_fc1(time)))
         condition = F.silu(time + self.condition_projection(conditions.to(self.dtype)))
         hidden = self.input_projection(tokens.to(self.dtype))
         for block in self.blocks:
             hidden = block(hidden, condition)
         shift, scale = self.output_modulation(condition).chunk(2, dim=-1)
-        normed = F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6)
+        normed = F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS)
         return self.output_projection(torch.addcmul(shift, normed, 1 + scale)).float()
+
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """See `runs_kernels`."""
+        before = [self.time_fc1, self.time_fc2, self.condition_projection]
+        return [*before, *self.blocks, self.output_modulation, self.output_projection]
+
+    def step(self, tokens: torch.Tensor, time: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
+        """What `forward` predicts for few `tokens` [R, D] by the kernels of `arimage.kernels.step`, given the encoded
+        timestep [1, FREQUENCIES] and the conditions [R, C]."""
+        of_condition, last = self.condition_projection, self.output_projection
+        time = modulated(time, self.time_fc1.weight, self.time_fc1.bias, activation="silu")
+        time = modulated(time, self.time_fc2.weight, self.time_fc2.bias)
+        condition = modulated(conditions, of_condition.weight, of_condition.bias, residual=time, activation="silu")
+        layers = [*(block.modulation for block in self.blocks), self.output_modulation]
+        parts = modulations(condition, [layer.weight for layer in layers], [layer.bias for layer in layers])
+        *of_blocks, of_output = parts.split([layer.out_features for layer in layers], dim=1)
+        hidden = self.input_projection(tokens)
+        for block, part in zip(self.blocks, of_blocks, strict=True):
+            hidden = block.step(hidden, part)
+        shift, scale = of_output.chunk(2, dim=1)
+        return modulated(hidden, last.weight, last.bias, eps=NORM_EPS, scale=scale, added=1.0, shift=shift)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Layers by the kernels of `arimage.kernels.step`, and which forward passes take them."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,23 +62,30 @@ WIDTH = 64
 
 
 def runs_step(network: Any, rows: int) -> bool:
-    """Whether a forward pass of `rows` rows takes the kernels of a step: few rows, half precision, an NVIDIA GPU of
-    compute capability 8.0 or newer, no gradients, and layers as they were built. Adapters that are not merged, hooks
-    (offloading), weights that are quantised or distributed, and networks that were compiled alone take the layers in
-    torch.
+    """Whether a forward pass of `rows` rows takes the kernels of a step of a Llama decoder, see `runs_kernels`:
+    `network` also has `head_dim`."""
+    return network.head_dim in HEAD_DIMS and runs_kernels(network, rows)
+
+
+def runs_kernels(network: Any, rows: int, dtypes: Container[torch.dtype] = DTYPES) -> bool:
+    """Whether a forward pass of `rows` rows takes the kernels of a step: few rows, weights of these `dtypes`, an
+    NVIDIA GPU of compute capability 8.0 or newer, no gradients, and layers as they were built. Adapters that are not
+    merged, hooks (offloading), weights that are quantised or distributed, and networks that were compiled alone take
+    the layers in torch.
 
     Args:
-        network: has `head_dim`, and in `step_parts` the modules that a step goes through.
+        network: has in `step_parts` the modules that a step goes through.
     """
     if not ENABLED or rows > MOST_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
         return False
     # What `torch.compile` returns is none.
     if not isinstance(network, ModelMixin) or network.training or network._compiled_call_impl is not None:
         return False
-    *_, head = parts = network.step_parts
-    if network.head_dim not in HEAD_DIMS or head.weight.dtype not in DTYPES or not has_kernels(head.weight):
+    parts = network.step_parts
+    weight = next(parts[-1].parameters())
+    if weight.dtype not in dtypes or not has_kernels(weight):
         return False
-    return not is_hooked(network) and all(is_plain(each, head.weight) for part in parts for each in part.modules())
+    return not is_hooked(network) and all(is_plain(each, weight) for part in parts for each in part.modules())
 
 
 def has_kernels(weight: torch.Tensor) -> bool:
@@ -101,7 +109,7 @@ def is_plain(module: nn.Module, like: torch.Tensor) -> bool:
     return all(
         weight.device == like.device
         and weight.dtype == like.dtype
-        and weight.shape[-1] % WIDTH == 0
+        and (weight.ndim != 2 or weight.shape[-1] % WIDTH == 0)
         and not is_traceable_wrapper_subclass(weight)
         for weight in module._parameters.values()
         if weight is not None

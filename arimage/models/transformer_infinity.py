@@ -11,16 +11,16 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..kernels.step.modulated import modulated
+from ..kernels.step.unit_heads import unit_heads
 from ..schema import Count, Layers, Width, checked
 from .cache import GrowingCache
 from .infinity_schedules import Grid, PixelClass, Schedule
 from .layers import Linear, attend, init_normal
 from .mixin import ModelMixin
 from .pruning import Pruning, only
-from .transformer_var import Float32Linear, Offset, block_causal_mask, layer_norm
-
-
-NORM_EPS = 1e-6
+from .step import runs_kernels
+from .transformer_var import NORM_EPS, Float32Linear, Offset, block_causal_mask, layer_norm, parameters
 
 
 def rotary_table(schedule: Schedule, head_dim: int, device: torch.device) -> torch.Tensor:
@@ -133,6 +133,29 @@ class Block(nn.Module):
         hidden = hidden + self.cross_attention(hidden, key, value, text_mask).float()
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)).float(), gate2)
 
+    def step(self, hidden, condition, text_mask, rotary, mask, cache, layer):
+        """`forward` over few cells by the kernels of `arimage.kernels.step`, in nine launches."""
+        *modulation, text_key, text_value = condition
+        gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
+        attention, cross, feed, shape = self.attention, self.cross_attention, self.feed_forward, hidden.shape[:2]
+        flat = hidden.flatten(0, 1)
+
+        qkv = modulated(flat, *parameters(attention.qkv_proj), eps=NORM_EPS, scale=scale1, shift=shift1)
+        qkv = qkv.view(*shape, 3, attention.num_heads, -1)
+        keys, values = cache.of_layer(layer)
+        query = unit_heads(qkv, attention.log_query_scale, 1.0, keys, values, cache.first, rotary).transpose(1, 2)
+        key, value = cache.attended(layer, len(hidden))
+        attended = attend(query, key, value, mask, 1.0).transpose(1, 2).reshape(flat.shape)
+        flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
+
+        norm = {"norm_weight": cross.norm.weight, "norm_bias": cross.norm.bias}
+        query = modulated(flat, *parameters(cross.q_proj), eps=NORM_EPS, **norm).view(*shape, cross.num_heads, -1)
+        attended = attend(query.transpose(1, 2), text_key, text_value, text_mask).transpose(1, 2).reshape(flat.shape)
+        flat = modulated(attended, *parameters(cross.out_proj), residual=flat)
+
+        inner = modulated(flat, *parameters(feed.fc1), eps=NORM_EPS, scale=scale2, shift=shift2, activation="gelu")
+        return modulated(inner, *parameters(feed.fc2), residual=flat, gate=gate2).view_as(hidden)
+
 
 class TextPool(nn.Module):
     """A learned query [heads, C / heads] attends to the text [B, P, Ct], which gives a vector [B, C] of all of it."""
@@ -209,6 +232,11 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     def head_dim(self) -> int:
         """The channels of an attention head."""
         return self.config.hidden_size // self.config.num_attention_heads
+
+    @property
+    def step_parts(self) -> nn.ModuleList:
+        """See `runs_kernels`."""
+        return self.blocks
 
     def init_weights(self) -> None:
         """Initialise for training: N(0, 1 / (3 hidden_size)), modulations that start as those of a plain transformer,
@@ -317,8 +345,13 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         *blocks, (scale, shift, _, text_mask) = conditions
         if mask is not None:
             mask = mask.to(self.dtype).log()
+        steps = cache is not None and cache.keeps_all and runs_kernels(self, hidden.shape[:2].numel())
+        if steps:
+            # Once for all blocks.
+            text_mask = text_mask.to(self.dtype)
         for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, blocks[layer], text_mask, table[: len(hidden)], mask, cache, layer)
+            run = block.step if steps else block
+            hidden = run(hidden, blocks[layer], text_mask, table[: len(hidden)], mask, cache, layer)
             if mix is not None and layer == mix[0]:
                 guided, rest = hidden.chunk(2)
                 hidden = torch.lerp(rest, guided, mix[1])

@@ -14,12 +14,18 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.linear import linear
+from ..kernels.step.modulated import modulated
+from ..kernels.step.unit_heads import unit_heads
 from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .cache import GrowingCache
 from .conditions import Conditions, put_codebook, spread, with_unconditional
 from .layers import Linear, attend, init_normal
 from .mixin import ModelMixin
 from .pruning import Pruning, fed_cells, only, pruning_of
+from .step import runs_kernels
+
+
+NORM_EPS = 1e-6
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:
@@ -39,7 +45,7 @@ def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | 
 
 def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Normalise `hidden` [B, T, C], then apply the `scale` and `shift` [B, 1, C] of the condition."""
-    return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6), scale)
+    return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS), scale)
 
 
 class Attention(nn.Module):
@@ -104,6 +110,27 @@ class Block(nn.Module):
         attended = self.attention(layer_norm(hidden, scale1, shift1), mask, cache, layer)
         hidden = torch.addcmul(hidden, attended, gate1)
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)), gate2)
+
+    def step(self, hidden, modulation, mask, cache, layer):
+        """`forward` over few tokens by the kernels of `arimage.kernels.step`, in six launches."""
+        gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
+        attention, feed, shape = self.attention, self.feed_forward, hidden.shape[:2]
+        flat = hidden.flatten(0, 1)
+        qkv = modulated(flat, *parameters(attention.qkv_proj), eps=NORM_EPS, scale=scale1, shift=shift1)
+        qkv = qkv.view(*shape, 3, attention.num_heads, -1)
+        assert attention.log_query_scale is not None
+        log_scale, length = attention.log_query_scale.flatten(), qkv.shape[-1] ** 0.5
+        keys, values = cache.of_layer(layer)
+        query = unit_heads(qkv, log_scale, length, keys, values, cache.first).transpose(1, 2)
+        key, value = cache.attended(layer, len(hidden))
+        attended = attend(query, key, value, mask, attention.softmax_scale).transpose(1, 2).reshape(flat.shape)
+        flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
+        inner = modulated(flat, *parameters(feed.fc1), eps=NORM_EPS, scale=scale2, shift=shift2, activation="gelu")
+        return modulated(inner, *parameters(feed.fc2), residual=flat, gate=gate2).view_as(hidden)
+
+
+def parameters(layer: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    return layer.weight, layer.bias
 
 
 class CaptionProjection(nn.Module):
@@ -197,6 +224,11 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.head_modulation = Linear(hidden_size, 2 * hidden_size)
         self.head = Float32Linear(hidden_size, vocab_size)
+
+    @property
+    def step_parts(self) -> nn.ModuleList:
+        """See `runs_kernels`."""
+        return self.blocks
 
     def init_weights(self) -> None:
         """Initialise for training: N(0, 1 / (3 hidden_size)), caption projections that keep magnitudes, modulations
@@ -313,8 +345,11 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
             mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
+        steps = cache is not None and cache.keeps_all and self.config.qk_norm
+        steps = steps and runs_kernels(self, hidden.shape[:2].numel())
         for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, modulations[layer], mask, cache, layer)
+            run = block.step if steps else block
+            hidden = run(hidden, modulations[layer], mask, cache, layer)
         if pruning is not None:
             hidden = pruning.restore(whole, hidden, cells)
         return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))

@@ -25,8 +25,11 @@ def random(*shape, seed=0):
 def given(shape, kind, dtype=torch.float32):
     """Arguments of `modulated`, as the layers of a kind of model pass them."""
     rows, images, width, size = shape
-    # A large mean costs no precision.
-    x, parts = random(rows, width) + 10, random(images, 6 * width, seed=1).unflatten(1, (6, -1)).unbind(1)
+    # A large mean costs no precision, and rows may lie apart.
+    x, parts = (
+        (random(rows, 2 * width) + 10)[:, width:],
+        random(images, 6 * width, seed=1).unflatten(1, (6, -1)).unbind(1),
+    )
     arguments = {"x": x, "weight": random(size, width, seed=2) / width**0.5, "bias": random(size, seed=3)}
     arguments |= dict.fromkeys(("eps", "norm_weight", "norm_bias", "scale", "shift"))
     arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": ""}
@@ -39,7 +42,7 @@ def given(shape, kind, dtype=torch.float32):
         arguments |= {"scale": parts[0], "shift": parts[1], "added": 1.0}
     if kind in ("gated", "all"):
         gates = random(images, 2 * size, seed=6)[:, size:]
-        arguments |= {"residual": random(rows, size, seed=7), "gate": gates}
+        arguments |= {"residual": random(rows, 2 * size, seed=7)[:, size:], "gate": gates}
     if kind == "residual":
         arguments |= {"residual": random(images, size, seed=7), "activation": "silu"}
     halves = {"x", "weight", "bias"} if kind == "plain" else {"weight", "bias"}
@@ -101,7 +104,7 @@ def test_a_row_does_not_depend_on_the_others(on_triton, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("sizes", [(96,), (200, 200, 100), (48, 48)], ids=str)
 def test_layers_that_share_their_input(on_triton, sizes, dtype):
-    x = random(5, 192).to(dtype)
+    x = random(5, 200).to(dtype)[:, 8:]
     weights = [(random(size, 192, seed=i) / 192**0.5).to(dtype) for i, size in enumerate(sizes)]
     biases = [random(size, seed=9 + i).to(dtype) for i, size in enumerate(sizes)]
     expected = torch.cat(

@@ -23,8 +23,8 @@ def modulated(
     gate: torch.Tensor | None = None,
     activation: Literal["", "silu", "gelu"] = "",
 ) -> torch.Tensor:
-    """The product [R, N] of f(`x`) [R, D] and `weight` [N, D] in one launch: activation(residual + gate (f(x) W^T + b)).
-    It has the dtype of `residual` or else that of `weight`, which is that of the product.
+    """The product [R, N] of f(`x`) [R, D] and `weight` [N, D]: activation(residual + gate (f(x) W^T + b)). It has the
+    dtype of `residual` or else that of `weight`, which is that of the product.
 
     `scale`, `shift`, `gate` and `residual` have M rows, where M divides R: each is that of R / M consecutive rows.
     Float32 is multiplied in full precision.

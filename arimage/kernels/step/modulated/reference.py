@@ -22,6 +22,8 @@ def modulated(
         return condition.repeat_interleave(len(x) // len(condition), dim=0)
 
     if eps is not None:
+        if norm_weight is not None and norm_bias is not None:
+            norm_weight, norm_bias = norm_weight.to(x.dtype), norm_bias.to(x.dtype)
         x = F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, eps)
     if scale is not None and shift is not None:
         x = torch.addcmul(per_row(shift), x, per_row(scale) + added)

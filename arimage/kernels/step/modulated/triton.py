@@ -146,14 +146,14 @@ def _modulated(
     condition = scale if gate is None else gate
     with torch.cuda.device_of(x):
         modulated_kernel[(triton.cdiv(size, block_out(size)),)](
-            x,
+            x.contiguous(),
             weight,
             bias,
             norm_weight,
             norm_bias,
             scale,
             shift,
-            residual,
+            residual if residual is None else residual.contiguous(),
             gate,
             out,
             rows,

@@ -60,7 +60,7 @@ def _modulations(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torc
     each, last = (triton.cdiv(n, blocks["block_out"]) for n in (size, len(weights[-1])))
     with torch.cuda.device_of(x):
         modulations_kernel[(each * (len(weights) - 1) + last,)](
-            x,
+            x.contiguous(),
             tuple(weights),
             tuple(biases),
             out,

@@ -21,9 +21,10 @@ def unit_heads(
     Args:
         states: [R, T, 3, heads, head_dim], contiguous: queries, keys and values.
         log_scale: [heads], the logarithms of what queries are multiplied by, at most that of 100.
-        keys, values: all those of the layer, [rows, heads, places, head_dim], contiguous, of which the first R rows are
-            written from the place `first` on.
-        table: the cosines and sines [R or 1, T, head_dim / 2, 2] that rotate neighbouring pairs; None for no rotation.
+        keys, values: all those of the layer, [rows, heads, places, head_dim], contiguous. The first R rows are
+            written, from the place `first` on.
+        table: the cosines and sines [R or 1, T, head_dim / 2, 2] that rotate neighbouring pairs, contiguous; None for
+            no rotation.
     """
     arguments = states, log_scale, length, keys, values, first, table
     if runs_triton(states):

@@ -1,0 +1,112 @@
+"""Forward passes of modulated layers by the kernels of a step are those of their modules."""
+
+import pytest
+import tiny
+import tiny_latent_llama
+import tiny_mar
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import arimage.kernels
+from arimage.kernels.step import MOST_ROWS
+from arimage.models import denoising_head, transformer_infinity, transformer_var
+from arimage.models.denoising_head import DenoisingHead
+
+
+needs_triton = pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")
+MODULES = (transformer_var, transformer_infinity, denoising_head)
+
+
+def outputs(pipe, name, call):
+    """What the component `name` returns in a call of the pipeline, forward pass by forward pass, and the tokens."""
+    found = []
+    hook = getattr(pipe, name).register_forward_hook(lambda *call: found.append(call[-1]))
+    try:
+        tokens = pipe(
+            **call, generator=torch.Generator().manual_seed(0), num_images_per_prompt=2, output_type="latent"
+        ).images
+    finally:
+        hook.remove()
+    return found, tokens
+
+
+def half_precision(pipe):
+    pipe.transformer.to(torch.bfloat16)
+    return pipe
+
+
+VAR = {"class_labels": 3, "guidance_scale": 2.0}
+TEXT = {"prompt": "a red heart", "guidance_scale": 2.0}
+PRUNED = {"decoding": "next-scale:pruned=0.5"}
+CASES = {
+    "VAR": (lambda: tiny.scale_pipeline("class"), "transformer", VAR),
+    "VAR without some cells": (lambda: tiny.scale_pipeline("class"), "transformer", VAR | PRUNED),
+    "VAR with text": (lambda: tiny.scale_pipeline("text"), "transformer", TEXT),
+    "Infinity": (tiny.bit_pipeline, "transformer", TEXT),
+    "Infinity without some cells": (tiny.bit_pipeline, "transformer", TEXT | PRUNED),
+    "Infinity in bfloat16": (lambda: half_precision(tiny.bit_pipeline()), "transformer", TEXT),
+    "MAR": (tiny_mar.pipeline, "head", {"class_labels": 1, "guidance_scale": 2.0, "num_diffusion_steps": 3}),
+    "latent-llama": (tiny_latent_llama.pipeline, "transformer", {"class_labels": 1, "num_diffusion_steps": 3}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward_passes(name, monkeypatch):
+    build, component, call = CASES[name]
+    pipe = build()
+    expected, tokens = outputs(pipe, component, call)
+    taken = []
+
+    def runs(network, rows, dtypes=()):
+        taken.append(rows <= MOST_ROWS)
+        return taken[-1]
+
+    for module in MODULES:
+        monkeypatch.setattr(module, "runs_kernels", runs)
+    found, again = outputs(pipe, component, call)
+    assert any(taken)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(again, tokens, rtol=1e-4, atol=1e-4)
+
+
+class Launches(TorchDispatchMode):
+    """The kernels of a step that are launched, in turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == "arimage":
+            self.names.append(operator._schema.name.removeprefix("arimage::step_"))
+        return operator(*args, **kwargs or {})
+
+
+def launches(rows, change=lambda head: None):
+    """Of a forward pass of a denoising head of three layers over so many rows on a GPU, where fake tensors are."""
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad(), Launches() as found:
+        head = DenoisingHead(condition_dim=128, hidden_size=64, num_layers=3).eval()
+        change(head)
+        head(torch.zeros(2, rows // 2, 16), torch.zeros(1), torch.zeros(2, rows // 2, 128))
+    return found.names
+
+
+@needs_triton
+def test_a_head_layer_takes_two_launches_and_all_modulations_one():
+    assert launches(64) == ["modulated"] * 3 + ["modulations"] + ["modulated"] * (2 * 3 + 1)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("rows", "change"),
+    [
+        (66, lambda head: None),
+        (2, lambda head: head.train()),
+        (2, lambda head: head.register_forward_hook(lambda *_: None)),
+        (2, lambda head: head.blocks[1].fc1.register_forward_hook(lambda *_: None)),
+    ],
+    ids=["many rows", "training", "hook", "hook of a layer"],
+)
+def test_what_takes_the_layers_in_torch(rows, change):
+    assert launches(rows, change) == []
