@@ -331,11 +331,11 @@ def kernels() -> dict:
     from arimage.kernels.step.attention.reference import attention
     from arimage.kernels.step.embedding.reference import embedding
     from arimage.kernels.step.linear.reference import linear
-    from arimage.kernels.step.qkv.reference import qkv
-    from arimage.kernels.window.reference import close_window, open_window, slide_window
     from arimage.kernels.step.modulated.reference import modulated
     from arimage.kernels.step.modulations.reference import modulations
+    from arimage.kernels.step.qkv.reference import qkv
     from arimage.kernels.step.unit_heads.reference import unit_heads
+    from arimage.kernels.window.reference import close_window, open_window, slide_window
 
     def coupled(p, q, x, noise, live, leading):
         y, kept = couple(p, q, x, noise.view(*x.shape, 2))

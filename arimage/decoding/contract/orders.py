@@ -64,8 +64,8 @@ def _tables(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _spread(shape: tuple[int, int], preference: np.ndarray, group_sizes: Sequence[int]) -> np.ndarray:
     """Choose each token so that it has as many decided neighbours as possible and is not close to another token of its
-    group; where every place is close, it is as far as possible from its group. The `preference` [B, N] of places breaks
-    ties and puts known tokens first; it is overwritten. Returns the place of each rank, int64 [B, N].
+    group; where every place is close, it is as far as possible from its group. The `preference` [B, N] of places
+    breaks ties and puts known tokens first; it is overwritten. Returns the place of each rank, int64 [B, N].
 
     A place depends on all places before it, so there is one step per rank, over all images and places at once. On a
     device each would be several launches, so the host takes them."""
