@@ -265,9 +265,9 @@ class StepCounter(TorchDispatchMode):
             # Two thirds of the states are the new keys and values.
             return self.read((states, log_scale, table)) + 2 * size(states) // 3 + outputs
         else:
-            x, gain, _, weight, table, positions, _, keys, _, index = args
+            x, gain, _, weight, table, positions, _, keys, _, index, scale = args
             new = 0 if keys is None else 2 * len(x) * keys.shape[1] * keys.shape[3] * keys.itemsize
-            moved = self.read((x, gain, weight, positions, index)) + len(positions) * size(table[0]) + new + outputs
+            moved = self.read((x, gain, weight, positions, index, scale)) + len(positions) * size(table[0]) + new + outputs
             weights = [weight]
         self.flop += 2 * len(args[0]) * sum(weight.numel() for weight in weights if weight is not None)
         return moved

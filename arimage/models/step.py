@@ -64,7 +64,7 @@ WIDTH = 64
 def runs_step(network: Any, rows: int) -> bool:
     """Whether a forward pass of `rows` rows takes the kernels of a step of a Llama decoder, see `runs_kernels`:
     `network` also has `head_dim`."""
-    return network.head_dim in HEAD_DIMS and runs_kernels(network, rows)
+    return runs_kernels(network, rows) and network.head_dim in HEAD_DIMS
 
 
 def runs_kernels(network: Any, rows: int, dtypes: Container[torch.dtype] = DTYPES) -> bool:
