@@ -7,6 +7,10 @@ import torch
 import torch.nn.functional as F
 
 
+# Names of embeddings, of which equal ones are equal.
+Names = Sequence[Hashable] | None
+
+
 class Conditions:
     """The conditions of the B images of a call, as the rows that attention sees.
 
@@ -17,12 +21,20 @@ class Conditions:
         values: the conditions by name, [groups * B, ...] each.
         groups: 1, or 2 under guidance.
         seen: bool [groups * B, P], which positions of its prefix a row sees; None without a prefix, for which P is 0.
+        ids: int64 [groups * B, P], what the embeddings among the values were looked up by; None where they come from
+            elsewhere.
     """
 
-    def __init__(self, values: dict[str, torch.Tensor], groups: int = 1, seen: torch.BoolTensor | None = None):
+    def __init__(
+        self,
+        values: dict[str, torch.Tensor],
+        groups: int = 1,
+        seen: torch.BoolTensor | None = None,
+        ids: torch.LongTensor | None = None,
+    ):
         first = next(iter(values.values()))
         self.seen = first.new_ones(len(first), 0, dtype=torch.bool) if seen is None else seen
-        self.groups, self._values = groups, values
+        self.groups, self._values, self.ids = groups, values, ids
         # The index of each row's condition in `_values`. None: row i has condition i.
         self._index: list[int] | None = None
 
@@ -49,11 +61,30 @@ class Conditions:
     def _at(self, index: list[int]) -> dict[str, torch.Tensor]:
         return {name: value[index] for name, value in self._values.items()}
 
-    def merge(self) -> None:
-        """Let rows with equal conditions share one copy. Reads the device."""
-        first, index = distinct_rows(*self._values.values())
-        self._values = self._at(first)
-        self._index = index if self._index is None else [index[i] for i in self._index]
+    def merge(self, prompts: Names = None, negatives: Names = None) -> None:
+        """Let rows with equal conditions share one copy. Reads the device, but no embeddings.
+
+        Args:
+            prompts: a name for each of the B embeddings of rows with a condition, without `ids`: those with equal
+                names are equal. None: each may differ from all others.
+            negatives: the same for the rows without a condition.
+        """
+        if self._index is not None:
+            return
+        embedded = {name for name, value in self._values.items() if value.is_floating_point() and value.ndim > 2}
+        compared = [value for name, value in self._values.items() if name not in embedded]
+        names: list[Hashable] = [None] * len(self.seen)
+        if self.ids is not None:
+            compared.append(self.ids.to(self.seen.device))
+        elif embedded:
+            groups = (prompts, negatives)[: self.groups]
+            names = [(group, name) for group, given in enumerate(groups) for name in given or range(self.images)]
+        first, self._index = distinct(names)
+        if compared and len(first) < len(names):
+            first, self._index = distinct(list(zip(names, row_bits(*compared), strict=True)))
+        if len(first) < len(names):
+            self._values = self._at(first)
+        self.ids = None
 
     def to_prefill(self, batch_size: int, shared: bool = True) -> tuple[dict[str, torch.Tensor], Sequence[int]]:
         """The D conditions to prefill, [D, ...] each, and the index of each row's condition among them. Without
@@ -72,10 +103,11 @@ class Conditions:
     def take(self, images: torch.LongTensor) -> Self:
         """The conditions of `images` [M], in this order."""
         rows = rows_of(images, self.groups, self.images)
-        values, index = self._values, self._index
+        values, index, ids = self._values, self._index, self.ids
         if index is None:
             values = {name: value[rows] for name, value in values.items()}
-        other = type(self)(values, self.groups, self.seen[rows])
+            ids = None if ids is None else ids[rows]
+        other = type(self)(values, self.groups, self.seen[rows], ids)
         other._index = None if index is None else [index[row] for row in rows.tolist()]
         return other
 
@@ -138,11 +170,10 @@ def distinct(values: Sequence[Hashable]) -> tuple[list[int], list[int]]:
     return list(first.values()), [numbers[value] for value in values]
 
 
-def distinct_rows(*tensors: torch.Tensor) -> tuple[list[int], list[int]]:
-    """`distinct` of the rows of tensors [R, ...], compared bit by bit. Reads the device."""
-    count = len(tensors[0])
-    bits = [tensor.reshape(count, -1).contiguous().view(torch.uint8).cpu().numpy() for tensor in tensors]
-    return distinct([b"".join(part[row].tobytes() for part in bits) for row in range(count)])
+def row_bits(*tensors: torch.Tensor) -> list[bytes]:
+    """The bits of the rows of tensors [R, ...] of whole numbers or flags, R in all. Reads the device."""
+    rows = torch.cat([tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None] for tensor in tensors], dim=1)
+    return [row.tobytes() for row in rows.cpu().numpy()]
 
 
 def put_codebook(model, other) -> None:

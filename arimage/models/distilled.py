@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .conditions import Conditions, put_codebook
+from .conditions import Conditions, Names, put_codebook
 from .layers import Linear
 
 
@@ -89,7 +89,7 @@ class DistilledModel:
         put_codebook(self, other)
         return self.conditions.put_values(images, other.conditions)
 
-    def merge_prompts(self) -> None:
-        """Let the teacher prefill equal conditions once. Reads the device."""
+    def merge_prompts(self, prompts: Names = None) -> None:
+        """Let the teacher prefill equal conditions once; see `Conditions.merge`."""
         if self.teacher is not None:
-            self.teacher.merge_prompts()
+            self.teacher.merge_prompts(prompts)

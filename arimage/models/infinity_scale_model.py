@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .cache import GrowingCache
-from .conditions import Conditions, spread
+from .conditions import Conditions, Names, spread
 from .infinity_schedules import Schedule
 from .pruning import fed_cells, pruning_of
 from .transformer_infinity import levels_of, rotary_table
@@ -80,9 +80,9 @@ class InfinityScaleModel:
         self._guidance.copy_(other._guidance)
         return self.conditions.put(images, other.conditions)
 
-    def merge_prompts(self) -> None:
-        """Prefill equal conditions once. Reads the device."""
-        self.conditions.merge()
+    def merge_prompts(self, prompts: Names = None, negatives: Names = None) -> None:
+        """Prefill equal conditions once; see `Conditions.merge`."""
+        self.conditions.merge(prompts, negatives)
 
     def _fed(self, scale: int) -> slice:
         first = sum(self.cells[:scale])

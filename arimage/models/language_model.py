@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from .attention_transformers import FOLDED, fold_heads
 from .cache_transformers import LanguageCache, cache_argument
-from .conditions import Conditions, check_raster, put_codebook, rows_of, spread
+from .conditions import Conditions, Names, check_raster, put_codebook, rows_of, spread
 from .layers import additive, causal_mask
 
 
@@ -141,7 +141,7 @@ class LanguageTokenModel:
             positions = _check_positions(prompt_positions, token_positions, rows, length, layout.num_tokens)
             values["positions"], self._steps = (given.to(prompt.device) for given in positions)
             self._first = values["positions"][..., -1].T + 1
-        self.conditions = Conditions(values, groups, seen)
+        self.conditions = Conditions(values, groups, seen, input_ids)
         self._decoder, self._embed, self._head = decoder, embed, head
         self._cache_argument = cache_argument(decoder)
         self._groups, self._dtype = groups, prompt.dtype
@@ -307,9 +307,9 @@ class LanguageTokenModel:
         other._first = self._first[..., rows_of(images, self._groups, self.conditions.images)]
         return other
 
-    def merge_prompts(self) -> None:
-        """Prefill equal prompts once. Reads the device."""
-        self.conditions.merge()
+    def merge_prompts(self, prompts: Names = None, negatives: Names = None) -> None:
+        """Prefill equal prompts once; see `Conditions.merge`."""
+        self.conditions.merge(prompts, negatives)
 
     def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> bool:
         """See `TokenModel.put`."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .conditions import Conditions, put_codebook, with_unconditional
+from .conditions import Conditions, Names, put_codebook, with_unconditional
 from .layers import causal_mask
 
 
@@ -75,9 +75,10 @@ class PrefixModel:
         put_codebook(self, other)
         return self.conditions.put(images, other.conditions)
 
-    def merge_prompts(self) -> None:
-        """Prefill equal conditions once. Reads the device."""
-        self.conditions.merge()
+    def merge_prompts(self, prompts: Names = None) -> None:
+        """Prefill equal conditions once; see `Conditions.merge`."""
+        # The embeddings of all rows without a condition are equal.
+        self.conditions.merge(prompts, [None] * self.conditions.images)
 
     def open_prefill(
         self,

@@ -17,7 +17,7 @@ from torch import nn
 from ..kernels.rotary import rotate
 from ..schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 from .cache import SlotCache
-from .conditions import Conditions, put_codebook, spread
+from .conditions import Conditions, Names, put_codebook, spread
 from .layers import FeedForward, Linear, additive, attend, check_groups, heads_per_key, init_normal
 from .mixin import ModelMixin
 
@@ -412,9 +412,10 @@ class CosmosTokenModel:
         other.context = None if self.context is None else self.context[images]
         return other
 
-    def merge_prompts(self) -> None:
-        """Prefill equal conditions once. Reads the device."""
-        self.conditions.merge()
+    def merge_prompts(self, prompts: Names = None) -> None:
+        """Prefill equal conditions once; see `Conditions.merge`."""
+        # The embeddings of all rows without a condition are equal.
+        self.conditions.merge(prompts, [None] * self.conditions.images)
 
     def put(self, images: torch.LongTensor, other: "CosmosTokenModel") -> bool:
         """See `TokenModel.put`."""

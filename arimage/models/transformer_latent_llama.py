@@ -11,7 +11,7 @@ from torch import nn
 
 from ..schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 from .cache import SlotCache
-from .conditions import check_raster, spread
+from .conditions import Names, check_raster, spread
 from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
 from .layers import Linear, additive, heads_per_key, init_normal
 from .mixin import ModelMixin
@@ -170,10 +170,10 @@ class LatentLlamaModel(PrefixModel):
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
 
-    def merge_prompts(self) -> None:
-        super().merge_prompts()
+    def merge_prompts(self, prompts: Names = None) -> None:
+        super().merge_prompts(prompts)
         if self.drafter is not None:
-            self.drafter.merge_prompts()
+            self.drafter.merge_prompts(prompts)
 
     def take(self, images: torch.LongTensor) -> Self:
         """See `LatentModel.take`."""

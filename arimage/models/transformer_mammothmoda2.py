@@ -208,7 +208,7 @@ def bind_prompts(
     first = config.visual_token_start_id - config.gen_vocab_start_index
     head = code_head(model.gen_head, config.visual_token_start_id - config.gen_head_start, num_codes)
     codes = torch.arange(first, first + num_codes, device=input_ids.device)
-    return LanguageTokenModel(
+    bound = LanguageTokenModel(
         model,
         embed=lambda tokens: table(tokens + first),
         # Prompts have one channel more than hidden states.
@@ -222,3 +222,5 @@ def bind_prompts(
         codebook=table(codes),
         groups=groups,
     )
+    bound.conditions.ids = input_ids
+    return bound

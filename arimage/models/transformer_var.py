@@ -18,7 +18,7 @@ from ..kernels.step.modulated import modulated
 from ..kernels.step.unit_heads import unit_heads
 from ..schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .cache import GrowingCache
-from .conditions import Conditions, put_codebook, spread, with_unconditional
+from .conditions import Conditions, Names, put_codebook, spread, with_unconditional
 from .layers import Linear, attend, init_normal
 from .mixin import ModelMixin
 from .pruning import Pruning, fed_cells, only, pruning_of
@@ -428,11 +428,12 @@ class VARScaleModel:
         put_codebook(self, other)
         return self.conditions.put(images, other.conditions)
 
-    def merge_prompts(self) -> None:
-        """Prefill equal conditions once. Reads the device."""
-        self.conditions.merge()
+    def merge_prompts(self, prompts: Names = None) -> None:
+        """Prefill equal conditions once; see `Conditions.merge`."""
+        # The embeddings of all rows without a condition are equal.
+        self.conditions.merge(prompts, [None] * self.conditions.images)
         if self.refiner is not None:
-            self.refiner.merge_prompts()
+            self.refiner.merge_prompts(prompts)
 
     def _tokens(self, scale: int) -> slice:
         first = sum(self.scale_sizes[:scale])

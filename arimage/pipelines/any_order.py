@@ -124,7 +124,8 @@ class AnyOrderPipeline(UpscalingPipeline):
             guided=call.guided,
             codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
         )
-        model.merge_prompts()
+        names = self.names_of(prompt, count)
+        model.merge_prompts([name for name in names for _ in range(call.num_images_per_prompt)])
         call.model = model
         return call
 

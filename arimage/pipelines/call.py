@@ -14,6 +14,7 @@ from ..decoding.contract.models import Model
 
 
 if TYPE_CHECKING:
+    from ..models.conditions import Names
     from ..models.distilled import DistilledModel
     from ..models.infinity_scale_model import InfinityScaleModel
     from ..models.language_model import LanguageTokenModel
@@ -131,9 +132,10 @@ class GenerationCall:
         assert layout is not None
         return layout if self.images is None else layout.take(self.images)
 
-    def bind(self, model: "Bindable") -> None:
-        """Set the model, which is bound to the prompts or classes, each of which it prefills once."""
-        model.merge_prompts()
+    def bind(self, model: "Bindable", *prompts: "Names") -> None:
+        """Set the model, which is bound to the prompts or classes, each of which it prefills once. `prompts`: the
+        names of their embeddings, see `Conditions.merge`."""
+        model.merge_prompts(*prompts)
         images = torch.arange(len(self.seeds), device=model.device)
         self.model = model.take(images // self.num_images_per_prompt)
 

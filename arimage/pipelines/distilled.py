@@ -88,7 +88,7 @@ class DistilledPipeline(ClassOrTextPipeline):
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
         condition = self.encode_prefix(*condition)
-        call.bind(self.bind_model(call, condition))
+        call.bind(self.bind_model(call, condition), self.names_of(prompt, count))
         if noise is not None:
             shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)
             if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():

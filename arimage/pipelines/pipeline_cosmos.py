@@ -194,7 +194,9 @@ class CosmosPipeline(ARPipeline):
             guided=call.guided,
             codebook=self.vq.code_vectors(),
         )
-        call.bind(model)
+        names = [*range(texts)] if prompt is None else as_texts(prompt)
+        # One for all is repeated.
+        call.bind(model, [names[i % len(names)] for i in range(count)] if texts else None)
         return call
 
     # Parts of `prepare`

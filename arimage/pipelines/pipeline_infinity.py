@@ -256,7 +256,12 @@ class InfinityPipeline(ARImagePipeline):
             mixed_layer=layers + layer if layer and call.guided else None,
             guidance=tuple(float(call.sampling.at_scale(scale).guidance_scale) for scale in scales),
         )
-        call.bind(model)
+        names = [*range(count)] if prompt is None else as_texts(prompt)
+        others = (
+            [0] if negatives is None else range(negatives) if negative_prompt is None else as_texts(negative_prompt)
+        )
+        # One for all is repeated.
+        call.bind(model, names, [others[i % len(others)] for i in range(count)])
         return call
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:

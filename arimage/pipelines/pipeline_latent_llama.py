@@ -156,7 +156,8 @@ class LatentLlamaPipeline(UpscalingPipeline):
         condition = self.encode_prefix(*condition)
         shared = condition, Layout((self.transformer.config.grid_size,) * 2)
         drafter = None if self.drafter is None else LatentLlamaModel(self.drafter, *shared, guided=call.guided)
-        call.bind(LatentLlamaModel(self.transformer, *shared, guided=call.guided, drafter=drafter))
+        model = LatentLlamaModel(self.transformer, *shared, guided=call.guided, drafter=drafter)
+        call.bind(model, self.names_of(prompt, count))
         return call
 
     def to_tokens(self, latents: torch.Tensor) -> torch.FloatTensor:

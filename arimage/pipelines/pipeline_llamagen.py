@@ -132,7 +132,7 @@ class LlamaGenPipeline(UpscalingPipeline):
             drafter=self.drafter,
             denoiser=self.denoiser,
         )
-        call.bind(model)
+        call.bind(model, self.names_of(prompt, count))
         return call
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:

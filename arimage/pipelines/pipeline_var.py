@@ -140,7 +140,8 @@ class VARPipeline(UpscalingPipeline):
         refiner = None
         if self.refiner is not None:
             refiner = VARScaleModel(self.refiner, self.vq, condition, guided=call.guided)
-        call.bind(VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner))
+        model = VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner)
+        call.bind(model, self.names_of(prompt, count))
         return call
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:

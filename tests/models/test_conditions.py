@@ -9,14 +9,15 @@ from arimage.models.conditions import (
     Conditions,
     check_image,
     check_raster,
-    distinct_rows,
     spread,
     with_unconditional,
 )
 
 
 # Images 0 and 2 have one condition, and without it all rows are equal.
-VALUES = {"labels": torch.tensor([4, 7, 4]), "embeds": torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])}
+VALUES = {"labels": torch.tensor([4, 7, 4]), "embeds": torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]], [[1.0, 2.0]]])}
+# The names of these embeddings, and of those without a condition.
+NAMES = ["a heart", "a book", "a heart"], [None] * 3
 
 
 def guided(seen=((0, 1), (1, 1), (0, 1))):
@@ -33,7 +34,7 @@ def labels(conditions):
 def test_images_are_taken_in_any_order_and_more_than_once(merged):
     conditions = guided()
     if merged:
-        conditions.merge()
+        conditions.merge(*NAMES)
     for images, expected in (([1, 0, 0, 2], [7, 4, 4, 4]), ([2], [4])):
         taken = conditions.take(torch.tensor(images))
         assert taken.images == len(images) and labels(taken) == expected + [-1] * len(images)
@@ -47,12 +48,12 @@ def test_equal_conditions_are_prefilled_once_after_a_merge():
     conditions = guided()
     values, copies = conditions.to_prefill(3)
     assert list(copies) == list(range(6)) and values["labels"].tolist() == [4, 7, 4, 1, 1, 1]
-    conditions.merge()
+    conditions.merge(*NAMES)
     for _ in range(2):
         values, copies = conditions.to_prefill(3)
-        assert copies == [0, 1, 0, 2, 2, 2] and values["embeds"].tolist() == [[1, 2], [3, 4], [1, 1]]
+        assert copies == [0, 1, 0, 2, 2, 2] and values["embeds"].tolist() == [[[1, 2]], [[3, 4]], [[1, 1]]]
         assert labels(conditions) == [4, 7, 4, -1, -1, -1]
-        conditions.merge()
+        conditions.merge(*NAMES)
     values, copies = conditions.take(torch.tensor([2, 1])).to_prefill(2)
     assert copies == [0, 1, 2, 2] and values["labels"].tolist() == [4, 7, 1]
     # Rows that must differ have copies of their own.
@@ -64,7 +65,7 @@ def test_equal_conditions_are_prefilled_once_after_a_merge():
 def test_another_number_of_images_is_refused(merged):
     conditions = guided()
     if merged:
-        conditions.merge()
+        conditions.merge(*NAMES)
     with pytest.raises(ValueError, match="batch_size is 6, .* 3 images"):
         conditions.to_prefill(6)
 
@@ -114,10 +115,41 @@ def test_outputs_and_caches_are_spread_over_the_rows():
     assert (first.tolist(), second.tolist(), taken[0].tolist()) == ([[2], [1], [2]], [20, 10, 20], [1, 0, 1])
 
 
-def test_rows_are_compared_bit_by_bit():
-    zeros = torch.tensor([0.0, -0.0, float("nan"), float("nan")]).bfloat16()
-    assert distinct_rows(zeros) == ([0, 1, 2], [0, 1, 2, 2])
-    assert distinct_rows(zeros, torch.tensor([1, 1, 1, 2])) == ([0, 1, 2, 3], [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("names", "ids", "copies"),
+    [
+        # Equal embeddings without equal names may be of two prompts.
+        ((), None, [0, 1, 2, 3, 4, 5]),
+        ((range(3), [None] * 3), None, [0, 1, 2, 3, 3, 3]),
+        # Equal names of prompts whose labels differ.
+        ((["a", "a", "a"], [None] * 3), None, [0, 1, 0, 2, 2, 2]),
+        # A negative prompt that is one of the prompts.
+        ((["a", "b", "a"], ["a", "c", "a"]), None, [0, 1, 0, 2, 3, 2]),
+        ((), torch.tensor([[3, 1], [3, 2], [3, 1]]), [0, 1, 0, 2, 3, 2]),
+    ],
+)
+def test_embeddings_are_compared_by_what_they_were_made_of(names, ids, copies):
+    values = with_unconditional(VALUES)
+    conditions = Conditions(values, groups=2, ids=None if ids is None else torch.cat([ids, ids]))
+    conditions.merge(*names)
+    merged, found = conditions.to_prefill(3)
+    assert list(found) == copies
+    assert all(torch.equal(merged[name][found], value) for name, value in values.items())
+
+
+def test_embeddings_are_not_read(monkeypatch):
+    """Nor is anything else where no two conditions can be equal."""
+    read, cpu = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: read.append(tensor.dtype) or cpu(tensor))
+    for values, groups, names in (
+        (with_unconditional({name: value[:1] for name, value in VALUES.items()}), 2, (["a"], [None])),
+        ({"labels": torch.tensor([4])}, 1, ()),
+        (VALUES, 1, ()),
+    ):
+        Conditions(values, groups).merge(*names)
+    assert read == []
+    Conditions(with_unconditional(VALUES), 2).merge(*NAMES)
+    assert read == [torch.int64]
 
 
 @torch.no_grad()

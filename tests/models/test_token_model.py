@@ -118,14 +118,15 @@ def test_equal_conditions_are_prefilled_once(kind):
         embeds = torch.randn(2, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
         mask = torch.arange(tiny.TEXT_LENGTH) >= torch.tensor([[4], [9]])
         condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
-    condition = {name: value[[0, 1, 0, 0, 1, 0]] for name, value in condition.items()}
+    prompts = [0, 1, 0, 0, 1, 0]
+    condition = {name: value[prompts] for name, value in condition.items()}
     transformer.blocks[0].register_forward_hook(lambda *call: rows.append(len(call[-1])))
     tokens, positions = torch.randint(tiny.CODES, (6, 5)), torch.arange(5).expand(6, -1)
     found = []
     for merge in (True, False):
         model = LlamaGenTokenModel(transformer, condition, Layout((4, 4)), guided=True)
         if merge:
-            model.merge_prompts()
+            model.merge_prompts(prompts)
         cache, logits, features = model.prefill(6, return_features=True)
         found.append((logits, features, model.forward(tokens, positions, cache)))
     for actual, expected in zip(*found, strict=True):
@@ -133,7 +134,7 @@ def test_equal_conditions_are_prefilled_once(kind):
     assert rows == [3 if kind == "class" else 4, 12, 12, 12]
     some = torch.tensor([5, 2])
     model.take(some).prefill(2)
-    model.merge_prompts()
+    model.merge_prompts(prompts)
     model.take(some).prefill(2)
     assert rows[4:] == [4, 2]
 

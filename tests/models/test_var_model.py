@@ -204,7 +204,7 @@ def test_equal_conditions_are_prefilled_once(transformer, condition, latents, pr
     for merge in (True, False):
         model = VARScaleModel(transformer, tiny.scale_tokenizer(), every, guided=True)
         if merge:
-            model.merge_prompts()
+            model.merge_prompts([i // 2 for i in range(2 * BATCH)])
         cache, logits = model.prefill(2 * BATCH, latents[:prefilled])
         found.append((logits, model.forward(prefilled + 1, latents[prefilled], cache)))
     for actual, expected in zip(*found, strict=True):

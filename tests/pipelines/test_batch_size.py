@@ -120,7 +120,7 @@ def test_equal_prompts_are_prefilled_once(pipe, scale, monkeypatch):
     )
     assert rows[0] == 2 + (scale > 1) * (2 if lengths else 1)
     for kind in (LanguageTokenModel, LlamaGenTokenModel, VARScaleModel):
-        monkeypatch.setattr(kind, "merge_prompts", lambda self: None)
+        monkeypatch.setattr(kind, "merge_prompts", lambda self, *names: None)
     separate = pipe(**options, generator=seeds(6))
     for output in (whole, slots):
         assert torch.equal(flat(output.tokens), flat(separate.tokens))
