@@ -335,6 +335,7 @@ def kernels() -> dict:
     from arimage.kernels.step.modulations.reference import modulations
     from arimage.kernels.step.qkv.reference import qkv
     from arimage.kernels.step.unit_heads.reference import unit_heads
+    from arimage.kernels.window import Drafting
     from arimage.kernels.window.reference import close_window, open_window, slide_window
 
     def coupled(p, q, x, noise, live, leading):
@@ -342,6 +343,9 @@ def kernels() -> dict:
         if leading is not None:
             leading.copy_((kept & live).long().cumprod(-1).sum(-1))
         return y, kept
+
+    def slid(positions, fresh, tokens, q, p, end, *rest):
+        slide_window(positions, fresh, tokens, q, p, end, Drafting(*rest[:6]), *rest[6:])
 
     def numbers(seeds, positions, steps, purpose, count, exponential):
         return (exponentials if exponential else uniforms)(seeds, positions, steps, purpose, count)
@@ -361,7 +365,7 @@ def kernels() -> dict:
         "arimage::advance": advance,
         "arimage::open_window": open_window,
         "arimage::close_window": close_window,
-        "arimage::slide_window": slide_window,
+        "arimage::slide_window": slid,
         "arimage::group_norm_silu": group_norm_silu,
         "arimage::neighbour_mass": neighbour_mass,
         "arimage::noise": numbers,

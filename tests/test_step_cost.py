@@ -23,7 +23,7 @@ from arimage.kernels.step.attention import attention
 from arimage.kernels.step.embedding import embedding
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
-from arimage.kernels.window import close_window, open_window, slide_window
+from arimage.kernels.window import Drafting, close_window, open_window, slide_window
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -158,27 +158,7 @@ STEPS = {
     ),
     "slide_window": (
         lambda s: slide_window(
-            *(
-                s.x,
-                s.fresh,
-                s.tokens,
-                s.p,
-                s.q,
-                s.cursor,
-                s.start,
-                s.start,
-                None,
-                None,
-                0,
-                None,
-                None,
-                None,
-                s.cursor,
-                s.steps,
-                3,
-                3,
-                SIZE,
-            )
+            *(s.x, s.fresh, s.tokens, s.p, s.q, s.cursor, s.drafting, None, None, s.cursor, s.steps, 3, 3, SIZE)
         ),
         2 * SLOTS + 12 + SLOTS + 2 * P + 2 * P // 3 + 3 * ROW,
     ),
@@ -193,7 +173,8 @@ def test_a_kernel_touches_a_few_tokens_of_an_image(name):
     state.progress = cursor, state.finished, steps, accepted
     state.tokens, state.x = torch.zeros(2, SIZE + 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)
     state.at = torch.zeros(2, 1, dtype=torch.long)
-    state.p, state.q, state.start = torch.zeros(2, 3, 7), torch.zeros(2, 3, 7), torch.zeros(2, 7)
+    state.p, state.q, start = torch.zeros(2, 3, 7), torch.zeros(2, 3, 7), torch.zeros(2, 7)
+    state.drafting = Drafting(start, start, None)
     state.fresh = torch.zeros(2, 3, dtype=torch.bool)
     call, moved = STEPS[name]
     assert counted(lambda: call(state))[:2] == (1, moved)

@@ -5,6 +5,8 @@ import importlib
 import pytest
 import torch
 
+from arimage.kernels.window import Drafting
+
 
 def arguments(function):
     generator = torch.Generator().manual_seed(0)
@@ -70,13 +72,16 @@ def in_place(function):
     start, sums = torch.full((2, 40), 1 / 40), torch.arange(1, 41).div(40).repeat(2, 1)
     invalid, fresh, end = torch.tensor([False, False]), positions % 2 == 0, torch.tensor([9, 9])
     logits, seeds = torch.where(fresh[..., None], p, torch.nan)[None], torch.tensor([1, 5])
-    slots, window = (positions, fresh, tokens, q, p, end, start, sums), (seeds, seeds, 3, 2, 9)
+    slots, window = (
+        (positions, fresh, tokens, q, p, end, Drafting(start, sums, None), None, None),
+        (seeds, seeds, 3, 2, 9),
+    )
     return {
         "probabilities": ((logits, 1.0, 1.0, 3, 0.9, None, 0.0, None, None, invalid, positions > 8), [9]),
         "close_step": ((positions, positions + 1, tokens, *progress(), 9), range(2, 7)),
         "advance": ((end, *progress(), 9), range(1, 5)),
         "close_window": ((positions, positions > 6, positions + 1, None, tokens, *progress(), 1, 9), range(4, 9)),
-        "slide_window": ((*slots, None, None, 0, None, None, None, *window), range(4)),
+        "slide_window": ((*slots, *window), range(4)),
     }[function]
 
 

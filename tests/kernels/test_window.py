@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from arimage.kernels.noise import uniforms
-from arimage.kernels.window import reference
+from arimage.kernels.window import Drafting, reference
 
 
 SIZE, VOCABULARY = 24, 5003
@@ -84,8 +84,8 @@ def sliding(window, capacity, forced, numbers, keeps):
     known[:, 7::9] = 17
     end, steps = (CURSORS + 1 + window // 2).clamp(max=SIZE), torch.tensor([1, 3, 5, 6])
     places = positions, torch.ones_like(positions, dtype=torch.bool), tokens, q, p, end
-    drafting = allowed / count, allowed.cumsum(-1) / count, known if forced else None, None, 0, None, None
-    return *places, *drafting, uniform if numbers else None, end * 77, steps, 3, window, SIZE
+    drafting = Drafting(allowed / count, allowed.cumsum(-1) / count, known if forced else None)
+    return *places, drafting, None, uniform if numbers else None, end * 77, steps, 3, window, SIZE
 
 
 def slid(on_triton, arguments, drafted):
@@ -120,7 +120,7 @@ def slid(on_triton, arguments, drafted):
 )
 def test_slots_of_decided_drafts_move_on_and_are_drafted(on_triton, window, capacity, forced, numbers, keeps):
     arguments = sliding(window, capacity, forced, numbers, keeps)
-    start, sums, known, _, _, _, _, uniform, seeds, steps = arguments[6:16]
+    (start, sums, known, *_), _, uniform, seeds, steps = arguments[6:11]
 
     def drafted(image, slot, place):
         if forced and known[image, min(place, SIZE - 1)] >= 0:
@@ -142,8 +142,8 @@ def test_drafts_may_be_copies_of_a_neighbour(on_triton, given):
     neighbour = (torch.arange(SIZE + 1) - columns).repeat(len(CURSORS), 1)
     neighbour[:, :columns] = neighbour[:, -1] = SIZE
     context = torch.arange(len(CURSORS) * 7).view(-1, 7) if given else None
-    last, known = places[0].amax(1), rest[2]
-    copying = (*rest[:3], neighbour, (window - 1) // columns, context, last, *rest[7:])
+    last, known = places[0].amax(1), rest[0].forced
+    copying = rest[0]._replace(neighbour=neighbour, jumps=(window - 1) // columns, context=context)
 
     def drafted(image, _, place):
         if known[image, min(place, SIZE - 1)] >= 0:
@@ -155,7 +155,7 @@ def test_drafts_may_be_copies_of_a_neighbour(on_triton, given):
             return int(context[image, place % 7]), None
         return int(places[2][image, min(rank, int(last[image]))]), None
 
-    slid(on_triton, (*places, *copying), drafted)
+    slid(on_triton, (*places, copying, last, *rest[2:]), drafted)
 
 
 @pytest.mark.parametrize("kernel", ["open_window", "close_window", "slide_window", "slide_window of copies"])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import window as kernel
-from ...kernels.window import reference
+from ...kernels.window import Drafting, reference
 from ..autoregressive import decide_first, prefill
 from ..contract.distribution import Sampling
 from ..contract.models import TokenModel
@@ -172,7 +172,7 @@ def slide_window(
     last = None if state.neighbour is None else state.positions[:, :window].amax(1)
     slots = state.positions, state.fresh, state.token_buffer, state.draft_probabilities, probabilities, end
     numbers = uniform, state.seeds, state.steps, Purpose.START
-    kernel.slide_window(*slots, *_drafting(state), last, *numbers, window, state.model.num_tokens)
+    kernel.slide_window(*slots, _drafting(state), last, *numbers, window, state.model.num_tokens)
     state.enter(state.positions[:, :window], state.fresh[:, :window])
 
 
@@ -196,8 +196,7 @@ def resize_window(state: WindowState, window: int) -> None:
         _draft(state, entered, tokens, probabilities, state.cursor + (before - 1))
 
 
-def _drafting(state: WindowState) -> tuple:
-    """How drafts are made, see `kernels.window.slide_window`."""
+def _drafting(state: WindowState) -> Drafting:
     model, init = state.model, state.init
     # The neighbour may be among the positions being drafted; after this many positions it is not.
     reach = {
@@ -209,7 +208,7 @@ def _drafting(state: WindowState) -> tuple:
     # A video is generated in raster order.
     context = model.context if init == "previous" else None
     start = state.start, state.start_sums, state.sampling.forced
-    return *start, state.neighbour, (state.window - 1) // reach, context
+    return Drafting(*start, state.neighbour, (state.window - 1) // reach, context)
 
 
 def _draft(
@@ -222,7 +221,7 @@ def _draft(
     """Draft the positions that `entered` [B, W] the window, which come after `last` [B]; the other drafts are
     `tokens` [B, W], and were sampled from `probabilities` [B, W, V]."""
     positions = state.positions[:, : state.window]
-    drafts, start = reference.draft(state.token_buffer, positions, *_drafting(state), last, _numbers(state, positions))
+    drafts, start = reference.draft(state.token_buffer, positions, _drafting(state), last, _numbers(state, positions))
     state.token_buffer.scatter_(1, positions, torch.where(entered, drafts, tokens))
     torch.where(entered[..., None], start, probabilities, out=state.draft_probabilities[:, : state.window])
     state.enter(positions, entered)
@@ -230,8 +229,8 @@ def _draft(
 
 def draft_uniformly(state, positions: torch.LongTensor) -> tuple[torch.LongTensor, torch.FloatTensor]:
     """Drafts [B, W] at `positions`, sampled by the state's `start_sums`, and their distributions [B, 1 or W, V]."""
-    start = state.start, state.start_sums, state.sampling.forced
-    return reference.draft(state.token_buffer, positions, *start, None, 0, None, None, _numbers(state, positions))
+    drafting = Drafting(state.start, state.start_sums, state.sampling.forced)
+    return reference.draft(state.token_buffer, positions, drafting, None, _numbers(state, positions))
 
 
 def _numbers(state, positions: torch.LongTensor) -> torch.FloatTensor:

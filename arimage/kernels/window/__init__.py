@@ -8,6 +8,7 @@ import torch
 
 from .. import runs_triton
 from . import reference
+from .drafting import Drafting
 
 
 def _operations(positions: torch.Tensor):
@@ -74,12 +75,7 @@ def slide_window(
     q: torch.FloatTensor,
     p: torch.FloatTensor | None,
     end: torch.LongTensor,
-    start: torch.FloatTensor,
-    start_sums: torch.FloatTensor,
-    forced: torch.LongTensor | None,
-    neighbour: torch.LongTensor | None,
-    jumps: int,
-    context: torch.LongTensor | None,
+    drafting: Drafting,
     last: torch.LongTensor | None,
     uniform: torch.FloatTensor | None,
     seeds: torch.LongTensor,
@@ -97,20 +93,11 @@ def slide_window(
         tokens: int64 [B, N + S], where the drafts are written.
         q: float32 [B, S, V], the distribution that the draft in each slot was sampled from.
         p: float32 [B, W, V], those of the slots that have not moved on; None leaves them as they are.
-        start, start_sums: float32 [B, V], the distribution of drafts, and its cumulative sums, of which the last is 1.
-        forced: int64 [B, N], known tokens, which are drafted where they are >= 0; their distribution is one-hot.
-        neighbour: int64 [B, N + 1], the position whose token is copied to each position, in place of a sample from
-            `start`; N for none. The distribution of a copy is one-hot.
-        jumps: how often to go on to the neighbour of a neighbour that comes after `last`.
-        context: int64 [B, F], the tokens that are copied where there is no neighbour, by position modulo F.
-        last: int64 [B], with `neighbour`, the last position of the window before it moves. Its token is copied where
-            there is nothing else to copy.
+        last: int64 [B], the last position of the window before it moves, for `drafting` with a neighbour. Its token is
+            copied where there is nothing else to copy.
         uniform: float32 [B, W] in [0, 1), the number that the draft in each slot is sampled by. None generates them
             from `seeds` [B], the new positions, `steps` [B] and `purpose`.
         size: N.
     """
-    slots, drafting = (
-        (positions, fresh, tokens, q, p, end),
-        (start, start_sums, forced, neighbour, jumps, context, last),
-    )
-    _operations(positions).slide_window(*slots, *drafting, uniform, seeds, steps, purpose, window, size)
+    slots, numbers = (positions, fresh, tokens, q, p, end), (uniform, seeds, steps, purpose)
+    _operations(positions).slide_window(*slots, drafting, last, *numbers, window, size)

@@ -7,6 +7,7 @@ import torch
 from ..cursor.reference import advance
 from ..noise.reference import uniforms
 from ..probabilities.reference import force
+from .drafting import Drafting
 
 
 def open_window(
@@ -50,12 +51,7 @@ def slide_window(
     q: torch.FloatTensor,
     p: torch.FloatTensor | None,
     end: torch.LongTensor,
-    start: torch.FloatTensor,
-    start_sums: torch.FloatTensor,
-    forced: torch.LongTensor | None,
-    neighbour: torch.LongTensor | None,
-    jumps: int,
-    context: torch.LongTensor | None,
+    drafting: Drafting,
     last: torch.LongTensor | None,
     uniform: torch.FloatTensor | None,
     seeds: torch.LongTensor,
@@ -69,8 +65,7 @@ def slide_window(
     positions.add_(entered, alpha=window)
     if uniform is None:
         uniform = uniforms(seeds, positions, steps, purpose, 1)[..., 0]
-    drafting = start, start_sums, forced, neighbour, jumps, context, last
-    drafts, first = draft(tokens, positions, *drafting, uniform)
+    drafts, first = draft(tokens, positions, drafting, last, uniform)
     tokens.scatter_(1, positions, torch.where(entered, drafts, tokens.gather(1, positions)))
     into(q, torch.where, entered[..., None], first, q if p is None else p)
 
@@ -78,17 +73,13 @@ def slide_window(
 def draft(
     tokens: torch.LongTensor,
     positions: torch.LongTensor,
-    start: torch.FloatTensor,
-    start_sums: torch.FloatTensor,
-    forced: torch.LongTensor | None,
-    neighbour: torch.LongTensor | None,
-    jumps: int,
-    context: torch.LongTensor | None,
+    drafting: Drafting,
     last: torch.LongTensor | None,
     uniform: torch.FloatTensor,
 ) -> tuple[torch.LongTensor, torch.FloatTensor]:
     """Drafts [B, W] at `positions` [B, W], and the distributions [B, 1 or W, V] that they are sampled from; the other
     arguments are those of `slide_window`."""
+    start, start_sums, forced, neighbour, jumps, context = drafting
     if neighbour is None:
         drafts, first = torch.searchsorted(start_sums, uniform.contiguous(), right=True), start[:, None]
     else:

@@ -8,6 +8,7 @@ from torch import library
 from ..cursor.triton import count_step
 from ..noise import constants
 from ..noise.triton import place_of, uniform_of
+from .drafting import Drafting
 
 
 @triton.jit
@@ -329,12 +330,7 @@ def slide_window(
     q: torch.FloatTensor,
     p: torch.FloatTensor | None,
     end: torch.LongTensor,
-    start: torch.FloatTensor,
-    start_sums: torch.FloatTensor,
-    forced: torch.LongTensor | None,
-    neighbour: torch.LongTensor | None,
-    jumps: int,
-    context: torch.LongTensor | None,
+    drafting: Drafting,
     last: torch.LongTensor | None,
     uniform: torch.FloatTensor | None,
     seeds: torch.LongTensor,
@@ -344,7 +340,8 @@ def slide_window(
     size: int,
 ) -> None:
     p = None if p is None else p.contiguous()
-    forced, context, last = (None if one is None else one.contiguous() for one in (forced, context, last))
-    drafting = start.contiguous(), start_sums.contiguous(), forced, neighbour, jumps, context, last
+    start, start_sums, forced, neighbour, jumps, context = drafting
+    forced, context = (None if each is None else each.contiguous() for each in (forced, context))
+    drafting = Drafting(start.contiguous(), start_sums.contiguous(), forced, neighbour, jumps, context)
     numbers = uniform, seeds, steps, int(purpose)
-    _slide_window(positions, fresh, tokens, q, p, end.contiguous(), *drafting, *numbers, window, size)
+    _slide_window(positions, fresh, tokens, q, p, end.contiguous(), *drafting, last, *numbers, window, size)
