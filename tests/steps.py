@@ -3,20 +3,26 @@
 import pytest
 import torch
 
-from arimage.models import step
-from arimage.models.transformer_llamagen import Block
+from arimage.models import step, transformer_infinity, transformer_llamagen, transformer_var
+from arimage.models.denoising_head import HeadBlock
+
+
+BLOCKS = (transformer_llamagen.Block, transformer_var.Block, transformer_infinity.Block, HeadBlock)
 
 
 def allow_steps(patch: pytest.MonkeyPatch) -> list[int]:
     """On the CPU the references of the kernels run, as on the card of the tests. The list that is returned gets the
-    number of rows of every layer that a step goes through."""
+    length of the hidden states of every layer that a step goes through."""
     patch.setattr(step, "DTYPES", (torch.float32,))
     patch.setattr(step, "HEAD_DIMS", range(1, 257))
     patch.setattr(step, "WIDTH", 1)
     patch.setattr(step, "MOST_ROWS", 10**6)
     patch.setattr(step, "has_kernels", lambda weight: True)
-    rows, of_block = [], Block.step
-    patch.setattr(
-        Block, "step", lambda self, hidden, *rest: (rows.append(len(hidden)), of_block(self, hidden, *rest))[1]
-    )
+    rows = []
+
+    def counted(of_block):
+        return lambda self, hidden, *rest: (rows.append(len(hidden)), of_block(self, hidden, *rest))[1]
+
+    for block in BLOCKS:
+        patch.setattr(block, "step", counted(block.step))
     return rows

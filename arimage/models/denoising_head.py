@@ -16,7 +16,7 @@ from ..kernels.step.modulations import modulations
 from ..schema import Flag, Layers, Width, checked
 from .layers import Linear
 from .mixin import ModelMixin
-from .step import DTYPES, runs_kernels
+from .step import runs_kernels
 
 
 # Width of the sines and cosines that encode the timestep.
@@ -107,7 +107,7 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         time = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.dtype)
         # A step of denoising has one timestep, and a condition per token.
         alike = timesteps.numel() == 1 and tokens.shape[:-1] == conditions.shape[:-1]
-        if alike and runs_kernels(self, conditions.shape[:-1].numel(), (*DTYPES, torch.float32)):
+        if alike and runs_kernels(self, conditions.shape[:-1].numel(), float32=True):
             predicted = self.step(tokens.to(self.dtype).flatten(0, -2), time, conditions.to(self.dtype).flatten(0, -2))
             return predicted.view(*tokens.shape[:-1], -1).float()
         time = self.time_fc2(F.silu(self.time_fc1(time)))

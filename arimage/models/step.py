@@ -1,6 +1,5 @@
 """Layers by the kernels of `arimage.kernels.step`, and which forward passes take them."""
 
-from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,14 +66,15 @@ def runs_step(network: Any, rows: int) -> bool:
     return runs_kernels(network, rows) and network.head_dim in HEAD_DIMS
 
 
-def runs_kernels(network: Any, rows: int, dtypes: Container[torch.dtype] = DTYPES) -> bool:
-    """Whether a forward pass of `rows` rows takes the kernels of a step: few rows, weights of these `dtypes`, an
-    NVIDIA GPU of compute capability 8.0 or newer, no gradients, and layers as they were built. Adapters that are not
-    merged, hooks (offloading), weights that are quantised or distributed, and networks that were compiled alone take
-    the layers in torch.
+def runs_kernels(network: Any, rows: int, *, float32: bool = False) -> bool:
+    """Whether a forward pass of `rows` rows takes the kernels of a step: few rows, half precision, an NVIDIA GPU of
+    compute capability 8.0 or newer, no gradients, and layers as they were built. Adapters that are not merged, hooks
+    (offloading), weights that are quantised or distributed, and networks that were compiled alone take the layers in
+    torch.
 
     Args:
         network: has in `step_parts` the modules that a step goes through.
+        float32: whether its kernels multiply float32 as precisely as torch, and take it too.
     """
     if not ENABLED or rows > MOST_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
         return False
@@ -83,7 +83,9 @@ def runs_kernels(network: Any, rows: int, dtypes: Container[torch.dtype] = DTYPE
         return False
     parts = network.step_parts
     weight = next(parts[-1].parameters())
-    if weight.dtype not in dtypes or not has_kernels(weight):
+    if weight.dtype not in DTYPES and not (float32 and weight.dtype == torch.float32):
+        return False
+    if not has_kernels(weight):
         return False
     return not is_hooked(network) and all(is_plain(each, weight) for part in parts for each in part.modules())
 

@@ -19,6 +19,10 @@ CASES = [
     ("arpg", "groups:groups=4"),
     ("randar", "sjd-coupled:window=4"),
     ("randar", "groups:groups=4"),
+    ("var-text", "next-scale"),
+    ("infinity", "fastvar"),
+    ("mar", "mar"),
+    ("latent-llama", "ar"),
 ]
 
 

@@ -58,7 +58,7 @@ def test_forward_passes(name, monkeypatch):
     expected, tokens = outputs(pipe, component, call)
     taken = []
 
-    def runs(network, rows, dtypes=()):
+    def runs(network, rows, **settings):
         taken.append(rows <= MOST_ROWS)
         return taken[-1]
 
