@@ -37,10 +37,10 @@ class CompileMixin(OffloadMixin):
         so that a single call does not pay for graphs that it would not replay.
 
         The graphs and the cache of a call are kept for the next one of the same kind, which then captures nothing, see
-        `warm_up`; moving or replacing weights drops them. The images are the same as without graphs. Prefill and
-        image decoding stay eager; the steps do too while hooks move the weights of a component (offloading, several
-        devices), where a layer has forward hooks, and where a capture fails, of which a warning tells. `from_pipe` and
-        `save_pretrained` do not keep this setting.
+        `warm_up`; moving or replacing weights drops them. The images are the same as without graphs, up to the
+        rounding of attention, whose limits are coarser. Prefill and image decoding stay eager; the steps do too while
+        hooks move the weights of a component (offloading, several devices), where a layer has forward hooks, and where
+        a capture fails, of which a warning tells. `from_pipe` and `save_pretrained` do not keep this setting.
 
         Args:
             kept_bytes: how much memory kept caches and graphs may take, at most half of the memory that is left; those
@@ -72,10 +72,12 @@ class CompileMixin(OffloadMixin):
         self._compiled = None
 
     def to(self, *args, **kwargs):
-        # Their memory is needed now, and where the weights go graphs are captured again.
-        if self._compiled is not None:
+        before = self._execution_device, self.dtype
+        pipe = super().to(*args, **kwargs)
+        if self._compiled is not None and before != (self._execution_device, self.dtype):
+            # What is kept reads the weights where they were.
             self._compiled.kept.clear()
-        return super().to(*args, **kwargs)
+        return pipe
 
     def warm_up(
         self,

@@ -93,6 +93,8 @@ def test_each_pipeline_has_steps_of_its_own_and_none_are_saved(tmp_path):
         kept = pipe._compiled.kept
         for made in (copy.deepcopy(pipe._compiled), pickle.loads(pickle.dumps(pipe._compiled))):
             assert len(made.kept) == 0 and not made.compiles
+        pipe.to("cuda")
+        assert len(kept) == 1
         pipe.to(dtype=torch.float64)
         assert len(kept) == 0
     plain = pipeline("llamagen-text", "cpu")

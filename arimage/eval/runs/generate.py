@@ -103,7 +103,7 @@ def make_config(
         negative_prompt: one for all images, for models that take one.
         order: order of the tokens, for models that take one; by default the pipeline's.
         lora: the adapters that were loaded, each FILE[:SCALE].
-        steps: how steps run. Only "compiled" is stored, since captured and eager steps give the same images.
+        steps: how steps run, on which rounding depends; the default is not stored.
 
     Raises:
         ValueError: if the pipeline cannot generate the last row with these settings, or reads fewer references.
@@ -146,7 +146,7 @@ def make_config(
         "width": width,
         **optional,
         "dtype": str(pipe.dtype).removeprefix("torch."),
-        **({"steps": steps} if steps == "compiled" else {}),
+        **({} if steps == "captured" else {"steps": steps}),
         "machine": machine(pipe._execution_device),
     }
 
@@ -297,9 +297,9 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         prefill, decoding and pixels), passes (forward passes that decided a token of the image), batch_passes (forward
         passes of the call), head_calls (sequential calls of the denoising head, for a model of continuous tokens),
         stages (the seconds of each stage, with a diffusion decoder), tokens_per_pass (of the image), exact, steps (how
-        they ran, see `DecodingStats`),
-        peak_memory in MiB (of the GPU, or of the process; None where the system does not report it), warm (False for
-        the first call of a run in a process, which includes one-time setup), sha256 (of the file).
+        they ran, see `DecodingStats`), peak_memory in MiB (of the GPU, or of the process; None where the system does
+        not report it), warm (False for the first call of a run in a process, which includes one-time setup), sha256
+        (of the file).
 
     Raises:
         OSError: if an image cannot be written.
