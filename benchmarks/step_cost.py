@@ -267,7 +267,9 @@ class StepCounter(TorchDispatchMode):
         else:
             x, gain, _, weight, table, positions, _, keys, _, index, scale = args
             new = 0 if keys is None else 2 * len(x) * keys.shape[1] * keys.shape[3] * keys.itemsize
-            moved = self.read((x, gain, weight, positions, index, scale)) + len(positions) * size(table[0]) + new + outputs
+            moved = (
+                self.read((x, gain, weight, positions, index, scale)) + len(positions) * size(table[0]) + new + outputs
+            )
             weights = [weight]
         self.flop += 2 * len(args[0]) * sum(weight.numel() for weight in weights if weight is not None)
         return moved

@@ -10,14 +10,17 @@ from arimage.models.denoising_head import HeadBlock
 BLOCKS = (transformer_llamagen.Block, transformer_var.Block, transformer_infinity.Block, HeadBlock)
 
 
-def allow_steps(patch: pytest.MonkeyPatch) -> list[int]:
-    """On the CPU the references of the kernels run, as on the card of the tests. The list that is returned gets the
-    length of the hidden states of every layer that a step goes through."""
+def allow_steps(patch: pytest.MonkeyPatch) -> None:
+    """On the CPU the references of the kernels run, as on the card of the tests."""
     patch.setattr(step, "DTYPES", (torch.float32,))
     patch.setattr(step, "HEAD_DIMS", range(1, 257))
     patch.setattr(step, "WIDTH", 1)
     patch.setattr(step, "MOST_ROWS", 10**6)
     patch.setattr(step, "has_kernels", lambda weight: True)
+
+
+def count_layers(patch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of rows of every layer that a step goes through."""
     rows = []
 
     def counted(of_block):

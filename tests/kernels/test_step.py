@@ -207,3 +207,24 @@ def test_embedding(on_triton, dtype, given):
     for found in (embedding(*arguments), on_triton("step.embedding", "embedding", *arguments)):
         assert torch.equal(found[0], hidden.repeat(2, 1))
         assert torch.equal(found[1], own) and torch.equal(found[2], index)
+
+
+KERNELS = {
+    "linear": lambda: (random(3, 64), random(40, 64, seed=1), random(64, seed=2), EPS),
+    "qkv": lambda: (lambda x, gain, *rest: (x, gain, EPS, *rest[:3], 32, *rest[3:]))(*layer(HEADS[1]).values()),
+    "attention": lambda: cached(HEADS[1], True),
+    "embedding": lambda: (*torch.arange(6).view(3, 1, 2), torch.arange(9), random(7, 64), 2),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_breaks_no_graph(interpreter, name):
+    written = (7, 8) if name == "qkv" else ()
+    eager, compiled = (
+        interpreter.call(f"step.{name}", name, KERNELS[name](), compiled=compiled, written=written)
+        for compiled in (False, True)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(eager, compiled, strict=True))
+    if written:
+        keys, values = (KERNELS[name]()[place] for place in written)
+        assert not torch.equal(eager[1], keys) and not torch.equal(eager[2], values)

@@ -4,19 +4,23 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from runpy import run_path
 
 import pytest
+import tiny
 import torch
 from peft import LoraConfig
+from steps import allow_steps
 from torch import nn
 
 import arimage.kernels.step
+from arimage.decoding import AutoregressiveDecoding, Layout, Sampling
 from arimage.kernels.step import MOST_ROWS
 from arimage.models import step
 from arimage.models.step import runs_step
-from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
 SHAPE = {"grid_size": 4, "hidden_size": 128, "intermediate_size": 192, "num_layers": 2, "num_attention_heads": 2}
@@ -119,6 +123,20 @@ def test_a_variable_switches_the_kernels_off(monkeypatch, value, enabled):
     assert run_path(arimage.kernels.step.__file__)["ENABLED"] is enabled
     monkeypatch.setattr(step, "ENABLED", enabled)
     assert runs_step(transformer(), 2) is enabled
+
+
+def test_a_compiled_step_is_one_graph(monkeypatch):
+    allow_steps(monkeypatch)
+    network, decoding, found = tiny.class_pipeline().transformer, AutoregressiveDecoding(), []
+    for compile_step in (lambda step: step, partial(torch.compile, backend="eager", fullgraph=True)):
+        model = LlamaGenTokenModel(network, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)), guided=True)
+        state = decoding.start(model, Sampling(guidance_scale=2.0), torch.arange(2))
+        take_step = compile_step(decoding.step)
+        for _ in range(4):
+            take_step(state)
+        found.append(state.tokens)
+        assert state.cache.finds_ends
+    assert torch.equal(*found)
 
 
 @pytest.mark.slow
