@@ -248,12 +248,20 @@ class StepCounter(TorchDispatchMode):
             *given, _, _ = args
             return self.read(given) + size(results[0]) + outputs
         if name == "attention":
-            query, keys, values, seen, _, first, *given = args
-            read = keys.shape[2] if self.slots is None else min(keys.shape[2], first + self.slots)
+            query, keys, values, seen, prefix, first, slots, visible, table, positions = args
+            read = keys.shape[2] - first
+            read = seen.shape[1] + (read if self.slots is None else min(read, self.slots))
+            if visible is not None:
+                read += first - prefix
             self.flop += 4 * query.numel() * read
-            return (
-                self.read((query, seen, given)) + sum(size(cached[:, :, :read]) for cached in (keys, values)) + outputs
-            )
+            moved = self.read((query, seen, slots, visible, positions)) + outputs
+            moved += 0 if table is None else len(positions) * size(table[0])
+            return moved + sum(size(cached[:, :, :read]) for cached in (keys, values))
+        if name == "gate":
+            return self.read(args) + outputs
+        if name == "keys":
+            states, table, positions, _, _, index = args
+            return 2 * self.read(states) + self.read((positions, index)) + len(positions) * size(table[0])
         if name == "linear":
             moved = self.read(args) + outputs
             weights = [args[1], args[4]]

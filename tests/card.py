@@ -330,6 +330,8 @@ def kernels() -> dict:
     from arimage.kernels.siblings.reference import couple_siblings, sample_siblings
     from arimage.kernels.step.attention.reference import attention
     from arimage.kernels.step.embedding.reference import embedding
+    from arimage.kernels.step.gate.reference import gate
+    from arimage.kernels.step.keys.reference import write_keys
     from arimage.kernels.step.linear.reference import linear
     from arimage.kernels.step.modulated.reference import modulated
     from arimage.kernels.step.modulations.reference import modulations
@@ -375,6 +377,8 @@ def kernels() -> dict:
         "arimage::sample_siblings": lambda q, noise, first: sample_siblings(q, noise.view(*q.shape[:-1], -1), first),
         "arimage::step_attention": attention,
         "arimage::step_embedding": embedding,
+        "arimage::step_gate": gate,
+        "arimage::step_keys": write_keys,
         "arimage::step_linear": linear,
         "arimage::step_qkv": qkv,
         "arimage::step_modulated": modulated,

@@ -1,5 +1,6 @@
 """Prints the greedy tokens of three steps of emoji-llamagen, cut to two layers, in torch and by the kernels of a step
-in Triton's interpreter, which must be chosen before Triton is imported: hence the process."""
+for few and for many rows in Triton's interpreter, which must be chosen before Triton is imported: hence the
+process."""
 
 import importlib
 import json
@@ -8,6 +9,7 @@ import pytest
 import torch
 from steps import allow_steps, count_layers
 
+import arimage.kernels.step
 from arimage import AutoPipeline
 from arimage.decoding import AutoregressiveDecoding
 from arimage.decoding.run.batch import decode
@@ -28,10 +30,12 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
         allow_steps(patch)
         rows = count_layers(patch)
-        for operation in ("attention", "embedding", "linear", "qkv"):
+        for operation in ("attention", "embedding", "gate", "keys", "linear", "qkv"):
             module = importlib.import_module(f"arimage.kernels.step.{operation}")
             patch.setattr(module, "runs_triton", lambda tensor: True)
-        found |= {"kernels": tokens(pipe), "rows": rows}
+        found["few"] = tokens(pipe)
+        patch.setattr(arimage.kernels.step, "MOST_ROWS", 1)
+        found |= {"many": tokens(pipe), "rows": rows}
     print(json.dumps(found))
 
 

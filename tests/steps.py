@@ -15,7 +15,6 @@ def allow_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(step, "DTYPES", (torch.float32,))
     patch.setattr(step, "HEAD_DIMS", range(1, 257))
     patch.setattr(step, "WIDTH", 1)
-    patch.setattr(step, "MOST_ROWS", 10**6)
     patch.setattr(step, "has_kernels", lambda weight: True)
 
 

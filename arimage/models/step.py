@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..kernels import runs_triton
-from ..kernels.step import ENABLED, MOST_ROWS
+from ..kernels.step import ENABLED, MOST_ROWS, has_many_rows
 from ..kernels.step.attention import attention
 from ..kernels.step.linear import linear
 from .layers import FeedForward
@@ -45,8 +45,9 @@ def attend_and_feed(
     feed_forward: FeedForward,
 ) -> torch.Tensor:
     """What follows the queries of a layer [R, heads, head_dim]: attention, and the feed-forward layer after its norm,
-    in four launches. Returns the next hidden states [R, hidden_size]."""
-    attended = attention(query, keys, values, at.seen, at.prefix, at.first, at.slots, at.visible)
+    in four launches. Returns the next hidden states [R, hidden_size], in place of `hidden` if there are many rows."""
+    turns = (at.table, at.positions) if has_many_rows(hidden) else ()
+    attended = attention(query, keys, values, at.seen, at.prefix, at.first, at.slots, at.visible, *turns)
     hidden = linear(attended, out_proj.weight, residual=hidden)
     gate, up = feed_forward.gate_proj.weight, feed_forward.up_proj.weight
     inner = linear(hidden, gate, gain=norm.weight, eps=norm.eps, up=up)
@@ -60,13 +61,13 @@ HEAD_DIMS = (32, 64, 128)
 WIDTH = 64
 
 
-def runs_step(network: Any, rows: int) -> bool:
-    """Whether a forward pass of `rows` rows takes the kernels of a step of a Llama decoder, see `runs_kernels`:
+def runs_step(network: Any) -> bool:
+    """Whether forward passes of any number of rows take the kernels of a step of a Llama decoder, see `runs_kernels`:
     `network` also has `head_dim`."""
-    return runs_kernels(network, rows) and network.head_dim in HEAD_DIMS
+    return runs_kernels(network) and network.head_dim in HEAD_DIMS
 
 
-def runs_kernels(network: Any, rows: int, *, float32: bool = False) -> bool:
+def runs_kernels(network: Any, rows: int = 1, *, float32: bool = False) -> bool:
     """Whether a forward pass of `rows` rows takes the kernels of a step: few rows, half precision, an NVIDIA GPU of
     compute capability 8.0 or newer, no gradients, and layers as they were built. Adapters that are not merged, hooks
     (offloading), weights that are quantised or distributed, and networks that were compiled alone take the layers in

@@ -47,7 +47,7 @@ class QueryBlock(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """`forward` of few rows by the kernels of a step; see `Block.step`."""
+        """`forward` by the kernels of a step; see `Block.step`."""
         norm, weight = self.attention_norm, self.q_proj.weight
         query = qkv(hidden, norm.weight, norm.eps, weight, at.table, at.positions, self.head_dim)
         rest = self.out_proj, self.feed_forward_norm, self.feed_forward
@@ -224,7 +224,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         sees: torch.LongTensor | None = None,
         query_sees: torch.LongTensor | None = None,
     ) -> torch.Tensor:
-        """`forward` over few tokens [B, T] and queries by the kernels of `arimage.kernels.step`, where `runs_step`
+        """`forward` over tokens [B, T] and queries by the kernels of `arimage.kernels.step`, where `runs_step`
         allows it: the logits [rows * Q, vocab_size] of the queries.
 
         Args:
@@ -396,7 +396,7 @@ class ARPGTokenModel(PrefixModel):
         ranks = positions.clamp(min=0)
         asked = (ranks + 1).clamp(max=self.num_tokens - 1)
         # Slots of a tree say nothing about what they see.
-        if (slots is None or visible is not None) and self._steps(cache, tokens, asked):
+        if (slots is None or visible is not None) and self._steps(cache):
             return self._step(tokens, positions, ranks, asked, cache, slots=slots, visible=visible)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
@@ -409,7 +409,7 @@ class ARPGTokenModel(PrefixModel):
         """See `GroupModel.forward_group`."""
         ranks = (rank + torch.arange(tokens.shape[1] + count, device=self.device)).expand(len(tokens), -1)
         fed, asked = ranks.split([tokens.shape[1], count], dim=1)
-        if self._steps(cache, tokens, asked):
+        if self._steps(cache):
             last = fed[:, -1:]
             sees = {"sees": None if causal else last.expand_as(fed), "query_sees": last.expand_as(asked)}
             return self._step(tokens, fed, fed, asked, cache, **sees)
@@ -422,10 +422,9 @@ class ARPGTokenModel(PrefixModel):
         """See `GroupModel.guidance_progress`. The authors count the group itself."""
         return torch.full((count,), (rank + count) / self.num_tokens, device=self.device, dtype=torch.float32)
 
-    def _steps(self, cache: SlotCache, tokens: torch.LongTensor, asked: torch.LongTensor) -> bool:
-        """Whether the forward pass that feeds `tokens` [B, T] and asks for the ranks `asked` [B, Q] can be a step; see
-        `runs_step`."""
-        steps = runs_step(self.transformer, self.groups * max(tokens.numel(), asked.numel()))
+    def _steps(self, cache: SlotCache) -> bool:
+        """Whether the next forward pass can be a step; see `runs_step`."""
+        steps = runs_step(self.transformer)
         cache.leave_ends(steps)
         return steps
 

@@ -11,6 +11,7 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ..kernels.rotary import rotate
+from ..kernels.step import has_many_rows
 from ..kernels.step.embedding import embedding
 from ..kernels.step.linear import linear
 from ..kernels.step.qkv import qkv
@@ -93,8 +94,8 @@ class Block(nn.Module):
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
 
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """`forward` of few rows `hidden` [R, hidden_size] by the kernels of a step, in five launches. `keys` and
-        `values` are all those that the cache has of the layer."""
+        """`forward` of the rows `hidden` [R, hidden_size] by the kernels of a step, in five launches if they are few,
+        otherwise in place. `keys` and `values` are all those that the cache has of the layer."""
         norm, layer = self.attention_norm, self.attention
         query = qkv(
             hidden,
@@ -313,7 +314,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`forward` over few tokens [B, Q] by the kernels of `arimage.kernels.step`, where `runs_step` allows it: the
+        """`forward` over tokens [B, Q] by the kernels of `arimage.kernels.step`, where `runs_step` allows it: the
         logits and, with `return_features`, the features, [rows * Q, ...] each.
 
         Args:
@@ -340,7 +341,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
             noisy = (noise > 0).flatten()[:, None]
             hidden = torch.where(noisy, denoiser.embed(vectors, noise).flatten(0, 1), hidden)
         for layer, block in enumerate(self.blocks):
-            before, hidden = hidden, block.step(hidden, at, *cache.of_layer(layer))
+            before = hidden.clone() if denoiser is not None and has_many_rows(hidden) else hidden
+            hidden = block.step(hidden, at, *cache.of_layer(layer))
             if denoiser is not None:
                 hidden = torch.where(noisy, hidden + denoiser.adapters[layer](before), hidden)
         if return_features:
@@ -443,7 +445,7 @@ class LlamaGenTokenModel(PrefixModel):
             noisy["denoiser"] = self.denoiser
         table, seen = self._rotary[self.conditions.length :], self.conditions.seen
         # Slots of a tree say nothing about what they see.
-        steps = (slots is None or visible is not None) and runs_step(self.transformer, self.groups * tokens.numel())
+        steps = (slots is None or visible is not None) and runs_step(self.transformer)
         cache.leave_ends(steps)
         if steps:
             cache.allocate()

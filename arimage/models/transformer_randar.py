@@ -120,7 +120,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     def step(
         self, tokens: torch.LongTensor, cache: SlotCache, at: StepPlaces, *, query_at: torch.FloatTensor
     ) -> torch.Tensor:
-        """`forward` over few tokens [rows, T] and queries by the kernels of `arimage.kernels.step`, where `runs_step`
+        """`forward` over tokens [rows, T] and queries by the kernels of `arimage.kernels.step`, where `runs_step`
         allows it: the logits [rows * Q, vocab_size] of the queries. `query_at` is that of `forward`."""
         embedded = self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
         hidden = torch.cat([embedded, self._queries(query_at)], dim=1).flatten(0, 1)
@@ -171,7 +171,7 @@ class RandARTokenModel(PairedModel):
         return self._rotary[self.layout.places(ranks)]
 
     def _run(self, tokens, ranks, asked, places, seen, cache) -> torch.Tensor:
-        steps = runs_step(self.transformer, self.groups * places.numel())
+        steps = runs_step(self.transformer)
         cache.leave_ends(steps)
         if not steps:
             return super()._run(tokens, ranks, asked, places, seen, cache)

@@ -8,6 +8,9 @@ import torch
 from accelerator.runs import call, differences, expected, pipeline, refilled
 from steps import allow_steps, count_layers
 
+import arimage.kernels.step
+from arimage.kernels.step import MOST_ROWS
+
 
 CASES = [
     ("llamagen-text", "ar"),
@@ -24,10 +27,19 @@ CASES = [
     ("mar", "mar"),
     ("latent-llama", "ar"),
 ]
+MANY = [
+    ("llamagen-text", "sjd-tree:width=2"),
+    ("llamagen-text", "sjd2"),
+    ("arpg-places", "groups:groups=4"),
+    ("randar", "sjd-coupled:window=4"),
+]
 
 
-@pytest.mark.parametrize(("family", "decoding"), CASES)
-def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding):
+@pytest.mark.parametrize(
+    ("family", "decoding", "most"), [(*case, MOST_ROWS) for case in CASES] + [(*case, 1) for case in MANY]
+)
+def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding, most):
+    monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", most)
     on_cpu = [expected(family, run, decoding) for run in (call, refilled)]
     allow_steps(monkeypatch)
     rows, pipe = count_layers(monkeypatch), pipeline(family, "replayed")

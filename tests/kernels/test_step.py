@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import arimage.kernels.step
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.embedding import embedding
+from arimage.kernels.step.gate import gate
+from arimage.kernels.step.keys import write_keys
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
 
@@ -94,6 +97,11 @@ def layer(shape):
     }
 
 
+def turn(states, table, positions):
+    turns = torch.view_as_complex(table)[positions].repeat(2, 1)[:, None]
+    return torch.view_as_real(torch.view_as_complex(states.unflatten(2, (-1, 2)).contiguous()) * turns).flatten(2)
+
+
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 @pytest.mark.parametrize("which", ["all", "queries", "keys and values"])
 def test_queries_keys_and_values(on_triton, shape, which):
@@ -106,8 +114,7 @@ def test_queries_keys_and_values(on_triton, shape, which):
     arguments = (x, gain, EPS, weight, table, positions, head_dim, keys, values, index)
     found, *cached = on_triton("step.qkv", "qkv", *arguments, written=() if keys is None else (7, 8))
     states = (F.rms_norm(x, x.shape[1:], gain, EPS) @ weight.T).unflatten(1, (-1, head_dim))
-    turns = torch.view_as_complex(table)[positions].repeat(2, 1)[:, None]
-    turned = torch.view_as_real(torch.view_as_complex(states.unflatten(2, (-1, 2))) * turns).flatten(2)
+    turned = turn(states, table, positions)
     before = None if keys is None else (keys.clone(), values.clone())
     torch.testing.assert_close(qkv(*arguments), turned[:, :heads], **TOLERANCE)
     torch.testing.assert_close(found, turned[:, :heads], **TOLERANCE)
@@ -189,6 +196,77 @@ def test_a_row_of_attention_does_not_depend_on_the_others(on_triton):
     alone = query[:3], keys[:1], values[:1], seen[:1], prefix, first, slots[:3]
     (alone,) = on_triton("step.attention", "attention", *alone)
     assert torch.equal(alone, together[:3])
+
+
+def projected(shape):
+    """What is left of `layer` after a product: the queries, and the keys and values, which are parts of it."""
+    rows, queries, heads, key_heads, head_dim = shape
+    states = random(rows * queries, (heads + 2 * key_heads) * head_dim, seed=9).unflatten(1, (-1, head_dim))
+    return states.tensor_split([heads], dim=1)
+
+
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+@pytest.mark.parametrize("told", [False, True], ids=["by slots", "given"])
+def test_attention_rotates_parts_of_a_product(on_triton, shape, told):
+    _, *rest = cached(shape, told)
+    query, table, positions = projected(shape)[0], layer(shape)["table"], layer(shape)["positions"]
+    expected = attended(turn(query, table, positions), *rest)
+    arguments = query, *rest, table, positions
+    torch.testing.assert_close(attention(*arguments), expected, **TOLERANCE)
+    torch.testing.assert_close(*on_triton("step.attention", "attention", *arguments), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", [*HEADS, (2, 2, 12, 12, 32)], ids=str)
+def test_keys_and_values_of_many_rows(on_triton, shape):
+    rows, queries, *_ = shape
+    _, _, _, table, positions, keys, values, index = layer(shape).values()
+    states = projected(shape)[1]
+    arguments = states, table, positions, keys, values, index
+    found = on_triton("step.keys", "write_keys", *arguments, written=(3, 4))
+    key, value = states.chunk(2, dim=1)
+    key, before = turn(key, table, positions), (keys.clone(), values.clone())
+    for row in range(rows * queries):
+        at = row // queries, slice(None), index[row % len(index)]
+        before[0][at], before[1][at] = key[row], value[row]
+    write_keys(*arguments)
+    for each in (found, (keys, values)):
+        torch.testing.assert_close(each, before, **TOLERANCE)
+
+
+def test_gate(on_triton):
+    gates, ups = random(3, 2 * 1100).tensor_split(2, dim=1)
+    expected = gates * gates.sigmoid() * ups
+    torch.testing.assert_close(gate(gates, ups), expected, **TOLERANCE)
+    torch.testing.assert_close(*on_triton("step.gate", "gate", gates, ups), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_many_rows_are_those_of_few(monkeypatch, kind):
+    x, gain, residual = random(20, 128), random(128, seed=1), random(20, 128, seed=2)
+    weight, up = (random(128, 128, seed=seed) / 128**0.5 for seed in (3, 4))
+    options = {"gain": gain, "eps": EPS} if kind not in ("plain", "residual") else {}
+    if kind in ("int8", "float8"):
+        dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        (weight, scale), (up, up_scale) = eight_bits(weight, dtype), eight_bits(up, dtype)
+        options |= {"scale": scale, "up_scale": up_scale}
+    options |= {"residual": residual} if kind == "residual" else {}
+    options |= {"up": up} if kind in ("gated", "int8", "float8") else {}
+    few = linear(x, weight, **options)
+    monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", 19)
+    many = linear(x, weight, **options)
+    torch.testing.assert_close(many, few, **TOLERANCE)
+    assert (many.data_ptr() == residual.data_ptr()) == (kind == "residual")
+
+
+def test_weights_that_lie_together_are_one_product(monkeypatch):
+    monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", 19)
+    x, both = random(20, 128), random(100, 128, seed=1)
+    apart = both[:30].clone(), both[30:60].clone()
+    parts = []
+    monkeypatch.setattr(F, "linear", lambda x, weight: (parts.append(len(weight)), x @ weight.T)[1])
+    outcomes = [linear(x, weight, up=up) for weight, up in (apart, (both[:30], both[30:60]), (both[:30], both[40:70]))]
+    torch.testing.assert_close(outcomes[1], outcomes[0])
+    assert parts == [30, 30, 60, 30, 30]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,7 +17,6 @@ from torch import nn
 
 import arimage.kernels.step
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling
-from arimage.kernels.step import MOST_ROWS
 from arimage.models import step
 from arimage.models.step import runs_step
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
@@ -94,26 +93,25 @@ REFUSED = {
 }
 
 
-def test_half_precision_and_few_rows_take_the_kernels():
-    assert runs_step(transformer(), 1) and runs_step(transformer().half(), MOST_ROWS)
-    assert not runs_step(transformer(), MOST_ROWS + 1)
+def test_half_precision_takes_the_kernels():
+    assert runs_step(transformer()) and runs_step(transformer().half())
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_takes_the_layers_in_torch(name):
-    assert not runs_step(REFUSED[name](), 2)
+    assert not runs_step(REFUSED[name]())
 
 
 def test_gradients_and_autocast_take_the_layers_in_torch(monkeypatch):
     with torch.enable_grad():
-        assert not runs_step(transformer(), 2)
+        assert not runs_step(transformer())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    assert not runs_step(transformer(), 2)
+    assert not runs_step(transformer())
 
 
 def test_a_cpu_takes_them_too(monkeypatch):
     monkeypatch.undo()
-    assert not runs_step(transformer(), 2)
+    assert not runs_step(transformer())
 
 
 @pytest.mark.parametrize(("value", "enabled"), [(None, True), ("1", True), ("0", False)])
@@ -122,7 +120,7 @@ def test_a_variable_switches_the_kernels_off(monkeypatch, value, enabled):
         monkeypatch.setenv("ARIMAGE_STEP_KERNELS", value)
     assert run_path(arimage.kernels.step.__file__)["ENABLED"] is enabled
     monkeypatch.setattr(step, "ENABLED", enabled)
-    assert runs_step(transformer(), 2) is enabled
+    assert runs_step(transformer()) is enabled
 
 
 def test_a_compiled_step_is_one_graph(monkeypatch):
@@ -146,7 +144,7 @@ def test_the_interpreter_generates_the_tokens_of_torch():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     told = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
     found = json.loads(told.stdout)
-    assert found["torch"] == found["kernels"]
-    # Two layers in each of three steps, of one prompt with and without a condition.
-    assert found["rows"] == [2] * 6
+    assert found["torch"] == found["few"] == found["many"]
+    # Two layers in each of three steps, of one prompt with and without a condition, taken as few rows and as many.
+    assert found["rows"] == [2] * 12
     assert all(token >= 0 for token in found["torch"][0][:4])

@@ -47,6 +47,16 @@ def norm_factor(squares, width: tl.constexpr, eps):
     return 1 / tl.sqrt_rn(squares / width + eps)
 
 
+@triton.jit
+def rotated(states, turns):
+    """Rotate neighbouring pairs of channels of `states` [N, head_dim] by the cosines and sines `turns`, which lie like
+    them."""
+    half: tl.constexpr = states.shape[1] // 2
+    even, odd = states.to(tl.float32).reshape(states.shape[0], half, 2).split()
+    cos, sin = turns.reshape(turns.shape[0], half, 2).split()
+    return tl.interleave(even * cos - odd * sin, odd * cos + even * sin).to(states.dtype)
+
+
 def launch_options(device: torch.device) -> dict[str, Any]:
     """Arguments of a launch: `pdl`, and the options of Triton."""
     pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -15,21 +15,24 @@ def attention(
     first: int,
     slots: torch.LongTensor,
     visible: torch.BoolTensor | None = None,
+    table: torch.FloatTensor | None = None,
+    positions: torch.LongTensor | None = None,
 ) -> torch.Tensor:
-    """Attention [R, heads * head_dim] of `query` [R, heads, head_dim] to the cache of a layer, which reads the keys up
-    to the last visible one only: the device finds it.
+    """Attention [R, heads * head_dim] of `query` [R, heads, head_dim] to the cache of a layer, which reads the keys
+    from the first to the last visible one only: the device finds them.
 
     Args:
-        query: the queries of an image lie together, and images come once per group.
+        query: the queries of an image lie together, and images come once per group. Those of a row have no gaps.
         keys, values: [rows, key_heads, places, head_dim], contiguous. Heads may share keys.
         seen: bool [rows, P], which tokens of the prompt a row sees, the last ones of each row. They end at `prefix`.
         first: the place of the image's first slot; the scratch slots begin at `prefix`.
         slots: int64 [M], where M divides R: a query sees the slots of the image up to its own. The queries of the
             first group are given, which the others repeat.
         visible: bool [M, slots + scratch], what queries see in place of this rule, whatever `slots` says.
+        table, positions: what queries are rotated by first, see `arimage.kernels.step.qkv`; None if they are already.
     """
     if runs_triton(query):
         from .triton import attention
 
-        return attention(query, keys, values, seen, prefix, first, slots, visible)
-    return reference.attention(query, keys, values, seen, prefix, first, slots, visible)
+        return attention(query, keys, values, seen, prefix, first, slots, visible, table, positions)
+    return reference.attention(query, keys, values, seen, prefix, first, slots, visible, table, positions)

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from ...rotary.reference import rotate
+
 
 def attention(
     query: torch.Tensor,
@@ -13,9 +15,13 @@ def attention(
     first: int,
     slots: torch.LongTensor,
     visible: torch.BoolTensor | None = None,
+    table: torch.FloatTensor | None = None,
+    positions: torch.LongTensor | None = None,
 ) -> torch.Tensor:
     rows, key_heads, places, _ = keys.shape
     groups = len(query) // len(slots)
+    if table is not None:
+        query = rotate(query[None], table[positions].repeat(groups, 1, 1)[None])[0]
     if visible is None:
         image = torch.arange(places - first, device=query.device) <= slots[:, None]
         between = image.new_zeros(len(slots), first - prefix)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import LEAST_ROWS, launch_options, wait
+from ..programs import LEAST_ROWS, launch_options, rotated, wait
 
 
 STAGES = 3
@@ -15,7 +15,7 @@ KEYS = 64
 QUERIES = 32
 
 
-@triton.jit(do_not_specialize=["count", "queries", "prompt", "prefix", "first", "slots"])
+@triton.jit(do_not_specialize=["count", "queries", "prompt", "prefix", "first", "slots", "positions"])
 def attention_kernel(
     query_ptr,
     keys_ptr,
@@ -23,6 +23,8 @@ def attention_kernel(
     seen_ptr,
     slot_ptr,
     visible_ptr,
+    table_ptr,
+    position_ptr,
     out_ptr,
     count,
     queries,
@@ -31,7 +33,9 @@ def attention_kernel(
     prefix,
     first,
     slots,
+    positions,
     scale,
+    stride: tl.constexpr,
     heads: tl.constexpr,
     key_heads: tl.constexpr,
     head_dim: tl.constexpr,
@@ -50,13 +54,18 @@ def attention_kernel(
     query = folded // group
     inside = query < queries
     channel = tl.arange(0, head_dim)
-    place = (row * queries + query) * heads + key_head * group + folded % group
-    q = tl.load(query_ptr + place[:, None] * head_dim + channel[None], mask=inside[:, None], other=0.0)
+    token = row * queries + query
+    place = (key_head * group + folded % group) * head_dim
+    q = tl.load(query_ptr + (token * stride + place)[:, None] + channel[None], mask=inside[:, None], other=0.0)
     word = tl.arange(0, block_prompt)
     seen = tl.load(seen_ptr + row * prompt + word, mask=word < prompt, other=0)
     start = prefix - tl.sum((seen != 0).to(tl.int32))
     # Where the query lies among those of its group.
     given = row * queries % count + query
+    if table_ptr is not None:
+        position = tl.load(position_ptr + given, mask=inside, other=0)
+        position = tl.where(position < 0, positions - 1, position)
+        q = rotated(q, tl.load(table_ptr + position[:, None] * head_dim + channel[None]))
     slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
     end = tl.minimum(first + tl.max(slot) + 1, places)
     if visible_ptr is not None:
@@ -75,8 +84,11 @@ def attention_kernel(
     for begin in tl.range(start // block_keys * block_keys, end, block_keys, num_stages=stages):
         key = begin + tl.arange(0, block_keys)
         at = base + key[:, None].to(tl.int64) * head_dim + channel[None]
-        k = tl.load(keys_ptr + at, mask=(key < end)[:, None], other=0.0)
-        v = tl.load(values_ptr + at, mask=(key < end)[:, None], other=0.0)
+        used = (key >= start) & (key < end)
+        if visible_ptr is None:
+            used = used & ((key < prefix) | (key >= first))
+        k = tl.load(keys_ptr + at, mask=used[:, None], other=0.0)
+        v = tl.load(values_ptr + at, mask=used[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         told = ((key >= start) & (key < prefix))[None]
         if visible_ptr is None:
@@ -95,7 +107,7 @@ def attention_kernel(
         sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
         highest = higher
     sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-    out = out_ptr + place[:, None] * head_dim + channel[None]
+    out = out_ptr + (token * heads * head_dim + place)[:, None] + channel[None]
     tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])
 
 
@@ -109,6 +121,8 @@ def _attention(
     first: int,
     slots: torch.Tensor,
     visible: torch.Tensor | None,
+    table: torch.Tensor | None,
+    positions: torch.Tensor | None,
 ) -> torch.Tensor:
     (count, heads, head_dim), (rows, key_heads, places, _) = query.shape, keys.shape
     queries, prompt = count // rows, seen.shape[1]
@@ -123,6 +137,8 @@ def _attention(
             seen.view(torch.uint8),
             slots,
             None if visible is None else visible.view(torch.uint8),
+            table,
+            positions,
             out,
             len(slots),
             queries,
@@ -131,7 +147,9 @@ def _attention(
             prefix,
             first,
             0 if visible is None else visible.shape[1],
+            0 if table is None else len(table),
             head_dim**-0.5,
+            stride=query.stride(0),
             heads=heads,
             key_heads=key_heads,
             head_dim=head_dim,
@@ -145,7 +163,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _(query, keys, values, seen, prefix, first, slots, visible):
+def _(query, keys, values, seen, prefix, first, slots, visible, table, positions):
     return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
 
@@ -158,6 +176,8 @@ def attention(
     first: int,
     slots: torch.LongTensor,
     visible: torch.BoolTensor | None = None,
+    table: torch.FloatTensor | None = None,
+    positions: torch.LongTensor | None = None,
 ) -> torch.Tensor:
     visible = None if visible is None else visible.contiguous()
-    return _attention(query, keys, values, seen.contiguous(), prefix, first, slots, visible)
+    return _attention(query, keys, values, seen.contiguous(), prefix, first, slots, visible, table, positions)

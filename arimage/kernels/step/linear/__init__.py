@@ -3,6 +3,7 @@
 import torch
 
 from ... import runs_triton
+from .. import has_many_rows, many
 from . import reference
 
 
@@ -20,13 +21,15 @@ def linear(
     """The product [R, N] of `x` [R, D] and `weight` [N, D].
 
     Args:
-        x: at most `MOST_ROWS` rows, D a multiple of 64.
+        x: D is a multiple of 64.
         gain: [D], that of an RMSNorm of `x` with `eps` before the product; None for no norm.
         up: [N, D]; the result is silu(x `weight`^T) (x `up`^T).
-        residual: [R, N], what is added to the product.
+        residual: [R, N], what is added to the product. Of more than `MOST_ROWS` rows the result takes its memory.
         scale, up_scale: float32 [N], what the rows of weights of 8 bits are multiplied by. These are int8, or float8
             where the card has it.
     """
+    if has_many_rows(x):
+        return many.linear(x, weight, gain, eps, up, residual, scale, up_scale)
     if runs_triton(x):
         from .triton import linear
 

@@ -3,6 +3,7 @@
 import torch
 
 from ... import runs_triton
+from .. import has_many_rows, many
 from . import reference
 
 
@@ -20,11 +21,11 @@ def qkv(
     scale: torch.FloatTensor | None = None,
 ) -> torch.Tensor:
     """RMSNorm, the product with the weight of queries, keys and values, the rotation of neighbouring pairs of queries
-    and keys, and the write of keys and values. Returns the queries [R, heads, head_dim].
+    and keys, and the write of keys and values. Returns the queries [R, heads, head_dim]; those of more than
+    `MOST_ROWS` rows are not rotated yet, see `arimage.kernels.step.attention`.
 
     Args:
-        x: [R, D], at most `MOST_ROWS` rows, D a multiple of 64. The rows of an image lie together, and images come
-            once per group.
+        x: [R, D], D a multiple of 64. The rows of an image lie together, and images come once per group.
         gain, eps: of the norm, [D].
         weight: [(heads + 2 key_heads) head_dim, D], queries first. Without any queries or without `keys` it has the
             others only.
@@ -35,6 +36,8 @@ def qkv(
         index: int64 [M], the places to write to.
         scale: float32, what the rows of a weight of 8 bits are multiplied by, see `arimage.kernels.step.linear`.
     """
+    if has_many_rows(x):
+        return many.qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale)
     if runs_triton(x):
         from .triton import qkv
 
