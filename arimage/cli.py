@@ -387,6 +387,7 @@ def bench(
     from .eval.bench.tables import plot as write_plot
     from .eval.bench.tables import to_markdown, write_json
     from .eval.runs.generate import weights_digest
+    from .pipelines.quantized import dtype_name
 
     condition = (
         {"class_labels": class_labels_of(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
@@ -421,7 +422,7 @@ def bench(
         loaded = {
             "lora": [adapter_text(text) for text in lora or []],
             "weights": weights_digest(pipe),
-            "dtype": str(pipe.dtype).removeprefix("torch."),
+            "dtype": dtype_name(pipe),
         }
         rows += [{"model": name, **loaded, **row, **judged.get(row["decoding"], {})} for row in measured]
     results = {

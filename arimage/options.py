@@ -123,9 +123,10 @@ Loras = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"],
+    Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"],
     typer.Option(
-        help="Dtype of the weights. auto: bfloat16 where it is fast (accelerators, many CPUs), else float32."
+        help="Dtype of the weights. auto: bfloat16 where it is fast (accelerators, many CPUs), else float32. int8 and "
+        "float8: like auto, with the layers of the transformer in 8 bits, which changes images a little."
     ),
 ]
 
@@ -155,6 +156,10 @@ def steps_of(compile_steps: bool, eager: bool) -> Steps:
     if compile_steps and eager:
         raise ValueError("--compile and --eager exclude each other: give one of the two")
     return "compiled" if compile_steps else "eager" if eager else "captured"
+
+
+# Weights of 8 bits, by the names of their dtypes in torch.
+NARROW = {"int8": "int8", "float8": "float8_e4m3fn"}
 
 
 def number(help: str, least: float = 1, most: float = 10**6):
@@ -340,7 +345,8 @@ def load_pipeline(
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
     Args:
-        dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device.
+        dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device; "int8" or "float8" for
+            that with `quantize_weights`.
         videos: whether the command takes models of videos too.
         continues: whether it takes those that only continue an image or a video.
         lora: adapters, each FILE[:SCALE].
@@ -351,6 +357,8 @@ def load_pipeline(
             command takes none.
     """
     check_loras(lora or [])
+    if lora and dtype in NARROW:
+        raise ValueError(f"--lora changes full weights, and --dtype is {dtype}: leave one of them out")
     device = choose_device(device)
     import torch
     from diffusers.utils import logging as diffusers_logging
@@ -360,7 +368,7 @@ def load_pipeline(
     transformers_logging.disable_progress_bar()
     try:
         pipe = AutoPipeline.from_pretrained(
-            model, dtype=fast_dtype(device) if dtype == "auto" else getattr(torch, dtype)
+            model, dtype=fast_dtype(device) if dtype in ("auto", *NARROW) else getattr(torch, dtype)
         )
     # torch, diffusers and transformers raise exceptions of any class for damaged files and settings of a wrong type.
     except Exception as error:
@@ -380,6 +388,8 @@ def load_pipeline(
     pipe.to(device)
     if lora:
         load_loras(pipe, lora)
+    if dtype in NARROW:
+        pipe.quantize_weights(getattr(torch, NARROW[dtype]))
     if steps == "compiled":
         pipe.compile()
     elif steps == "eager":

@@ -467,6 +467,16 @@ def test_dtype_reaches_the_weights(models, dtype, expected):
     assert pipe.transformer.dtype == expected
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8"])
+def test_weights_of_8_bits_generate_and_are_recorded(models, run, refused, tmp_path, monkeypatch, dtype):
+    monkeypatch.chdir(tmp_path)
+    common = "--model", models["text"], "--prompt", "a red heart", "--dtype", dtype, "--device", "cpu"
+    run("bench", *common, "--decoding", "ar", "--runs", "1", "--out", "rows.json")
+    (row,) = json.loads(Path("rows.json").read_text())["rows"]
+    assert row["dtype"] == dtype
+    assert "--lora" in refused("generate", "a red heart", "--model", models["text"], "--dtype", dtype, "--lora", "a/b")
+
+
 @pytest.mark.parametrize(
     "device, fast, expected",
     [("cpu", None, "float32"), ("cpu", "_is_avx512_bf16_supported", "bfloat16"), ("cuda", None, "bfloat16")],

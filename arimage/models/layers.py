@@ -10,6 +10,9 @@ from ..kernels.linear import linear
 class Linear(nn.Linear):
     """`nn.Linear` by `arimage.kernels.linear`."""
 
+    # See `QuantizedLinear`.
+    scale: torch.FloatTensor | None = None
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return linear(hidden, self.weight, self.bias)
 

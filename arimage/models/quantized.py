@@ -5,6 +5,9 @@ import torch.nn.functional as F
 from diffusers import ModelMixin
 from torch import nn
 
+from ..kernels.step import DTYPES as STEP_DTYPES
+from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
+from ..kernels.step.linear import linear
 from .layers import Linear
 
 
@@ -17,27 +20,38 @@ class QuantizedLinear(nn.Module):
     becomes the largest that `dtype` has. Activations are not quantised.
 
     Args:
-        linear: the layer whose weights it rounds.
+        layer: the linear layer whose weights it rounds.
         dtype: `torch.int8` or `torch.float8_e4m3fn`.
     """
 
     weight: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        full = linear.weight.detach().float()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        full = layer.weight.detach().float()
         # A row of zeros stays zeros.
         scale = (full.abs().amax(1) / DTYPES[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
         scaled = full / scale[:, None]
         self.register_buffer("weight", (scaled.round() if dtype == torch.int8 else scaled).to(dtype))
         self.register_buffer("scale", scale)
-        self.bias = linear.bias
+        self.bias = layer.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        product = F.linear(hidden, self.weight.to(hidden.dtype)) * self.scale.to(hidden.dtype)
+        if self._runs_kernel(hidden):
+            rows = linear(hidden.flatten(0, -2), self.weight, scale=self.scale)
+            product = rows.view(*hidden.shape[:-1], -1)
+        else:
+            product = F.linear(hidden, self.weight.to(hidden.dtype)) * self.scale.to(hidden.dtype)
         return product if self.bias is None else product + self.bias
+
+    def _runs_kernel(self, hidden: torch.Tensor) -> bool:
+        """Whether a product of a step reads the weight as it is stored."""
+        few = hidden.numel() <= MOST_ROWS * self.in_features and self.in_features % WIDTH == 0
+        return (
+            ENABLED and few and hidden.dtype in STEP_DTYPES and not hidden.requires_grad and has_kernels(self.weight)
+        )
 
     def _apply(self, fn, recurse=True):
         weight, scale = self.weight, self.scale
@@ -70,8 +84,8 @@ def quantizable(network: nn.Module) -> dict[str, nn.Linear]:
 
 def quantize_linears(network: nn.Module, dtype: torch.dtype) -> None:
     """Replace the `quantizable` layers of a transformer by layers with weights in `dtype`, one after another."""
-    for name, linear in quantizable(network).items():
-        network.set_submodule(name, QuantizedLinear(linear, dtype))
+    for name, layer in quantizable(network).items():
+        network.set_submodule(name, QuantizedLinear(layer, dtype))
 
 
 def is_quantized(network: nn.Module) -> bool:

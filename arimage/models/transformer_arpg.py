@@ -48,8 +48,9 @@ class QueryBlock(nn.Module):
 
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` by the kernels of a step; see `Block.step`."""
-        norm, weight = self.attention_norm, self.q_proj.weight
-        query = qkv(hidden, norm.weight, norm.eps, weight, at.table, at.positions, self.head_dim)
+        norm, layer = self.attention_norm, self.q_proj
+        turns = at.table, at.positions, self.head_dim
+        query = qkv(hidden, norm.weight, norm.eps, layer.weight, *turns, scale=layer.scale)
         rest = self.out_proj, self.feed_forward_norm, self.feed_forward
         return attend_and_feed(hidden, query, at, keys, values, *rest)
 
@@ -249,8 +250,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         for layer, block in enumerate(self.blocks):
             hidden = block.step(hidden, at, *cache.of_layer(layer))
         keys, values = memory = cache.of_layer(len(self.blocks))
-        weight = self.memory_proj.weight
-        qkv(hidden, norm.weight, norm.eps, weight, table, at.positions, self.head_dim, keys, values, index)
+        layer, turns = self.memory_proj, (table, at.positions, self.head_dim)
+        qkv(hidden, norm.weight, norm.eps, layer.weight, *turns, keys, values, index, layer.scale)
         queries = self.query_embedding.expand(cache.groups * query_places.numel(), -1)
         if self.place_embedding is None:
             queries = queries.contiguous()
@@ -260,7 +261,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         at = replace(at, positions=query_places.flatten(), slots=asked)
         for block in self.query_blocks:
             queries = block.step(queries, at, *memory)
-        return linear(queries, self.head.weight, gain=self.norm.weight, eps=self.norm.eps)
+        return linear(queries, self.head.weight, gain=self.norm.weight, eps=self.norm.eps, scale=self.head.scale)
 
     def predict(
         self,

@@ -108,6 +108,7 @@ class Block(nn.Module):
             keys,
             values,
             at.index,
+            layer.qkv_proj.scale,
         )
         rest = layer.out_proj, self.feed_forward_norm, self.feed_forward
         return attend_and_feed(hidden, query, at, keys, values, *rest)
@@ -347,8 +348,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
                 hidden = torch.where(noisy, hidden + denoiser.adapters[layer](before), hidden)
         if return_features:
             features = self.norm(hidden)
-            return linear(features, self.head.weight), features
-        return linear(hidden, self.head.weight, gain=self.norm.weight, eps=self.norm.eps), None
+            return linear(features, self.head.weight, scale=self.head.scale), features
+        return linear(hidden, self.head.weight, gain=self.norm.weight, eps=self.norm.eps, scale=self.head.scale), None
 
     def predict(
         self, tokens: torch.LongTensor, *, return_features: bool = False, cache: Any = None, **condition

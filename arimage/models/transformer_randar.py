@@ -127,7 +127,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         for layer, block in enumerate(self.blocks):
             hidden = block.step(hidden, at, *cache.of_layer(layer))
         asked = hidden.unflatten(0, (len(tokens), -1))[:, tokens.shape[1] :].flatten(0, 1)
-        return linear(asked, self.head.weight, gain=self.norm.weight, eps=self.norm.eps)
+        return linear(asked, self.head.weight, gain=self.norm.weight, eps=self.norm.eps, scale=self.head.scale)
 
     def _queries(self, query_at: torch.FloatTensor) -> torch.Tensor:
         """The queries [B, Q, hidden_size] for places whose rotations are `query_at`."""

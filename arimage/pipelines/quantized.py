@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from ..models.quantized import DTYPES, is_quantized, quantizable, quantize_linears
+from ..models.quantized import DTYPES, QuantizedLinear, is_quantized, quantizable, quantize_linears
 from .lora_layers import has_lora_layers
 
 
@@ -41,3 +41,11 @@ def check_full_weights(pipe: DiffusionPipeline, method: str) -> None:
     key, network = token_network(pipe)
     if is_quantized(network):
         raise ValueError(f"the {key} has weights of 8 bits: call {method} before quantize_weights")
+
+
+def dtype_name(pipe: Any) -> str:
+    """The dtype of the weights as the option --dtype names it: that of quantised ones, if there are any."""
+    layers = (part for part in token_network(pipe)[1].modules() if isinstance(part, QuantizedLinear))
+    layer = next(layers, None)
+    dtype = pipe.dtype if layer is None else layer.weight.dtype
+    return str(dtype).removeprefix("torch.").removesuffix("_e4m3fn")

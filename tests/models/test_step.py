@@ -11,13 +11,16 @@ from runpy import run_path
 import pytest
 import tiny
 import torch
+from families import EVERY, condition_of, seeded
 from peft import LoraConfig
-from steps import allow_steps
+from steps import allow_steps, count_layers
 from torch import nn
 
 import arimage.kernels.step
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling
-from arimage.models import step
+from arimage.kernels.step.linear import linear
+from arimage.models import quantized, step
+from arimage.models.quantized import quantize_linears
 from arimage.models.step import runs_step
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
@@ -97,6 +100,39 @@ def test_half_precision_takes_the_kernels():
     assert runs_step(transformer()) and runs_step(transformer().half())
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_weights_of_8_bits_take_the_kernels(monkeypatch, dtype):
+    network = transformer()
+    quantize_linears(network, dtype)
+    assert runs_step(network)
+    network.blocks[0].attention.qkv_proj.bias = nn.Parameter(torch.zeros(384, dtype=torch.bfloat16))
+    assert not runs_step(network)
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "arpg-places", "randar"])
+def test_steps_by_weights_of_8_bits_give_the_tokens_of_torch(monkeypatch, family):
+    pipe = EVERY[family]()
+    pipe.quantize_weights()
+    call = {**condition_of(pipe), "output_type": "latent", "num_images_per_prompt": 2}
+    expected = pipe(**call, generator=seeded(0)).tokens
+    allow_steps(monkeypatch)
+    rows = count_layers(monkeypatch)
+    assert torch.equal(pipe(**call, generator=seeded(0)).tokens, expected) and rows
+
+
+def test_a_layer_of_8_bits_reads_its_weight_as_it_is_stored_in_products_of_few_rows(monkeypatch):
+    layer, sizes = quantized.QuantizedLinear(nn.Linear(128, 64), torch.int8).to(torch.bfloat16), []
+    monkeypatch.setattr(quantized, "has_kernels", lambda weight: weight.dtype == torch.int8)
+    monkeypatch.setattr(
+        quantized, "linear", lambda x, *rest, **scale: (sizes.append(len(x)), linear(x, *rest, **scale))[1]
+    )
+    for shape in ((2, 3, 128), (5, 128), (2, 64, 128)):
+        hidden = torch.randn(shape).bfloat16()
+        full = (layer.weight.float() * layer.scale[:, None]).bfloat16()
+        torch.testing.assert_close(layer(hidden), nn.functional.linear(hidden, full, layer.bias), rtol=0.05, atol=0.05)
+    assert sizes == [6, 5]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_takes_the_layers_in_torch(name):
     assert not runs_step(REFUSED[name]())
@@ -118,7 +154,7 @@ def test_a_cpu_takes_them_too(monkeypatch):
 def test_a_variable_switches_the_kernels_off(monkeypatch, value, enabled):
     if value is not None:
         monkeypatch.setenv("ARIMAGE_STEP_KERNELS", value)
-    assert run_path(arimage.kernels.step.__file__)["ENABLED"] is enabled
+    assert run_path(arimage.kernels.step.__file__, run_name="arimage.kernels.step.again")["ENABLED"] is enabled
     monkeypatch.setattr(step, "ENABLED", enabled)
     assert runs_step(transformer()) is enabled
 

@@ -28,6 +28,7 @@ from ...decoding import decoding_from_dict, decoding_to_dict, decoding_to_text
 from ...media.files import read_image
 from ...options import Steps, adapter_text
 from ...pipelines.base import ARPipeline
+from ...pipelines.quantized import dtype_name
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
 from .files import append, check_same, hold, remove_leftovers, replace, space_in, to_json, to_lines
@@ -145,7 +146,7 @@ def make_config(
         "height": height,
         "width": width,
         **optional,
-        "dtype": str(pipe.dtype).removeprefix("torch."),
+        "dtype": dtype_name(pipe),
         **({} if steps == "captured" else {"steps": steps}),
         "machine": machine(pipe._execution_device),
     }

@@ -17,8 +17,14 @@ import os
 
 import torch
 
+from .. import runs_triton
+
 
 MOST_ROWS = 64
+# Tensor cores do not multiply float32 in full precision, and the kernels need them.
+DTYPES = (torch.bfloat16, torch.float16)
+# The widths of weights are multiples of this.
+WIDTH = 64
 # Read once, so that captured steps and the others run the same kernels.
 ENABLED = os.environ.get("ARIMAGE_STEP_KERNELS", "1") != "0"
 
@@ -26,3 +32,13 @@ ENABLED = os.environ.get("ARIMAGE_STEP_KERNELS", "1") != "0"
 def has_many_rows(x: torch.Tensor) -> bool:
     """Whether a step of the rows `x` [R, ...] takes its products from torch."""
     return len(x) > MOST_ROWS
+
+
+def has_kernels(weight: torch.Tensor) -> bool:
+    """Whether the card of a weight runs the kernels: an NVIDIA GPU of compute capability 8.0 or newer, 8.9 for
+    float8."""
+    if not runs_triton(weight) or torch.version.hip is not None:
+        return False
+    least = (8, 9) if weight.dtype == torch.float8_e4m3fn else (8, 0)
+    # Fake tensors need no card.
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(weight.device) >= least
