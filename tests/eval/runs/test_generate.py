@@ -148,6 +148,10 @@ def test_the_negative_prompt_reaches_the_model(tmp_path):
     assert images["lowres"] != images["bright red"] != images[None]
     with pytest.raises(ValueError, match="says negative_prompt = 'lowres' and you ask for 'bright red'"):
         prepare(make_config(pipe, rows, **asked, negative_prompt="bright red"), rows, tmp_path / "lowres")
+    with pytest.raises(ValueError, match="says steps = None and you ask for 'compiled'"):
+        prepare(
+            make_config(pipe, rows, **asked, negative_prompt="lowres", steps="compiled"), rows, tmp_path / "lowres"
+        )
 
 
 def test_a_negative_prompt_for_a_model_without_is_refused(command, models, tmp_path):
