@@ -80,8 +80,7 @@ def test_another_guidance_scale_in_the_demo_captures_nothing(decoding, tmp_path,
                 assert len(pictures) == 1
                 return device.captures
 
-            # Rows get settings of their own once these differ.
-            first, second, third = map(captures, (2.0, 3.0, 5.0))
-            assert 0 < first and second == third and device.replays
+            first, second = map(captures, (2.0, 5.0))
+            assert 0 < first == second < device.replays
         finally:
             engine.close()
