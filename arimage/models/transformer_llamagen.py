@@ -322,7 +322,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
             positions, slots, visible: [B, Q, ...], see `TokenModel.forward`. Slots for trees need `visible`.
             cache: has the rows of all groups.
             table: the `rotary_table` of the image.
-            seen: bool [rows, P], which tokens of the prompt a row sees, the last ones.
+            seen: bool [rows, P], which tokens of the prompt a row sees.
             denoiser, vectors, noise: see `forward`, of all rows.
         """
         weight = self.token_embedding.weight

@@ -65,5 +65,7 @@ def test_one_graph_serves_a_whole_image(monkeypatch):
             pipe.compile()
             assert differences(on_cpu, call(pipe, "ar", 1)) == []
             captures.append(device.captures)
-    # In torch, attention is limited to 64, 128 and all of the tokens.
-    assert captures == [3, 1]
+            call(pipe, "ar", 1, first=1)
+            captures.append(device.captures)
+    # In torch, attention is limited to 64, 128 and all of the tokens. A further call captures nothing.
+    assert captures == [3, 3, 1, 1]

@@ -133,6 +133,8 @@ def cached(shape, told):
     images, given = rows // 2, layer(shape)
     slots = torch.randint(0, PLACES - FIRST, (images * queries,), generator=generator)
     seen = torch.arange(5) >= torch.randint(0, 5, (rows, 1), generator=generator)
+    # Not only padding on the left.
+    seen[0] = torch.tensor([False, True, False, True, True])
     visible = None
     if told:
         visible = torch.rand(images * queries, PLACES - FIRST + 4, generator=generator) < 0.2

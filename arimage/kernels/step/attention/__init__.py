@@ -24,7 +24,7 @@ def attention(
     Args:
         query: the queries of an image lie together, and images come once per group. Those of a row have no gaps.
         keys, values: [rows, key_heads, places, head_dim], contiguous. Heads may share keys.
-        seen: bool [rows, P], which tokens of the prompt a row sees, the last ones of each row. They end at `prefix`.
+        seen: bool [rows, P], which tokens of the prompt a row sees. They end at `prefix`.
         first: the place of the image's first slot; the scratch slots begin at `prefix`.
         slots: int64 [M], where M divides R: a query sees the slots of the image up to its own. The queries of the
             first group are given, which the others repeat.

@@ -58,8 +58,10 @@ def attention_kernel(
     place = (key_head * group + folded % group) * head_dim
     q = tl.load(query_ptr + (token * stride + place)[:, None] + channel[None], mask=inside[:, None], other=0.0)
     word = tl.arange(0, block_prompt)
-    seen = tl.load(seen_ptr + row * prompt + word, mask=word < prompt, other=0)
-    start = prefix - tl.sum((seen != 0).to(tl.int32))
+    seen_ptr += row * prompt
+    seen = tl.load(seen_ptr + word, mask=word < prompt, other=0)
+    # Nothing is read before the first word that is seen.
+    start = prefix - prompt + tl.min(tl.where(seen != 0, word, prompt))
     # Where the query lies among those of its group.
     given = row * queries % count + query
     if table_ptr is not None:
@@ -90,7 +92,8 @@ def attention_kernel(
         k = tl.load(keys_ptr + at, mask=used[:, None], other=0.0)
         v = tl.load(values_ptr + at, mask=used[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        told = ((key >= start) & (key < prefix))[None]
+        of_prompt = (key >= start) & (key < prefix)
+        told = (tl.load(seen_ptr + key - prefix + prompt, mask=of_prompt, other=0) != 0)[None]
         if visible_ptr is None:
             told = told | ((key >= first)[None] & ((key - first)[None] <= slot[:, None]))
         else:
