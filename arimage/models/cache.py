@@ -153,8 +153,9 @@ class PlacedCache(RowCache):
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
         all_keys, all_values = self.of_layer(layer)
         for cached, states in ((all_keys, keys), (all_values, values)):
-            # Under torch.autocast the states are not in the dtype of the weights.
-            cached[rows, :, index] = states.transpose(1, 2).to(cached.dtype)
+            # Under torch.autocast the states are not in the dtype of the weights. No gradients are kept, which would
+            # tie all layers of a stack together.
+            cached[rows, :, index] = states.detach().transpose(1, 2).to(cached.dtype)
         return all_keys[:, :, : self.length], all_values[:, :, : self.length]
 
 
