@@ -1,9 +1,10 @@
 """Steps that are captured or compiled, and kept between calls."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..decoding import Decoding
 from ..decoding.run.capture import KEPT_BYTES, WARM_UP, CompiledSteps
@@ -39,8 +40,9 @@ class CompileMixin(OffloadMixin):
         The graphs and the cache of a call are kept for the next one of the same kind, which then captures nothing, see
         `warm_up`; moving or replacing weights drops them. The images are the same as without graphs, up to the
         rounding of attention, whose limits are coarser. Prefill and image decoding stay eager; the steps do too while
-        hooks move the weights of a component (offloading, several devices), where a layer has forward hooks, and where
-        a capture fails, of which a warning tells. `from_pipe` and `save_pretrained` do not keep this setting.
+        hooks move the weights of a component (offloading, several devices), where a layer has forward hooks, where
+        weights are divided among processes, and where a capture fails, of which a warning tells. `from_pipe` and
+        `save_pretrained` do not keep this setting.
 
         Args:
             kept_bytes: how much memory kept caches and graphs may take, at most half of the memory that is left; those
@@ -130,7 +132,7 @@ class CompileMixin(OffloadMixin):
         if steps is None:
             return None
         parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
-        if not (steps.compiles or self._execution_device.type == "cuda") or self.has_hooks or _are_hooked(parts):
+        if not (steps.compiles or self._execution_device.type == "cuda") or self.has_hooks or _need_python(parts):
             # Their memory is needed now.
             steps.kept.clear()
             return None
@@ -143,6 +145,8 @@ class CompileMixin(OffloadMixin):
         return self.steps_of(self.decoding)
 
 
-def _are_hooked(components: Iterable[torch.nn.Module]) -> bool:
-    """Whether a layer of them has forward hooks."""
-    return any(each._forward_hooks or each._forward_pre_hooks for part in components for each in part.modules())
+def _need_python(components: Sequence[torch.nn.Module]) -> bool:
+    """Whether a layer of them has forward hooks, or weights are divided among processes, whose exchange has not been
+    captured on a GPU yet."""
+    hooked = any(each._forward_hooks or each._forward_pre_hooks for part in components for each in part.modules())
+    return hooked or any(isinstance(weight, DTensor) for part in components for weight in part.parameters())

@@ -13,6 +13,7 @@ from families import seeded
 from arimage import LlamaGenPipeline
 from arimage.decoding import AutoregressiveDecoding
 from arimage.decoding.run.capture import WARM_UP, CapturedStep
+from arimage.pipelines import compiling
 
 
 def steps_of(pipe, decoding="ar", **given):
@@ -102,6 +103,15 @@ def test_each_pipeline_has_steps_of_its_own_and_none_are_saved(tmp_path):
     plain.save_pretrained(tmp_path / "model")
     loaded = LlamaGenPipeline.from_pretrained(tmp_path / "model")
     assert not loaded._compiled.compiles
+
+
+def test_weights_that_are_divided_among_processes_run_eagerly(monkeypatch):
+    pipe = fresh()
+    with card.card() as device:
+        assert steps_of(pipe) == "captured"
+        monkeypatch.setattr(compiling, "DTensor", card.OnCard)
+        captures = device.captures
+        assert steps_of(pipe) == "eager" and device.captures == captures and len(pipe._compiled.kept) == 0
 
 
 def test_a_variable_turns_captures_off(monkeypatch):
