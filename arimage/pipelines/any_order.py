@@ -12,6 +12,7 @@ from ..decoding import Decoding, GroupDecoding, Layout, Order, order_of
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
+from .checks import prompt_names
 from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
@@ -124,7 +125,7 @@ class AnyOrderPipeline(UpscalingPipeline):
             guided=call.guided,
             codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
         )
-        names = self.names_of(prompt, count)
+        names = prompt_names(prompt, count, count)
         model.merge_prompts([name for name in names for _ in range(call.num_images_per_prompt)])
         call.model = model
         return call

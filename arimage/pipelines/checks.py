@@ -1,6 +1,7 @@
 """Checks of texts, token ids, dtypes and decodings."""
 
 import numbers
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = N
     for text in listed:
         check_encodable(name, text)
     return listed
+
+
+def prompt_names(prompt: str | list[str] | None, given: int, count: int) -> list[Hashable]:
+    """Names of the embeddings of `count` prompts, see `Conditions.merge`: their texts, or the places of the `given`
+    embeddings. One for all is repeated."""
+    names = range(given) if prompt is None else as_texts(prompt)
+    return [names[i % len(names)] for i in range(count)]
 
 
 def text_length(max_sequence_length: int | None, default: int) -> int:

@@ -1,7 +1,5 @@
 """The base of pipelines whose checkpoints generate images from a class, or from a text with a T5 encoder."""
 
-from collections.abc import Hashable, Sequence
-
 import torch
 from diffusers.utils import logging
 from torch import nn
@@ -223,10 +221,6 @@ class ClassOrTextPipeline(ARImagePipeline):
         if self.transformer.config.num_condition_tokens == 1:
             embeds, mask = last_state(embeds, mask)
         return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
-
-    def names_of(self, prompt, count: int) -> Sequence[Hashable]:
-        """Names of the `count` conditions of `encode_condition`, see `Conditions.merge`."""
-        return range(count) if prompt is None else as_texts(prompt)
 
     def encode_prefix(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
         """`encode_condition` for transformers that read a text as a prefix, padded on the left."""

@@ -12,6 +12,7 @@ from ..decoding.contract.supports import Traits
 from ..models.distilled import DistilledModel
 from .abilities import TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
+from .checks import prompt_names
 from .class_or_text import ClassOrTextPipeline
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
@@ -88,7 +89,7 @@ class DistilledPipeline(ClassOrTextPipeline):
         count, size = self.check_condition(*condition), self.check_size(height, width)
         call = self.begin_call(count, size, **settings)
         condition = self.encode_prefix(*condition)
-        call.bind(self.bind_model(call, condition), self.names_of(prompt, count))
+        call.bind(self.bind_model(call, condition), prompt_names(prompt, count, count))
         if noise is not None:
             shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)
             if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():

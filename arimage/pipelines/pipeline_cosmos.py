@@ -20,7 +20,7 @@ from ..tokenizers.vq_frames import FramewiseVQModel
 from .abilities import TOKEN_SAMPLING, Abilities
 from .base import ARPipeline
 from .call import GenerationCall
-from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, text_length
+from .checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, prompt_names, text_length
 from .docstrings import fill_docstring
 from .output import VideoPipelineOutput
 from .tokenizing import tokenize
@@ -194,9 +194,7 @@ class CosmosPipeline(ARPipeline):
             guided=call.guided,
             codebook=self.vq.code_vectors(),
         )
-        names = [*range(texts)] if prompt is None else as_texts(prompt)
-        # One for all is repeated.
-        call.bind(model, [names[i % len(names)] for i in range(count)] if texts else None)
+        call.bind(model, prompt_names(prompt, texts or 1, count))
         return call
 
     # Parts of `prepare`

@@ -20,7 +20,7 @@ from ..tokenizers.bsq_infinity import InfinityVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .base import ARImagePipeline
 from .call import GenerationCall
-from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, text_length
+from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, prompt_names, text_length
 from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
@@ -256,12 +256,8 @@ class InfinityPipeline(ARImagePipeline):
             mixed_layer=layers + layer if layer and call.guided else None,
             guidance=tuple(float(call.sampling.at_scale(scale).guidance_scale) for scale in scales),
         )
-        names = [*range(count)] if prompt is None else as_texts(prompt)
-        others = (
-            [0] if negatives is None else range(negatives) if negative_prompt is None else as_texts(negative_prompt)
-        )
-        # One for all is repeated.
-        call.bind(model, names, [others[i % len(others)] for i in range(count)])
+        others = prompt_names(negative_prompt, negatives or 1, count)
+        call.bind(model, prompt_names(prompt, count, count), others)
         return call
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:

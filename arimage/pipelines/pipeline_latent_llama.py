@@ -14,6 +14,7 @@ from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import LATENT_SAMPLING, Abilities
 from .call import GenerationCall
+from .checks import prompt_names
 from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
@@ -157,7 +158,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         shared = condition, Layout((self.transformer.config.grid_size,) * 2)
         drafter = None if self.drafter is None else LatentLlamaModel(self.drafter, *shared, guided=call.guided)
         model = LatentLlamaModel(self.transformer, *shared, guided=call.guided, drafter=drafter)
-        call.bind(model, self.names_of(prompt, count))
+        call.bind(model, prompt_names(prompt, count, count))
         return call
 
     def to_tokens(self, latents: torch.Tensor) -> torch.FloatTensor:

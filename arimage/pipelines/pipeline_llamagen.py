@@ -14,6 +14,7 @@ from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
+from .checks import prompt_names
 from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
@@ -132,7 +133,7 @@ class LlamaGenPipeline(UpscalingPipeline):
             drafter=self.drafter,
             denoiser=self.denoiser,
         )
-        call.bind(model, self.names_of(prompt, count))
+        call.bind(model, prompt_names(prompt, count, count))
         return call
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:

@@ -14,6 +14,7 @@ from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_var import VARVQModel
 from .abilities import EDITING, TOKEN_SAMPLING, Abilities
 from .call import GenerationCall
+from .checks import prompt_names
 from .class_or_text import check_text_encoder
 from .docstrings import fill_docstring
 from .output import ImagePipelineOutput
@@ -141,7 +142,7 @@ class VARPipeline(UpscalingPipeline):
         if self.refiner is not None:
             refiner = VARScaleModel(self.refiner, self.vq, condition, guided=call.guided)
         model = VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner)
-        call.bind(model, self.names_of(prompt, count))
+        call.bind(model, prompt_names(prompt, count, count))
         return call
 
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:
