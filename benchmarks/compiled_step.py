@@ -31,7 +31,7 @@ from step_models import MODELS, Bind, Bound
 from torch._inductor.graph import GraphLowering
 
 from arimage.decoding import Decoding, decoding_from_text
-from arimage.decoding.run.capture import CompiledSteps, _copy_of
+from arimage.decoding.run.capture import CompiledSteps
 from arimage.models.fused import Fused, projections
 
 
@@ -148,7 +148,7 @@ def compiled(bind: Bind, decoding: Decoding, batch: int, fuse: bool) -> Compiled
             bound.networks[0].compile(fullgraph=True, dynamic=False)
             generated = generate(decoding.step, state)
         else:
-            step = torch.compile(_copy_of(type(decoding).step), **CompiledSteps()._options)
+            step = CompiledSteps()._compile(type(decoding).step, True)
             generated = generate(step, decoding, state)
     torch.compiler.reset()
     found = launches(generated.code)

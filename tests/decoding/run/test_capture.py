@@ -81,6 +81,18 @@ def test_steps_are_captured_after_they_warmed_up(name, device):
     assert device.replays == len(taken) - 1 - WARM_UP > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "max-autotune"}, {"backend": "eager"}, {"options": {}}], ids=str)
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_inductor_takes_options_of_this_library_on_a_gpu_where_there_are_none(device, monkeypatch, options, place):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: given.append(options) or function)
+    state = AutoregressiveDecoding().start(llamagen(place), SAMPLING, torch.arange(2, device=place))
+    CompiledSteps(**options)(AutoregressiveDecoding(), state)
+    own = {"options": {"force_pointwise_cat": True}} if place == "cuda" and not options else {}
+    expected = {"mode": "max-autotune-no-cudagraphs"} if "mode" in options else options
+    assert given == [{"fullgraph": True, "dynamic": False, **expected, **own}]
+
+
 def test_every_window_has_a_graph_of_its_own(device, monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
     windows = []
