@@ -381,6 +381,7 @@ def kernels() -> dict:
         "arimage::step_keys": write_keys,
         "arimage::step_linear": linear,
         "arimage::step_qkv": qkv,
+        "arimage::step_queries": lambda *args: qkv(*args[:-1], scale=args[-1]),
         "arimage::step_modulated": modulated,
         "arimage::step_modulations": modulations,
         "arimage::step_unit_heads": unit_heads,
