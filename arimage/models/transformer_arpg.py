@@ -205,7 +205,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
 
     @property
     def step_parts(self) -> list[nn.Module]:
-        """What `step` goes through; see `runs_step`."""
+        """See `runs_step`."""
         places = [] if self.place_embedding is None else [self.place_embedding]
         first = [self.token_embedding, *self.blocks, self.memory_norm, self.memory_proj]
         return [*first, *places, *self.query_blocks, self.norm, self.head]

@@ -16,6 +16,7 @@ from .denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
 from .layers import Linear, additive, heads_per_key, init_normal
 from .mixin import ModelMixin
 from .prefix import PrefixModel
+from .step import StepPlaces, runs_step
 from .transformer_llamagen import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
 
 
@@ -112,12 +113,28 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrT
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
-            parts.append(self.input_norm(self.input_projection(tokens.to(self.dtype))))
+            parts.append(self._embed(tokens))
         hidden = torch.cat(parts, dim=1)
         scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, rotary, scores, cache, layer)
         return self.norm(hidden[:, first_query:])
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.input_norm(self.input_projection(tokens.to(self.dtype)))
+
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """See `runs_step`."""
+        return [*self.blocks, self.norm]
+
+    def step(self, tokens: torch.Tensor, cache: SlotCache, at: StepPlaces) -> torch.Tensor:
+        """`forward` over few tokens [rows, Q, token_dim] by the kernels of `arimage.kernels.step`, where `runs_step`
+        allows it: conditions [rows, Q, hidden_size]."""
+        hidden = self._embed(tokens).flatten(0, 1)
+        for layer, block in enumerate(self.blocks):
+            hidden = block.step(hidden, at, *cache.of_layer(layer))
+        return self.norm(hidden).unflatten(0, tokens.shape[:2])
 
     def predict(self, tokens: torch.Tensor, **condition) -> torch.Tensor:
         """Teacher-forced conditions of the denoising head [B, N, hidden_size] for tokens [B, N, token_dim] in raster
@@ -206,12 +223,29 @@ class LatentLlamaModel(PrefixModel):
 
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: SlotCache) -> torch.Tensor:
         """Conditions [G, B, Q, C] of the positions after `positions`; see `CausalLatentModel.forward`."""
+        table = self._rotary[self.conditions.length :]
+        steps = runs_step(self.transformer)
+        cache.leave_ends(steps)
+        if steps:
+            cache.allocate()
+            own = positions.flatten()
+            at = StepPlaces(
+                table=table,
+                positions=own,
+                index=cache.places[own],
+                seen=self.conditions.seen,
+                prefix=cache.prefix,
+                first=cache.first,
+                slots=own,
+            )
+            conditions = self.transformer.step(tokens.repeat(self.groups, 1, 1), cache, at)
+            return conditions.unflatten(0, (self.groups, -1))
         slots = cache.slots_of(positions, None)
         cache.write_slots(slots)
         conditions = self.transformer(
             tokens.repeat(self.groups, 1, 1),
             # Padding is rotated as the last position.
-            rotary=self._rotary[self.conditions.length :][positions].repeat(self.groups, 1, 1, 1),
+            rotary=table[positions].repeat(self.groups, 1, 1, 1),
             mask=self.conditions.visible_keys(cache.prefix, cache.seen(slots, None)),
             cache=cache,
         )

@@ -297,7 +297,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
 
     @property
     def step_parts(self) -> list[nn.Module]:
-        """What `step` goes through; see `runs_step`."""
+        """See `runs_step`."""
         return [self.token_embedding, *self.blocks, self.norm, self.head]
 
     def step(

@@ -114,7 +114,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
 
     @property
     def step_parts(self) -> list[nn.Module]:
-        """What `step` goes through; see `runs_step`."""
+        """See `runs_step`."""
         return [self.token_embedding, *self.blocks, self.norm, self.head]
 
     def step(
