@@ -5,11 +5,15 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
+from torch import nn
 
+from ..kernels.step.embedding import embedding
+from ..kernels.step.linear import linear
 from ..schema import Count, Epsilon, Positive, Share, Width, checked
 from .cache import SlotCache
 from .layers import Linear, additive, heads_per_key
 from .mixin import ModelMixin
+from .step import StepPlaces, runs_step
 from .transformer_llamagen import Block, LlamaGenTokenModel, LlamaGenTransformer, rotary_table
 
 
@@ -82,6 +86,16 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
         hidden = self.fc(torch.cat([embedded, features], dim=-1))
         return self.block(hidden, rotary, additive(mask, hidden.dtype, heads_per_key(self.config)), cache, 0)
 
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """See `runs_step`."""
+        return [self.fc, self.block]
+
+    def step(self, embedded: torch.Tensor, features: torch.Tensor, cache: SlotCache, at: StepPlaces) -> torch.Tensor:
+        """`forward` of rows [R, hidden_size] by the kernels of `arimage.kernels.step`, where `runs_step` allows it."""
+        hidden = linear(torch.cat([embedded, features], dim=-1), self.fc.weight)
+        return self.block.step(hidden, at, *cache.of_layer(0))
+
     def predict(
         self, transformer: LlamaGenTransformer, tokens: torch.LongTensor, features: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,6 +153,27 @@ class LlamaGenDraftModel:
         """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see
         `DraftModel.forward`."""
         groups, transformer = self.model.groups, self.model.transformer
+        # Slots of a tree say nothing about what they see.
+        steps = (slots is None or visible is not None) and runs_step(self.drafter) and runs_step(transformer)
+        cache.leave_ends(steps)
+        if steps:
+            cache.allocate()
+            embedded, last, index = embedding(
+                tokens, positions, slots, cache.places, transformer.token_embedding.weight, groups
+            )
+            at = StepPlaces(
+                table=self._rotary,
+                positions=positions.flatten(),
+                index=index,
+                seen=features.new_empty(len(features) * features.shape[1], 0, dtype=torch.bool),
+                prefix=cache.prefix,
+                first=cache.first,
+                slots=last,
+                visible=None if visible is None else visible.flatten(0, 1),
+            )
+            hidden = self.drafter.step(embedded, features.flatten(0, 2), cache, at)
+            features, shape = transformer.norm(hidden), (groups, *tokens.shape, -1)
+            return linear(features, transformer.head.weight).view(shape), features.view(shape)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
         seen = F.pad(cache.seen(at_slots, visible), (cache.prefix, 0)).repeat(groups, 1, 1)

@@ -129,7 +129,7 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrT
         return [*self.blocks, self.norm]
 
     def step(self, tokens: torch.Tensor, cache: SlotCache, at: StepPlaces) -> torch.Tensor:
-        """`forward` over few tokens [rows, Q, token_dim] by the kernels of `arimage.kernels.step`, where `runs_step`
+        """`forward` over tokens [rows, Q, token_dim] by the kernels of `arimage.kernels.step`, where `runs_step`
         allows it: conditions [rows, Q, hidden_size]."""
         hidden = self._embed(tokens).flatten(0, 1)
         for layer, block in enumerate(self.blocks):
