@@ -93,7 +93,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
 
     def step(self, embedded: torch.Tensor, features: torch.Tensor, cache: SlotCache, at: StepPlaces) -> torch.Tensor:
         """`forward` of rows [R, hidden_size] by the kernels of `arimage.kernels.step`, where `runs_step` allows it."""
-        hidden = linear(torch.cat([embedded, features], dim=-1), self.fc.weight)
+        hidden = linear(torch.cat([embedded, features], dim=-1), self.fc.weight, scale=self.fc.scale)
         return self.block.step(hidden, at, *cache.of_layer(0))
 
     def predict(
@@ -173,7 +173,8 @@ class LlamaGenDraftModel:
             )
             hidden = self.drafter.step(embedded, features.flatten(0, 2), cache, at)
             features, shape = transformer.norm(hidden), (groups, *tokens.shape, -1)
-            return linear(features, transformer.head.weight).view(shape), features.view(shape)
+            logits = linear(features, transformer.head.weight, scale=transformer.head.scale)
+            return logits.view(shape), features.view(shape)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
         seen = F.pad(cache.seen(at_slots, visible), (cache.prefix, 0)).repeat(groups, 1, 1)

@@ -112,6 +112,8 @@ class FusedLinear(nn.Linear):
 
     fused: Fused
     place: int
+    # As in `Linear`.
+    scale = None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         # Hooks that wrapped this method call it also after `take_apart`.

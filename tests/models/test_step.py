@@ -159,6 +159,19 @@ def test_a_variable_switches_the_kernels_off(monkeypatch, value, enabled):
     assert runs_step(transformer()) is enabled
 
 
+def test_fused_projections_take_the_kernels_too(monkeypatch):
+    allow_steps(monkeypatch)
+    pipe, logits = tiny.class_pipeline(), []
+    for prepare in (lambda: None, pipe.fuse_projections):
+        prepare()
+        model = LlamaGenTokenModel(pipe.transformer, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)))
+        cache, _ = model.prefill(2)
+        tokens, positions = torch.zeros(2, 3, dtype=torch.long), torch.arange(3).expand(2, -1)
+        logits.append(model.forward(tokens, positions, cache))
+        assert cache.finds_ends
+    torch.testing.assert_close(*logits)
+
+
 def test_a_compiled_step_is_one_graph(monkeypatch):
     allow_steps(monkeypatch)
     network, decoding, found = tiny.class_pipeline().transformer, AutoregressiveDecoding(), []
