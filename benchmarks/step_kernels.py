@@ -22,6 +22,9 @@ from arimage.kernels.step import MOST_ROWS
 from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel
 from arimage.kernels.step.attention.triton import STAGES as ATTENTION_STAGES
 from arimage.kernels.step.embedding.triton import embedding_kernel
+from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
+from arimage.kernels.step.keys.triton import HEADS as KEYS_HEADS
+from arimage.kernels.step.keys.triton import keys_kernel
 from arimage.kernels.step.linear.triton import STAGES as LINEAR_STAGES
 from arimage.kernels.step.linear.triton import block_out, linear_kernel
 from arimage.kernels.step.modulated.triton import modulated_kernel, tiles
@@ -141,11 +144,13 @@ def qkv(rows: int, width: int, heads: int, head_dim: int) -> Compiled:
     return compiled(qkv_kernel, types, constants)
 
 
-def attention(queries: int, heads: int, head_dim: int, *, told=False) -> Compiled:
+def attention(queries: int, heads: int, head_dim: int, *, told=False, rotates=False) -> Compiled:
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
     types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32"} | ({"visible_ptr": "*u8"} if told else {})
-    types |= dict.fromkeys(("count", "queries", "places", "prompt", "prefix", "first", "slots"), "i32")
+    types |= dict.fromkeys(("count", "queries", "places", "prompt", "prefix", "first", "slots", "positions"), "i32")
+    types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates else {}
     constants = {"heads": heads, "key_heads": heads, "head_dim": head_dim, "block_prompt": 1}
+    constants |= {"stride": (3 if rotates else 1) * heads * head_dim}
     constants |= {"block_queries": queries, "block_keys": KEYS, "stages": ATTENTION_STAGES}
     return compiled(attention_kernel, types, constants)
 
@@ -155,6 +160,20 @@ def embedding(width: int) -> Compiled:
     types |= dict.fromkeys(("token_ptr", "position_ptr", "places_ptr", "last_ptr", "index_ptr"), "*i64")
     types |= {"count": "i32", "nowhere": "i32"}
     return compiled(embedding_kernel, types, {"width": width, "block": triton.next_power_of_2(width)})
+
+
+def gate() -> Compiled:
+    types = dict.fromkeys(("gate_ptr", "up_ptr", "out_ptr"), "*bf16")
+    types |= dict.fromkeys(("size", "gate_stride", "up_stride"), "i32")
+    return compiled(gate_kernel, types, {"block": BLOCK})
+
+
+def keys(heads: int, head_dim: int) -> Compiled:
+    types = dict.fromkeys(("states_ptr", "keys_ptr", "values_ptr"), "*bf16") | {"table_ptr": "*fp32"}
+    types |= {"position_ptr": "*i64", "index_ptr": "*i64"}
+    types |= dict.fromkeys(("count", "queries", "positions", "places"), "i32")
+    constants = {"stride": 3 * heads * head_dim, "key_heads": heads, "head_dim": head_dim}
+    return compiled(keys_kernel, types, constants | {"block_heads": KEYS_HEADS})
 
 
 def modulated(
@@ -225,6 +244,11 @@ def kernels(
     for queries in (LEAST_ROWS, QUERIES):
         yield f"attention, {queries} queries", attention(queries, heads, head_dim)
         yield f"attention, {queries} queries, given mask", attention(queries, heads, head_dim, told=True)
+        yield f"attention, many rows, {queries} queries", attention(queries, heads, head_dim, rotates=True)
+        given = attention(queries, heads, head_dim, told=True, rotates=True)
+        yield f"attention, many rows, {queries} queries, given mask", given
+    yield "heads of keys, many rows", keys(heads, head_dim)
+    yield "gate, many rows", gate()
     for rows in counts:
         yield f"qkv, {rows} rows", qkv(rows, width, heads, head_dim)
         yield f"out, {rows} rows", linear(rows, width, width, residual=True)

@@ -21,9 +21,12 @@ from arimage.kernels.noise import normals
 from arimage.kernels.probabilities import probabilities
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.embedding import embedding
+from arimage.kernels.step.gate import gate
+from arimage.kernels.step.keys import write_keys
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
 from arimage.kernels.window import Drafting, close_window, open_window, slide_window
+from arimage.models.fused import Fused, projections
 from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -215,8 +218,19 @@ def test_the_kernels_of_a_step_read_what_they_need_only():
     assert sum(counter.weights.values()) == 3 * WIDTH**2 * HALF
     assert counter.flop == 2 * ROWS * QUERIES * 3 * WIDTH**2
     moved, counter = launched(attention, x.unflatten(1, (HEADS, -1)), keys, keys, seen, 9, 16, places, slots=8)
-    assert moved == 2 * CACHED + ROWS * 5 + 2 * QUERIES * LONG + 2 * ROWS * WIDTH * (16 + 8) * HALF
-    assert counter.flop == 4 * ROWS * QUERIES * WIDTH * (16 + 8)
+    # Of the places before the image it reads those of the prompt only.
+    attended = 2 * CACHED + ROWS * 5 + 2 * QUERIES * LONG + 2 * ROWS * WIDTH * (5 + 8) * HALF
+    assert moved == attended and counter.flop == 4 * ROWS * QUERIES * WIDTH * (5 + 8)
+    query = x.unflatten(1, (HEADS, -1))
+    moved, _ = launched(attention, query, keys, keys, seen, 9, 16, places, None, table, places, slots=8)
+    assert moved == attended + 2 * QUERIES * LONG + rotations
+    visible = torch.zeros(2 * QUERIES, PLACES - 16 + 6, dtype=torch.bool)
+    moved, _ = launched(attention, query, keys, keys, seen, 9, 16, places, visible, slots=8)
+    assert moved == attended + visible.numel() + 2 * ROWS * WIDTH * (16 - 9) * HALF
+    moved, _ = launched(write_keys, torch.cat([query, query], dim=1), table, places, keys, keys.clone(), places)
+    assert moved == 4 * CACHED + 2 * 2 * QUERIES * LONG + rotations
+    moved, _ = launched(gate, x, x)
+    assert moved == 3 * CACHED
     moved, counter = launched(linear, x, weight[:WIDTH], residual=x)
     assert moved == 3 * CACHED + WIDTH**2 * HALF and counter.flop == 2 * ROWS * QUERIES * WIDTH**2
     tokens = torch.zeros(2, QUERIES, dtype=torch.long)
@@ -233,6 +247,45 @@ def test_a_layer_of_llamagen_xl_takes_five_launches(decoding, ratio):
     assert cost.launches[0] == 2 * 5 + 2
     # Of two layers only, the logits weigh more.
     assert cost.bytes[0] / cost.floor < ratio + 0.02
+
+
+def xl(depth, fused):
+    """LlamaGen-XL with eight images, and if it is `fused` as `fuse_projections` leaves it."""
+    bound = step_models.MODELS["llamagen-xl-384"].build(depth)(8)
+    for layers in list(projections(bound.model.transformer)) if fused else ():
+        Fused(layers)
+    return bound
+
+
+@needs_triton
+@pytest.mark.parametrize("fused", [False, True])
+def test_many_rows_move_little_between_the_products(fused):
+    # Of a step of one layer more, in bytes per row and over what all steps read.
+    costs = []
+    for layers in (2, 3):
+        bound = xl(layers, fused)
+        costs.append(step_cost.token_cost(bound, step_cost.decoding_from_text("sjd-coupled:window=16"), 8))
+    few, more = costs
+    assert more.launches[0] - few.launches[0] == 10 - fused
+    rows, width, inner = 8 * 2 * 16, 1280, 3584
+    moved = sum(more.bytes) - sum(few.bytes) - (more.floor - few.floor)
+    # Rotations, and one place of the cache, are little.
+    assert moved / rows == pytest.approx(((21 - fused) * width + 6 * inner) * HALF, rel=0.01)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("decoding", "fused", "ratio"),
+    [
+        ("ar", False, 1.05),
+        ("sjd-coupled:window=16", False, 1.45),
+        ("sjd-coupled:window=32", False, 1.82),
+        ("sjd-coupled:window=32", True, 1.8),
+    ],
+)
+def test_llamagen_xl_moves_little_more_than_the_floor(decoding, fused, ratio):
+    bound = xl(36, fused)
+    assert step_cost.token_cost(bound, step_cost.decoding_from_text(decoding), 8).ratio <= ratio
 
 
 def test_the_model_is_counted_apart_and_its_weights_once():
