@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
+from ..models.fused import fused_in
 from ..models.quantized import DTYPES, QuantizedLinear, is_quantized, quantizable, quantize_linears
 from .lora_layers import has_lora_layers
 
@@ -25,6 +26,8 @@ def quantize_weights(pipe: Any, dtype: torch.dtype) -> None:
         raise ValueError(
             f"the {key} has adapters: fuse and unload them, or unload them, before its weights are quantised"
         )
+    if fused_in(network):
+        raise ValueError("the projections are fused: call unfuse_projections before quantize_weights")
     if pipe.has_hooks:
         raise ValueError("the weights are offloaded: call quantize_weights before offloading")
     if not quantizable(network):

@@ -77,9 +77,15 @@ def test_what_cannot_be_quantised_is_refused_before_anything_changes():
     with pytest.raises(ValueError, match="the transformer has adapters"):
         pipe.quantize_weights()
     pipe.unload_lora_weights()
+    pipe.fuse_projections()
+    with pytest.raises(ValueError, match="call unfuse_projections before quantize_weights"):
+        pipe.quantize_weights()
+    pipe.unfuse_projections()
     pipe.quantize_weights(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="no plain linear layers"):
         pipe.quantize_weights()
+    with pytest.raises(ValueError, match="no projections"):
+        pipe.fuse_projections()
 
 
 def test_quantised_weights_are_neither_saved_nor_adapted(tmp_path):
