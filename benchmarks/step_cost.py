@@ -268,6 +268,8 @@ class StepCounter(TorchDispatchMode):
         elif name in ("modulated", "modulations"):
             moved = self.read(args) + outputs
             weights = tensors(args[1])
+        elif name == "modulated_norm":
+            return self.read(args) + outputs
         elif name == "unit_heads":
             states, log_scale, _, _, _, _, table = args
             # Two thirds of the states are the new keys and values.

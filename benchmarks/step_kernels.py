@@ -28,6 +28,8 @@ from arimage.kernels.step.keys.triton import keys_kernel
 from arimage.kernels.step.linear.triton import STAGES as LINEAR_STAGES
 from arimage.kernels.step.linear.triton import block_out, linear_kernel
 from arimage.kernels.step.modulated.triton import modulated_kernel, tiles
+from arimage.kernels.step.modulated_norm.triton import WARPS as NORM_WARPS
+from arimage.kernels.step.modulated_norm.triton import modulated_norm_kernel
 from arimage.kernels.step.modulations.triton import modulations_kernel
 from arimage.kernels.step.programs import LEAST_ROWS, WARPS, block_width
 from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
@@ -74,7 +76,7 @@ NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 capability = 90
 
 
-def compiled(kernel, types: dict[str, Any], constants: dict[str, Any]) -> Compiled:
+def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: int = WARPS) -> Compiled:
     """`types` of the arguments that are given, a tuple for several tensors; those that are in neither are None.
     Tensors, sizes and strides are multiples of 16."""
     pdl = capability >= 90
@@ -87,7 +89,7 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any]) -> Compil
         if signature[name][0][0] == "*" or (name in types and name.endswith(("size", "stride")))
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": WARPS} | ({"launch_pdl": True} if pdl else {})
+    options = {"num_warps": warps} | ({"launch_pdl": True} if pdl else {})
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
@@ -109,7 +111,7 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any]) -> Compil
         registers,
         number("STACK") + number("LOCAL"),
         shared,
-        min(REGISTERS // (registers * 32 * WARPS), SHARED // (shared + 1024), THREADS // (32 * WARPS)),
+        min(REGISTERS // (registers * 32 * warps), SHARED // (shared + 1024), THREADS // (32 * warps)),
         next(
             (name for name, part in (("wgmma", "wgmma.mma"), ("mma", "mma.sync"), ("fma", "fma.")) if part in ptx), ""
         ),
@@ -200,6 +202,12 @@ def modulated(
     return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, weight, 3 if modulated else 1))
 
 
+def modulated_norm(width: int, *, x=torch.bfloat16, conditions=torch.bfloat16) -> Compiled:
+    types = {"x_ptr": NAMES[x], **dict.fromkeys(("scale_ptr", "shift_ptr"), NAMES[conditions]), "out_ptr": "*bf16"}
+    types |= dict.fromkeys(("tokens", "scale_stride", "shift_stride"), "i32") | {"eps": "fp32", "added": "fp32"}
+    return compiled(modulated_norm_kernel, types, {"width": width, "block": triton.next_power_of_2(width)}, NORM_WARPS)
+
+
 def modulations(rows: int, width: int, sizes: Sequence[int], dtype=torch.float32) -> Compiled:
     types: dict[str, Any] = dict.fromkeys(("x_ptr", "out_ptr"), NAMES[dtype])
     types |= dict.fromkeys(("weights", "biases"), (NAMES[dtype],) * len(sizes))
@@ -217,6 +225,8 @@ def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
 
 def modulated_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS)) -> Iterator[tuple[str, Compiled]]:
     """Those of VAR-d30, Infinity-2B and the denoising head of MAR-B for these numbers of rows."""
+    yield "VAR norm", modulated_norm(1920)
+    yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)
     yield "VAR heads", unit_heads(30, 64)
     yield "Infinity heads", unit_heads(16, 128, rotated=True)
     of_head = {"x": torch.float32, "weight": torch.float32, "conditions": torch.float32}

@@ -334,6 +334,7 @@ def kernels() -> dict:
     from arimage.kernels.step.keys.reference import write_keys
     from arimage.kernels.step.linear.reference import linear
     from arimage.kernels.step.modulated.reference import modulated
+    from arimage.kernels.step.modulated_norm.reference import modulated_norm
     from arimage.kernels.step.modulations.reference import modulations
     from arimage.kernels.step.qkv.reference import qkv
     from arimage.kernels.step.unit_heads.reference import unit_heads
@@ -383,6 +384,7 @@ def kernels() -> dict:
         "arimage::step_qkv": qkv,
         "arimage::step_queries": lambda *args: qkv(*args[:-1], scale=args[-1]),
         "arimage::step_modulated": modulated,
+        "arimage::step_modulated_norm": modulated_norm,
         "arimage::step_modulations": modulations,
         "arimage::step_unit_heads": unit_heads,
         "arimage::couple_siblings": lambda p, q, x, noise: couple_siblings(p, q, x, noise.view(*x.shape[:-1], -1)),

@@ -1,9 +1,12 @@
-"""Prints the greedy tokens of three steps of emoji-llamagen, cut to two layers, in torch and by the kernels of a step
-for few and for many rows in Triton's interpreter, which must be chosen before Triton is imported: hence the
-process."""
+"""Prints what a packaged model, cut to two layers, generates in a few steps, in torch and by the kernels of a step in
+Triton's interpreter, which must be chosen before Triton is imported: hence the process.
+
+python tests/interpreted_steps.py emoji-var
+"""
 
 import importlib
 import json
+import sys
 
 import pytest
 import torch
@@ -11,33 +14,43 @@ from steps import allow_steps, count_layers
 
 import arimage.kernels.step
 from arimage import AutoPipeline
-from arimage.decoding import AutoregressiveDecoding
+from arimage.decoding import AutoregressiveDecoding, NextScaleDecoding
 from arimage.decoding.run.batch import decode
 
 
-def tokens(pipe) -> list[list[int]]:
-    call = pipe.prepare("a red heart", guidance_scale=3.0, top_k=1, generator=torch.Generator().manual_seed(0))
-    state = decode(call.model, AutoregressiveDecoding(), call.sampling, call.seeds, lambda state, passes: passes == 4)
+OPERATIONS = ("attention", "embedding", "gate", "keys", "linear", "modulated", "modulations", "qkv", "unit_heads")
+# Greedy tokens, but for continuous ones; with the number of forward passes.
+CALLS = {
+    "emoji-llamagen": ({"top_k": 1}, AutoregressiveDecoding(), 4),
+    "emoji-var": ({"top_k": 1}, NextScaleDecoding(), 4),
+    "emoji-latent-llama": ({"num_diffusion_steps": 2}, AutoregressiveDecoding(), 2),
+}
+
+
+def tokens(pipe, settings, decoding, count) -> list:
+    generator = torch.Generator().manual_seed(0)
+    call = pipe.prepare("a red heart", guidance_scale=3.0, generator=generator, **settings)
+    state = decode(call.model, decoding, call.sampling, call.seeds, lambda state, passes: passes == count)
     return state.tokens.tolist()
 
 
 @torch.no_grad()
-def main() -> None:
-    pipe = AutoPipeline.from_pretrained("emoji-llamagen")
+def main(name: str) -> None:
+    pipe = AutoPipeline.from_pretrained(name)
     del pipe.transformer.blocks[2:]
     pipe.transformer.register_to_config(num_layers=2)
-    found = {"torch": tokens(pipe)}
+    found = {"torch": tokens(pipe, *CALLS[name])}
     with pytest.MonkeyPatch.context() as patch:
         allow_steps(patch)
         rows = count_layers(patch)
-        for operation in ("attention", "embedding", "gate", "keys", "linear", "qkv"):
+        for operation in OPERATIONS:
             module = importlib.import_module(f"arimage.kernels.step.{operation}")
             patch.setattr(module, "runs_triton", lambda tensor: True)
-        found["few"] = tokens(pipe)
+        found["few"] = tokens(pipe, *CALLS[name])
         patch.setattr(arimage.kernels.step, "MOST_ROWS", 1)
-        found |= {"many": tokens(pipe), "rows": rows}
+        found |= {"many": tokens(pipe, *CALLS[name]), "rows": rows}
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

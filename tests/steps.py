@@ -12,7 +12,7 @@ BLOCKS = (transformer_llamagen.Block, transformer_var.Block, transformer_infinit
 
 def allow_steps(patch: pytest.MonkeyPatch) -> None:
     """On the CPU the references of the kernels run, as on the card of the tests."""
-    patch.setattr(step, "DTYPES", (torch.float32,))
+    patch.setattr(step, "DTYPES", (torch.float32, torch.bfloat16))
     patch.setattr(step, "HEAD_DIMS", range(1, 257))
     patch.setattr(step, "WIDTH", 1)
     patch.setattr(step, "has_kernels", lambda weight: True)

@@ -307,9 +307,9 @@ class GrowingCache(StackedCache):
             self.allocate()
 
     @property
-    def keeps_all(self) -> bool:
-        """Whether all tokens of the next forward pass are kept."""
-        return self.length < self.size
+    def keeps_all_or_none(self) -> bool:
+        """Whether the tokens of the next forward pass are all kept or all not."""
+        return self.length < self.size or self.first == self.size - 1
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
@@ -321,11 +321,19 @@ class GrowingCache(StackedCache):
             attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
         return attended[0], attended[1]
 
-    def attended(self, layer: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of the first `rows` rows that the queries of the current forward pass attend to, all of
-        them kept; see `keeps_all`."""
-        keys, values = (cached[:rows, :, : self.length] for cached in self.of_layer(layer))
-        return keys, values
+    def open(self, layer: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the next forward pass writes the keys and values of the first `rows` rows of a layer, at `first`, and
+        what its queries attend to: [at least `rows`, heads, at least `length`, head_dim] each. These are copies if no
+        token is kept; see `keeps_all_or_none`."""
+        keys, values = self.of_layer(layer)
+        if self.length < self.size:
+            return keys, values
+        copies = []
+        for cached in (keys, values):
+            copy = cached.new_empty(rows, cached.shape[1], self.length, cached.shape[3])
+            copy[:, :, : self.first] = cached[:rows, :, : self.first]
+            copies.append(copy)
+        return copies[0], copies[1]
 
     def prune(self, fed: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
         """Set `fed` and `whole`, and allocate `change` for `width` channels."""

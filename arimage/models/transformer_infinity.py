@@ -134,7 +134,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)).float(), gate2)
 
     def step(self, hidden, condition, text_mask, rotary, mask, cache, layer):
-        """`forward` over few cells by the kernels of `arimage.kernels.step`, in nine launches."""
+        """`forward` by the kernels of `arimage.kernels.step`, in nine launches over few cells, 16 over many."""
         *modulation, text_key, text_value = condition
         gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
         attention, cross, feed, shape = self.attention, self.cross_attention, self.feed_forward, hidden.shape[:2]
@@ -142,9 +142,9 @@ class Block(nn.Module):
 
         qkv = modulated(flat, *parameters(attention.qkv_proj), eps=NORM_EPS, scale=scale1, shift=shift1)
         qkv = qkv.view(*shape, 3, attention.num_heads, -1)
-        keys, values = cache.of_layer(layer)
+        keys, values = cache.open(layer, len(hidden))
         query = unit_heads(qkv, attention.log_query_scale, 1.0, keys, values, cache.first, rotary).transpose(1, 2)
-        key, value = cache.attended(layer, len(hidden))
+        key, value = (cached[: len(hidden), :, : cache.length] for cached in (keys, values))
         attended = attend(query, key, value, mask, 1.0).transpose(1, 2).reshape(flat.shape)
         flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
 
@@ -345,7 +345,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         *blocks, (scale, shift, _, text_mask) = conditions
         if mask is not None:
             mask = mask.to(self.dtype).log()
-        steps = cache is not None and cache.keeps_all and runs_kernels(self, hidden.shape[:2].numel())
+        steps = cache is not None and cache.keeps_all_or_none and runs_kernels(self)
         if steps:
             # Once for all blocks.
             text_mask = text_mask.to(self.dtype)

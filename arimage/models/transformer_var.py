@@ -112,7 +112,7 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)), gate2)
 
     def step(self, hidden, modulation, mask, cache, layer):
-        """`forward` over few tokens by the kernels of `arimage.kernels.step`, in six launches."""
+        """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, eleven over many."""
         gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
         attention, feed, shape = self.attention, self.feed_forward, hidden.shape[:2]
         flat = hidden.flatten(0, 1)
@@ -120,9 +120,9 @@ class Block(nn.Module):
         qkv = qkv.view(*shape, 3, attention.num_heads, -1)
         assert attention.log_query_scale is not None
         log_scale, length = attention.log_query_scale.flatten(), qkv.shape[-1] ** 0.5
-        keys, values = cache.of_layer(layer)
+        keys, values = cache.open(layer, len(hidden))
         query = unit_heads(qkv, log_scale, length, keys, values, cache.first).transpose(1, 2)
-        key, value = cache.attended(layer, len(hidden))
+        key, value = (cached[: len(hidden), :, : cache.length] for cached in (keys, values))
         attended = attend(query, key, value, mask, attention.softmax_scale).transpose(1, 2).reshape(flat.shape)
         flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
         inner = modulated(flat, *parameters(feed.fc1), eps=NORM_EPS, scale=scale2, shift=shift2, activation="gelu")
@@ -345,8 +345,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
             mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
-        steps = cache is not None and cache.keeps_all and self.config.qk_norm
-        steps = steps and runs_kernels(self, hidden.shape[:2].numel())
+        steps = cache is not None and cache.keeps_all_or_none and self.config.qk_norm and runs_kernels(self)
         for layer, block in enumerate(self.blocks):
             run = block.step if steps else block
             hidden = run(hidden, modulations[layer], mask, cache, layer)

@@ -13,7 +13,7 @@ import step_kernels
 
 def faults(name: str, result: step_kernels.Compiled) -> list[str]:
     """What is wrong with a kernel."""
-    multiplies = result.products != "" and "heads" not in name
+    multiplies = result.products != "" and not name.endswith(("heads", "norm"))
     reads_weights = multiplies and "attention" not in name
     # Tensor cores would round float32.
     precise = "MAR" in name

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from arimage.kernels.step import MOST_ROWS
 from arimage.kernels.step.modulated import modulated
+from arimage.kernels.step.modulated_norm import modulated_norm
 from arimage.kernels.step.modulations import modulations
 from arimage.kernels.step.unit_heads import unit_heads
 
@@ -86,6 +88,30 @@ def test_a_modulated_layer(on_triton, shape, kind, dtype):
     torch.testing.assert_close(found, expected, **tolerance)
 
 
+@pytest.mark.parametrize("kind", ["norm", "affine", "all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_modulated_norm(on_triton, kind, dtype):
+    arguments = given((6, 2, 192, 192), kind, dtype)
+    arguments |= {"weight": torch.eye(192).to(dtype), "bias": torch.zeros(192), "activation": ""}
+    expected = by_hand(**arguments | {"residual": None, "gate": None}).to(dtype)
+    x, _, _, eps, *rest = list(arguments.values())[:9]
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    torch.testing.assert_close(modulated_norm(x, eps, dtype, *rest), expected, **tolerance)
+    (found,) = on_triton("step.modulated_norm", "modulated_norm", x, eps, dtype, *rest)
+    torch.testing.assert_close(found, expected, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["plain", "norm", "affine", "residual", "gated"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_many_rows(kind, dtype):
+    arguments = given((MOST_ROWS + 2, 3, 64, 40), kind, dtype)
+    x, weight, bias, *rest = arguments.values()
+    named = dict(zip(list(arguments)[3:], rest, strict=True))
+    expected = by_hand(**arguments).to(dtype if arguments["residual"] is None else torch.float32)
+    tolerance = TOLERANCE if dtype == torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    torch.testing.assert_close(modulated(x, weight, bias, **named), expected, **tolerance)
+
+
 @pytest.mark.parametrize("kind", ["norm", "all"])
 def test_a_row_does_not_depend_on_the_others(on_triton, kind):
     arguments = given((33, 3, 192, 40), kind)
@@ -150,7 +176,7 @@ def test_heads_of_one_length(on_triton, shape, tables, dtype):
     expected = expected[0].to(dtype), *expected[1:]
     arguments = states, log_scale, 2.0, keys, values, FIRST, table
     tolerance = TOLERANCE if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
-    found = on_triton("step.unit_heads", "unit_heads", *arguments, changed=(3, 4))
+    found = on_triton("step.unit_heads", "unit_heads", *arguments, written=(3, 4))
     for each in (found, (unit_heads(*arguments), keys, values)):
         torch.testing.assert_close(tuple(each), expected, **tolerance)
 
@@ -158,6 +184,6 @@ def test_heads_of_one_length(on_triton, shape, tables, dtype):
 def test_a_head_of_zeros_stays_zero(on_triton):
     states, keys = torch.zeros(1, 1, 3, 2, 8), torch.full((1, 2, 3, 8), torch.nan)
     arguments = states, torch.full((2,), math.log(4.0)), 1.0, keys, keys.clone(), 1, None
-    query, keys, values = on_triton("step.unit_heads", "unit_heads", *arguments, changed=(3, 4))
+    query, keys, values = on_triton("step.unit_heads", "unit_heads", *arguments, written=(3, 4))
     assert not query.any() and not keys[:, :, 1].any() and not values[:, :, 1].any()
     assert keys[:, :, ::2].isnan().all() and values[:, :, ::2].isnan().all()

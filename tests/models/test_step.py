@@ -186,14 +186,23 @@ def test_a_compiled_step_is_one_graph(monkeypatch):
     assert torch.equal(*found)
 
 
+# How many layers take kernels: two in each of three steps and of four scales, and three of a head in two denoising
+# steps of each of two tokens.
+INTERPRETED = {"emoji-llamagen": 6, "emoji-var": 8, "emoji-latent-llama": 12}
+
+
 @pytest.mark.slow
-def test_the_interpreter_generates_the_tokens_of_torch():
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_the_interpreter_generates_the_tokens_of_torch(name):
     pytest.importorskip("triton", reason="triton is not installed")
     script = Path(__file__).parents[1] / "interpreted_steps.py"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    told = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    told = subprocess.run([sys.executable, script, name], env=environment, capture_output=True, text=True, check=True)
     found = json.loads(told.stdout)
-    assert found["torch"] == found["few"] == found["many"]
-    # Two layers in each of three steps, of one prompt with and without a condition, taken as few rows and as many.
-    assert found["rows"] == [2] * 12
-    assert all(token >= 0 for token in found["torch"][0][:4])
+    expected = torch.tensor(found["torch"])
+    for kind in ("few", "many"):
+        torch.testing.assert_close(torch.tensor(found[kind]), expected, rtol=1e-4, atol=1e-4)
+    # Of a prompt with and without a condition.
+    assert set(found["rows"]) == {2} and len(found["rows"]) >= 2 * INTERPRETED[name]
+    # Something was generated.
+    assert len(expected[0, :4].unique()) > 1

@@ -5,6 +5,8 @@ from typing import Literal
 import torch
 
 from ... import runs_triton
+from .. import has_many_rows
+from ..modulated_norm import modulated_norm
 from . import reference
 
 
@@ -26,11 +28,13 @@ def modulated(
     """The product [R, N] of f(`x`) [R, D] and `weight` [N, D]: activation(residual + gate (f(x) W^T + b)). It has the
     dtype of `residual` or else that of `weight`, which is that of the product.
 
+    More than `MOST_ROWS` rows take the norm and the product of torch one after the other.
+
     `scale`, `shift`, `gate` and `residual` have M rows, where M divides R: each is that of R / M consecutive rows.
     Float32 is multiplied in full precision.
 
     Args:
-        x: at most `MOST_ROWS` rows, D a multiple of 64.
+        x: D is a multiple of 64.
         bias: [N].
         eps: of a LayerNorm of `x` before the product; None for no norm, and then nothing but `x` itself.
         norm_weight, norm_bias: [D], both or none, those of the norm.
@@ -40,6 +44,10 @@ def modulated(
         gate: [M, N], with `residual` only, by which the product is multiplied.
         activation: of the result; "gelu" is the approximation by tanh.
     """
+    if has_many_rows(x):
+        if eps is not None:
+            x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
+        return reference.product(x, weight, bias, residual, gate, activation)
     arguments = x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation
     if runs_triton(x):
         from .triton import modulated

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from ..modulated_norm.reference import modulated_norm
+
 
 def modulated(
     x: torch.Tensor,
@@ -18,19 +20,28 @@ def modulated(
     gate: torch.Tensor | None,
     activation: str,
 ) -> torch.Tensor:
-    def per_row(condition: torch.Tensor) -> torch.Tensor:
-        return condition.repeat_interleave(len(x) // len(condition), dim=0)
-
     if eps is not None:
-        if norm_weight is not None and norm_bias is not None:
-            norm_weight, norm_bias = norm_weight.to(x.dtype), norm_bias.to(x.dtype)
-        x = F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, eps)
-    if scale is not None and shift is not None:
-        x = torch.addcmul(per_row(shift), x, per_row(scale) + added)
+        x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
+    return product(x, weight, bias, residual, gate, activation)
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    activation: str,
+) -> torch.Tensor:
+    """The product with `x`, and what comes after it. Sums of two dtypes are one operator, which needs no casts."""
     result = F.linear(x.to(weight.dtype), weight, bias)
     if residual is not None:
-        residual, result = per_row(residual), result.to(residual.dtype)
-        result = residual + result if gate is None else torch.addcmul(residual, result, per_row(gate))
+        before = residual[:, None].expand(-1, len(x) // len(residual), -1).flatten(0, 1)
+        if gate is None:
+            result = before + result
+        else:
+            before, result = (states.unflatten(0, (len(gate), -1)) for states in (before, result))
+            result = torch.addcmul(before, result, gate[:, None]).flatten(0, 1)
     if activation == "silu":
         return F.silu(result)
     return F.gelu(result, approximate="tanh") if activation == "gelu" else result

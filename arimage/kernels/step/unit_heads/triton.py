@@ -37,7 +37,7 @@ def unit_heads_kernel(
     block_pairs: tl.constexpr,
     pdl: tl.constexpr,
 ):
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]
     pair = tl.arange(0, block_pairs)[None]
     inside = (head < heads) & (pair < head_dim // 2)
@@ -72,7 +72,7 @@ def unit_heads_kernel(
     query_ptr += token * heads * head_dim + channel
     tl.store(query_ptr, (query_even * scale).to(dtype), mask=inside)
     tl.store(query_ptr + 1, (query_odd * scale).to(dtype), mask=inside)
-    at = ((row * heads + head).to(tl.int64) * places + first + own) * head_dim + 2 * pair
+    at = ((row * heads + head) * places + first + own) * head_dim + 2 * pair
     dtype = keys_ptr.dtype.element_ty
     tl.store(keys_ptr + at, key_even.to(dtype), mask=inside)
     tl.store(keys_ptr + at + 1, key_odd.to(dtype), mask=inside)
