@@ -7,8 +7,8 @@ products are rounded before they are rotated or added to the residual, as by tor
 before the product, and by its factor after it.
 
 Layers that a condition modulates take `modulated`, which may follow a LayerNorm, whose moments it takes in a first
-pass over the tokens, and multiplies float32 without tensor cores. Above `MOST_ROWS` rows, `modulated_norm` comes before
-a product of torch.
+pass over the tokens, and multiplies float32 without tensor cores. Above `MOST_ROWS` rows, `modulated_norm` comes
+before a product of torch.
 
 On an H100 and newer, a kernel starts while the one before it ends (programmatic dependent launch): it brings its
 weights into the L2 cache, and waits before it reads anything else.
