@@ -16,6 +16,7 @@ import arimage.kernels.step
 from arimage import AutoPipeline
 from arimage.decoding import AutoregressiveDecoding, NextScaleDecoding
 from arimage.decoding.run.batch import decode
+from arimage.models import step
 
 
 OPERATIONS = ("attention", "embedding", "gate", "keys", "linear", "modulated", "modulations", "qkv", "unit_heads")
@@ -41,7 +42,10 @@ def main(name: str) -> None:
     pipe.transformer.register_to_config(num_layers=2)
     found = {"torch": tokens(pipe, *CALLS[name])}
     with pytest.MonkeyPatch.context() as patch:
+        heads = step.HEAD_DIMS
         allow_steps(patch)
+        # Unlike the references, the kernels take these only.
+        patch.setattr(step, "HEAD_DIMS", heads)
         rows = count_layers(patch)
         for operation in OPERATIONS:
             module = importlib.import_module(f"arimage.kernels.step.{operation}")
