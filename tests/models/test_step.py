@@ -18,6 +18,7 @@ from torch import nn
 
 import arimage.kernels.step
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling
+from arimage.kernels.step import MOST_ROWS
 from arimage.kernels.step.linear import linear
 from arimage.models import quantized, step
 from arimage.models.quantized import quantize_linears
@@ -172,8 +173,10 @@ def test_fused_projections_take_the_kernels_too(monkeypatch):
     torch.testing.assert_close(*logits)
 
 
-def test_a_compiled_step_is_one_graph(monkeypatch):
+@pytest.mark.parametrize("most", [1, MOST_ROWS])
+def test_a_compiled_step_is_one_graph(monkeypatch, most):
     allow_steps(monkeypatch)
+    monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", most)
     network, decoding, found = tiny.class_pipeline().transformer, AutoregressiveDecoding(), []
     for compile_step in (lambda step: step, partial(torch.compile, backend="eager", fullgraph=True)):
         model = LlamaGenTokenModel(network, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)), guided=True)
