@@ -165,7 +165,7 @@ def embedding(width: int) -> Compiled:
 
 
 def gate() -> Compiled:
-    types = dict.fromkeys(("gate_ptr", "up_ptr", "out_ptr"), "*bf16")
+    types: dict[str, Any] = dict.fromkeys(("gate_ptr", "up_ptr", "out_ptr"), "*bf16")
     types |= dict.fromkeys(("size", "gate_stride", "up_stride"), "i32")
     return compiled(gate_kernel, types, {"block": BLOCK})
 
