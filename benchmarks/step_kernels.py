@@ -254,11 +254,11 @@ def kernels(
     for queries in (LEAST_ROWS, QUERIES):
         yield f"attention, {queries} queries", attention(queries, heads, head_dim)
         yield f"attention, {queries} queries, given mask", attention(queries, heads, head_dim, told=True)
-        yield f"attention, many rows, {queries} queries", attention(queries, heads, head_dim, rotates=True)
+        yield f"many rows, attention, {queries} queries", attention(queries, heads, head_dim, rotates=True)
         given = attention(queries, heads, head_dim, told=True, rotates=True)
-        yield f"attention, many rows, {queries} queries, given mask", given
-    yield "heads of keys, many rows", keys(heads, head_dim)
-    yield "gate, many rows", gate()
+        yield f"many rows, attention, {queries} queries, given mask", given
+    yield "many rows, key heads", keys(heads, head_dim)
+    yield "many rows, gate", gate()
     for rows in counts:
         yield f"qkv, {rows} rows", qkv(rows, width, heads, head_dim)
         yield f"out, {rows} rows", linear(rows, width, width, residual=True)

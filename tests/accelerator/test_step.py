@@ -29,9 +29,11 @@ CASES = [
 ]
 MANY = [
     ("llamagen-text", "sjd-tree:width=2"),
+    ("llamagen-text", "eagle"),
     ("llamagen-text", "sjd2"),
     ("arpg-places", "groups:groups=4"),
     ("randar", "sjd-coupled:window=4"),
+    ("latent-llama", "ar"),
 ]
 
 
