@@ -173,13 +173,19 @@ def test_attention(on_triton, shape, told):
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["by slots", "given"])
-def test_nothing_is_read_after_the_last_visible_key(on_triton, told):
+def test_keys_that_no_query_sees_are_not_read(on_triton, told):
     query, keys, values, seen, prefix, first, slots, visible = cached(HEADS[1], told)
     slots.clamp_(max=20)
     if told:
         visible[:, 21 : PLACES - FIRST] = False
     (before,) = on_triton("step.attention", "attention", query, keys, values, seen, prefix, first, slots, visible)
-    keys[:, :, first + 21 :], values[:, :, first + 21 :] = torch.nan, torch.nan
+    unseen = torch.zeros(len(keys), PLACES, dtype=torch.bool)
+    unseen[:, first + 21 :] = True
+    # Places of trees.
+    unseen[:, prefix:first] = not told
+    unseen[:, :prefix] = F.pad(seen, (prefix - seen.shape[1], 0)).cumsum(1) == 0
+    for each in (keys, values):
+        each.transpose(1, 2)[unseen] = torch.nan
     (after,) = on_triton("step.attention", "attention", query, keys, values, seen, prefix, first, slots, visible)
     assert torch.equal(before, after)
 
