@@ -19,7 +19,8 @@ from arimage.decoding.run.batch import decode
 from arimage.models import step
 
 
-OPERATIONS = ("attention", "embedding", "gate", "keys", "linear", "modulated", "modulations", "qkv", "unit_heads")
+OPERATIONS = ("attention", "embedding", "gate", "keys", "linear", "qkv")
+OPERATIONS += ("modulated", "modulated_norm", "modulations", "unit_heads")
 # Greedy tokens, but for continuous ones; with the number of forward passes.
 CALLS = {
     "emoji-llamagen": ({"top_k": 1}, AutoregressiveDecoding(), 4),

@@ -1,16 +1,18 @@
 """Forward passes of modulated layers by the kernels of a step are those of their modules."""
 
+from operator import attrgetter
+
 import pytest
 import tiny
 import tiny_latent_llama
 import tiny_mar
 import torch
-from steps import allow_steps
+from steps import allow_steps, count_layers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import arimage.kernels
-from arimage.kernels.step import MOST_ROWS, modulated
+import arimage.kernels.step
+from arimage.kernels.step import MOST_ROWS
 from arimage.models import step
 from arimage.models.denoising_head import DenoisingHead
 
@@ -21,7 +23,7 @@ needs_triton = pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is
 def outputs(pipe, name, call):
     """What the component `name` returns in a call of the pipeline, forward pass by forward pass, and the tokens."""
     found = []
-    hook = getattr(pipe, name).register_forward_hook(lambda *call: found.append(call[-1]))
+    hook = attrgetter(name)(pipe).register_forward_hook(lambda *call: found.append(call[-1]))
     try:
         tokens = pipe(
             **call, generator=torch.Generator().manual_seed(0), num_images_per_prompt=2, output_type="latent"
@@ -47,7 +49,11 @@ CASES = {
     "Infinity without some cells": (tiny.bit_pipeline, "transformer", TEXT | PRUNED),
     "Infinity in bfloat16": (lambda: half_precision(tiny.bit_pipeline()), "transformer", TEXT),
     "MAR": (tiny_mar.pipeline, "head", {"class_labels": 1, "guidance_scale": 2.0, "num_diffusion_steps": 3}),
-    "latent-llama": (tiny_latent_llama.pipeline, "transformer", {"class_labels": 1, "num_diffusion_steps": 3}),
+    "latent-llama": (
+        tiny_latent_llama.pipeline,
+        "transformer.denoising_head",
+        {"class_labels": 1, "num_diffusion_steps": 3},
+    ),
 }
 
 
@@ -57,8 +63,9 @@ def test_forward_passes(name, most, monkeypatch):
     build, component, call = CASES[name]
     pipe = build()
     expected, tokens = outputs(pipe, component, call)
-    rows = allow_steps(monkeypatch)
-    monkeypatch.setattr(modulated, "MOST_ROWS", most)
+    allow_steps(monkeypatch)
+    rows = count_layers(monkeypatch)
+    monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", most)
     # Hooks take the layers in torch, but here they only look.
     monkeypatch.setattr(step, "is_hooked", lambda module: False)
     found, again = outputs(pipe, component, call)
