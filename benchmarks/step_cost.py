@@ -367,6 +367,8 @@ def begin(bound: Bound, decoding, batch: int):
     acceptance._tables.clear()
     state = decoding.start(bound.model, bound.sampling, torch.zeros(batch, dtype=torch.long))
     state.allocate()
+    # As before steps are captured.
+    state.stack_sampling()
     return state
 
 
