@@ -109,8 +109,8 @@ def test_a_wrong_distribution_is_found_and_never_overstated(wrong):
 def test_a_biased_verification_is_found(monkeypatch):
     from arimage.decoding.jacobi import speculative_jacobi
 
-    couple = speculative_jacobi.couple
-    monkeypatch.setattr(speculative_jacobi, "couple", lambda p, *rest: couple(1.3 * p, *rest))
+    couple = speculative_jacobi.couple_at
+    monkeypatch.setattr(speculative_jacobi, "couple_at", lambda p, *rest: couple(1.3 * p, *rest))
     model = TokenTable()
     assert measure(model, Sampling(), images(model, Sampling(), 8000, "sjd-coupled")).chance < 1e-6
 
