@@ -25,9 +25,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from arimage.decoding import decode, decoding_from_text
 from arimage.decoding.run.capture import CompiledSteps
-from arimage.kernels import step as step_kernels
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.linear import linear
+from arimage.models import step as step_layers
 
 
 MODEL = "llamagen-xl-384"
@@ -43,7 +43,7 @@ def form(name: str) -> Iterator[None]:
     """Run steps in one of the `FORMS`."""
     with ExitStack() as stack:
         if name == "torch":
-            stack.enter_context(patch.object(step_kernels, "ENABLED", False))
+            stack.enter_context(patch.object(step_layers, "ENABLED", False))
         if name == "no early launch":
             # The card before the first that can.
             stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: (8, 0)))

@@ -380,6 +380,10 @@ def half_way(bound: Bound, decoding, batch: int):
         end = size // 2 + INTERVAL * state.reach[1]
         # Some caches have fewer slots than the image has tokens.
         state.cache.limit = attention_limit(end, min(size, state.cache.slots), captured_multiple(size))
+    # Kernels find on the device how far an image is.
+    for name in ("cursor", "positions"):
+        if hasattr(state, name):
+            getattr(state, name).add_(bound.model.num_tokens // 2)
     return state
 
 
