@@ -160,7 +160,15 @@ def test_help_groups_the_options_of_a_command(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     panels = options_by_panel(run("generate", "--help")[1])
     names = ["Arguments", "Options", "Image", "Sampling", "Decoding", "Editing", "Video", "Output"]
-    assert [*panels] == names and panels["Options"] == ["--model", "--lora", "--device", "--dtype", "--help"]
+    assert [*panels] == names and panels["Options"] == [
+        "--model",
+        "--lora",
+        "--device",
+        "--dtype",
+        "--compile",
+        "--eager",
+        "--help",
+    ]
     assert panels["Sampling"][:2] == ["--guidance-scale", "--temperature"]
     assert panels["Output"] == ["--out", "--grid", "--trace", "--acceptance-map"]
     every = [option for options in panels.values() for option in options]

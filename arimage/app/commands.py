@@ -21,6 +21,7 @@ Models = Annotated[
 @panels(
     access="host port token_file no_auth base_url allow_origin",
     limits="batch queue images prompt_characters",
+    replicas="replicas max_replicas",
     other_clients="alias any_size any_model ignore_unknown_fields maskless_edits",
 )
 def serve(

@@ -316,7 +316,8 @@ class GrowingCache(StackedCache):
         rows, end = len(keys), min(self.length, self.size - 1)
         attended = []
         for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
-            cached[:rows, :, self.first : end] = states[:, :, : end - self.first]
+            # See `PlacedCache.write`.
+            cached[:rows, :, self.first : end] = states[:, :, : end - self.first].detach()
             kept, rest = cached[:rows, :, :end], states[:, :, end - self.first :]
             attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
         return attended[0], attended[1]

@@ -24,6 +24,7 @@ from arimage.decoding import (
     decoding_to_dict,
 )
 from arimage.decoding.tree import DraftTree, Level, TreeShape, follow, verify_drafts
+from arimage.kernels.coupling import sample
 from arimage.kernels.siblings import couple_siblings, sample_siblings
 
 
@@ -223,7 +224,7 @@ def siblings_of_another_distribution(q, noise):
 
 def sample_again_from_the_target(p, q, x, noise, accepts=None):
     y, which = couple_siblings(p, q, x, noise, accepts)
-    return torch.where(which < 0, draft_tree.sample(p, noise[..., -1]), y), which
+    return torch.where(which < 0, sample(p, noise[..., -1]), y), which
 
 
 def try_all_against_the_target(p, q, x, noise, accepts=None):

@@ -101,7 +101,7 @@ def test_videos_of_one_prompt_share_a_prefill(golden):
     model = bound(transformer, expected, 1)
     wanted = torch.arange(2 * count) // 2
     several = model.take(wanted)
-    several.merge_prompts()
+    several.merge_prompts(wanted.tolist())
     fed = []
     hook = transformer.register_forward_pre_hook(lambda module, args: fed.append(len(args[0])))
     state = decode(several, AutoregressiveDecoding(), sampling, torch.arange(2 * count))

@@ -117,11 +117,11 @@ def test_guided_logits_of_the_pipeline_are_those_of_the_original(golden, monkeyp
     run = next(run for run in golden.config["runs"] if f"{run['name']}_logits" == name)
     probabilities, seen = Sampling.probabilities, []
 
-    def watch(sampling, logits, positions):
+    def watch(sampling, logits, *rest_of_call):
         conditional, *rest = logits
         guided = torch.lerp(rest[0], conditional, sampling.guidance_scale) if rest else conditional
         seen.append(guided / sampling.temperature)
-        return probabilities(sampling, logits, positions)
+        return probabilities(sampling, logits, *rest_of_call)
 
     monkeypatch.setattr(Sampling, "probabilities", watch)
     golden.pipe(**of_run(golden, run), output_type="latent")

@@ -251,7 +251,7 @@ def test_the_codebook_is_where_the_model_is_when_the_tokenizer_is_offloaded(monk
     pipe.transformer.to("meta")
     monkeypatch.setattr(type(pipe), "_execution_device", torch.device("meta"))
     # There are no values to find equal prompts by.
-    monkeypatch.setattr(GenerationCall, "bind", lambda call, model: setattr(call, "model", model))
+    monkeypatch.setattr(GenerationCall, "bind", lambda call, model, *names: setattr(call, "model", model))
     model = pipe.prepare(class_labels=1).model
     assert pipe.vq.device.type == "cpu"
     assert model.codebook.device.type == model.device.type == "meta"
