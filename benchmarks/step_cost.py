@@ -28,7 +28,7 @@ step that reads the device, are not captured. Attention is limited as in capture
 the prompt and half of the image (of a next-scale model: of the scales so far). The ratio is all bytes over the floor.
 Where `pruned` leaves out cells of a scale, the floor reads the keys and values of the others only; where
 `guided_scales` leaves out unconditional rows, it still reads theirs.
-Launches are the same at every batch size.
+Launches are those at the first of the batch sizes.
 
 python benchmarks/step_cost.py --model llamagen-xl-256 --decoding ar sjd-coupled:window=32 --batch-size 1 8
 python benchmarks/step_cost.py --write-table    # writes step_cost.tsv, which the tests compare with
