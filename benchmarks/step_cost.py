@@ -380,10 +380,11 @@ def half_way(bound: Bound, decoding, batch: int):
         end = size // 2 + INTERVAL * state.reach[1]
         # Some caches have fewer slots than the image has tokens.
         state.cache.limit = attention_limit(end, min(size, state.cache.slots), captured_multiple(size))
-    # Kernels find on the device how far an image is.
+    # Kernels find on the device how far an image is. The tokens before do not matter, but are tokens.
     for name in ("cursor", "positions"):
         if hasattr(state, name):
             getattr(state, name).add_(bound.model.num_tokens // 2)
+    state.token_buffer.clamp_(min=0)
     return state
 
 
