@@ -165,7 +165,9 @@ def _check(layers: Sequence[nn.Linear]) -> None:
     for layer in layers:
         weight = layer.weight
         if isinstance(weight, DTensor):
-            raise ValueError("the weights are divided over devices: fuse_projections needs whole ones")
+            raise ValueError("the weights are divided over devices: call fuse_projections before they are divided")
         packed = hasattr(weight, "__tensor_flatten__") or hasattr(weight, "quant_state")
         if packed or hasattr(layer, "_diffusers_hook") or not weight.is_floating_point() or weight.itemsize < 2:
-            raise ValueError("the weights are quantised, or cast by hooks: fuse_projections needs plain ones")
+            raise ValueError(
+                "the weights are quantised, or cast by hooks: load them in full precision to fuse projections"
+            )

@@ -30,7 +30,9 @@ class FuseMixin(LoraMixin, OffloadMixin):
             raise ValueError("hooks move the weights: call fuse_projections on a pipeline without offloading")
         found = [layers for network in networks for layers in projections(network)]
         if not found and not any(map(fused_in, networks)):
-            raise ValueError(f"{type(self).__name__} has no projections that fuse_projections could make one")
+            raise ValueError(
+                f"{type(self).__name__} has no projections of their own to fuse: leave out fuse_projections"
+            )
         for layers in found:
             Fused(layers)
 

@@ -29,7 +29,7 @@ def eight_bits(weight, dtype):
 
 
 KINDS = ["plain", "norm", "residual", "gated", "int8", "float8"]
-# Rows, width, size: a width of 64 more than 128, a size that is no multiple of a block, and one with larger blocks.
+# Rows, width, size: an odd multiple of 64 as width, a size that blocks do not divide, and one with larger blocks.
 CASES = [(kind, shape) for kind in KINDS for shape in ((1, 128, 96), (33, 192, 100))] + [("plain", (3, 64, 8200))]
 
 

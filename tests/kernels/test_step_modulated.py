@@ -16,7 +16,7 @@ from arimage.kernels.step.unit_heads import unit_heads
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 # The interpreter multiplies no bfloat16.
 ROUNDED = {"rtol": 2e-3, "atol": 2e-3}
-# rows, of how many images, width, size: a width of 64 more than 128, and a size that is no multiple of a block.
+# rows, of how many images, width, size: an odd multiple of 64 as width, and a size that blocks do not divide.
 SHAPES = [(1, 1, 64, 96), (6, 2, 192, 100), (33, 3, 128, 40)]
 
 

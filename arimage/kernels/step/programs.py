@@ -68,5 +68,5 @@ def block_rows(rows: int) -> int:
 
 
 def block_width(width: int) -> int:
-    """How many channels a product takes at a time: so many for any number of rows."""
+    """How many channels a product takes at a time, whatever the number of rows."""
     return 128 if width % 128 == 0 else 64
