@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 
 from ..models.fused import fused_in
 from ..models.quantized import DTYPES, QuantizedLinear, is_quantized, quantizable, quantize_linears
@@ -13,8 +12,7 @@ from .lora_layers import has_lora_layers
 def token_network(pipe: Any) -> tuple[str, torch.nn.Module]:
     """The component that predicts the tokens, and its name."""
     key = pipe._lora_loadable_modules[0]
-    component = pipe.components[key]
-    return key, getattr(component, "_orig_mod", component)
+    return key, pipe._bare(key)
 
 
 def quantize_weights(pipe: Any, dtype: torch.dtype) -> None:
@@ -35,7 +33,7 @@ def quantize_weights(pipe: Any, dtype: torch.dtype) -> None:
     quantize_linears(network, dtype)
 
 
-def check_full_weights(pipe: DiffusionPipeline, method: str) -> None:
+def check_full_weights(pipe: Any, method: str) -> None:
     """Refuse what a pipeline with quantised weights cannot do.
 
     Raises:
