@@ -9,9 +9,11 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from unittest.mock import patch
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 
 GUARD = 128
@@ -39,7 +41,7 @@ def call(operation, function, arguments, device, compiled=False, written=()):
     function = getattr(importlib.import_module(f"arimage.kernels.{operation}.triton"), function)
     if compiled:
         function = torch.compile(function, backend="aot_eager", fullgraph=True)
-    arguments = [_guarded(a, device) if isinstance(a, torch.Tensor) else a for a in arguments]
+    arguments = tree_map_only(torch.Tensor, partial(_guarded, device=device), list(arguments))
     empty, empty_like = torch.empty, torch.empty_like
     with (
         patch.object(torch, "empty", lambda *a, **k: _poison(empty(*a, **k))),

@@ -24,7 +24,7 @@ class Watch:
     def __init__(self, finished: torch.BoolTensor):
         self._finished, self._looks = finished, 0
         if finished.is_cuda:
-            self._copies = torch.zeros(AHEAD, len(finished), dtype=torch.bool, pin_memory=True)
+            self._copies = torch.zeros(AHEAD, len(finished), dtype=torch.bool, device="cpu", pin_memory=True)
             self._events = [torch.cuda.Event() for _ in range(AHEAD)]
 
     def restart(self) -> None:
