@@ -7,71 +7,73 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "ARPGPipeline": "pipelines.pipeline_arpg",
-    "ARPGTransformer": "models.transformer_arpg",
-    "AnolePipeline": "pipelines.pipeline_anole",
+    "ARPGPipeline": "pipelines.arpg.pipeline_arpg",
+    "ARPGTransformer": "pipelines.arpg.transformer_arpg",
+    "AnolePipeline": "pipelines.chameleon.pipeline_anole",
     "AutoPipeline": "auto",
     "AutoregressiveDecoding": "decoding",
     "CollaborativeDecoding": "decoding",
     "ContinuousSpeculativeDecoding": "decoding",
-    "CosmosPipeline": "pipelines.pipeline_cosmos",
-    "CosmosTransformer": "models.transformer_cosmos",
-    "CosmosVideoTokenizer": "tokenizers.fsq_cosmos",
+    "CosmosPipeline": "pipelines.cosmos.pipeline_cosmos",
+    "CosmosTransformer": "pipelines.cosmos.transformer_cosmos",
+    "CosmosVideoTokenizer": "pipelines.cosmos.fsq_cosmos",
     "DecodingStats": "pipelines.output",
     "DenoisingHead": "models.denoising_head",
     "DraftTreeDecoding": "decoding",
-    "Emu3Pipeline": "pipelines.pipeline_emu3",
-    "Emu35Pipeline": "pipelines.pipeline_emu35",
+    "Emu3Pipeline": "pipelines.emu3.pipeline_emu3",
+    "Emu35Pipeline": "pipelines.emu35.pipeline_emu35",
     "ExactAcceptance": "decoding",
     "FewStepDecoding": "decoding",
     "FlowDecoding": "decoding",
     "FramewiseVQModel": "tokenizers.vq_frames",
-    "GlmImagePipeline": "pipelines.pipeline_glm_image",
+    "GlmImagePipeline": "pipelines.glm_image.pipeline_glm_image",
     "GroupAcceptance": "decoding",
     "GroupDecoding": "decoding",
+    "IBQModel": "pipelines.emu35.ibq_emu35",
     "ImagePipelineOutput": "pipelines.output",
     "ImageUpscaler": "tokenizers.upscaler",
-    "InfinityPipeline": "pipelines.pipeline_infinity",
-    "InfinityTransformer": "models.transformer_infinity",
-    "InfinityVQModel": "tokenizers.bsq_infinity",
-    "JanusPipeline": "pipelines.pipeline_janus",
-    "LPDPipeline": "pipelines.pipeline_lpd",
-    "LPDTransformer": "models.transformer_lpd",
-    "LatentLlamaPipeline": "pipelines.pipeline_latent_llama",
-    "LatentLlamaTransformer": "models.transformer_latent_llama",
+    "InfinityPipeline": "pipelines.infinity.pipeline_infinity",
+    "InfinityTransformer": "pipelines.infinity.transformer_infinity",
+    "InfinityVQModel": "pipelines.infinity.bsq_infinity",
+    "JanusPipeline": "pipelines.janus.pipeline_janus",
+    "LPDPipeline": "pipelines.lpd.pipeline_lpd",
+    "LPDTransformer": "pipelines.lpd.transformer_lpd",
+    "LatentLlamaPipeline": "pipelines.latent_llama.pipeline_latent_llama",
+    "LatentLlamaTransformer": "pipelines.latent_llama.transformer_latent_llama",
     "LazyJacobiDecoding": "decoding",
     "LineCacheDecoding": "decoding",
-    "LlamaGenDDPipeline": "pipelines.pipeline_llamagen_dd",
-    "LlamaGenDDTransformer": "models.transformer_llamagen_dd",
-    "LlamaGenDrafter": "models.drafter_llamagen",
-    "LlamaGenPipeline": "pipelines.pipeline_llamagen",
-    "LlamaGenTransformer": "models.transformer_llamagen",
+    "LlamaGenDDPipeline": "pipelines.distilled_decoding.pipeline_llamagen_dd",
+    "LlamaGenDDTransformer": "pipelines.distilled_decoding.transformer_llamagen_dd",
+    "LlamaGenDenoiser": "pipelines.llamagen.denoiser_llamagen",
+    "LlamaGenDrafter": "pipelines.llamagen.drafter_llamagen",
+    "LlamaGenPipeline": "pipelines.llamagen.pipeline_llamagen",
+    "LlamaGenTransformer": "pipelines.llamagen.transformer_llamagen",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
-    "LuminaMGPTPipeline": "pipelines.pipeline_lumina_mgpt",
-    "MARPipeline": "pipelines.pipeline_mar",
-    "MARTransformer": "models.transformer_mar",
-    "MammothModa2LanguageModel": "models.transformer_mammothmoda2",
-    "MammothModa2Pipeline": "pipelines.pipeline_mammothmoda2",
-    "MammothModa2Transformer2DModel": "models.decoder_mammothmoda2",
+    "LuminaMGPTPipeline": "pipelines.chameleon.pipeline_lumina_mgpt",
+    "MARPipeline": "pipelines.mar.pipeline_mar",
+    "MARTransformer": "pipelines.mar.transformer_mar",
+    "MammothModa2LanguageModel": "pipelines.mammothmoda2.transformer_mammothmoda2",
+    "MammothModa2Pipeline": "pipelines.mammothmoda2.pipeline_mammothmoda2",
+    "MammothModa2Transformer2DModel": "pipelines.mammothmoda2.decoder_mammothmoda2",
     "MaskedDecoding": "decoding",
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
     "PathJacobiDecoding": "decoding",
     "PathSpeculativeDecoding": "decoding",
-    "RandARPipeline": "pipelines.pipeline_randar",
-    "RandARTransformer": "models.transformer_randar",
+    "RandARPipeline": "pipelines.randar.pipeline_randar",
+    "RandARTransformer": "pipelines.randar.transformer_randar",
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",
-    "VARDDPipeline": "pipelines.pipeline_var_dd",
-    "VARDDTransformer": "models.transformer_var_dd",
-    "VARPipeline": "pipelines.pipeline_var",
-    "VARTransformer": "models.transformer_var",
+    "VARDDPipeline": "pipelines.distilled_decoding.pipeline_var_dd",
+    "VARDDTransformer": "pipelines.distilled_decoding.transformer_var_dd",
+    "VARPipeline": "pipelines.var.pipeline_var",
+    "VARTransformer": "pipelines.var.transformer_var",
     "VARVQModel": "tokenizers.vq_var",
     "VideoPipelineOutput": "pipelines.output",
     "ZipARDecoding": "decoding",
-    "accelerate": "pipelines.accelerate",
+    "accelerate": "pipelines.janus.accelerate",
     "decoding_from_name": "decoding",
     "decoding_names": "decoding",
 }
@@ -99,6 +101,7 @@ __all__ = [
     "GlmImagePipeline",
     "GroupAcceptance",
     "GroupDecoding",
+    "IBQModel",
     "ImagePipelineOutput",
     "ImageUpscaler",
     "InfinityPipeline",
@@ -113,6 +116,7 @@ __all__ = [
     "LineCacheDecoding",
     "LlamaGenDDPipeline",
     "LlamaGenDDTransformer",
+    "LlamaGenDenoiser",
     "LlamaGenDrafter",
     "LlamaGenPipeline",
     "LlamaGenTransformer",
@@ -174,43 +178,45 @@ if TYPE_CHECKING:
         decoding_from_name,
         decoding_names,
     )
-    from .models.decoder_mammothmoda2 import MammothModa2Transformer2DModel
     from .models.denoising_head import DenoisingHead
-    from .models.drafter_llamagen import LlamaGenDrafter
-    from .models.transformer_arpg import ARPGTransformer
-    from .models.transformer_cosmos import CosmosTransformer
-    from .models.transformer_infinity import InfinityTransformer
-    from .models.transformer_latent_llama import LatentLlamaTransformer
-    from .models.transformer_llamagen import LlamaGenTransformer
-    from .models.transformer_llamagen_dd import LlamaGenDDTransformer
-    from .models.transformer_lpd import LPDTransformer
-    from .models.transformer_mammothmoda2 import MammothModa2LanguageModel
-    from .models.transformer_mar import MARTransformer
-    from .models.transformer_randar import RandARTransformer
-    from .models.transformer_var import VARTransformer
-    from .models.transformer_var_dd import VARDDTransformer
-    from .pipelines.accelerate import accelerate
+    from .pipelines.arpg.pipeline_arpg import ARPGPipeline
+    from .pipelines.arpg.transformer_arpg import ARPGTransformer
+    from .pipelines.chameleon.pipeline_anole import AnolePipeline
+    from .pipelines.chameleon.pipeline_lumina_mgpt import LuminaMGPTPipeline
+    from .pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
+    from .pipelines.cosmos.pipeline_cosmos import CosmosPipeline
+    from .pipelines.cosmos.transformer_cosmos import CosmosTransformer
+    from .pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
+    from .pipelines.distilled_decoding.pipeline_var_dd import VARDDPipeline
+    from .pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
+    from .pipelines.distilled_decoding.transformer_var_dd import VARDDTransformer
+    from .pipelines.emu3.pipeline_emu3 import Emu3Pipeline
+    from .pipelines.emu35.ibq_emu35 import IBQModel
+    from .pipelines.emu35.pipeline_emu35 import Emu35Pipeline
+    from .pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+    from .pipelines.infinity.bsq_infinity import InfinityVQModel
+    from .pipelines.infinity.pipeline_infinity import InfinityPipeline
+    from .pipelines.infinity.transformer_infinity import InfinityTransformer
+    from .pipelines.janus.accelerate import accelerate
+    from .pipelines.janus.pipeline_janus import JanusPipeline
+    from .pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
+    from .pipelines.latent_llama.transformer_latent_llama import LatentLlamaTransformer
+    from .pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+    from .pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+    from .pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+    from .pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
+    from .pipelines.lpd.pipeline_lpd import LPDPipeline
+    from .pipelines.lpd.transformer_lpd import LPDTransformer
+    from .pipelines.mammothmoda2.decoder_mammothmoda2 import MammothModa2Transformer2DModel
+    from .pipelines.mammothmoda2.pipeline_mammothmoda2 import MammothModa2Pipeline
+    from .pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2LanguageModel
+    from .pipelines.mar.pipeline_mar import MARPipeline
+    from .pipelines.mar.transformer_mar import MARTransformer
     from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
-    from .pipelines.pipeline_anole import AnolePipeline
-    from .pipelines.pipeline_arpg import ARPGPipeline
-    from .pipelines.pipeline_cosmos import CosmosPipeline
-    from .pipelines.pipeline_emu3 import Emu3Pipeline
-    from .pipelines.pipeline_emu35 import Emu35Pipeline
-    from .pipelines.pipeline_glm_image import GlmImagePipeline
-    from .pipelines.pipeline_infinity import InfinityPipeline
-    from .pipelines.pipeline_janus import JanusPipeline
-    from .pipelines.pipeline_latent_llama import LatentLlamaPipeline
-    from .pipelines.pipeline_llamagen import LlamaGenPipeline
-    from .pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
-    from .pipelines.pipeline_lpd import LPDPipeline
-    from .pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
-    from .pipelines.pipeline_mammothmoda2 import MammothModa2Pipeline
-    from .pipelines.pipeline_mar import MARPipeline
-    from .pipelines.pipeline_randar import RandARPipeline
-    from .pipelines.pipeline_var import VARPipeline
-    from .pipelines.pipeline_var_dd import VARDDPipeline
-    from .tokenizers.bsq_infinity import InfinityVQModel
-    from .tokenizers.fsq_cosmos import CosmosVideoTokenizer
+    from .pipelines.randar.pipeline_randar import RandARPipeline
+    from .pipelines.randar.transformer_randar import RandARTransformer
+    from .pipelines.var.pipeline_var import VARPipeline
+    from .pipelines.var.transformer_var import VARTransformer
     from .tokenizers.upscaler import ImageUpscaler
     from .tokenizers.vq_frames import FramewiseVQModel
     from .tokenizers.vq_llamagen import LlamaGenVQModel

@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .convert.registry import CONVERT_COMMANDS, PUBLISHED, find_published, nearest_names
-from .pipelines.saved_folder import local_folder
+from .pipelines.saving.saved_folder import local_folder
+from .published.registry import CONVERT_COMMANDS, PUBLISHED, find_published, nearest_names
 from .schema import read_object
 
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 # Names of modules: a model's family is imported once its index names it.
 PIPELINES = {
-    "LlamaGenPipeline": "pipeline_llamagen",
-    "VARPipeline": "pipeline_var",
-    "InfinityPipeline": "pipeline_infinity",
-    "LlamaGenDDPipeline": "pipeline_llamagen_dd",
-    "VARDDPipeline": "pipeline_var_dd",
-    "MARPipeline": "pipeline_mar",
-    "LatentLlamaPipeline": "pipeline_latent_llama",
-    "JanusPipeline": "pipeline_janus",
-    "Emu3Pipeline": "pipeline_emu3",
-    "GlmImagePipeline": "pipeline_glm_image",
-    "Emu35Pipeline": "pipeline_emu35",
-    "LuminaMGPTPipeline": "pipeline_lumina_mgpt",
-    "AnolePipeline": "pipeline_anole",
-    "MammothModa2Pipeline": "pipeline_mammothmoda2",
-    "CosmosPipeline": "pipeline_cosmos",
-    "ARPGPipeline": "pipeline_arpg",
-    "LPDPipeline": "pipeline_lpd",
-    "RandARPipeline": "pipeline_randar",
+    "LlamaGenPipeline": "llamagen.pipeline_llamagen",
+    "VARPipeline": "var.pipeline_var",
+    "InfinityPipeline": "infinity.pipeline_infinity",
+    "LlamaGenDDPipeline": "distilled_decoding.pipeline_llamagen_dd",
+    "VARDDPipeline": "distilled_decoding.pipeline_var_dd",
+    "MARPipeline": "mar.pipeline_mar",
+    "LatentLlamaPipeline": "latent_llama.pipeline_latent_llama",
+    "JanusPipeline": "janus.pipeline_janus",
+    "Emu3Pipeline": "emu3.pipeline_emu3",
+    "GlmImagePipeline": "glm_image.pipeline_glm_image",
+    "Emu35Pipeline": "emu35.pipeline_emu35",
+    "LuminaMGPTPipeline": "chameleon.pipeline_lumina_mgpt",
+    "AnolePipeline": "chameleon.pipeline_anole",
+    "MammothModa2Pipeline": "mammothmoda2.pipeline_mammothmoda2",
+    "CosmosPipeline": "cosmos.pipeline_cosmos",
+    "ARPGPipeline": "arpg.pipeline_arpg",
+    "LPDPipeline": "lpd.pipeline_lpd",
+    "RandARPipeline": "randar.pipeline_randar",
 }
 VIDEO_PIPELINES = ("CosmosPipeline",)
 ASSETS = Path(__file__).parent / "assets"
@@ -82,7 +82,7 @@ def find_model(name: str) -> Path | None:
 
 def class_names(folder: Path) -> list[str] | None:
     """The names of the classes of the model in a folder; None if it does not name any."""
-    from .pipelines.saved_folder import read_index
+    from .pipelines.saving.saved_folder import read_index
 
     labels = read_index(folder / INDEX).get("id2label")
     return [labels[str(i)] for i in range(len(labels))] if labels is not None else None
@@ -107,7 +107,7 @@ class AutoPipeline:
             OSError: if a checkpoint must be downloaded and cannot be.
             CheckpointError: if the published files are damaged or have changed.
         """
-        from .pipelines.checks import with_dtype
+        from .pipelines.text.checks import with_dtype
 
         # A dtype that is not one is refused before anything is downloaded.
         kwargs = with_dtype(kwargs)
@@ -115,7 +115,7 @@ class AutoPipeline:
         folder = find_model(name)
         hub = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
         if folder is None and find_published(name):
-            from .convert.fetch import load_published
+            from .published.fetch import load_published
 
             folder = find_model(str(load_published(name, **hub)))
         class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
@@ -127,7 +127,7 @@ def _download_index(name: str, hub: dict) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
-    from .convert.hub import hub_errors
+    from .published.hub import hub_errors
 
     with hub_errors(name, hub.get("revision")):
         try:

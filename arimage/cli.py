@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from .app.commands import open_app, serve
-from .convert.commands import convert_app
 from .environment import env
 from .eval.commands import eval_app, reproduce
 from .listings import decodings, models
@@ -53,6 +52,7 @@ from .options import (
     steps_of,
     supported,
 )
+from .published.commands import convert_app
 from .training.commands import train_app
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .auto import class_names, find_model, packaged_models, published_models
-from .convert.registry import PUBLISHED, size_text
 from .decoding.names import DEFAULTS, PRESETS
 from .media.texts import composed
-from .pipelines.known import KnownCaptions
+from .pipelines.text.known import KnownCaptions
+from .published.registry import PUBLISHED, size_text
 
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _list_known(model: str, search: str | None) -> None:
     """Print the names of the pictures or classes that a model knows, in columns, or one per line in a pipe."""
     folder = find_model(model)
     if folder is None and model in published_models():
-        from .convert.fetch import load_published
+        from .published.fetch import load_published
 
         folder = load_published(model, local_files_only=True)
     if folder is None:

@@ -31,9 +31,9 @@ from side_by_side import (
 )
 from torch import nn
 
-from arimage.convert.llamagen import llamagen_transformer_from_original
 from arimage.decoding import Decoding, Layout, Sampling
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.llamagen.convert import llamagen_transformer_from_original
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 SIDE, CHECKED = 16, 24

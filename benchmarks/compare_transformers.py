@@ -47,13 +47,13 @@ from transformers.utils import logging
 
 from arimage.decoding import Decoding, Layout, Sampling
 from arimage.models.language_model import LanguageTokenModel
-from arimage.models.transformer_glm_image import bind_prompts
-from arimage.pipelines.emu3_prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, CODE, END_OF_ROW
-from arimage.pipelines.emu35_prompts import TOKENS
-from arimage.pipelines.pipeline_emu3 import Emu3Pipeline
-from arimage.pipelines.pipeline_emu35 import Emu35Pipeline
-from arimage.pipelines.pipeline_janus import JanusPipeline
-from arimage.tokenizers.ibq_emu35 import IBQModel
+from arimage.pipelines.emu3.pipeline_emu3 import Emu3Pipeline
+from arimage.pipelines.emu3.prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, CODE, END_OF_ROW
+from arimage.pipelines.emu35.ibq_emu35 import IBQModel
+from arimage.pipelines.emu35.pipeline_emu35 import Emu35Pipeline
+from arimage.pipelines.emu35.prompts import TOKENS
+from arimage.pipelines.glm_image.transformer_glm_image import bind_prompts
+from arimage.pipelines.janus.pipeline_janus import JanusPipeline
 
 
 PROMPT, CHECKED = 32, 12

@@ -28,10 +28,10 @@ from side_by_side import (
 )
 from torch import nn
 
-from arimage.convert.var import var_tokenizer_from_original, var_transformer_from_original
 from arimage.decoding import Sampling, ScaleModel
 from arimage.decoding.next_scale import scale_sampling
-from arimage.pipelines.pipeline_var import VARPipeline
+from arimage.pipelines.var.convert import var_tokenizer_from_original, var_transformer_from_original
+from arimage.pipelines.var.pipeline_var import VARPipeline
 
 
 SCALES = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
 from side_by_side import begin, cases, make_parser, spread
 
 from arimage import MammothModa2LanguageModel, MammothModa2Pipeline, MammothModa2Transformer2DModel
-from arimage.models.transformer_mammothmoda2 import MammothModa2Config
+from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2Config
 
 
 WIDTHS = {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}

@@ -24,9 +24,9 @@ from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from arimage.kernels.group_norm import reference
+from arimage.pipelines.emu3.vq_emu3 import decode_image
 from arimage.tokenizers import vq_llamagen
 from arimage.tokenizers.tiling import TilingMixin
-from arimage.tokenizers.vq_emu3 import decode_image
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 

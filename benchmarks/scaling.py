@@ -19,7 +19,7 @@ import torch
 from side_by_side import Run, add_sampling, begin, cases, in_turn, make_parser, run_steps, sampling_of, spread
 
 from arimage.decoding import AutoregressiveDecoding, Layout, SpeculativeJacobiDecoding
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
 SIZES = {

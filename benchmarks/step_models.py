@@ -23,29 +23,33 @@ from transformers import (
 
 import arimage
 from arimage.decoding import LatentSampling, Layout, Sampling
-from arimage.models.denoiser_llamagen import LlamaGenDenoiser
 from arimage.models.denoising_head import DenoisingHead
-from arimage.models.distilled import DistilledModel
-from arimage.models.drafter_llamagen import LlamaGenDrafter
-from arimage.models.infinity_scale_model import InfinityScaleModel
-from arimage.models.infinity_schedules import SCHEDULES
 from arimage.models.language_model import LanguageTokenModel, code_head
-from arimage.models.transformer_arpg import ARPGTokenModel, ARPGTransformer
-from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
-from arimage.models.transformer_glm_image import token_positions
-from arimage.models.transformer_infinity import InfinityTransformer
-from arimage.models.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
-from arimage.models.transformer_llamagen_dd import LlamaGenDDTransformer
-from arimage.models.transformer_lpd import LPDTokenModel, LPDTransformer
-from arimage.models.transformer_mammothmoda2 import MammothModa2Config, MammothModa2LanguageModel, bind_prompts
-from arimage.models.transformer_mar import MARLatentModel, MARTransformer
-from arimage.models.transformer_randar import RandARTokenModel, RandARTransformer
-from arimage.models.transformer_var import VARScaleModel, VARTransformer
-from arimage.models.transformer_var_dd import VARDDTransformer
-from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
-from arimage.pipelines.pipeline_var import VARPipeline
-from arimage.tokenizers.bsq_infinity import InfinityVQModel
+from arimage.pipelines.arpg.transformer_arpg import ARPGTokenModel, ARPGTransformer
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel, CosmosTransformer
+from arimage.pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
+from arimage.pipelines.distilled_decoding.transformer_var_dd import VARDDTransformer
+from arimage.pipelines.distilled_decoding.vector_model import DistilledModel
+from arimage.pipelines.glm_image.transformer_glm_image import token_positions
+from arimage.pipelines.infinity.bsq_infinity import InfinityVQModel
+from arimage.pipelines.infinity.scale_model import InfinityScaleModel
+from arimage.pipelines.infinity.schedules import SCHEDULES
+from arimage.pipelines.infinity.transformer_infinity import InfinityTransformer
+from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
+from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.pipelines.lpd.transformer_lpd import LPDTokenModel, LPDTransformer
+from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import (
+    MammothModa2Config,
+    MammothModa2LanguageModel,
+    bind_prompts,
+)
+from arimage.pipelines.mar.transformer_mar import MARLatentModel, MARTransformer
+from arimage.pipelines.randar.transformer_randar import RandARTokenModel, RandARTransformer
+from arimage.pipelines.var.pipeline_var import VARPipeline
+from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 

@@ -19,7 +19,7 @@ from arimage.eval.emoji.retrieval import retrieval_hits
 from arimage.eval.metrics.standard_errors import Estimate, estimate_text, mean_estimate
 from arimage.eval.runs.prompts import EMOJI_PROMPTS, read_prompts
 from arimage.models.classifier_emoji import EmojiClassifier
-from arimage.pipelines.upscaling import UpscalingPipeline
+from arimage.pipelines.kinds.upscaling import UpscalingPipeline
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.training.data import load_captioned_images
 

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from arimage.models import step, transformer_infinity, transformer_llamagen, transformer_var
+from arimage.models import step
 from arimage.models.denoising_head import HeadBlock
+from arimage.pipelines.infinity import transformer_infinity
+from arimage.pipelines.llamagen import transformer_llamagen
+from arimage.pipelines.var import transformer_var
 
 
 BLOCKS = (transformer_llamagen.Block, transformer_var.Block, transformer_infinity.Block, HeadBlock)

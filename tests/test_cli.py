@@ -22,9 +22,9 @@ from presets import FOR_TOKENS
 
 from arimage import LlamaGenPipeline, cli, options
 from arimage.auto import packaged_models
-from arimage.convert.registry import PUBLISHED, size_text
 from arimage.decoding.names import PRESETS
-from arimage.pipelines.known import KnownCaptions
+from arimage.pipelines.text.known import KnownCaptions
+from arimage.published.registry import PUBLISHED, size_text
 
 
 ROOT = Path(cli.__file__).parents[1]
@@ -853,7 +853,7 @@ def test_what_cannot_be_listed_is_refused(refused, arguments, sentence):
 
 
 def test_a_downloaded_model_is_listed(run, models, monkeypatch):
-    monkeypatch.setattr("arimage.convert.fetch.load_published", lambda name, local_files_only: Path(models["named"]))
+    monkeypatch.setattr("arimage.published.fetch.load_published", lambda name, local_files_only: Path(models["named"]))
     assert run("models", "llamagen-c2i-b-256", "--search", "otter")[1] == "3 otter\n"
 
 

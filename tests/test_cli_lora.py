@@ -96,6 +96,6 @@ def test_without_peft_the_extra_is_named(files, monkeypatch, capsys):
         cli.main()
     assert "pip install 'arimage[lora]'" in capsys.readouterr().err
     pipe = tiny.text_pipeline()
-    monkeypatch.setattr("arimage.pipelines.lora.is_peft_available", lambda: False)
+    monkeypatch.setattr("arimage.pipelines.adapters.lora.is_peft_available", lambda: False)
     with pytest.raises(ValueError, match=r"arimage\[lora\]"):
         pipe.load_lora_weights(files / "one.safetensors")

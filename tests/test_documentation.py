@@ -96,7 +96,7 @@ def find(command: str) -> tuple[object, list[str]]:
 
 SHOWN = sorted({command for path in PAGES for command in shown_commands(read(path))})
 NAMED = sorted({command for path in PAGES for command in named_commands(read(path))})
-SOURCES = [*GUIDES, *sorted((ROOT / "arimage" / "pipelines").glob("*.py"))]
+SOURCES = [*GUIDES, *sorted((ROOT / "arimage" / "pipelines").rglob("*.py"))]
 NAMES_OF_MODELS = set().union(*(loaded_models(read(path)) for path in SOURCES))
 
 

@@ -40,15 +40,15 @@ from arimage.decoding import GroupDecoding, Sampling, acceptance, decoding_from_
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.names import PRESETS
 from arimage.models.conditions import with_unconditional
-from arimage.models.denoiser_llamagen import LlamaGenDenoiser
-from arimage.models.drafter_llamagen import LlamaGenDrafter
-from arimage.models.infinity_scale_model import InfinityScaleModel
-from arimage.models.infinity_schedules import SCHEDULES
 from arimage.models.language_model import LanguageTokenModel, code_head
-from arimage.models.transformer_infinity import InfinityTransformer
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
-from arimage.models.transformer_var import VARScaleModel, VARTransformer
-from arimage.tokenizers.bsq_infinity import InfinityVQModel
+from arimage.pipelines.infinity.bsq_infinity import InfinityVQModel
+from arimage.pipelines.infinity.scale_model import InfinityScaleModel
+from arimage.pipelines.infinity.schedules import SCHEDULES
+from arimage.pipelines.infinity.transformer_infinity import InfinityTransformer
+from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
 from arimage.tokenizers.vq_var import VARVQModel
 
 

@@ -27,7 +27,7 @@ from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
 from arimage.kernels.window import Drafting, close_window, open_window, slide_window
 from arimage.models.fused import Fused, projections
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
 FLOAT, LONG = 4, 8
@@ -404,8 +404,9 @@ def test_the_table_has_every_decoding_and_every_family():
     # Other sizes of one family.
     others = {"llamagen-xl-384", "llamagen-xl-512", "emoji-var"}
     assert {key[0] for key in TABLE} == step_cost.COMMITTED.keys() == step_cost.MODELS.keys() - others
-    folder = Path(arimage.models.__file__).parent
-    families = {f"arimage.models.{path.stem}" for path in folder.glob("transformer_*.py")}
+    package = Path(arimage.__file__).parent
+    files = [path.relative_to(package).with_suffix("") for path in package.rglob("transformer_*.py")]
+    families = {".".join(("arimage", *path.parts)) for path in files}
     assert families <= {getattr(value, "__module__", None) for value in vars(step_models).values()}
 
 

@@ -9,8 +9,8 @@ import torch
 from diffusers.utils import logging
 
 from arimage.convert import convert_cosmos, convert_cosmos_tokenizer
-from arimage.models.transformer_cosmos import CosmosTransformer
-from arimage.pipelines.pipeline_cosmos import CosmosPipeline
+from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTransformer
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "cosmos"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import Emu3ForConditionalGeneration, PreTrainedTokenizerFast
 
-from arimage.pipelines.pipeline_emu3 import Emu3Pipeline
+from arimage.pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 
 
 FIXTURES = Path(__file__).parent / "fixtures" / "emu3"

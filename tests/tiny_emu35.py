@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage.convert import convert_emu35
-from arimage.pipelines.pipeline_emu35 import Emu35Pipeline
+from arimage.pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "emu3_5"

@@ -15,7 +15,7 @@ from transformers import GlmImageForConditionalGeneration
 
 import arimage
 from arimage.decoding import Layout
-from arimage.models.transformer_glm_image import bind_prompts, grids_of
+from arimage.pipelines.glm_image.transformer_glm_image import bind_prompts, grids_of
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "glm_image"

@@ -2,8 +2,8 @@
 
 import tiny
 
-from arimage.models.transformer_latent_llama import LatentLlamaTransformer
-from arimage.pipelines.pipeline_latent_llama import LatentLlamaPipeline
+from arimage.pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
+from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaTransformer
 
 
 def transformer(seed=0, **changes) -> LatentLlamaTransformer:

@@ -13,8 +13,8 @@ from tiny import randomise
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 
-from arimage.pipelines.pipeline_anole import AnolePipeline
-from arimage.pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+from arimage.pipelines.chameleon.pipeline_anole import AnolePipeline
+from arimage.pipelines.chameleon.pipeline_lumina_mgpt import LuminaMGPTPipeline
 
 
 CODES = 48

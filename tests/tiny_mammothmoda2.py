@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from arimage import MammothModa2Pipeline
 from arimage.convert import convert_mammothmoda2
-from arimage.pipelines.mammothmoda2_prompts import CHAT_TEMPLATE as CHAT_TEMPLATE
+from arimage.pipelines.mammothmoda2.prompts import CHAT_TEMPLATE as CHAT_TEMPLATE
 
 
 FIXTURES = Path(__file__).parent / "fixtures" / "mammothmoda2"

@@ -4,8 +4,8 @@ from diffusers import AutoencoderKL
 from tiny import NUM_CLASSES, randomise
 
 from arimage.models.denoising_head import DenoisingHead
-from arimage.models.transformer_mar import MARTransformer
-from arimage.pipelines.pipeline_mar import MARPipeline
+from arimage.pipelines.mar.pipeline_mar import MARPipeline
+from arimage.pipelines.mar.transformer_mar import MARTransformer
 
 
 STEPS = {"num_inference_steps": 4, "num_diffusion_steps": [4, 2, 1]}

@@ -5,47 +5,47 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .arpg import convert_arpg
-    from .cosmos import convert_cosmos
-    from .cosmos_tokenizer import convert_cosmos_tokenizer
-    from .distilled import convert_llamagen_dd, convert_var_dd
-    from .emu3 import convert_emu3
-    from .emu35 import convert_emu35
-    from .fetch import load_published
-    from .infinity import convert_infinity
-    from .janus import convert_janus
-    from .llamagen import convert_llamagen
-    from .lpd import convert_lpd
-    from .lumina_mgpt import convert_anole, convert_lumina_mgpt
-    from .mammothmoda2 import convert_mammothmoda2
-    from .mar import convert_mar
+    from ..pipelines.arpg.convert import convert_arpg
+    from ..pipelines.chameleon.convert import convert_anole, convert_lumina_mgpt
+    from ..pipelines.cosmos.convert import convert_cosmos
+    from ..pipelines.cosmos.convert_tokenizer import convert_cosmos_tokenizer
+    from ..pipelines.distilled_decoding.convert import convert_llamagen_dd, convert_var_dd
+    from ..pipelines.emu3.convert import convert_emu3
+    from ..pipelines.emu35.convert import convert_emu35
+    from ..pipelines.infinity.convert import convert_infinity
+    from ..pipelines.janus.convert import convert_janus
+    from ..pipelines.llamagen.convert import convert_llamagen
+    from ..pipelines.lpd.convert import convert_lpd
+    from ..pipelines.mammothmoda2.convert import convert_mammothmoda2
+    from ..pipelines.mar.convert import convert_mar
+    from ..pipelines.randar.convert import convert_randar
+    from ..pipelines.var.convert import convert_var
+    from ..published.fetch import load_published
+    from ..published.registry import PUBLISHED, PublishedCheckpoint
     from .paths import CheckpointError
-    from .randar import convert_randar
-    from .registry import PUBLISHED, PublishedCheckpoint
-    from .var import convert_var
 
 _MODULES = {
     "CheckpointError": ".paths",
-    "convert_anole": ".lumina_mgpt",
-    "convert_cosmos": ".cosmos",
-    "convert_cosmos_tokenizer": ".cosmos_tokenizer",
-    "convert_arpg": ".arpg",
-    "convert_emu3": ".emu3",
-    "convert_emu35": ".emu35",
-    "convert_infinity": ".infinity",
-    "convert_janus": ".janus",
-    "convert_llamagen": ".llamagen",
-    "convert_lpd": ".lpd",
-    "convert_llamagen_dd": ".distilled",
-    "convert_lumina_mgpt": ".lumina_mgpt",
-    "convert_mammothmoda2": ".mammothmoda2",
-    "convert_mar": ".mar",
-    "convert_randar": ".randar",
-    "convert_var": ".var",
-    "convert_var_dd": ".distilled",
-    "PUBLISHED": ".registry",
-    "PublishedCheckpoint": ".registry",
-    "load_published": ".fetch",
+    "convert_anole": "..pipelines.chameleon.convert",
+    "convert_cosmos": "..pipelines.cosmos.convert",
+    "convert_cosmos_tokenizer": "..pipelines.cosmos.convert_tokenizer",
+    "convert_arpg": "..pipelines.arpg.convert",
+    "convert_emu3": "..pipelines.emu3.convert",
+    "convert_emu35": "..pipelines.emu35.convert",
+    "convert_infinity": "..pipelines.infinity.convert",
+    "convert_janus": "..pipelines.janus.convert",
+    "convert_llamagen": "..pipelines.llamagen.convert",
+    "convert_lpd": "..pipelines.lpd.convert",
+    "convert_llamagen_dd": "..pipelines.distilled_decoding.convert",
+    "convert_lumina_mgpt": "..pipelines.chameleon.convert",
+    "convert_mammothmoda2": "..pipelines.mammothmoda2.convert",
+    "convert_mar": "..pipelines.mar.convert",
+    "convert_randar": "..pipelines.randar.convert",
+    "convert_var": "..pipelines.var.convert",
+    "convert_var_dd": "..pipelines.distilled_decoding.convert",
+    "PUBLISHED": "..published.registry",
+    "PublishedCheckpoint": "..published.registry",
+    "load_published": "..published.fetch",
 }
 __all__ = [
     "PUBLISHED",

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers
+from transformers import (
+    PreTrainedTokenizerFast,
+)
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
@@ -69,3 +72,23 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is not a table of base64 tokens and ranks: download it again") from error
+
+
+# The authors' special tokens in order, before those of images.
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
+
+
+def tokenizer_from_ranks(path: Path, special: list[str], **settings) -> PreTrainedTokenizerFast:
+    """The tokenizer of a table of ranks, with `special` tokens after those of the table.
+
+    Raises:
+        CheckpointError: if the file is missing or damaged.
+    """
+    return PreTrainedTokenizerFast(
+        tokenizer_object=qwen_tokenizer(path, special),
+        bos_token="<|extra_203|>",
+        eos_token="<|extra_204|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        **settings,
+    )

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from diffusers import VQModel
 
+from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .checkpoint import NORM_NUM_GROUPS, fill, multipliers_of, shape_of
 
 
@@ -91,3 +92,60 @@ def vq_model_from_original(
         for key, tensor in state.items()
     }
     return fill(vq, state, original_name, dtype=torch.float32, ignored=r"loss\..*|ema_.*", source=source)
+
+
+# Ours and the original's, replaced from top to bottom.
+LLAMAGEN_NAMES = (
+    ("codebook.", "quantize.embedding."),
+    (".levels.", ".conv_blocks."),
+    (".shortcut.", ".nin_shortcut."),
+    (".to_q.", ".q."),
+    (".to_k.", ".k."),
+    (".to_v.", ".v."),
+    (".to_out.", ".proj_out."),
+)
+
+
+def llamagen_tokenizer_from_original(
+    state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file"
+) -> LlamaGenVQModel:
+    """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+
+    kind = "LlamaGen tokenizer"
+
+    def shape(key: str, dimensions: int = 4) -> torch.Size:
+        return shape_of(state, key, dimensions, source=source, kind=kind)
+
+    def count(pattern: str) -> int:
+        return len({match[1] for key in state if (match := re.match(pattern, key))})
+
+    codebook_size, codebook_dim = shape("quantize.embedding.weight", 2)
+    channels = shape("encoder.conv_in.weight")[0]
+    levels = count(r"encoder\.conv_blocks\.(\d+)\.")
+    widths = [shape(f"encoder.conv_blocks.{level}.res.0.conv1.weight")[0] for level in range(levels)]
+    multipliers = multipliers_of([channels, *widths], source=source, kind=kind)
+    with torch.device("meta"):
+        vq = LlamaGenVQModel(
+            channels=channels,
+            channel_multipliers=tuple(multipliers),
+            layers_per_block=count(r"encoder\.conv_blocks\.0\.res\.(\d+)\."),
+            latent_channels=shape("encoder.conv_out.weight")[0],
+            codebook_size=codebook_size,
+            codebook_dim=codebook_dim,
+            norm_num_groups=NORM_NUM_GROUPS,
+        )
+    return fill(vq, state, _llamagen_name, dtype=torch.float32, ignored=r"quantize\.codebook_used", source=source)
+
+
+def _llamagen_name(name: str) -> str:
+    for ours, original in LLAMAGEN_NAMES:
+        name = name.replace(ours, original)
+    return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ..convert.registry import find_published
+from ..published.registry import find_published
 from ..schema import COMPLETE, Count, Number, Positive, Text, Whole, check
 
 

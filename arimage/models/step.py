@@ -56,6 +56,7 @@ def attend_and_feed(
 
 
 HEAD_DIMS = (32, 64, 128)
+PACKAGE = __name__.partition(".")[0] + "."
 
 
 def runs_step(network: Any) -> bool:
@@ -100,7 +101,7 @@ def is_plain(module: nn.Module, like: torch.Tensor, quantized: bool) -> bool:
     if isinstance(module, QuantizedLinear):
         fits = module.bias is None and module.in_features % WIDTH == 0 and has_kernels(module.weight)
         return quantized and fits and not is_hooked(module)
-    if not type(module).__module__.startswith((f"{__package__}.", "torch.nn.modules.")) or is_hooked(module):
+    if not type(module).__module__.startswith((PACKAGE, "torch.nn.modules.")) or is_hooked(module):
         return False
     return all(
         weight.device == like.device

@@ -30,19 +30,19 @@ from ..models.mixin import align_weights
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
-from .checks import as_decoding, as_texts, with_dtype
 from .compiling import CompileMixin
 from .forked import limit_forks, warn_if_forked
 from .fusing import FuseMixin
-from .images import known_tokens, prepare_image, round_levels_down
-from .known import KnownCaptions
 from .output import ImagePipelineOutput, Tokens
+from .pictures.images import known_tokens, prepare_image, round_levels_down
 from .quantized import check_full_weights, quantize_weights
 from .run import CallRun
-from .saved_components import check_entries, load_without_weights
-from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
-from .saved_settings import load_defaults
-from .weights import LOADING, check_weights, load_shared
+from .saving.saved_components import check_entries, load_without_weights
+from .saving.saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
+from .saving.saved_settings import load_defaults
+from .saving.weights import LOADING, check_weights, load_shared
+from .text.checks import as_decoding, as_texts, with_dtype
+from .text.known import KnownCaptions
 
 
 logger = logging.get_logger(__name__)
@@ -240,7 +240,7 @@ class ARPipeline(FuseMixin, CompileMixin):
 
     def save_config(self, save_directory: str | os.PathLike, **kwargs) -> None:
         super().save_config(save_directory, **kwargs)
-        name_files(Path(save_directory), type(self))
+        name_files(Path(save_directory), type(self), self.components)
 
     def _upload_folder(self, working_dir: str | os.PathLike, repo_id: str, token: str | None = None, **kwargs):
         # diffusers has put its own card into the folder, or the one that the repository has.

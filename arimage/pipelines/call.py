@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,23 +15,21 @@ from ..decoding.contract.models import Model
 
 if TYPE_CHECKING:
     from ..models.conditions import Names
-    from ..models.distilled import DistilledModel
-    from ..models.infinity_scale_model import InfinityScaleModel
-    from ..models.language_model import LanguageTokenModel
-    from ..models.transformer_cosmos import CosmosTokenModel
-    from ..models.transformer_latent_llama import LatentLlamaModel
-    from ..models.transformer_llamagen import LlamaGenTokenModel
-    from ..models.transformer_var import VARScaleModel
 
-    Bindable: TypeAlias = (
-        CosmosTokenModel
-        | DistilledModel
-        | InfinityScaleModel
-        | LanguageTokenModel
-        | LatentLlamaModel
-        | LlamaGenTokenModel
-        | VARScaleModel
-    )
+
+class Bindable(Protocol):
+    """A model that is bound to prompts or classes, and from them to the images of a call."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def merge_prompts(self, prompts: "Names" = None, /) -> None:
+        """Prefill prompts of one name once."""
+        ...
+
+    def take(self, images: torch.LongTensor) -> Any:
+        """The model bound to these of its rows, one per image."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class GenerationCall:
         assert layout is not None
         return layout if self.images is None else layout.take(self.images)
 
-    def bind(self, model: "Bindable", *prompts: "Names") -> None:
+    def bind(self, model: Bindable, *prompts: "Names") -> None:
         """Set the model, which is bound to the prompts or classes, each of which it prefills once. `prompts`: the
         names of their embeddings, see `Conditions.merge`."""
         model.merge_prompts(*prompts)

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from ..decoding import Decoding
 from ..decoding.run.capture import KEPT_BYTES, WARM_UP, CompiledSteps
-from .lora import adapter_state
+from .adapters.lora import adapter_state
 from .offload import OffloadMixin
 
 

@@ -1,8 +1,8 @@
 """Projections of one input that become one product."""
 
 from ..models.fused import Fused, fused_in, projections
-from .lora import LoraMixin
-from .lora_layers import lora_layers
+from .adapters.lora import LoraMixin
+from .adapters.lora_layers import lora_layers
 from .offload import OffloadMixin
 
 

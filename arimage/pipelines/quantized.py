@@ -6,7 +6,7 @@ import torch
 
 from ..models.fused import fused_in
 from ..models.quantized import DTYPES, QuantizedLinear, is_quantized, quantizable, quantize_linears
-from .lora_layers import has_lora_layers
+from .adapters.lora_layers import has_lora_layers
 
 
 def token_network(pipe: Any) -> tuple[str, torch.nn.Module]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from ..eval.emoji.motions import CAST, COMBINATIONS, phrases
-from ..pipelines.known import KnownCaptions
+from ..pipelines.text.known import KnownCaptions
 from ..schema import COMPLETE, Count, Seed
 from .captions.scenes import GROUNDS, on_ground
 from .captions.wording import plain_words, with_article

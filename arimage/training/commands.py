@@ -18,7 +18,7 @@ from ..options import (
     panels,
     prompt_lines,
 )
-from ..pipelines.known import KNOWN_CAPTIONS
+from ..pipelines.text.known import KNOWN_CAPTIONS
 from ..schema import Number, check
 
 

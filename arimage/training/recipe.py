@@ -6,7 +6,7 @@ from pathlib import Path
 from ..decoding.contract.supports import missing
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
-from ..pipelines.known import KNOWN_CAPTIONS, KnownCaptions
+from ..pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
 from ..tokenizers.vq_var import VARVQModel
 from .acceleration.collaborate import check_drafter_scales, collaborate_settings
 from .acceleration.denoiser import DenoiserSettings

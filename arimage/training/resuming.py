@@ -13,8 +13,8 @@ from torch import nn
 
 from ..eval.runs.files import check_fields, check_same, hold, replace, space_in, to_json
 from ..media.texts import parse_json
+from ..pipelines.adapters.lora import lora_layers
 from ..pipelines.base import ARPipeline
-from ..pipelines.lora import lora_layers
 from .processes import processes, wait_for_all
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..decoding import decoding_from_name
 from ..pipelines.base import ARPipeline
-from ..pipelines.saved_settings import give_defaults
+from ..pipelines.saving.saved_settings import give_defaults
 from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
 from .animation import ClipSettings, make_clips
 from .captions.scenes import SceneSettings, make_scenes

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..auto import ASSETS, packaged_models
 from ..options import fast_dtype
-from ..pipelines.saved_folder import stored_elsewhere
+from ..pipelines.saving.saved_folder import stored_elsewhere
 from ..schema import COMPLETE, Batch, Count, Decay, Number, Seed, Share, Whole, read_object
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import nn
 
 from ..options import fast_dtype
-from ..pipelines.upscaling import UpscalingPipeline
+from ..pipelines.kinds.upscaling import UpscalingPipeline
 from ..schema import COMPLETE, Batch, Number, Seed, Share, Whole
 from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel

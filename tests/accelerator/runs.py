@@ -15,7 +15,7 @@ from families import EVERY, flat, seeded
 
 from arimage.decoding import PRESETS, Decoding
 from arimage.decoding.jacobi import speculative_jacobi
-from arimage.pipelines.pipeline_mar import MARPipeline
+from arimage.pipelines.mar.pipeline_mar import MARPipeline
 
 
 pytest.importorskip("triton", reason="triton is not installed, and its kernels are what runs on a card")

@@ -34,7 +34,7 @@ def is_quick(name):
 
 
 def test_every_pipeline_has_a_family():
-    files = {path.stem for path in Path(pipelines.__file__).parent.glob("pipeline_*.py")}
+    files = {path.stem for path in Path(pipelines.__file__).parent.rglob("pipeline_*.py")}
     # Some are subclasses with a small default size.
     classes = {kind for family in FAMILIES for kind in type(pipeline(family, "cpu")).__mro__}
     assert {kind.__module__.rpartition(".")[2] for kind in classes} & files == files

@@ -11,9 +11,9 @@ import torch
 from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_cosmos, convert_cosmos_tokenizer
 from arimage.convert.checkpoint import load_original
-from arimage.convert.cosmos import cosmos_transformer_from_original
-from arimage.convert.cosmos_tokenizer import cosmos_tokenizer_from_original
 from arimage.convert.torchscript import load_torchscript
+from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
+from arimage.pipelines.cosmos.convert_tokenizer import cosmos_tokenizer_from_original
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -212,7 +212,7 @@ def test_a_tokenizer_of_another_kind_is_refused(state, tmp_path, monkeypatch):
         for part in ("weight", "bias"):
             state.pop(f"{half}.{conv}.conv3d.{part}", None)
     other = cosmos_tokenizer_from_original(state)
-    monkeypatch.setattr("arimage.convert.cosmos.convert_cosmos_tokenizer", lambda folder: other)
+    monkeypatch.setattr("arimage.pipelines.cosmos.convert.convert_cosmos_tokenizer", lambda folder: other)
     with pytest.raises(CheckpointError, match="that of a DV4x16x16"):
         convert_cosmos(MODEL, tokenizer=tmp_path)
 

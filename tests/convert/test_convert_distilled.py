@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from arimage import AutoPipeline, FewStepDecoding
-from arimage.convert import CheckpointError, convert_llamagen_dd, convert_var_dd, distilled
-from arimage.convert.distilled import llamagen_dd_transformer_from_original, var_dd_transformer_from_original
+from arimage.convert import CheckpointError, convert_llamagen_dd, convert_var_dd
+from arimage.pipelines.distilled_decoding import convert as distilled
+from arimage.pipelines.distilled_decoding.convert import (
+    llamagen_dd_transformer_from_original,
+    var_dd_transformer_from_original,
+)
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -52,7 +56,7 @@ def test_a_size_that_was_not_published_asks_where_codes_end(tmp_path):
 def test_the_command_converts_a_folder(tmp_path):
     from typer.testing import CliRunner
 
-    from arimage.convert.commands import convert_app
+    from arimage.published.commands import convert_app
 
     folder = folder_of(tmp_path, LLAMAGEN[:2])
     options = ["--image-size", "24", "--num-heads", "4", "--out", str(tmp_path / "out")]

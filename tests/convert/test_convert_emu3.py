@@ -11,7 +11,7 @@ from tiny_emu3 import EXPECTED, FIXTURES
 
 from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_emu3
-from arimage.convert.emu3 import emu3_tokenizer_from_original
+from arimage.pipelines.emu3.convert import emu3_tokenizer_from_original
 
 
 DEFAULTS = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}

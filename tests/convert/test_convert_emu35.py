@@ -12,8 +12,8 @@ from tiny_emu35 import FOLDER, REFERENCE, VISION_TOKENIZER
 
 from arimage import AutoPipeline, cli
 from arimage.convert import CheckpointError, convert_emu3, convert_emu35
-from arimage.convert.emu35 import emu35_tokenizer_from_original
 from arimage.convert.folder import load_original_folder
+from arimage.pipelines.emu35.convert import emu35_tokenizer_from_original
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from arimage.convert import CheckpointError, convert_infinity
 from arimage.convert.checkpoint import load_original
-from arimage.pipelines.pipeline_infinity import InfinityPipeline
+from arimage.pipelines.infinity.pipeline_infinity import InfinityPipeline
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

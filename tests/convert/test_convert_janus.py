@@ -9,8 +9,8 @@ from transformers import JanusForConditionalGeneration
 
 from arimage.convert import convert_janus
 from arimage.convert.checkpoint import CheckpointError
-from arimage.convert.janus import janus_from_original
-from arimage.pipelines.pipeline_janus import JanusPipeline
+from arimage.pipelines.janus.convert import janus_from_original
+from arimage.pipelines.janus.pipeline_janus import JanusPipeline
 
 
 @pytest.fixture(scope="module")

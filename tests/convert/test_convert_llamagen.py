@@ -10,12 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from arimage.convert.checkpoint import CheckpointError, load_original
-from arimage.convert.llamagen import (
-    convert_llamagen,
-    llamagen_tokenizer_from_original,
-    llamagen_transformer_from_original,
-)
-from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.convert.vqgan import llamagen_tokenizer_from_original
+from arimage.pipelines.llamagen.convert import convert_llamagen, llamagen_transformer_from_original
+from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

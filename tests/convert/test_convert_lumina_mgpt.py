@@ -12,9 +12,9 @@ from transformers.models.chameleon.modeling_chameleon import apply_rotary_pos_em
 from arimage.convert import CheckpointError, convert_anole, convert_lumina_mgpt
 from arimage.convert.checkpoint import load_original
 from arimage.convert.vqgan import vq_model_from_original
-from arimage.models.transformer_llamagen import rotate
-from arimage.pipelines.pipeline_anole import AnolePipeline
-from arimage.pipelines.pipeline_lumina_mgpt import LuminaMGPTPipeline
+from arimage.kernels.rotary import rotate
+from arimage.pipelines.chameleon.pipeline_anole import AnolePipeline
+from arimage.pipelines.chameleon.pipeline_lumina_mgpt import LuminaMGPTPipeline
 
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "lumina_mgpt"

@@ -9,8 +9,8 @@ from tiny_mammothmoda2 import EXPECTED, FIXTURES, write_published
 
 from arimage import AutoPipeline, MammothModa2Pipeline
 from arimage.convert import CheckpointError, convert_mammothmoda2
-from arimage.convert.mammothmoda2 import mammothmoda2_tokenizer_from_original
-from arimage.models.decoder_mammothmoda2 import valid_heads
+from arimage.pipelines.mammothmoda2.convert import mammothmoda2_tokenizer_from_original
+from arimage.pipelines.mammothmoda2.decoder_mammothmoda2 import valid_heads
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from arimage.convert.checkpoint import CheckpointError, load_original
-from arimage.convert.var import convert_var, var_tokenizer_from_original, var_transformer_from_original
-from arimage.pipelines.pipeline_var import VARPipeline
+from arimage.pipelines.var.convert import convert_var, var_tokenizer_from_original, var_transformer_from_original
+from arimage.pipelines.var.pipeline_var import VARPipeline
 
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "var"

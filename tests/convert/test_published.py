@@ -20,18 +20,18 @@ from stand_in_hub import TOKEN, StandInHub
 from transformers import T5Config, T5EncoderModel
 
 from arimage import AutoPipeline, cli
-from arimage.convert import fetch, registry
-from arimage.convert.fetch import load_published
-from arimage.convert.llamagen import NUM_HEADS
-from arimage.convert.registry import PUBLISHED, find_published
-from arimage.models.transformer_arpg import ARPGTransformer
-from arimage.models.transformer_cosmos import CosmosTransformer
-from arimage.models.transformer_llamagen import LlamaGenTransformer
-from arimage.models.transformer_lpd import LPDTransformer
-from arimage.models.transformer_randar import RandARTransformer
-from arimage.models.transformer_var import VARTransformer
+from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
 from arimage.pipelines.base import ARImagePipeline
-from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
+from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTransformer
+from arimage.pipelines.llamagen.convert import NUM_HEADS
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
+from arimage.pipelines.lpd.transformer_lpd import LPDTransformer
+from arimage.pipelines.randar.transformer_randar import RandARTransformer
+from arimage.pipelines.var.transformer_var import VARTransformer
+from arimage.published import fetch, registry
+from arimage.published.fetch import load_published
+from arimage.published.registry import PUBLISHED, find_published
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
@@ -550,5 +550,5 @@ def test_the_table_agrees_with_the_sizes_of_tokenizers_and_text_encoders():
 
 
 def test_listing_the_table_does_not_import_torch():
-    code = "import sys, arimage.convert.registry; sys.exit('torch' in sys.modules)"
+    code = "import sys, arimage.published.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

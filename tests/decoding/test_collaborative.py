@@ -11,7 +11,7 @@ from decoding.test_exactness import SAMPLINGS, assert_follows
 from decoding.test_next_scale import ScaleTable
 
 from arimage.decoding import CollaborativeDecoding, NextScaleDecoding, Sampling, decode
-from arimage.models.transformer_var import VARScaleModel
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 SCALES, SIZE = (1, 1, 2), 2

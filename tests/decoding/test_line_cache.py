@@ -6,7 +6,7 @@ import torch
 from families import EVERY, condition_of, flat, quick, seeded
 
 from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode, decoding_from_name
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 FAMILIES = ["llamagen-text", "llamagen-class", "janus", "emu3", "emu3.5", "lumina", "anole", "cosmos", "cosmos-text"]

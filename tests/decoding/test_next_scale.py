@@ -18,7 +18,7 @@ from arimage.decoding import (
     decoding_from_name,
     next_scale,
 )
-from arimage.models.transformer_var import VARScaleModel
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])

@@ -8,10 +8,10 @@ import torch
 
 from arimage.decoding import NextScaleDecoding, Sampling, decode, decoding_from_text
 from arimage.models.conditions import with_unconditional
-from arimage.models.infinity_scale_model import InfinityScaleModel
-from arimage.models.infinity_schedules import SCHEDULES
 from arimage.models.pruning import Pruning, fed_cells, only
-from arimage.models.transformer_var import VARScaleModel
+from arimage.pipelines.infinity.scale_model import InfinityScaleModel
+from arimage.pipelines.infinity.schedules import SCHEDULES
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 SEEDS, ROWS = torch.arange(3), [0, 1, 2]

@@ -18,7 +18,8 @@ from arimage.decoding import (
     decode,
 )
 from arimage.kernels.coupling import couple_at, sample
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, rotary_table
+from arimage.models.llama_blocks import rotary_table
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])

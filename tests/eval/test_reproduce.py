@@ -7,10 +7,10 @@ import pytest
 import tiny
 
 from arimage import cli
-from arimage.convert.registry import find_published
 from arimage.eval import protocol as protocols
 from arimage.eval.protocol import describe, find_protocol, load_protocols
 from arimage.eval.reproduce import check_decoding, check_size, manifest_of, report_text, reproduce
+from arimage.published.registry import find_published
 
 
 ROWS = load_protocols()

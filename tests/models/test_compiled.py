@@ -10,8 +10,8 @@ from arimage.decoding import Layout, NextScaleDecoding, Sampling, SpeculativeJac
 from arimage.decoding.run.capture import CompiledSteps
 from arimage.models.compiled import compiled_like
 from arimage.models.language_model import LanguageTokenModel, code_head
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
-from arimage.models.transformer_var import VARScaleModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 SEEDS = torch.arange(2)

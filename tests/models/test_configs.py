@@ -23,7 +23,7 @@ from arimage import (
     VARTransformer,
     VARVQModel,
 )
-from arimage.models.denoiser_llamagen import LlamaGenDenoiser
+from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 
 
 COMPONENTS = [

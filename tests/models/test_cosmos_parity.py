@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from arimage.convert.checkpoint import load_original
-from arimage.convert.cosmos import cosmos_transformer_from_original
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, SpeculativeJacobiDecoding, decode
-from arimage.models.transformer_cosmos import CosmosTokenModel
+from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel
 
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "cosmos"

@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from arimage.decoding import Layout
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 BATCH, COUNT = 2, 6

@@ -5,8 +5,8 @@ import tiny
 import torch
 
 from arimage.decoding import Layout
-from arimage.models.drafter_llamagen import LlamaGenDrafter
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 BATCH, FED = 2, 6

@@ -11,19 +11,19 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
 from arimage.decoding import Layout
-from arimage.models.decoder_mammothmoda2 import MammothModa2Transformer2DModel
-from arimage.models.drafter_llamagen import LlamaGenDrafter
 from arimage.models.language_model import LanguageTokenModel, code_head
-from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
-from arimage.models.transformer_mammothmoda2 import (
+from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel, CosmosTransformer
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.pipelines.mammothmoda2.decoder_mammothmoda2 import MammothModa2Transformer2DModel
+from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import (
     MammothModa2Config,
     MammothModa2LanguageModel,
     bind_prompts,
     read_sequence,
 )
-from arimage.models.transformer_var import VARScaleModel, VARTransformer
-from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
+from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
 from arimage.tokenizers.vq_var import VARVQModel
 
 

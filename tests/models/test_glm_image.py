@@ -23,7 +23,7 @@ from tiny_glm_image import (
 from transformers import GlmImageProcessor
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name
-from arimage.models.transformer_glm_image import (
+from arimage.pipelines.glm_image.transformer_glm_image import (
     bind_prompts,
     grids_of,
     prompt_positions,

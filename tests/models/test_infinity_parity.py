@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from arimage.convert import convert_infinity
 from arimage.decoding import Sampling
-from arimage.models.infinity_schedules import SCHEDULES
-from arimage.models.transformer_infinity import rotary_table
+from arimage.pipelines.infinity.schedules import SCHEDULES
+from arimage.pipelines.infinity.transformer_infinity import rotary_table
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

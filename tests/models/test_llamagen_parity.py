@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from arimage.convert.checkpoint import load_original
-from arimage.convert.llamagen import llamagen_transformer_from_original
 from arimage.decoding import Layout
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer, rotary_table
+from arimage.models.llama_blocks import rotary_table
+from arimage.pipelines.llamagen.convert import llamagen_transformer_from_original
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -7,7 +7,12 @@ from decoding.test_exactness import assert_follows
 from tiny_mammothmoda2 import EXPECTED
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name
-from arimage.models.transformer_mammothmoda2 import MammothModa2Config, bind_prompts, read_sequence, with_headers
+from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import (
+    MammothModa2Config,
+    bind_prompts,
+    read_sequence,
+    with_headers,
+)
 
 
 CODES = 3

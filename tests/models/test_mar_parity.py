@@ -12,7 +12,7 @@ from arimage.convert import convert_mar
 from arimage.decoding import Layout
 from arimage.decoding.continuous import masked
 from arimage.models.denoising_head import diffusion_tables
-from arimage.models.transformer_mar import MARLatentModel
+from arimage.pipelines.mar.transformer_mar import MARLatentModel
 
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "mar"

@@ -9,8 +9,8 @@ from diffusers.hooks import apply_layerwise_casting
 
 from arimage.decoding import Layout
 from arimage.models.language_model import code_head
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
-from arimage.models.transformer_var import VARScaleModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 BATCH = 2

@@ -23,7 +23,7 @@ from arimage.kernels.step.linear import linear
 from arimage.models import quantized, step
 from arimage.models.quantized import quantize_linears
 from arimage.models.step import runs_step
-from arimage.models.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
 SHAPE = {"grid_size": 4, "hidden_size": 128, "intermediate_size": 192, "num_layers": 2, "num_attention_heads": 2}

@@ -5,7 +5,8 @@ import tiny
 import torch
 import torch.nn.functional as F
 
-from arimage.models.transformer_var import Attention, VARScaleModel, VARTransformer
+from arimage.models.modulated_blocks import Attention
+from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
 
 
 BATCH = 3

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from arimage.convert import convert_var
 from arimage.decoding import NextScaleDecoding, Sampling, decode, next_scale
-from arimage.models.transformer_var import VARScaleModel, VARTransformer
+from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
 from arimage.tokenizers.vq_var import VARVQModel
 
 

@@ -7,7 +7,7 @@ from decoding.pairwise import pairwise
 
 from arimage import AutoPipeline
 from arimage.decoding import GroupDecoding
-from arimage.models.transformer_llamagen import rotary_table
+from arimage.models.llama_blocks import rotary_table
 
 
 FAMILIES = list(tiny.ANY_ORDER)

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from arimage.decoding import decoding_from_name
 from arimage.decoding.run.batch import Batch, Images, run_batch
 from arimage.models.language_model import LanguageTokenModel
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
-from arimage.models.transformer_var import VARScaleModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 # Of different lengths.

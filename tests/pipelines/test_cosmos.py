@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from tiny_cosmos import FOLDER, FRAMES, SHAPE, SIZE, TOKENIZER
 
 from arimage import AutoPipeline
+from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from arimage.pipelines.output import VideoPipelineOutput
-from arimage.pipelines.pipeline_cosmos import CosmosPipeline
-from arimage.pipelines.videos import prepare_images, prepare_videos
+from arimage.pipelines.pictures.videos import prepare_images, prepare_videos
 
 
 KEPT = [0, 1, 8, 9, 16]
@@ -346,7 +346,7 @@ def test_the_guardrail_checks_texts_and_frames():
 
 @pytest.mark.parametrize("kind", ["video", "text"])
 def test_weights_that_ask_for_the_guardrail_do_not_run_without_it(kind, monkeypatch, tmp_path):
-    monkeypatch.setattr("arimage.pipelines.pipeline_cosmos.is_cosmos_guardrail_available", lambda: False)
+    monkeypatch.setattr("arimage.pipelines.cosmos.pipeline_cosmos.is_cosmos_guardrail_available", lambda: False)
     pipe = tiny_cosmos.pipeline(kind, requires_safety_checker=True)
     pipe.save_pretrained(tmp_path)
     for one in (pipe, AutoPipeline.from_pretrained(tmp_path)):

@@ -9,7 +9,7 @@ from tiny_cosmos import SHAPE
 from arimage import AutoPipeline
 from arimage.decoding import Layout, Sampling, SpeculativeJacobiDecoding
 from arimage.eval.bench.deviation import token_places
-from arimage.models.transformer_cosmos import CosmosTokenModel, CosmosTransformer
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel, CosmosTransformer
 
 
 FRAME = SHAPE[1] * SHAPE[2]

@@ -9,7 +9,7 @@ import torch
 from families import seeded
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding
-from arimage.models.denoiser_llamagen import LlamaGenDenoiser
+from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 
 
 def tokens(pipe, **call):

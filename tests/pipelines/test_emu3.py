@@ -10,9 +10,9 @@ from tiny_emu3 import EXPECTED, VOCABULARY
 from transformers import Emu3ForConditionalGeneration
 
 from arimage import AutoPipeline, SpeculativeJacobiDecoding, decoding_from_name, decoding_names
-from arimage.pipelines.emu3_prompts import NEGATIVE_PROMPT, PROMPT_SUFFIX
-from arimage.pipelines.pipeline_emu3 import Emu3Pipeline
-from arimage.tokenizers.vq_emu3 import decode_image
+from arimage.pipelines.emu3.pipeline_emu3 import Emu3Pipeline
+from arimage.pipelines.emu3.prompts import NEGATIVE_PROMPT, PROMPT_SUFFIX
+from arimage.pipelines.emu3.vq_emu3 import decode_image
 
 
 PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face"]

@@ -9,9 +9,9 @@ from PIL import Image
 from tiny_emu35 import EXPECTED, REFERENCE, REFERENCES
 
 from arimage import AutoPipeline, decoding_from_name, decoding_names
-from arimage.pipelines import pipeline_emu35
-from arimage.pipelines.emu35_prompts import smart_resize
-from arimage.pipelines.pipeline_emu35 import Emu35Pipeline
+from arimage.pipelines.emu35 import pipeline_emu35
+from arimage.pipelines.emu35.pipeline_emu35 import Emu35Pipeline
+from arimage.pipelines.emu35.prompts import smart_resize
 
 
 # The prompt and the references of every call of the original, and whether its size is that of the last reference.

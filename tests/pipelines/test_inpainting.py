@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from presets import ALIKE, FOR_TOKENS, quick
 
-from arimage.pipelines.images import prepare_image
+from arimage.pipelines.pictures.images import prepare_image
 
 
 PROMPTS = ["a red heart", "tree"]

@@ -10,7 +10,7 @@ import tiny
 
 from arimage import AutoPipeline, LlamaGenPipeline
 from arimage.pipelines import base
-from arimage.pipelines.known import KNOWN_CAPTIONS, KnownCaptions
+from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
 
 
 ASSETS = Path(base.__file__).parents[1] / "assets"

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from arimage.convert import convert_llamagen
-from arimage.pipelines.captions import clean_caption
-from arimage.pipelines.class_or_text import left_pad
+from arimage.pipelines.kinds.class_or_text import left_pad
+from arimage.pipelines.text.captions import clean_caption
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from arimage import AutoPipeline
 from arimage.auto import PIPELINES
-from arimage.pipelines.known import KnownCaptions
+from arimage.pipelines.text.known import KnownCaptions
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")

@@ -159,7 +159,7 @@ def test_settings_of_training_change_neither_the_base_nor_the_adapter(tmp_path):
 
 def test_every_setting_of_peft_is_decided():
     """A new one, or one that is on, is refused unless it is among those that are understood."""
-    from arimage.pipelines.lora_settings import PeftSettings
+    from arimage.pipelines.adapters.lora_settings import PeftSettings
 
     off = {field.name for field in fields(LoraConfig)} - set(PeftSettings.model_fields)
     default = LoraConfig(r=2, lora_alpha=2, target_modules=["some"]).to_dict()
@@ -515,7 +515,7 @@ def test_what_cannot_be_told_is_refused(tmp_path):
 
 
 def test_captions_belong_to_the_adapter_of_the_shared_component(tmp_path):
-    from arimage.pipelines.known import KnownCaptions
+    from arimage.pipelines.text.known import KnownCaptions
 
     pipe = build()
     pipe.known_captions = KnownCaptions({"red heart": []})
@@ -532,7 +532,7 @@ def test_captions_belong_to_the_adapter_of_the_shared_component(tmp_path):
 
 
 def test_a_swap_also_swaps_the_captions(tmp_path):
-    from arimage.pipelines.known import KnownCaptions
+    from arimage.pipelines.text.known import KnownCaptions
 
     pipe = build()
     pipe.known_captions, state = KnownCaptions({"red heart": []}), adapter(pipe, targets="qkv")

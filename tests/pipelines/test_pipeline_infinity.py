@@ -6,8 +6,8 @@ import torch
 from families import flat, seeded
 from PIL import Image
 
-from arimage.convert.registry import PUBLISHED
-from arimage.models.infinity_schedules import COUNTS, SCHEDULES
+from arimage.pipelines.infinity.schedules import COUNTS, SCHEDULES
+from arimage.published.registry import PUBLISHED
 
 
 LATENT = {"output_type": "latent"}

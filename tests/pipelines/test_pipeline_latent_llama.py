@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage import AutoPipeline, LatentLlamaPipeline, LatentLlamaTransformer
 from arimage.decoding import LatentSampling, Layout, decoding_from_name
-from arimage.models.transformer_latent_llama import LatentLlamaModel, velocity
+from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel, velocity
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings
 from arimage.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama

@@ -16,9 +16,9 @@ from arimage import (
     SpeculativeJacobiDecoding,
     decoding_from_name,
 )
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
-from arimage.pipelines import pipeline_llamagen
-from arimage.pipelines.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.llamagen import pipeline_llamagen
+from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from profiles import WIDE, as_shown
 
-from arimage.pipelines.references import as_references, split_references
+from arimage.pipelines.pictures.references import as_references, split_references
 
 
 RED, GREEN, BLUE = (Image.new("RGB", (4 + i, 8), colour) for i, colour in enumerate(("red", "lime", "blue")))

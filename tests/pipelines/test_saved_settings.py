@@ -10,9 +10,9 @@ import tiny_mar
 
 from arimage import AutoPipeline
 from arimage.auto import class_names
-from arimage.pipelines.known import KNOWN_CAPTIONS, KnownCaptions
-from arimage.pipelines.saved_folder import read_index
-from arimage.pipelines.saved_settings import load_defaults
+from arimage.pipelines.saving.saved_folder import read_index
+from arimage.pipelines.saving.saved_settings import load_defaults
+from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
 
 
 DEEP = ["[" * 100_000, '{"a":' * 100_000]

@@ -142,7 +142,7 @@ def test_a_number_format_may_be_named(folder, loader, keyword):
 
 @pytest.mark.parametrize("dtype", ["fp16", "auto", "torch.nonesuch", torch.int8, 16, {"transformer": "fp16"}])
 def test_what_is_no_number_format_is_refused_before_anything_is_downloaded(pipe, folder, monkeypatch, dtype):
-    monkeypatch.setattr("arimage.convert.fetch.load_published", lambda *_, **__: pytest.fail("it was downloaded"))
+    monkeypatch.setattr("arimage.published.fetch.load_published", lambda *_, **__: pytest.fail("it was downloaded"))
     monkeypatch.setattr(base, "snapshot_download", lambda *_, **__: pytest.fail("it was downloaded"))
     for load in (
         lambda: AutoPipeline.from_pretrained(folder, dtype=dtype),
@@ -253,7 +253,7 @@ def test_a_published_name_is_converted_and_loaded(folder, monkeypatch, tmp_path)
         asked.append((name, options))
         return folder
 
-    monkeypatch.setattr("arimage.convert.fetch.load_published", load)
+    monkeypatch.setattr("arimage.published.fetch.load_published", load)
     loaded = AutoPipeline.from_pretrained("llamagen-t2i-xl-256", cache_dir=tmp_path, local_files_only=True)
     assert loaded.decoding == DECODING
     assert asked == [("llamagen-t2i-xl-256", {"cache_dir": tmp_path, "local_files_only": True})]

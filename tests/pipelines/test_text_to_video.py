@@ -7,7 +7,7 @@ from tiny_cosmos import SHAPE
 
 from arimage import AutoPipeline
 from arimage.decoding import Layout
-from arimage.models.transformer_cosmos import CosmosTokenModel
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel
 
 
 PROMPTS = ["a red heart", "a blue book"]

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from arimage import AutoPipeline
 from arimage.convert import convert_janus
-from arimage.pipelines import weights
+from arimage.pipelines.saving import weights
 
 
 BUILD = {

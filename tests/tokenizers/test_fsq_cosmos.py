@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from arimage.convert import convert_cosmos_tokenizer
-from arimage.tokenizers.fsq_cosmos import CosmosVideoTokenizer
+from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
 
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "cosmos_tokenizer"

@@ -5,8 +5,8 @@ import tiny_emu35
 import torch
 from tiny_emu35 import EXPECTED
 
-from arimage.tokenizers import ibq_emu35
-from arimage.tokenizers.ibq_emu35 import IBQModel
+from arimage.pipelines.emu35 import ibq_emu35
+from arimage.pipelines.emu35.ibq_emu35 import IBQModel
 
 
 @pytest.fixture(scope="module")

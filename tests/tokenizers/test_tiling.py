@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
 import arimage
+from arimage.pipelines.emu3.vq_emu3 import decode_image
 from arimage.tokenizers.tiling import Tiling, tiled
-from arimage.tokenizers.vq_emu3 import decode_image
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from arimage.convert.checkpoint import load_original
-from arimage.convert.llamagen import llamagen_tokenizer_from_original
+from arimage.convert.vqgan import llamagen_tokenizer_from_original
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel, ResBlock
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from arimage import AutoPipeline
 from arimage.eval.emoji.motions import CAST, COMBINATIONS, motions_in
-from arimage.pipelines.pipeline_cosmos import CosmosPipeline
+from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from arimage.training import loop
 from arimage.training.animation import ClipSettings, animate, frames_of, is_held_out, known_clips, make_clips, poses
 from arimage.training.data import load_captioned_images

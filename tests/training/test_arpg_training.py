@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage import ARPGPipeline, AutoPipeline, LlamaGenVQModel
-from arimage.models.transformer_arpg import ARPGTransformer
+from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
 from arimage.training import loop
 from arimage.training.captions import captions as captions_module
 from arimage.training.loop import OptimizerSettings, fit

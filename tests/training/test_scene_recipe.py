@@ -13,8 +13,8 @@ from PIL import Image
 from transformers import T5Config, T5EncoderModel
 
 from arimage import AutoPipeline, LlamaGenVQModel, cli
-from arimage.models.drafter_llamagen import LlamaGenDrafter
-from arimage.models.transformer_llamagen import LlamaGenTransformer
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from arimage.training import loop, recipe, tokenizer
 from arimage.training.tables import Recipe, load_data, read_tables, with_scenes
 

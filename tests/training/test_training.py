@@ -21,8 +21,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
-from arimage.pipelines.class_or_text import last_state
-from arimage.pipelines.known import KnownCaptions
+from arimage.pipelines.kinds.class_or_text import last_state
+from arimage.pipelines.text.known import KnownCaptions
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.captions import captions as captions_module

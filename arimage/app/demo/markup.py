@@ -4,8 +4,8 @@ from html import escape
 from urllib.parse import urlencode
 
 from ...decoding import PRESETS
-from ...pipelines.known import Unknown
 from ...pipelines.output import passes_text
+from ...pipelines.text.known import Unknown
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo
 from ..engine.types import Progress, Result

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ...media.files import to_mask, to_rgb
 from ...pipelines.base import ARImagePipeline
-from ...pipelines.images import resize_image
+from ...pipelines.pictures.images import resize_image
 from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket

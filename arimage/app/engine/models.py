@@ -10,7 +10,7 @@ from ...auto import packaged_models
 from ...decoding import decoding_to_text
 from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
-from ...pipelines.saved_folder import local_folder
+from ...pipelines.saving.saved_folder import local_folder
 
 
 # The ratios offered for a model that supports any ratio.

@@ -12,7 +12,7 @@ from PIL import Image
 
 from ...decoding import decoding_to_text
 from ...media.film import Film
-from ...pipelines.known import Unknown
+from ...pipelines.text.known import Unknown
 from .types import SAMPLING, Cancelled, Progress, Request, Result, image_seeds
 from .validation import Plan
 

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from ...eval.runs.manifest import image_seed
 from ...media.film import Film
-from ...pipelines.known import Unknown
+from ...pipelines.text.known import Unknown
 
 
 # The fields of `Request` that belong to `Sampling`.

@@ -13,7 +13,7 @@ from ...decoding.contract.layout import Layout
 from ...decoding.contract.supports import DecodingMethod
 from ...media.files import open_image, to_rgba
 from ...pipelines.base import ARImagePipeline
-from ...pipelines.hybrid import MAX_STEPS
+from ...pipelines.kinds.hybrid import MAX_STEPS
 from ...schema import check_encodable, sentence
 from .models import ModelInfo
 from .types import SAMPLING, Limits, Refused, Request

@@ -23,7 +23,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from ...options import Steps, parse_lora
-from ...pipelines.saved_folder import local_folder
+from ...pipelines.saving.saved_folder import local_folder
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo, load_models
 from ..engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable

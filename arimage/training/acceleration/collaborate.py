@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ...decoding import CollaborativeDecoding
-from ...pipelines.pipeline_var import VARPipeline
+from ...pipelines.var.pipeline_var import VARPipeline
 from ..data import ImageCaptions
 from ..resuming import digest
 from ..saving import save_float16

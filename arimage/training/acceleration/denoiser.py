@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import nn
 
 from ...decoding.jacobi.speculative_jacobi import normalised
-from ...models.denoiser_llamagen import LlamaGenDenoiser
-from ...models.transformer_llamagen import rotary_table
-from ...pipelines.pipeline_llamagen import LlamaGenPipeline
+from ...models.llama_blocks import rotary_table
+from ...pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
 from ..data import ImageCaptions
 from ..loop import OptimizerSettings, fit

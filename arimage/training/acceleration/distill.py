@@ -19,10 +19,10 @@ from ...decoding import FewStepDecoding, FlowDecoding
 from ...decoding.contract.noise import Purpose, normals
 from ...eval.runs.files import replace
 from ...eval.runs.prompts import read_prompts
-from ...models.transformer_llamagen_dd import LlamaGenDDTransformer
 from ...options import fast_dtype
-from ...pipelines.pipeline_llamagen import LlamaGenPipeline
-from ...pipelines.pipeline_llamagen_dd import LlamaGenDDPipeline
+from ...pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
+from ...pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
+from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
 from ..data import save_grid
 from ..loop import OptimizerSettings, fit

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ...models.drafter_llamagen import LlamaGenDrafter
 from ...pipelines.base import ARPipeline
-from ...pipelines.pipeline_llamagen import LlamaGenPipeline
+from ...pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...schema import COMPLETE, Batch, Number, Seed
 from ..data import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit

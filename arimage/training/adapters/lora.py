@@ -15,8 +15,8 @@ from torch import nn
 
 from ...eval.bench.measure import choose_decodings
 from ...eval.runs.files import remove_leftovers, replace
+from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
-from ...pipelines.lora import check_peft
 from ...schema import Batch, Count, Positive, Rate, Seed, Share, Width, checked
 from ..data import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ...decoding.contract.orders import order_of
 from ...models.language_model import LanguageTokenModel
 from ...pipelines.base import ARPipeline
-from ...pipelines.class_or_text import ClassOrTextPipeline
+from ...pipelines.kinds.class_or_text import ClassOrTextPipeline
 
 
 class Losses(Protocol):

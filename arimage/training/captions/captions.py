@@ -14,10 +14,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from ...decoding import Decoding
-from ...pipelines.captions import clean_caption
-from ...pipelines.class_or_text import last_state
-from ...pipelines.pipeline_llamagen import LlamaGenPipeline
-from ...pipelines.pipeline_var import VARPipeline
+from ...pipelines.kinds.class_or_text import last_state
+from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from ...pipelines.text.captions import clean_caption
+from ...pipelines.var.pipeline_var import VARPipeline
 from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Text, Whole, check
 from ..data import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit

@@ -1,6 +1,6 @@
 """The captions that a model has learned, collected from its training set."""
 
-from ...pipelines.known import KnownCaptions, as_words, fits, parse_pattern
+from ...pipelines.text.known import KnownCaptions, as_words, fits, parse_pattern
 from ..data import ImageCaptions
 from .scenes import SCENE_PATTERNS, scene_words
 from .wording import ADJECTIVES, FRAMES, TEMPLATES

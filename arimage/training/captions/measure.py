@@ -17,8 +17,8 @@ from ...eval.runs.files import replace as replace_file
 from ...eval.runs.generate import progress_bar, weights_digest
 from ...media.texts import parse_json
 from ...pipelines.base import ARImagePipeline
-from ...pipelines.known import KNOWN_CAPTIONS, KnownCaptions, as_words
-from ...pipelines.upscaling import UpscalingPipeline
+from ...pipelines.kinds.upscaling import UpscalingPipeline
+from ...pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions, as_words
 from ...schema import read_object
 from ..data import ImageCaptions
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from ...eval.emoji.colours import COLOURS, colour_shares, main_hues, recolour
 from ...eval.emoji.composition import ONE_COLOUR, connected_parts, foreground
 from ...eval.runs.prompts import EMOJI_CHECKS, read_prompts
-from ...pipelines.known import Words, as_words
+from ...pipelines.text.known import Words, as_words
 from ...schema import COMPLETE, Flag, Seed, Share
 from ..data import ImageCaptions
 from .wording import NUMBERS, captions_of, is_countable, noun_of, plural, rare_keywords, with_article

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-from ...pipelines.captions import clean_caption
-from ...pipelines.class_or_text import last_state
+from ...pipelines.kinds.class_or_text import last_state
+from ...pipelines.text.captions import clean_caption
 from ...schema import COMPLETE, Batch, Seed, Share, Side
 from ..data import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...decoding import order_of
-from ...models.transformer_arpg import ARPGTransformer
-from ...models.transformer_llamagen import LlamaGenTransformer
-from ...pipelines.pipeline_arpg import ARPGPipeline
+from ...pipelines.arpg.pipeline_arpg import ARPGPipeline
+from ...pipelines.arpg.transformer_arpg import ARPGTransformer
+from ...pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from ...schema import Share, Whole
 from ..processes import batch_generator
 from .llamagen import TransformerSettings, TransformerTask

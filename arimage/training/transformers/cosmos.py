@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...models.transformer_cosmos import CosmosTransformer
 from ...options import fast_dtype
-from ...pipelines.pipeline_cosmos import CosmosPipeline
+from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
+from ...pipelines.cosmos.transformer_cosmos import CosmosTransformer
 from ...schema import Count, Share
 from ...tokenizers.vq_frames import FramewiseVQModel
 from ...tokenizers.vq_llamagen import LlamaGenVQModel

@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import nn
 
 from ...models.denoising_head import diffusion_tables
-from ...models.transformer_latent_llama import LatentLlamaTransformer, velocity
 from ...options import fast_dtype
-from ...pipelines.class_or_text import left_pad
-from ...pipelines.pipeline_latent_llama import LatentLlamaPipeline
+from ...pipelines.kinds.class_or_text import left_pad
+from ...pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
+from ...pipelines.latent_llama.transformer_latent_llama import LatentLlamaTransformer, velocity
 from ...schema import Number, Side, Whole, check
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import T5EncoderModel
 
 from ...decoding import Decoding
-from ...models.transformer_var import VARTransformer
 from ...options import fast_dtype
-from ...pipelines.pipeline_var import VARPipeline
+from ...pipelines.var.pipeline_var import VARPipeline
+from ...pipelines.var.transformer_var import VARTransformer
 from ...schema import Number, Whole
 from ...tokenizers.vq_var import VARVQModel
 from ..beginning import FRESH, Beginning, Run

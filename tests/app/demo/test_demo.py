@@ -38,7 +38,7 @@ from arimage.app.engine.types import Limits, Request, Result
 from arimage.eval.emoji.reference import read_gallery
 from arimage.media import film
 from arimage.media.film import Film
-from arimage.pipelines.known import KnownCaptions, Unknown
+from arimage.pipelines.text.known import KnownCaptions, Unknown
 
 
 SIZE = 4 * tiny.SCALE_FACTOR

@@ -33,7 +33,7 @@ from arimage.app.server import app as server_module
 from arimage.app.server.app import build_server
 from arimage.app.server.leniency import Leniency, nearest_size
 from arimage.app.server.uvicorn_server import Server, serve_until_stopped
-from arimage.pipelines.known import KnownCaptions
+from arimage.pipelines.text.known import KnownCaptions
 
 
 TOKEN = "a-token-of-the-tests"

@@ -15,7 +15,7 @@ from arimage.decoding import LatentSampling, Layout, MaskedDecoding, Sampling, d
 from arimage.decoding.continuous.masked import masked_counts
 from arimage.decoding.contract.noise import Purpose, normals, random_orders
 from arimage.models.denoising_head import DenoisingHead, diffusion_tables
-from arimage.models.transformer_mar import MARLatentModel, MARTransformer
+from arimage.pipelines.mar.transformer_mar import MARLatentModel, MARTransformer
 
 
 COUNT, STEPS = 40_000, 10

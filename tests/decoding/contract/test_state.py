@@ -19,7 +19,7 @@ from arimage.decoding import (
     decoding_from_name,
 )
 from arimage.decoding.contract.state import not_finite
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 SEEDS = torch.arange(5)

@@ -21,8 +21,8 @@ from arimage.decoding import (
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.batch import Batch, Images
 from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps, Place
-from arimage.models.transformer_llamagen import LlamaGenTokenModel
-from arimage.models.transformer_var import VARScaleModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 pytest.importorskip("triton", reason="triton is not installed")

@@ -15,8 +15,8 @@ from arimage import cli
 
 PRELOAD = [
     "arimage.eval.runs.generate",
-    "arimage.pipelines.pipeline_llamagen",
-    "arimage.pipelines.pipeline_var",
+    "arimage.pipelines.llamagen.pipeline_llamagen",
+    "arimage.pipelines.var.pipeline_var",
     "arimage.cli",
 ]
 # Runs the command in a process that has imported everything: {0} environment, {1} arguments, {2} code to run first,

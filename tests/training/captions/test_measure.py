@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from arimage import cli
-from arimage.pipelines.known import KNOWN_CAPTIONS, KnownCaptions
+from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
 from arimage.training.captions import measure
 from arimage.training.captions.measure import MEASURED, SETTINGS, Gallery, Measurement, list_captions
 from arimage.training.data import ImageCaptions

@@ -10,7 +10,7 @@ from arimage.eval.emoji.colours import COLOURS, colour_shares
 from arimage.eval.emoji.composition import connected_parts, foreground
 from arimage.eval.emoji.reference import read_gallery
 from arimage.eval.runs.prompts import EMOJI_CHECKS, read_prompts
-from arimage.pipelines.known import as_words
+from arimage.pipelines.text.known import as_words
 from arimage.training.captions.scenes import GROUNDS, HeldOut, SceneSettings, arrange, make_scenes, on_ground
 from arimage.training.captions.wording import (
     NUMBERS,

@@ -4,7 +4,7 @@ import torch
 
 from arimage.eval.emoji.reference import read_gallery
 from arimage.eval.runs.prompts import EMOJI_CHECKS, read_prompts
-from arimage.pipelines.known import as_words, fits, parse_pattern
+from arimage.pipelines.text.known import as_words, fits, parse_pattern
 from arimage.training.captions.scenes import HeldOut
 from arimage.training.captions.wording import (
     ADJECTIVES,

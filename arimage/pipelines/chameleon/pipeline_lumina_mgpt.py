@@ -1,0 +1,198 @@
+"""Lumina-mGPT (https://arxiv.org/abs/2408.02657) and Lumina-mGPT 2.0 (https://arxiv.org/abs/2507.17801): images from
+text, in many sizes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from diffusers import VQModel
+from diffusers.image_processor import PipelineImageInput
+from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
+
+from ...decoding import Decoding
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..output import ImagePipelineOutput
+from ..pictures.images import prepare_image
+from ..text.checks import as_texts
+from .base import ChameleonPipeline
+from .prompts import ROW_END, TASKS, LuminaPrompts, trained_sizes
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+
+        >>> # downloaded and converted once; `arimage models` says how large it is
+        >>> pipe = AutoPipeline.from_pretrained("lumina-mgpt-2", dtype=torch.bfloat16).to("cuda")
+        >>> pipe.decoding = "sjd-coupled"
+        >>> image = pipe("a red heart", height=576, width=1024, generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+class LuminaMGPTPipeline(ChameleonPipeline):
+    """Generates images from text with Lumina-mGPT, in every size that its vocabulary has tokens for.
+
+    Args:
+        transformer (`ChameleonForConditionalGeneration`): the language model, with its `vocabulary_map`.
+        vq (`VQModel`): decodes image tokens to images: Chameleon's VQGAN, or the MoVQGAN of Lumina-mGPT 2.0.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the text tokenizer. Without it the pipeline takes
+            `input_ids`.
+        image_size (`int`): the weights were trained for images with the area of a square of this many pixels per side:
+            512, 768 or 1024.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    _header_length = LuminaPrompts.header_length
+
+    def __init__(
+        self,
+        transformer: ChameleonForConditionalGeneration,
+        vq: VQModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        image_size: int = 768,
+    ):
+        super().__init__(transformer, vq, tokenizer, image_size)
+        self.prompts = LuminaPrompts(self._vocabulary)
+        # Lumina-mGPT 2.0
+        if vq is not None and vq.config.norm_type == "spatial":
+            self.abilities = replace(self.abilities, arguments=self.abilities.arguments | {"task"})
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """The sizes (height, width) in pixels that the weights were trained for, the square first."""
+        return trained_sizes(self.config.image_size)
+
+    def check_size(
+        self, height: int | None, width: int | None, input_ids: torch.LongTensor | None = None
+    ) -> tuple[int, int]:
+        """Height and width of the images of a call: the given ones, those at the end of the token ids, or the square.
+
+        Raises:
+            ValueError: if the vocabulary has no tokens for this size, or the prompts end with another one.
+        """
+        headers = None
+        if input_ids is not None and self.has_header(input_ids):
+            headers = input_ids[:, -self._header_length :]
+        return self.prompts.check_size(height, width, self.config.image_size, headers)
+
+    def encode_prompt(
+        self, prompt: str | list[str], size: tuple[int, int], task: str | None = None, given: bool = False
+    ) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Token ids [B, P] of texts up to the end of the turn, padded on the left, and their mask. With a `task` they
+        describe two panels; with `given` the upper one is the user's image."""
+        return self.encode_texts([self.prompts.text(text, size, task, given) for text in as_texts(prompt)])
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        task: str | None = None,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        count = self.check_prompt(prompt, input_ids, attention_mask)
+        if task is not None and (task not in TASKS or not self.abilities.accepts("task")):
+            raise ValueError(f"task is {task!r}: Lumina-mGPT 2.0 has {', '.join(TASKS)}, other checkpoints have none")
+        if task is not None and mask_image is not None:
+            raise ValueError("task generates whole panels: leave out mask_image")
+        size = self.check_size(height, width, input_ids)
+        call = self.begin_call(count, size, **settings)
+        if task is None:
+            self.edit(call, image, mask_image)
+        elif image is not None:
+            half = (size[0] // 2, size[1])
+            panel, _ = prepare_image(image, torch.ones(1, 1, *half, dtype=torch.float32), half, count)
+            call.above = self.encode_image(call.per_image(panel))
+        if prompt is not None:
+            input_ids, attention_mask = self.encode_prompt(prompt, size, task, call.above is not None)
+        header = self.prompts.header(size)
+        self.add_model(call, input_ids, attention_mask, header, header, self._vocabulary[ROW_END])
+        return call
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        task: str | None = None,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images. Sizes are multiples of 32 pixels.
+
+        Args:
+            prompt (`str` or `list[str]`, *optional*):
+                What to generate.
+            task (`str`, *optional*):
+                For Lumina-mGPT 2.0: `"depth"`, `"canny"`, `"hed"` or `"pose"` generates two panels in an image of this
+                height and width, the image of the prompt above and its map below. If `image` is given, it is the upper
+                panel, a map (or, for `"subject"`, an image of an object), and the image of the prompt is generated
+                below it.
+            {image}
+            {raster_mask}
+            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
+                Token ids [B, P] in place of `prompt`, up to the end of the turn or up to the two tokens of the size,
+                padded on either side, and their mask.
+            {common}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            task=task,
+            image=image,
+            mask_image=mask_image,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

@@ -1,0 +1,166 @@
+"""The base of pipelines for students of Distilled Decoding (https://arxiv.org/abs/2412.17153)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ...decoding import Decoding, FewStepDecoding
+from ...decoding.contract.models import Kind
+from ...decoding.contract.supports import Traits
+from ..abilities import TOKEN_SAMPLING, Abilities
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..kinds.class_or_text import ClassOrTextPipeline
+from ..output import ImagePipelineOutput
+from ..text.checks import prompt_names
+from .vector_model import DistilledModel
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import LlamaGenDDPipeline
+
+        >>> # A converted student, in one forward pass
+        >>> pipe = LlamaGenDDPipeline.from_pretrained("path/to/llamagen-dd-b")
+        >>> image = pipe("otter", decoding="few-step", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+class DistilledPipeline(ClassOrTextPipeline):
+    """Base class of pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
+    `bind_model(call, condition)`, the `DistilledModel` of a call."""
+
+    abilities = Abilities("vectors", TOKEN_SAMPLING)
+    _teacher_kind: Kind
+    decoded_tensor = "vectors"
+    _optional_components = ["teacher"]
+    _callback_tensor_inputs = ["tokens", "decided", "vectors"]
+
+    def __init__(self, transformer: nn.Module, vq: nn.Module, teacher: nn.Module | None, id2label):
+        super().__init__()
+        for name, part in (("transformer", transformer), ("teacher", teacher)):
+            if part is None or vq is None:
+                continue
+            tokens, codes = part.config.vocab_size, vq.config.codebook_size
+            if tokens != codes:
+                raise ValueError(
+                    f"the {name} has {tokens} tokens, the image tokenizer {codes}: load the two that were trained "
+                    "together"
+                )
+        if teacher is not None and transformer is not None:
+            own, other = transformer.config.get("conditioning", "class"), teacher.config.conditioning
+            if own != other:
+                raise ValueError(
+                    f"the teacher is conditioned on {other}, the transformer on {own}: load the one that it was "
+                    "distilled from"
+                )
+        self.register_modules(transformer=transformer, vq=vq, teacher=teacher)
+        self.name_classes(id2label)
+        self.decoding = FewStepDecoding()
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, teacher=None if self.teacher is None else self._teacher_kind)
+
+    def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        noise: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call and return it with its model. `settings` are the arguments of `__call__` from
+        guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        condition = self.encode_prefix(*condition)
+        call.bind(self.bind_model(call, condition), prompt_names(prompt, count, count))
+        if noise is not None:
+            shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)
+            if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():
+                given = f"{noise.dtype} {tuple(noise.shape)}" if isinstance(noise, torch.Tensor) else repr(noise)
+                raise ValueError(f"noise is {given}: give floating-point numbers {list(shape)}")
+            assert call.model.kind == "vectors"
+            call.model.noise = noise.to(self._execution_device, torch.float32)
+        return call
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        noise: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images. Guidance is built into the student: guidance_scale, temperature, top_k, top_p and min_p apply
+        to the teacher only, and have no effect where it is not used. The tokens of the output are those nearest to
+        the vectors.
+
+        Args:
+            {class_or_text}
+            {noise}
+            {prompt_embeds}
+            {common}
+                `"vectors"` [B, N, D], in the order of the tokens, are what the image tokenizer decodes to pixels.
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+
+        {example}
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            noise=noise,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

@@ -1,0 +1,123 @@
+"""The student of VAR in Distilled Decoding (https://arxiv.org/abs/2412.17153): all token maps from noise in one
+forward pass."""
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
+from torch import nn
+
+from ...models.layers import Linear
+from ...models.mixin import ModelMixin
+from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm
+from ...schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
+from .vector_model import VectorHead, known_flags
+
+
+class Block(nn.Module):
+    """A block of VAR that adds an embedding of which vectors are known."""
+
+    def __init__(self, config):
+        super().__init__()
+        size = config.hidden_size
+        self.attention = Attention(size, config.num_attention_heads, config.qk_norm, config.dropout)
+        self.feed_forward = FeedForward(size, round(size * config.mlp_ratio), config.dropout)
+        self.modulation = Linear(size, 6 * size)
+        self.known_projection = Linear(size, size)
+
+    def forward(self, hidden, condition, known, mask):
+        modulation = self.modulation(condition)[:, None].chunk(6, dim=-1)
+        gate1, gate2, scale1, scale2, shift1, shift2 = modulation
+        attended = self.attention(layer_norm(hidden, scale1 + 1, shift1), mask)
+        hidden = torch.addcmul(hidden, attended, gate1) + self.known_projection(known)
+        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2 + 1, shift2)), gate2)
+
+
+class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+    """The transformer of VAR, fed with vectors instead of sums of maps: the vectors of known maps, then noise. One
+    forward pass turns the noise at each position into the vector of its token. A vector sees the class, the coarser
+    maps and itself, but not the rest of its own map. The defaults are the published VAR-DD-d16.
+
+    Args:
+        num_classes (`int`): number of classes.
+        vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
+        scales (`tuple[int]`): tokens along each side of the maps.
+        hidden_size, num_layers, num_attention_heads (`int`), mlp_ratio (`float`): the transformer's shape.
+        qk_norm (`bool`): normalise queries and keys, with a learned scale per head, as in all published models.
+        codes_until (`int`, *optional*): how many of the first maps the checkpoint takes from its code head; the rest
+            are vectors. For `FewStepDecoding`.
+        dropout (`float`): of embeddings and residual branches, in training.
+    """
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+
+    @register_to_config
+    @checked
+    def __init__(
+        self,
+        num_classes: Count = 1000,
+        vocab_size: Count = 4096,
+        codebook_dim: Width = 32,
+        scales: Scales = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
+        hidden_size: Width = 1024,
+        num_layers: Layers = 16,
+        num_attention_heads: Count = 16,
+        mlp_ratio: Positive = 4.0,
+        qk_norm: Flag = True,
+        codes_until: Whole | None = 5,
+        dropout: Share = 0.0,
+    ):
+        super().__init__()
+        if hidden_size % num_attention_heads:
+            raise ValueError(
+                f"hidden_size {hidden_size} is not a multiple of the {num_attention_heads} heads: change either"
+            )
+        # One more than there are classes, as in the teacher.
+        self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        self.start_position = nn.Parameter(torch.zeros(1, 1, hidden_size))
+        self.input_projection = Linear(codebook_dim, hidden_size)
+        # The class is a level of its own.
+        self.level_embedding = nn.Embedding(1 + len(scales), hidden_size)
+        self.position_embedding = nn.Parameter(torch.zeros(1, 1 + sum(side**2 for side in scales), hidden_size))
+        self.known_embedding = nn.Embedding(2, hidden_size)
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.known_projection = Linear(hidden_size, hidden_size)
+        self.head_modulation = Linear(hidden_size, 2 * hidden_size)
+        self.head = Float32Linear(hidden_size, vocab_size)
+        self.vector_head = VectorHead(hidden_size, codebook_dim)
+
+    def levels(self, device: torch.device) -> torch.LongTensor:
+        """The level of the class, 0, and of every token, [1 + N]."""
+        counts = [1, *(side**2 for side in self.config.scales)]
+        # Filled on the device, since it is part of every forward pass.
+        return torch.cat([torch.full((count,), level, device=device) for level, count in enumerate(counts)])
+
+    def forward(
+        self, vectors: torch.Tensor, *, class_labels: torch.LongTensor, start: int
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """One forward pass: the vectors [B, N, codebook_dim] of all tokens and the logits [B, N, vocab_size] of their
+        codes, in float32.
+
+        Args:
+            vectors: [B, N, codebook_dim] of all maps from coarse to fine: known tokens before `start`, noise from
+                there on.
+            class_labels: ids of classes [B].
+            start: how many tokens are known.
+        """
+        condition, levels = self.class_embedding(class_labels), self.levels(vectors.device)
+        projected = self.input_projection(vectors.to(self.dtype))
+        hidden = torch.cat([condition[:, None] + self.start_position, projected], dim=1)
+        known = self.known_embedding(known_flags(start, vectors.shape[1], vectors.device))
+        hidden = self.embedding_dropout(hidden + self.position_embedding + self.level_embedding(levels) + known)
+        visible = (levels[:, None] > levels) | torch.eye(len(levels), dtype=torch.bool, device=vectors.device)
+        mask = torch.zeros(visible.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~visible, -torch.inf)
+        activated = F.silu(condition)
+        for block in self.blocks:
+            hidden = block(hidden, activated, known, mask[None, None])
+        hidden = (hidden + self.known_projection(known))[:, 1:]
+        scale, shift = self.head_modulation(activated)[:, None].chunk(2, dim=-1)
+        logits = self.head(layer_norm(hidden, scale + 1, shift))
+        return self.vector_head(hidden, condition).float(), logits

@@ -1,0 +1,321 @@
+"""Emu3.5 (https://arxiv.org/abs/2510.26583): images from text, or from text and reference images, with a language
+model that has image tokens."""
+
+from collections.abc import Callable
+
+import torch
+from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
+from PIL import Image
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from ...decoding import Decoding, Layout
+from ...models.compiled import compiled_like
+from ...models.language_model import LanguageTokenModel, code_head
+from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..base import ARImagePipeline
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..output import ImagePipelineOutput
+from ..pictures.references import References, as_references, split_references
+from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
+from ..text.token_prompts import Ids, check_negatives, stack
+from .ibq_emu35 import IBQModel
+from .prompts import TRAINED, TRAINED_AREA, Emu35Prompts, image_size, smart_resize, token_ids_of
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from diffusers.utils import load_image
+        >>> from arimage import AutoPipeline
+
+        >>> # downloaded and converted once; `arimage models` says how large it is
+        >>> pipe = AutoPipeline.from_pretrained("emu3.5-image", dtype=torch.bfloat16).to("cuda")
+        >>> image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd-coupled").images[0]
+        >>> image = pipe("make it night", image=load_image("street.png"), decoding="sjd-coupled").images[0]
+        ```
+"""
+
+
+class Emu35Pipeline(ARImagePipeline):
+    """Generates images from text, or from text and up to three reference images, with Emu3.5-Image or Emu3.5, in any
+    size and aspect ratio near the trained area.
+
+    Args:
+        model (`Qwen3ForCausalLM`): the language model.
+        vq (`IBQModel`): the image tokenizer.
+        tokenizer (`PreTrainedTokenizerFast`, *optional*): the text tokenizer, without the names of the codes. Without
+            it the pipeline takes `input_ids`.
+        image_area (`int`): the area in pixels that the model was trained for.
+        token_ids (`dict[str, int]`, *optional*): the ids of the tokens of a prompt and of code 0, by the names in
+            `emu35_prompts.TOKENS` and `"first_code"`; by default those of the tokenizer.
+        edit_guidance_scale (`float`): the default of `guidance_scale` with reference images.
+
+    Raises:
+        ValueError: if the ids are not those of the tokenizer, or the codes do not end the model's vocabulary.
+    """
+
+    abilities = Abilities(
+        "tokens", TOKEN_SAMPLING | EDITING | {"image_reference", "negative_prompt", "ratio"}, max_references=3
+    )
+    model_cpu_offload_seq = "model->vq"
+    _lora_loadable_modules = ["model"]
+    _optional_components = ["tokenizer"]
+    # So do the authors.
+    _truncates_levels = True
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        vq: IBQModel,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        image_area: int = TRAINED_AREA,
+        token_ids: dict[str, int] | None = None,
+        edit_guidance_scale: float = 3.0,
+    ):
+        super().__init__()
+        named = None if tokenizer is None else token_ids_of(tokenizer)
+        token_ids = token_ids or named
+        if token_ids is None:
+            raise ValueError("there are neither a tokenizer nor token_ids: give one of the two")
+        if named not in (None, token_ids):
+            raise ValueError(f"token_ids are {token_ids}, but the tokenizer has {named}: leave them out")
+        codes, ends = vq.config.num_vq_embeddings, model.config.vocab_size
+        if token_ids["first_code"] + codes != ends:
+            raise ValueError(
+                f"the model has {ends} tokens, where {codes} codes from {token_ids['first_code']} on were expected at "
+                "the end: load the image tokenizer, the text tokenizer and the model that belong together"
+            )
+        self.register_modules(model=model, vq=vq, tokenizer=tokenizer)
+        self.register_to_config(image_area=image_area, token_ids=token_ids, edit_guidance_scale=edit_guidance_scale)
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        return list(dict.fromkeys(self.image_size(ratio=ratio) for ratio in TRAINED))
+
+    def image_size(
+        self, height: int | None = None, width: int | None = None, ratio: str | None = None
+    ) -> tuple[int, int]:
+        """Height and width in pixels of the images of a call with these arguments and no references."""
+        return image_size(self.config.image_area, height, width, ratio)
+
+    @property
+    def reference_guidance_scale(self) -> float:
+        return self.config.edit_guidance_scale
+
+    @property
+    def prompts(self) -> Emu35Prompts:
+        return Emu35Prompts(self.tokenizer, self.config.token_ids)
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        negative_prompt: str | list[str] | None = None,
+        *,
+        image: References | None = None,
+        mask_image: PipelineImageInput | None = None,
+        image_reference: References | None = None,
+        ratio: str | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        negative_input_ids: torch.LongTensor | None = None,
+        negative_attention_mask: torch.Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from temperature to guided_tokens, num_images_per_prompt and generator."""
+        check_one_of(prompt=prompt, input_ids=input_ids)
+        if negative_prompt is not None and negative_input_ids is not None:
+            raise ValueError("give either a negative_prompt or negative_input_ids")
+        texts = None if prompt is None else as_texts(prompt, "prompt", MAX_PROMPT_CHARACTERS)
+        negatives = as_texts(negative_prompt or "", "negative_prompt", MAX_PROMPT_CHARACTERS)
+        count = check_token_ids("input_ids", input_ids, None) if texts is None else len(texts)
+        if negative_input_ids is None:
+            check_negatives("negative_prompt", len(negatives), count)
+        image, given = split_references(image, mask_image, image_reference)
+        references = None
+        if given is not None:
+            if texts is None:
+                raise ValueError("input_ids hold their reference images already: give a prompt with references")
+            name = "image" if image_reference is None else "image_reference"
+            listed = as_references(name, given, count, self.abilities.max_references)
+            # Prompts may share references, each of which is resized once.
+            different = {id(one): one for images in listed for one in images}
+            resized = {key: smart_resize(name, one, self.config.image_area) for key, one in different.items()}
+            references = [[resized[id(one)] for one in images] for images in listed]
+            guidance_scale = self.reference_guidance_scale if guidance_scale is None else guidance_scale
+            if height is width is ratio is None:
+                width, height = _common_size(references)
+        size = self.image_size(height, width, ratio)
+        call = self.begin_call(count, size, guidance_scale=guidance_scale, **settings)
+
+        # First, since bringing one component to the device sends the one before it away.
+        self.edit(call, image, mask_image)
+        shown = None if references is None else self._image_ids(references)
+        codebook = self.on_device(self.vq).codebook(self._execution_device)
+        prompts = self.prompts
+        if texts is None:
+            groups = [prompts.check_ids("input_ids", input_ids, attention_mask, size)]
+        else:
+            groups = [prompts.encode(texts, size, shown)]
+        if negative_input_ids is not None:
+            negative = prompts.check_ids("negative_input_ids", negative_input_ids, negative_attention_mask, size)
+            check_negatives("negative_input_ids", len(negative[0]), count)
+            groups += [negative] if call.guided else []
+        elif call.guided:
+            if self.tokenizer is None:
+                raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
+            negatives = negatives if shown is None else negatives * (count // len(negatives))
+            groups.append(prompts.encode(negatives, size, shown, negative=True))
+        call.bind(self._model(groups, size, codebook))
+        return call
+
+    def _image_ids(self, references: list[list[Image.Image]]) -> list[list[int]]:
+        """The token ids of all reference images of each prompt."""
+        ids: dict[int, list[int]] = {}
+        for image in (image for listed in references for image in listed):
+            if id(image) not in ids:
+                pixels = VaeImageProcessor(do_resize=False).preprocess(image).to(self._execution_device)
+                ids[id(image)] = self.prompts.image_ids(self.encode_image(pixels)[0])
+        return [[token for image in listed for token in ids[id(image)]] for listed in references]
+
+    def _model(self, groups: list[Ids], size: tuple[int, int], codebook: torch.Tensor) -> LanguageTokenModel:
+        # Negative prompts are sequences with their own positions and header.
+        token_ids = self.config.token_ids
+        rows, masks = stack(groups, token_ids["bos"], self._execution_device)
+        model = self.on_device(self.model)
+        embedding, first = model.get_input_embeddings(), token_ids["first_code"]
+        # The authors apply guidance to log-probabilities over the whole vocabulary. These differ from logits by a
+        # constant for each of the two sides, so guided logits of the image tokens alone give the same distribution.
+        return LanguageTokenModel(
+            compiled_like(model, model.model),
+            embed=lambda tokens: embedding(tokens + first),
+            head=code_head(model.lm_head, first, len(codebook)),
+            layout=Layout((size[0] // self.vq.scale_factor, size[1] // self.vq.scale_factor)),
+            input_ids=rows,
+            attention_mask=masks,
+            row_end=token_ids["row_end"],
+            codebook=codebook,
+            groups=len(groups),
+            network=model,
+        )
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
+        return self.on_device(self.vq).encode_codes(pixels)
+
+    def decode_image(self, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]."""
+        return self.on_device(self.vq).decode_codes(tokens)
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, N] of a call, drafts included; -1 is unknown."""
+        pixels = self.decode_image(self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0)))
+        if self.current_call is not None:
+            # The next forward pass needs it.
+            self.on_device(self.model)
+        return pixels
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        negative_prompt: str | list[str] | None = None,
+        *,
+        image: References | None = None,
+        mask_image: PipelineImageInput | None = None,
+        image_reference: References | None = None,
+        ratio: str | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        negative_input_ids: torch.LongTensor | None = None,
+        negative_attention_mask: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images, or edit given ones.
+
+        Args:
+            prompt (`str` or `list[str]`, *optional*):
+                What to generate, or how to change the reference images.
+            negative_prompt (`str` or `list[str]`, *optional*):
+                What to avoid in the images: one for all prompts, or one per prompt. The authors use none.
+            {references}
+            {raster_mask}
+            image_reference (as `image`, *optional*):
+                Reference images of a call with `mask_image`.
+            ratio (`str`, *optional*, defaults to `"1:1"`):
+                Width to height, as in `"16:9"`, in place of `height` and `width`: selects the size with this ratio and
+                the trained area. With reference images and no size, images have the ratio of the last reference.
+            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
+                Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their
+                mask. The size in the header must match the size of the call.
+            negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
+                The same in place of `negative_prompt`, [1 or B, P'].
+            {common}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            negative_prompt=negative_prompt,
+            image=image,
+            mask_image=mask_image,
+            image_reference=image_reference,
+            ratio=ratio,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            negative_input_ids=negative_input_ids,
+            negative_attention_mask=negative_attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)
+
+
+def _common_size(references: list[list[Image.Image]]) -> tuple[int, int]:
+    """Width and height of the last reference of every prompt.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    sizes = {listed[-1].size for listed in references}
+    if len(sizes) > 1:
+        raise ValueError("the last references of the prompts differ in size: give height and width, or a ratio")
+    return sizes.pop()

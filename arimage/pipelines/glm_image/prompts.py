@@ -1,0 +1,78 @@
+"""The prompts of GLM-Image: texts, and pictures that the image is generated from."""
+
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from transformers import BatchFeature, GlmImageProcessor
+
+from ..text.tokenizing import tokenize
+
+
+MAX_ASPECT = 4
+
+
+@dataclass(frozen=True)
+class Source:
+    """A picture of a prompt.
+
+    Attributes:
+        picture: resized to whole tokens of the decoder.
+        grid: rows and columns of its tokens.
+        codes: int64 [rows * columns], its tokens.
+    """
+
+    picture: Image.Image
+    grid: tuple[int, int]
+    codes: torch.LongTensor
+
+
+@dataclass(frozen=True)
+class GlmImagePrompt:
+    """A text and the pictures of one prompt, which the decoder reads too."""
+
+    text: str
+    sources: list[Source]
+
+
+class GlmImagePrompts:
+    """Token ids of prompts, in the model's template.
+
+    Args:
+        processor: tokenizes texts and preprocesses pictures.
+    """
+
+    def __init__(self, processor: GlmImageProcessor):
+        self.processor = processor
+
+    def encode(self, texts: list[str], sources: list[list[Image.Image]] | None, size: tuple[int, int]) -> BatchFeature:
+        """Ids, mask and grids of prompts for images of `size` (height, width), padded on the left, as the processor
+        returns them. All prompts have equally many sources.
+
+        Raises:
+            ValueError: if a text contains a special token, or a picture is too narrow.
+        """
+        tokenizer = self.processor.tokenizer
+        for text in texts:
+            for number in tokenize(tokenizer, text, add_special_tokens=False).input_ids:
+                if number in tokenizer.added_tokens_decoder:
+                    token = tokenizer.convert_ids_to_tokens(number)
+                    raise ValueError(f"a prompt contains {token!r}, a special token of the model: leave it out")
+        for picture in (picture for pictures in sources or [] for picture in pictures):
+            if max(picture.size) > MAX_ASPECT * min(picture.size):
+                raise ValueError(
+                    f"an image has {picture.width}x{picture.height} pixels: give one whose sides differ at most "
+                    f"{MAX_ASPECT} times"
+                )
+        turns = []
+        for i, text in enumerate(texts):
+            pictures = [] if sources is None else [{"type": "image", "image": picture} for picture in sources[i]]
+            turns.append([{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}])
+        return tokenize(
+            self.processor.apply_chat_template,
+            turns,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"padding": True, "target_h": size[0], "target_w": size[1]},
+        )

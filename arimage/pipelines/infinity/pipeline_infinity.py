@@ -1,0 +1,390 @@
+"""Infinity (https://arxiv.org/abs/2412.04431): images from a text by next-scale prediction of bits."""
+
+import itertools
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.image_processor import PipelineImageInput
+from diffusers.utils import logging
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from ...decoding import Decoding, NextScaleDecoding
+from ...models.conditions import with_unconditional
+from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..base import ARImagePipeline
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..kinds.class_or_text import check_text_encoder
+from ..output import ImagePipelineOutput
+from ..text.checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, prompt_names, text_length
+from ..text.tokenizing import tokenize
+from .bsq_infinity import InfinityVQModel
+from .scale_model import InfinityScaleModel
+from .schedules import SCHEDULES, Schedule
+from .transformer_infinity import InfinityTransformer
+
+
+logger = logging.get_logger(__name__)
+
+# Texts are padded to multiples of this, so that few of their lengths differ.
+TEXT_MULTIPLE = 32
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+
+        >>> pipe = AutoPipeline.from_pretrained("infinity-2b", dtype=torch.bfloat16).to("cuda")
+        >>> image = pipe("a fox in the snow, oil painting", height=1344, width=768).images[0]
+        ```
+"""
+
+Text = tuple[torch.Tensor, torch.Tensor]
+
+
+class InfinityPipeline(ARImagePipeline):
+    """Generates images from a text with Infinity, and edits images.
+
+    Args:
+        transformer (`InfinityTransformer`): the next-scale model of bits.
+        vq (`InfinityVQModel`): decodes maps of bits to images.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): flan-t5-xl for
+            the published models. Without them the pipeline takes `prompt_embeds`.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "text_encoder->transformer->vq"
+    _optional_components = ["tokenizer", "text_encoder"]
+    abilities = Abilities("scales", TOKEN_SAMPLING | EDITING | {"negative_prompt"}, in_maps=True)
+    decoded_tensor = "latents"
+    _callback_tensor_inputs = ["tokens", "decided", "latents"]
+    _truncates_levels = True
+
+    def __init__(
+        self,
+        transformer: InfinityTransformer,
+        vq: InfinityVQModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        text_encoder: T5EncoderModel | None = None,
+    ):
+        super().__init__()
+        check_text_encoder(text_encoder, transformer)
+        if transformer is not None and vq is not None and transformer.config.bits != vq.bits:
+            raise ValueError(
+                f"the transformer has {transformer.config.bits} bits per cell, the image tokenizer {vq.bits}: load "
+                "the two that were trained together"
+            )
+        self.register_modules(transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder)
+        self.decoding = NextScaleDecoding()
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        return [
+            self._size(finest)
+            for finest, schedule in SCHEDULES.items()
+            if schedule.pixels == self.transformer.config.pixels
+        ]
+
+    def _size(self, finest: tuple[int, int]) -> tuple[int, int]:
+        return finest[0] * self.vq.scale_factor, finest[1] * self.vq.scale_factor
+
+    def check_size(self, height: int | None, width: int | None) -> tuple[int, int]:
+        """Height and width of the images of a call. Warns about sizes of another pixel class than that of the training
+        images, and refuses all others."""
+        sizes = self.image_sizes
+        size = sizes[0][0] if height is None else height, sizes[0][1] if width is None else width
+        if size in sizes:
+            return size
+        if size not in map(self._size, SCHEDULES):
+            known = ", ".join(f"{height}x{width}" for height, width in sizes)
+            raise ValueError(f"height and width are {size[0]} and {size[1]}: choose among {known}")
+        logger.warning(
+            f"this checkpoint was trained at {self.transformer.config.pixels} pixels, and images of "
+            f"{size[0]}x{size[1]} pixels may be poor: choose among pipe.image_sizes"
+        )
+        return size
+
+    def schedule_of(self, size: tuple[int, int]) -> Schedule:
+        """The maps of images of a size in pixels."""
+        return SCHEDULES[size[0] // self.vq.scale_factor, size[1] // self.vq.scale_factor]
+
+    @torch.no_grad()
+    def encode_prompt(self, prompt: str | list[str], max_sequence_length: int | None = None) -> Text:
+        """Encode prompts to `prompt_embeds`, right-padded text embeddings [B, P, D], and `prompt_attention_mask`
+        [B, P]. Needs only the tokenizer and the text encoder. As in the original code, case and punctuation are kept,
+        and a prompt ends at the first "--" unless it begins with it.
+
+        Args:
+            prompt: one text or several.
+            max_sequence_length: the most tokens that are read, by default as many as the transformer reads, or 512.
+
+        Raises:
+            ValueError: if `prompt` is not text, `max_sequence_length` is not a number of tokens, or the pipeline has
+                no text encoder.
+        """
+        self._check_encoder()
+        read = TEXT_TOKENS if self.transformer is None else self.transformer.config.num_text_tokens
+        length = text_length(max_sequence_length, min(read, self.tokenizer.model_max_length))
+        texts = [text.partition("--")[0] or text for text in as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)]
+        if any(len(ids) > length for ids in tokenize(self.tokenizer, texts).input_ids):
+            logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
+        text = tokenize(
+            self.tokenizer, texts, max_length=length, padding=True, truncation=True, return_tensors="pt"
+        ).to(self._execution_device)
+        embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
+        return embeds, text.attention_mask
+
+    def _check_encoder(self) -> None:
+        if self.text_encoder is None or self.tokenizer is None:
+            raise ValueError(
+                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
+                "checkpoint again with --text-encoder"
+            )
+
+    def _check_text(self, name: str, prompt: Any, embeds: Any, mask: Any, *, optional: bool = False) -> int | None:
+        """Refuse a text that cannot be used; return the number of texts, None if there is none."""
+        if prompt is None and embeds is None and optional:
+            return None
+        if (prompt is None) == (embeds is None):
+            raise ValueError(f"give either a {name} or {name}_embeds")
+        if prompt is not None:
+            self._check_encoder()
+            return len(as_texts(prompt, name, MAX_PROMPT_CHARACTERS))
+        config = self.transformer.config
+        expected = f"a tensor [B, P, {config.caption_dim}] of at most {config.num_text_tokens} tokens"
+        if embeds is None or not isinstance(embeds, torch.Tensor):
+            raise ValueError(f"{name}_embeds are {embeds!r}: give {expected}")
+        shape = tuple(embeds.shape)
+        if len(shape) != 3 or shape[2] != config.caption_dim or 0 in shape or shape[1] > config.num_text_tokens:
+            raise ValueError(f"{name}_embeds are {shape}: give {expected}")
+        if mask is None:
+            return len(embeds)
+        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
+            raise ValueError(f"{name}_attention_mask must be [B, {shape[1]}], like {name}_embeds")
+        if not mask[:, 0].all() or (mask.int().diff() > 0).any():
+            raise ValueError(
+                f"{name}_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
+            )
+        return len(embeds)
+
+    def _encode(self, prompt: Any, embeds: Any, mask: Any) -> Text:
+        if embeds is None:
+            texts = as_texts(prompt)
+            different = list(dict.fromkeys(texts))
+            rows = [different.index(text) for text in texts]
+            embeds, mask = (part[rows] for part in self.encode_prompt(different))
+        elif mask is None:
+            mask = torch.ones(embeds.shape[:2], dtype=torch.long)
+        return embeds.to(self._execution_device, torch.float32), mask.to(self._execution_device)
+
+    def encode_condition(self, text: Text, negative: Text | None, guided: bool) -> dict[str, torch.Tensor]:
+        """The arguments of `InfinityTransformer.embed_condition`: one row per prompt, under guidance followed by the
+        rows of the negative prompt, or by those without a text."""
+        longest = max(part[1].shape[1] for part in (text, negative) if part is not None)
+        length = -(-longest // TEXT_MULTIPLE) * TEXT_MULTIPLE
+
+        def padded(part: Text) -> dict[str, torch.Tensor]:
+            missing = length - part[1].shape[1]
+            return {
+                "prompt_embeds": F.pad(part[0], (0, 0, 0, missing)),
+                "prompt_attention_mask": F.pad(part[1], (0, missing)),
+            }
+
+        condition = padded(text)
+        if not guided:
+            return condition
+        if negative is None:
+            return with_unconditional(condition, kept=("prompt_attention_mask",))
+        count = len(text[0])
+        return {
+            name: torch.cat([condition[name], value.expand(count, *value.shape[1:])])
+            for name, value in padded(negative).items()
+        }
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        negative_prompt: str | list[str] | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        negative_prompt_embeds: torch.Tensor | None = None,
+        negative_prompt_attention_mask: torch.Tensor | None = None,
+        cfg_insertion_layer: int = 0,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        text = prompt, prompt_embeds, prompt_attention_mask
+        negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask
+        count = self._check_text("prompt", *text)
+        negatives = self._check_text("negative_prompt", *negative, optional=True)
+        assert count is not None
+        if negatives not in (None, 1, count):
+            raise ValueError(f"negative_prompt holds {negatives} texts for {count} prompts: give one, or one for each")
+        layers, layer = self.transformer.config.num_layers, cfg_insertion_layer
+        if not isinstance(layer, numbers.Integral) or isinstance(layer, bool) or not -layers <= layer <= 0:
+            raise ValueError(f"cfg_insertion_layer is {layer!r}: give 0 for the logits, or -1 to -{layers}")
+        size = self.check_size(height, width)
+        schedule = self.schedule_of(size)
+        call = self.begin_call(count, size, **settings)
+        if layer and call.sampling.guided_tokens is not None:
+            raise ValueError(
+                f"guided_tokens is {call.sampling.guided_tokens}, which is for guided logits: leave out "
+                "cfg_insertion_layer, or guided_tokens (pipe.generation_config holds the checkpoint's)"
+            )
+        call.sampling.check_scales(len(schedule.scales))
+        self.edit(call, image, mask_image)
+        encoded = self._encode(*text), None if negatives is None else self._encode(*negative)
+        scales = range(len(schedule.scales))
+        model = InfinityScaleModel(
+            self.transformer,
+            self.vq,
+            self.encode_condition(*encoded, call.guided),
+            schedule,
+            guided=call.guided,
+            mixed_layer=layers + layer if layer and call.guided else None,
+            guidance=tuple(float(call.sampling.at_scale(scale).guidance_scale) for scale in scales),
+        )
+        others = prompt_names(negative_prompt, negatives or 1, count)
+        call.bind(model, prompt_names(prompt, count, count), others)
+        return call
+
+    def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
+        """The tokens [B, N] of a call as one map of bits [B, h, w, b] per scale."""
+        scales, bits = self.schedule_of(call.size).scales, self.transformer.config.bits
+        maps = tokens.split([rows * columns * bits for rows, columns in scales], dim=1)
+        return [part.unflatten(1, (*grid, bits)) for part, grid in zip(maps, scales, strict=True)]
+
+    def encode_image(self, pixels: torch.Tensor) -> list[torch.LongTensor]:
+        """The bits of images [B, 3, H, W] in [-1, 1], one map [B, h, w, b] per scale."""
+        height, width = pixels.shape[-2:]
+        return self.vq.encode(pixels.to(self.vq.dtype), self.schedule_of((height, width)).scales)
+
+    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
+        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where `repaint` [B, 1, H, W] asks to generate
+        them: see `mask_image`."""
+        # A cell of the finest scale is generated if any of its pixels is.
+        stays = 1 - F.max_pool2d(repaint.float(), self.vq.scale_factor)
+        tokens = []
+        for part in self.encode_image(pixels):
+            known = F.interpolate(stays, size=part.shape[1:3], mode="bilinear")[:, 0, :, :, None] > 0.5
+            tokens.append(part if part.shape[1:3] == (1, 1) else torch.where(known, part, -1))
+        return torch.cat([part.flatten(1) for part in tokens], dim=1)
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The scales
+        are decoded up to the first with such a token."""
+        maps = self.whole_tokens(call, tokens.to(self._execution_device))
+        known = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
+        return self.vq.decode(list(known), self.schedule_of(call.size).scales[-1])
+
+    def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
+        return self.vq.decode_latents(result)
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        negative_prompt: str | list[str] | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        negative_prompt_embeds: torch.Tensor | None = None,
+        negative_prompt_attention_mask: torch.Tensor | None = None,
+        cfg_insertion_layer: int = 0,
+        guidance_scale: float | list[float] | None = None,
+        temperature: float | list[float] | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images. A token is a bit; the tokens of the output are one map of bits [B, h, w, b] per scale. Steps
+        are scales: an interrupted call returns the image of the scales so far.
+
+        Args:
+            prompt (`str` or `list[str]`, *optional*):
+                What to generate. It ends at the first "--".
+            {image}
+            mask_image (as `image`, *optional*):
+                White where the image is generated again, black where its pixels stay. A cell of the finest scale is
+                generated if any of its pixels is white, a cell of a coarser scale if most of them are, and the single
+                cell of the coarsest scale never. New cells depend on what stays on all sides of them.
+            negative_prompt (`str` or `list[str]`, *optional*):
+                What the image is guided away from, in place of no text: one for all prompts, or one for each.
+            {prompt_embeds}
+            negative_prompt_embeds (`torch.Tensor`, *optional*):
+                The output of the text encoder [B, P, D] or [1, P, D], in place of `negative_prompt`.
+            negative_prompt_attention_mask (`torch.Tensor`, *optional*):
+                Its mask [B, P]; without it all tokens are read.
+            cfg_insertion_layer (`int`, *optional*, defaults to 0):
+                Where guidance is applied: 0 to the logits, -m to the hidden states after the m-th last layer.
+            guidance_scale (`float` or `list[float]`, *optional*, defaults to the checkpoint's):
+                s in u + s (c - u), with logits c under the condition and u without it: one for all scales, or one for
+                each. 1 or less disables guidance.
+            temperature (`float` or `list[float]`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
+                Sampling settings, by default the checkpoint's; see `Sampling`. A temperature per scale may be given.
+                A bit has two values: `top_k=1` is greedy, and `top_p=0.97` drops a value of 3% or less.
+            min_p (`float`, *optional*):
+                Sample only values that are at least `min_p` times as probable as the other one.
+            guided_tokens (`int`, *optional*):
+                Apply guidance only to the first `guided_tokens` bits of each image, by default to all.
+            {call}
+                `"latents"` [B, C, h, w] are what the image tokenizer decodes to pixels.
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            image=image,
+            mask_image=mask_image,
+            negative_prompt=negative_prompt,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            negative_prompt_embeds=negative_prompt_embeds,
+            negative_prompt_attention_mask=negative_prompt_attention_mask,
+            cfg_insertion_layer=cfg_insertion_layer,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

@@ -1,0 +1,373 @@
+"""The transformer of Infinity (https://arxiv.org/abs/2412.04431): next-scale prediction of bits from a text."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
+from torch import nn
+
+from ...kernels.rotary import rotate
+from ...kernels.step.modulated import modulated
+from ...kernels.step.unit_heads import unit_heads
+from ...models.cache import GrowingCache
+from ...models.layers import Linear, attend, init_normal
+from ...models.mixin import ModelMixin
+from ...models.modulated_blocks import NORM_EPS, Float32Linear, Offset, block_causal_mask, layer_norm, parameters
+from ...models.pruning import Pruning, only
+from ...models.step import runs_kernels
+from ...schema import Count, Layers, Width, checked
+from .schedules import Grid, PixelClass, Schedule
+
+
+def rotary_table(schedule: Schedule, head_dim: int, device: torch.device) -> torch.Tensor:
+    """The cosines and sines [N, head_dim / 2, 2] of the cells of all maps, for `rotate`. Half of the angles are those
+    of the rows, half those of the columns; every map is stretched onto the finest of the largest images."""
+    steps = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)
+    frequencies = 10000.0**-steps
+    tables = []
+    for grid in schedule.scales:
+        places = [
+            torch.round(torch.arange(length, dtype=torch.float32, device=device) * whole / length)
+            for length, whole in zip(grid, schedule.whole, strict=True)
+        ]
+        rows, columns = torch.meshgrid(*places, indexing="ij")
+        angles = torch.cat([place.flatten()[:, None] * frequencies for place in (rows, columns)], dim=1)
+        tables.append(torch.stack([angles.cos(), angles.sin()], dim=-1))
+    return torch.cat(tables)
+
+
+def levels_of(scales: Sequence[Grid], device: torch.device) -> torch.LongTensor:
+    """Which map each cell belongs to, [N]."""
+    counts = [rows * columns for rows, columns in scales]
+    return torch.cat([torch.full((count,), level, device=device) for level, count in enumerate(counts)])
+
+
+class Float32RMSNorm(nn.RMSNorm):
+    def forward(self, hidden):
+        return F.rms_norm(hidden.float(), self.normalized_shape, self.weight.float(), self.eps)
+
+
+class Float32LayerNorm(nn.LayerNorm):
+    def forward(self, hidden):
+        return F.layer_norm(hidden, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
+
+
+class CastingLinear(Linear):
+    """Takes inputs of any dtype: that of the weight is known only in its own forward pass if weights are stored in
+    another one."""
+
+    def forward(self, hidden):
+        return super().forward(hidden.to(self.weight.dtype))
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv_proj = CastingLinear(hidden_size, 3 * hidden_size)
+        self.out_proj = Linear(hidden_size, hidden_size)
+        self.log_query_scale = nn.Parameter(torch.full((num_heads,), math.log(4.0)))
+
+    def forward(self, hidden, rotary, mask, cache, layer):
+        qkv = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1))
+        value = qkv[:, :, 2]
+        query, key = F.normalize(qkv[:, :, :2].float(), dim=-1).unbind(2)
+        query = query * self.log_query_scale.float().clamp(max=math.log(100.0)).exp()[:, None]
+        query, key, value = (
+            states.to(value.dtype).transpose(1, 2) for states in (rotate(query, rotary), rotate(key, rotary), value)
+        )
+        if cache is not None:
+            key, value = cache.write(layer, key, value)
+        return self.out_proj(attend(query, key, value, mask, 1.0).transpose(1, 2).flatten(2))
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm = Float32LayerNorm(hidden_size, eps=NORM_EPS)
+        self.q_proj = CastingLinear(hidden_size, hidden_size)
+        self.kv_proj = CastingLinear(hidden_size, 2 * hidden_size)
+        self.out_proj = Linear(hidden_size, hidden_size)
+
+    def project_text(self, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values [B, heads, P, D] of the text [B, P, C]."""
+        projected = self.kv_proj(text).unflatten(-1, (2, self.num_heads, -1))
+        key, value = projected.transpose(1, 3).unbind(2)
+        return key, value
+
+    def forward(self, hidden, key, value, mask):
+        query = self.q_proj(self.norm(hidden)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        attended = attend(query, key, value, mask.to(query.dtype))
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.fc1 = CastingLinear(hidden_size, intermediate_size)
+        self.fc2 = Linear(intermediate_size, hidden_size)
+
+    def forward(self, hidden):
+        return self.fc2(F.gelu(self.fc1(hidden), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        size = config.hidden_size
+        self.attention = Attention(size, config.num_attention_heads)
+        self.cross_attention = CrossAttention(size, config.num_attention_heads)
+        self.feed_forward = FeedForward(size, config.intermediate_size)
+        self.modulation = Offset(6 * size)
+
+    def forward(self, hidden, condition, text_mask, rotary, mask, cache=None, layer=0):
+        # The residual stream stays in float32, as in the original.
+        gate1, gate2, scale1, scale2, shift1, shift2, key, value = condition
+        attended = self.attention(layer_norm(hidden, scale1, shift1), rotary, mask, cache, layer)
+        hidden = torch.addcmul(hidden, attended.float(), gate1)
+        hidden = hidden + self.cross_attention(hidden, key, value, text_mask).float()
+        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)).float(), gate2)
+
+    def step(self, hidden, condition, text_mask, rotary, mask, cache, layer):
+        """`forward` by the kernels of `arimage.kernels.step`, in nine launches over few cells, 16 over many."""
+        *modulation, text_key, text_value = condition
+        gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
+        attention, cross, feed, shape = self.attention, self.cross_attention, self.feed_forward, hidden.shape[:2]
+        flat = hidden.flatten(0, 1)
+
+        qkv = modulated(flat, *parameters(attention.qkv_proj), eps=NORM_EPS, scale=scale1, shift=shift1)
+        qkv = qkv.view(*shape, 3, attention.num_heads, -1)
+        keys, values = cache.open(layer, len(hidden))
+        query = unit_heads(qkv, attention.log_query_scale, 1.0, keys, values, cache.first, rotary).transpose(1, 2)
+        key, value = (cached[: len(hidden), :, : cache.length] for cached in (keys, values))
+        attended = attend(query, key, value, mask, 1.0).transpose(1, 2).reshape(flat.shape)
+        flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
+
+        norm = {"norm_weight": cross.norm.weight, "norm_bias": cross.norm.bias}
+        query = modulated(flat, *parameters(cross.q_proj), eps=NORM_EPS, **norm).view(*shape, cross.num_heads, -1)
+        attended = attend(query.transpose(1, 2), text_key, text_value, text_mask).transpose(1, 2).reshape(flat.shape)
+        flat = modulated(attended, *parameters(cross.out_proj), residual=flat)
+
+        inner = modulated(flat, *parameters(feed.fc1), eps=NORM_EPS, scale=scale2, shift=shift2, activation="gelu")
+        return modulated(inner, *parameters(feed.fc2), residual=flat, gate=gate2).view_as(hidden)
+
+
+class TextPool(nn.Module):
+    """A learned query [heads, C / heads] attends to the text [B, P, Ct], which gives a vector [B, C] of all of it."""
+
+    def __init__(self, caption_dim: int, hidden_size: int, num_heads: int):
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(num_heads, hidden_size // num_heads))
+        self.kv_proj = Float32Linear(caption_dim, 2 * hidden_size)
+        self.out_proj = Float32Linear(hidden_size, hidden_size)
+
+    def forward(self, text, mask):
+        key, value = self.kv_proj(text).unflatten(-1, (2, len(self.query), -1)).transpose(1, 3).unbind(2)
+        query = self.query.float()[None, :, None].expand(len(text), -1, -1, -1)
+        return self.out_proj(attend(query, key, value, mask).flatten(1))
+
+
+class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+    """The next-scale transformer of Infinity. The defaults are the published 2B.
+
+    An image is K maps of cells with b bits each, from coarse to fine. All bits of a map are predicted in one forward
+    pass, independently of each other, from the sum of the maps before it. The text is seen by cross-attention, and a
+    vector of it modulates all layers. Norms, modulations, the head and the residual stream are computed in float32.
+
+    Args:
+        caption_dim (`int`): width of the text embeddings.
+        num_text_tokens (`int`): the longest text in tokens; an image without a text sees as many learned embeddings
+            as its text has tokens.
+        bits (`int`): bits of a cell.
+        hidden_size, num_layers, num_attention_heads, intermediate_size (`int`): the transformer's shape.
+        num_pool_heads (`int`): heads of the attention that turns the text into a vector.
+        num_levels (`int`): the largest number of maps.
+        pixels (`str`): the pixel class of the training images: "0.06M", "0.25M", "0.60M" or "1M".
+    """
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+
+    @register_to_config
+    @checked
+    def __init__(
+        self,
+        caption_dim: Width = 2048,
+        num_text_tokens: Count = 512,
+        bits: Count = 32,
+        hidden_size: Width = 2048,
+        num_layers: Layers = 32,
+        num_attention_heads: Count = 16,
+        intermediate_size: Width = 8192,
+        num_pool_heads: Count = 16,
+        num_levels: Count = 15,
+        pixels: PixelClass = "1M",
+    ):
+        super().__init__()
+        for heads, multiple in ((num_attention_heads, 4), (num_pool_heads, 1)):
+            if hidden_size % heads or hidden_size // heads % multiple:
+                raise ValueError(
+                    f"hidden_size {hidden_size} does not give {heads} heads a multiple of {multiple} channels each: "
+                    "change either"
+                )
+        self.text_norm = Float32RMSNorm(caption_dim, eps=NORM_EPS)
+        self.null_embedding = nn.Parameter(torch.zeros(num_text_tokens, caption_dim))
+        self.text_pool = TextPool(caption_dim, hidden_size, num_pool_heads)
+        self.text_fc1 = Float32Linear(caption_dim, hidden_size)
+        self.text_fc2 = Float32Linear(hidden_size, hidden_size)
+        self.start_position = nn.Parameter(torch.zeros(hidden_size))
+        self.input_projection = Float32Linear(bits, hidden_size)
+        self.level_embedding = nn.Embedding(num_levels, hidden_size)
+        self.shared_modulation = Float32Linear(hidden_size, 6 * hidden_size)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.head_modulation = Float32Linear(hidden_size, 2 * hidden_size)
+        self.head = Float32Linear(hidden_size, 2 * bits)
+
+    @property
+    def head_dim(self) -> int:
+        """The channels of an attention head."""
+        return self.config.hidden_size // self.config.num_attention_heads
+
+    @property
+    def step_parts(self) -> nn.ModuleList:
+        """See `runs_kernels`."""
+        return self.blocks
+
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 1 / (3 hidden_size)), modulations that start as those of a plain transformer,
+        and a head of zeros."""
+        std = (3 * self.config.hidden_size) ** -0.5
+        init_normal(self, std)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for embedding in (self.start_position, self.text_pool.query, self.null_embedding):
+            nn.init.normal_(embedding, std=std)
+        for block in self.blocks:
+            for projection in (block.attention.out_proj, block.cross_attention.out_proj, block.feed_forward.fc2):
+                projection.weight.data.div_((2 * len(self.blocks)) ** 0.5)
+            nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
+        nn.init.zeros_(self.head.weight)
+
+    def embed_condition(
+        self,
+        prompt_embeds: torch.Tensor,
+        prompt_attention_mask: torch.Tensor,
+        unconditional: torch.BoolTensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The vector of the text [B, hidden_size] and its tokens [B, P, hidden_size], both in float32, and the
+        additive mask [B, 1, 1, P] of attention to them.
+
+        Args:
+            prompt_embeds: [B, P, caption_dim], right-padded, with `prompt_attention_mask` [B, P].
+            unconditional: bool [B], which images get the learned embeddings in place of their text.
+        """
+        visible = prompt_attention_mask.bool()
+        # Padding may hold any values.
+        text = prompt_embeds.float().masked_fill(~visible[..., None], 0)
+        if unconditional is not None:
+            null = self.null_embedding.float()[: text.shape[1]]
+            null = F.pad(null, (0, 0, 0, text.shape[1] - len(null)))
+            text = torch.where(unconditional[:, None, None], null, text)
+        text = self.text_norm(text)
+        mask = visible.float().log()[:, None, None]
+        return self.text_pool(text, mask), self.text_fc2(F.gelu(self.text_fc1(text), approximate="tanh")), mask
+
+    def conditions(self, **condition) -> list[tuple[torch.Tensor, ...]]:
+        """What the layers need of a condition, arguments of `embed_condition`, computed once per image: for every
+        block two gates, two scales and two shifts [B, 1, C], and the keys and values [B, heads, P, D] of the text;
+        then a scale and a shift before the head, and the mask of the text."""
+        vector, text, mask = self.embed_condition(**condition)
+        activated = F.silu(vector)
+        shared = self.shared_modulation(activated)
+        found: list[tuple[torch.Tensor, ...]] = []
+        for block in self.blocks:
+            rows = block.modulation(shared).unflatten(-1, (6, 1, -1)).unbind(1)
+            gate1, gate2, scale1, scale2, shift1, shift2 = rows
+            key, value = block.cross_attention.project_text(text)
+            found.append((gate1, gate2, scale1 + 1, scale2 + 1, shift1, shift2, key, value))
+        scale, shift = self.head_modulation(activated).unflatten(-1, (2, 1, -1)).unbind(1)
+        return [*found, (scale + 1, shift, vector[:, None], mask)]
+
+    def forward(
+        self,
+        inputs: torch.Tensor | None = None,
+        *,
+        levels: torch.LongTensor,
+        rotary: torch.Tensor,
+        mask: torch.BoolTensor | None = None,
+        condition: dict[str, torch.Tensor] | None = None,
+        cache: GrowingCache | None = None,
+        first: int = 0,
+        first_query: int = 0,
+        mix: tuple[int, float | torch.Tensor] | None = None,
+        pruning: Pruning | None = None,
+    ) -> torch.FloatTensor:
+        """One forward pass over T cells: logits [B, T - first_query, bits, 2] in float32, of 0 and 1 for each bit.
+
+        Args:
+            inputs: the latents so far at the resolution of each cell's map, [B, T, bits]; those of the first map,
+                which starts from the text alone, are left out.
+            levels: which map each cell belongs to, [T].
+            rotary: the rows of `rotary_table` of these cells, [T, head_dim / 2, 2].
+            mask: bool [1, 1, T, T], what the fed cells see; None = everything so far.
+            condition: arguments of `embed_condition`, in the forward pass over the first map.
+            cache: keys, values and the condition are kept in it; afterwards `condition` is left out.
+            first: the place of the first fed cell in the image's sequence of maps.
+            first_query: leave out the logits of the cells before it.
+            mix: a layer, and the guidance scale s that mixes the hidden states c and u of the two halves of the rows
+                after it, to u + s (c - u). The logits are then those of the first half only.
+            pruning: which of the cells pass through the layers, if not all do; those of one map, with a cache.
+        """
+        parts = []
+        if condition is not None:
+            conditions = self.conditions(**condition)
+            parts.append(conditions[-1][2] + self.start_position.float())
+        else:
+            assert cache is not None and cache.conditions is not None and inputs is not None
+            conditions = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
+        if inputs is not None:
+            parts.append(self.input_projection(inputs))
+        hidden = torch.cat(parts, dim=1) + self.level_embedding(levels).float()
+        whole, cells, table = hidden, None, rotary[None]
+        if pruning is not None:
+            first, cells = pruning.first, pruning.choose(hidden)
+            hidden, table = only(hidden, cells), table if cells is None else rotary[cells]
+        if cache is not None:
+            cache.write_next_at(first, hidden.shape[1])
+            if condition is not None:
+                cache.conditions = conditions
+        *blocks, (scale, shift, _, text_mask) = conditions
+        if mask is not None:
+            mask = mask.to(self.dtype).log()
+        steps = cache is not None and cache.keeps_all_or_none and runs_kernels(self)
+        if steps:
+            # Once for all blocks.
+            text_mask = text_mask.to(self.dtype)
+        for layer, block in enumerate(self.blocks):
+            run = block.step if steps else block
+            hidden = run(hidden, blocks[layer], text_mask, table[: len(hidden)], mask, cache, layer)
+            if mix is not None and layer == mix[0]:
+                guided, rest = hidden.chunk(2)
+                hidden = torch.lerp(rest, guided, mix[1])
+                # No layer after this one reads the rows without a condition.
+                blocks = [tuple(part[: len(hidden)] for part in each) for each in blocks]
+                text_mask = text_mask[: len(hidden)]
+        if pruning is not None:
+            hidden = pruning.restore(whole, hidden, cells)
+        hidden, count = hidden[:, first_query - len(levels) :], len(hidden)
+        return self.head(layer_norm(hidden, scale[:count], shift[:count])).unflatten(-1, (-1, 2))
+
+    def predict(self, inputs: torch.Tensor, schedule: Schedule, **condition) -> torch.FloatTensor:
+        """Teacher-forced logits [B, N, bits, 2] in float32 of all cells, coarse to fine, given the condition
+        (arguments of `embed_condition`) and the transformer's inputs [B, N - 1, bits] for the maps after the first.
+        Differentiable, for training."""
+        levels = levels_of(schedule.scales, inputs.device)
+        rotary = rotary_table(schedule, self.head_dim, inputs.device)
+        mask = block_causal_mask(levels, None)
+        return self(inputs, levels=levels, rotary=rotary, mask=mask, condition=condition)

@@ -1,0 +1,256 @@
+"""Janus (https://arxiv.org/abs/2410.13848) and Janus-Pro (https://arxiv.org/abs/2501.17811): images from text, and
+text from images."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from diffusers.image_processor import PipelineImageInput
+from PIL import Image
+from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
+
+from ...decoding import Decoding, Layout
+from ...kernels.codebook import nearest_code
+from ...models.compiled import compiled_like
+from ...models.language_model import LanguageTokenModel
+from ...tokenizers.tiling import Tiling
+from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..base import ARImagePipeline
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..output import ImagePipelineOutput
+from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
+from .prompts import JanusPrompts, begin_of_image
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+
+        >>> # downloaded and converted once; `arimage models` says how large it is
+        >>> pipe = AutoPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
+        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+class JanusPipeline(ARImagePipeline):
+    """Generates images from text with Janus or Janus-Pro, edits images, and answers questions about images.
+
+    Args:
+        model (`JanusForConditionalGeneration`): the language model, the image tokenizer and the vision encoder. Its
+            `generation_config` names the tokens of a prompt: `bos_token_id`, `pad_token_id` and, in
+            `generation_kwargs`, `boi_token_id`.
+        processor (`JanusProcessor`, *optional*): tokenizes prompts and preprocesses images. Without it the pipeline
+            takes `input_ids`.
+
+    Raises:
+        ValueError: if the model does not name a begin-of-image token.
+    """
+
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
+    model_cpu_offload_seq = "model"
+    _lora_loadable_modules = ["model"]
+    _optional_components = ["processor"]
+    _truncates_levels = True
+
+    def __init__(self, model: JanusForConditionalGeneration, processor: JanusProcessor | None = None):
+        super().__init__()
+        self.begin_of_image = begin_of_image(model.generation_config)
+        self.register_modules(model=model, processor=processor)
+        self.generation_config["guidance_scale"] = 5.0
+        self._tiling = Tiling(self.scale_factor)
+
+    @property
+    def parts(self) -> JanusModel:
+        """The networks of the model, on their device."""
+        return self.on_device(self.model).model
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens in an image."""
+        return (self.model.config.vq_config.num_patches,) * 2
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels per token along each side."""
+        return 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        return [(self.grid[0] * self.scale_factor, self.grid[1] * self.scale_factor)]
+
+    @property
+    def prompts(self) -> JanusPrompts:
+        return JanusPrompts(self.processor)
+
+    def encode_prompt(self, prompt: str | list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
+        """Token ids [B, P] of texts in the model's template, padded on the left, and their mask [B, P]."""
+        ids, mask = self.prompts.encode(as_texts(prompt))
+        return ids.to(self._execution_device), mask.to(self._execution_device)
+
+    @torch.no_grad()
+    def understand(
+        self, image: Image.Image | list[Image.Image], question: str | list[str], **generate_kwargs
+    ) -> list[str]:
+        """Answer questions about images.
+
+        Args:
+            image, question: one of each, or lists of equal length. A single image or question is used for all of the
+                others.
+            generate_kwargs: arguments of transformers' `generate`, by default `max_new_tokens=512, do_sample=False`.
+
+        Raises:
+            ValueError: if the pipeline has no processor, or the lists have different lengths.
+        """
+        inputs = self.prompts.questions(image, as_texts(question, "question")).to(
+            self._execution_device, self.model.dtype
+        )
+        ids = self.model.generate(**inputs, **{"max_new_tokens": 512, "do_sample": False, **generate_kwargs})
+        self.maybe_free_model_hooks()
+        return self.processor.batch_decode(ids[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        check_one_of(prompt=prompt, input_ids=input_ids)
+        if prompt is None:
+            check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image)
+        else:
+            input_ids, attention_mask = self.encode_prompt(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
+        assert input_ids is not None
+        count = len(input_ids)
+        call = self.begin_call(count, self.check_size(height, width), **settings)
+        self.edit(call, image, mask_image)
+        ids = input_ids.to(self._execution_device)
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids.device)
+        if call.guided:
+            # The unconditional rows have padding tokens in place of all words, which are attended to.
+            config = self.model.generation_config
+            stays = (ids == config.bos_token_id) | (ids == self.begin_of_image)
+            ids = torch.cat([ids, torch.where(stays, ids, config.pad_token_id)])
+            mask = mask.repeat(2, 1)
+        parts = self.parts
+        model = LanguageTokenModel(
+            compiled_like(self.model, parts.language_model),
+            embed=self.model.prepare_embeddings_for_image_generation,
+            head=parts.generation_head,
+            layout=Layout(self.grid),
+            input_ids=ids,
+            attention_mask=mask,
+            codebook=self.code_vectors(),
+            groups=1 + call.guided,
+            network=self.model,
+        )
+        call.bind(model)
+        return call
+
+    def code_vectors(self) -> torch.Tensor:
+        """The unit vectors of all tokens, float32 [V, D]."""
+        codebook = self.parts.vqmodel.quantize.embedding
+        codes = torch.arange(codebook.weight.shape[0], device=self._execution_device)
+        return F.normalize(codebook(codes).float(), dim=-1).to(self._execution_device)
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """Encode images [B, 3, H, W] in [-1, 1] to the tokens [B, h, w] whose vectors have the greatest cosine
+        similarity. This is what the original code does; transformers compares vectors that are not normalised."""
+        vq = self.parts.vqmodel
+        latents = self.tiling.in_tiles(vq.encoder, pixels.to(vq.dtype), before=self.scale_factor, after=1)
+        latents = vq.quant_conv(latents).permute(0, 2, 3, 1)
+        latents = F.normalize(latents.float(), dim=-1).to(self._execution_device)
+        return nearest_code(latents.flatten(0, 2), self.code_vectors()).view(latents.shape[:-1])
+
+    def decode_image(self, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]."""
+        vq = self.parts.vqmodel
+        vectors = F.normalize(vq.quantize.embedding(tokens), dim=-1).permute(0, 3, 1, 2).contiguous()
+        return vq.decoder(vq.post_quant_conv(vectors))
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
+        tokens = self.whole_tokens(call, tokens.to(self._execution_device).clamp(min=0))
+        pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
+        return pixels.to(self._execution_device)
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images.
+
+        Args:
+            prompt (`str` or `list[str]`, *optional*):
+                What to generate. Prompts may differ in length.
+            {image}
+            {raster_mask}
+            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
+                Token ids [B, P] that begin with the BOS and end with the begin-of-image token, padded on the left, and
+                their mask [B, P], in place of `prompt`. Without a mask there is no padding.
+            {common}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            image=image,
+            mask_image=mask_image,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

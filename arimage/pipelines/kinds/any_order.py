@@ -1,0 +1,255 @@
+"""The base of pipelines whose models generate tokens in any order."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
+
+import torch
+from diffusers import ModelMixin
+from diffusers.image_processor import PipelineImageInput
+
+from ...decoding import Decoding, GroupDecoding, Layout, Order, order_of
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..output import ImagePipelineOutput
+from ..text.checks import prompt_names
+from .class_or_text import check_text_encoder
+from .upscaling import UpscalingPipeline
+
+
+# Pixels per token along each side; the same for all published image tokenizers.
+PIXELS_PER_TOKEN = 16
+# The groups that the locality order uses if the decoding has none, as published for 20 forward passes.
+LOCALITY = GroupDecoding(20, "cosine")
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+
+        >>> pipe = AutoPipeline.from_pretrained("emoji-arpg")
+        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
+
+        >>> # Published weights of LPD, several tokens per forward pass
+        >>> pipe = AutoPipeline.from_pretrained("lpd-l-256")
+        >>> image = pipe(class_labels="golden retriever", decoding="groups:groups=20", order="locality").images[0]
+        ```
+"""
+
+
+class AnyOrderPipeline(UpscalingPipeline):
+    """Base of the pipelines of ARPG, LPD and RandAR. A family names the class of its `TokenModel`.
+
+    Args:
+        transformer: the any-order model.
+        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
+        parts: the optional components of a family: `tokenizer` and `text_encoder`, `upscaler`.
+
+    Attributes:
+        order: the default order of the tokens.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "transformer->vq"
+    _optional_components = ["vq"]
+    _saved_defaults = ("order",)
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"order"}, predicts_groups=True)
+    # Set by each family.
+    _token_model: Callable
+
+    def __init__(
+        self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **parts
+    ):
+        super().__init__()
+        if vq is not None and transformer is not None and transformer.config.vocab_size != vq.config.codebook_size:
+            raise ValueError(
+                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
+                f"{vq.config.codebook_size}: load the two that were trained together"
+            )
+        check_text_encoder(parts.get("text_encoder"), transformer)
+        self.register_modules(transformer=transformer, vq=vq, **parts)
+        self.name_classes(id2label)
+        self.order = "farthest"
+
+    @property
+    def order(self) -> str:
+        return self._order
+
+    @order.setter
+    def order(self, order: str):
+        if order not in get_args(Order):
+            raise ValueError(f"order is {order!r}: choose among {', '.join(get_args(Order))}")
+        self._order = order
+
+    @property
+    def decoded_size(self) -> tuple[int, int]:
+        factor = PIXELS_PER_TOKEN if self.vq is None else self.vq.scale_factor
+        return (self.transformer.config.grid_size * factor,) * 2
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        order: str | torch.LongTensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        groups: GroupDecoding | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. The "locality" order is
+        computed for `groups`. `settings` are the arguments of `__call__` from guidance_scale to guided_tokens,
+        num_images_per_prompt and generator."""
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        self.edit(call, image, mask_image)
+        layout = self._layout(call, self.order if order is None else order, groups)
+        condition = self.encode_prefix(*condition)
+        # Each image has its own order, also those of one prompt.
+        model = self._token_model(
+            self.transformer,
+            {name: call.per_image(value) for name, value in condition.items()},
+            layout,
+            guided=call.guided,
+            codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
+        )
+        names = prompt_names(prompt, count, count)
+        model.merge_prompts([name for name in names for _ in range(call.num_images_per_prompt)])
+        call.model = model
+        return call
+
+    def _layout(self, call: GenerationCall, order: str | torch.LongTensor, groups: GroupDecoding | None) -> Layout:
+        """The layout of the images of a call. Known tokens come first, so that all others attend to them; `forced` is
+        rearranged by rank."""
+        shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
+        count, known = shape[0] * shape[1], call.sampling.forced
+        generated = None if known is None else known < 0
+        if isinstance(order, str):
+            if order not in get_args(Order):
+                raise ValueError(
+                    f"order is {order!r}: choose among {', '.join(get_args(Order))}, or give a LongTensor"
+                )
+            kept = None if generated is None else ~generated
+            first = 0 if kept is None else int(kept.sum(1).max())
+            sizes = LOCALITY.sizes(count) if groups is None else groups.sizes(count, first)
+            places = order_of(order, shape, call.seeds, sizes, kept)
+        else:
+            whole = isinstance(order, torch.Tensor) and order.dtype in (torch.int64, torch.int32)
+            if not whole or order.shape not in ((count,), (batch, count)):
+                raise ValueError(
+                    f"order is {order!r}: give a LongTensor [{count}] or [{batch}, {count}], the place of each rank"
+                )
+            places = order.to(call.seeds.device, torch.long).expand(batch, -1).clone()
+        if known is None or generated is None:
+            return Layout(shape, places)
+        if places is None:
+            places = torch.arange(count, device=known.device).expand(batch, -1)
+        last = generated.gather(1, places)
+        layout = Layout(shape, places.gather(1, last.long().argsort(dim=1, stable=True)))
+        call.sampling = replace(call.sampling, forced=layout.to_ranks(known))
+        return layout
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
+        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        order: str | torch.LongTensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images.
+
+        Args:
+            {class_or_text}
+            {image}
+            mask_image (as `image`, *optional*):
+                White where the image is generated again, black where its pixels stay. A token is generated if any of
+                its pixels is white. Tokens that stay come first in the order, so that the new tokens attend to all of
+                them, on all sides.
+            {prompt_embeds}
+            order (`str` or `torch.LongTensor`, *optional*, defaults to `pipe.order`):
+                The order in which the tokens of an image are generated: `"raster"`, or an order that is derived from
+                the image's seed: `"random"`; `"farthest"`, in which each token is as far as possible from all earlier
+                ones; or `"locality"`, the order of LPD for the groups of a `GroupDecoding`. Or the place of each rank,
+                [N] or [B, N].
+            {common}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+
+        {example}
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        if self.vq is None and (output_type != "latent" or image is not None):
+            raise ValueError(
+                'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the '
+                "checkpoint again with --tokenizer"
+            )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            image=image,
+            mask_image=mask_image,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            order=order,
+            groups=options.decoding if isinstance(options.decoding, GroupDecoding) else None,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

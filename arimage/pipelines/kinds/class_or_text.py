@@ -1,0 +1,231 @@
+"""The base of pipelines whose checkpoints generate images from a class, or from a text with a T5 encoder."""
+
+import torch
+from diffusers.utils import logging
+from torch import nn
+from transformers import T5EncoderModel
+
+from ...media.texts import composed
+from ..base import ARImagePipeline
+from ..text.captions import clean_caption
+from ..text.checks import TEXT_TOKENS, as_texts, text_length
+from ..text.known import KnownCaptions, quoted, tell_nearest
+from ..text.tokenizing import tokenize
+
+
+logger = logging.get_logger(__name__)
+
+# The time for cleaning and tokenizing grows with the square of the length of the longest word. No token is longer.
+CHARACTERS_PER_TOKEN = 32
+
+
+def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Module | None) -> None:
+    """Refuse a text encoder that does not fit the transformer."""
+    if (
+        text_encoder is not None
+        and transformer is not None
+        and text_encoder.config.d_model != transformer.config.caption_dim
+    ):
+        raise ValueError(
+            f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects "
+            f"{transformer.config.caption_dim}: load the encoder that it was trained with"
+        )
+
+
+def left_pad(
+    prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.BoolTensor]:
+    """Rotate right-padded embeddings [B, P, D] so that the tokens of mask [B, P] come last; the padding becomes
+    zero."""
+    length = prompt_embeds.shape[1]
+    count = prompt_attention_mask.long().sum(1, keepdim=True)
+    index = (torch.arange(length, device=prompt_embeds.device) + count) % length
+    mask = prompt_attention_mask.flip(-1).bool()
+    return prompt_embeds.gather(1, index[..., None].expand_as(prompt_embeds)) * mask[..., None], mask
+
+
+def last_state(prompt_embeds: torch.Tensor, prompt_attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The embedding [B, 1, D] of the last token of right-padded embeddings [B, P, D] with mask [B, P], and its mask
+    [B, 1]."""
+    ends = prompt_attention_mask.long().sum(1) - 1
+    rows = torch.arange(len(ends), device=ends.device)
+    return prompt_embeds[rows, ends][:, None], prompt_attention_mask[:, :1]
+
+
+class ClassOrTextPipeline(ARImagePipeline):
+    """Base class of pipelines with the components `transformer` (whose config says "class" or "text"), `tokenizer` and
+    `text_encoder`, and with `id2label` in the config of the pipeline."""
+
+    # Whether class_labels may contain the id after the last class, which means "no class".
+    _accepts_no_class = False
+
+    @property
+    def num_classes(self) -> int | None:
+        # A pipeline with only a text encoder has no classes.
+        if self.transformer is None or self.transformer.config.get("conditioning") == "text":
+            return None
+        return self.transformer.config.num_classes
+
+    @property
+    def class_names(self) -> list[str] | None:
+        labels = self.config.get("id2label")
+        return None if labels is None else [labels[str(i)] for i in range(len(labels))]
+
+    def name_classes(self, id2label: dict[int, str] | None) -> None:
+        """Store the names of the classes in the config.
+
+        Raises:
+            ValueError: if there is not exactly one name per class.
+        """
+        if id2label is None:
+            return
+        # JSON keys are strings.
+        names = {int(key): name for key, name in id2label.items()}
+        if sorted(names) != [*range(self.num_classes or 0)]:
+            raise ValueError(
+                f"id2label names {len(names)} classes, and the transformer has {self.num_classes or 'none'}: name "
+                "each once"
+            )
+        self.register_to_config(id2label={str(key): names[key] for key in sorted(names)})
+
+    def get_label_ids(self, label: str | list[str]) -> list[int]:
+        """The ids of classes, given their names, such as "golden retriever"; case is ignored, and whether accents are
+        composed.
+
+        Raises:
+            ValueError: if no class or several classes have this name, or the checkpoint does not name its classes.
+        """
+        if self.class_names is None:
+            raise ValueError(
+                "this checkpoint generates classes and does not name them: give class_labels, ids from 0 to "
+                f"{self._last_class}"
+            )
+        ids: dict[str, list[int]] = {}
+        for i, names in enumerate(self.class_names):
+            # Some names are lists of synonyms.
+            for name in names.split(","):
+                ids.setdefault(composed(name.strip().casefold()), []).append(i)
+        found = []
+        for name in as_texts(label, "label"):
+            its = ids.get(composed(name.strip().casefold()), [])
+            if not its:
+                nearest = tell_nearest(KnownCaptions({name: [] for name in ids}).nearest(name))
+                raise ValueError(f"{quoted([name])} is not the name of a class of this checkpoint: {nearest}")
+            if len(its) > 1:
+                raise ValueError(f"{quoted([name])} is the name of the classes {its}: give one of these ids")
+            found += its
+        return found
+
+    @torch.no_grad()
+    def encode_prompt(
+        self, prompt: str | list[str], max_sequence_length: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encode prompts, cleaned as in the original code, to `prompt_embeds`, right-padded text embeddings [B, P, D],
+        and `prompt_attention_mask` [B, P]. Needs only the tokenizer and the text encoder.
+
+        Args:
+            prompt: one text or several.
+            max_sequence_length: P, by default the length that the transformer reads. Without a transformer, or for one
+                that reads the state of the last token only, it is the tokenizer's maximum length, at most 512.
+
+        Raises:
+            ValueError: if `prompt` is not text, `max_sequence_length` is not a number of tokens, or the pipeline has
+                no text encoder.
+        """
+        self._check_encoder()
+        prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens
+        read = min(TEXT_TOKENS, self.tokenizer.model_max_length) if prefix in (None, 1) else prefix
+        length = text_length(max_sequence_length, read)
+        cleaned = [clean_caption(text[: CHARACTERS_PER_TOKEN * length]) for text in as_texts(prompt)]
+        if any(len(ids) > length for ids in tokenize(self.tokenizer, cleaned).input_ids):
+            logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
+        text = tokenize(
+            self.tokenizer, cleaned, max_length=length, padding="max_length", truncation=True, return_tensors="pt"
+        ).to(self._execution_device)
+        embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
+        return embeds, text.attention_mask
+
+    def _check_encoder(self) -> None:
+        if self.text_encoder is None or self.tokenizer is None:
+            raise ValueError(
+                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
+                "checkpoint again with --text-encoder"
+            )
+
+    def check_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
+        """Refuse a condition that the checkpoint cannot use; return the number of prompts or classes."""
+        if self.num_classes is not None:
+            if (class_labels is None) == (prompt is None) or prompt_embeds is not None:
+                raise ValueError(
+                    f"this checkpoint generates classes: give class_labels, ids from 0 to {self._last_class}, or "
+                    "their names as the prompt"
+                )
+            return len(self._class_ids(prompt, class_labels))
+        if class_labels is not None:
+            raise ValueError("this checkpoint generates from text: give a prompt instead of class_labels")
+        if (prompt is None) == (prompt_embeds is None):
+            raise ValueError("give either a prompt or prompt_embeds with prompt_attention_mask")
+        if prompt is not None:
+            self._check_encoder()
+            return len(as_texts(prompt))
+        prefix, width = self.transformer.config.num_condition_tokens, self.transformer.config.caption_dim
+        expected = f"[B, {'P' if prefix == 1 else prefix}, {width}]"
+        if not isinstance(prompt_embeds, torch.Tensor):
+            raise ValueError(f"prompt_embeds are {prompt_embeds!r}: give a tensor {expected}")
+        shape = tuple(prompt_embeds.shape)
+        if len(shape) != 3 or shape[2] != width or prefix not in (1, shape[1]) or 0 in shape:
+            raise ValueError(f"prompt_embeds are {shape}: this model expects {expected}")
+        mask = prompt_attention_mask
+        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
+            raise ValueError(f"prompt_attention_mask must be [B, {shape[1]}], like prompt_embeds")
+        if not mask[:, 0].all() or (mask.int().diff() > 0).any():
+            raise ValueError(
+                "prompt_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
+            )
+        return len(prompt_embeds)
+
+    @property
+    def _last_class(self) -> int:
+        return (self.num_classes or 0) - 1 + self._accepts_no_class
+
+    def _class_ids(self, prompt, class_labels) -> torch.LongTensor:
+        """The ids [B'] of the classes of a call."""
+        if prompt is not None:
+            return torch.tensor(self.get_label_ids(as_texts(prompt)))
+        refusal = f"class_labels are {class_labels!r}: give one or more ids from 0 to {self._last_class}"
+        if isinstance(class_labels, str | list | tuple):
+            listed = [class_labels] if isinstance(class_labels, str) else class_labels
+            class_labels = [self.get_label_ids(one)[0] if isinstance(one, str) else one for one in listed]
+        try:
+            labels = torch.as_tensor(class_labels).flatten()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(refusal) from error
+        whole = not labels.is_floating_point() and not labels.is_complex() and labels.dtype != torch.bool
+        if not whole or len(labels) == 0 or labels.min() < 0 or labels.max() > self._last_class:
+            raise ValueError(refusal)
+        return labels.long()
+
+    def encode_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
+        """The condition of every prompt or class: `class_labels` [B'], or `prompt_embeds` [B', P, D] and their mask
+        [B', P]."""
+        if self.num_classes is not None:
+            return {"class_labels": self._class_ids(prompt, class_labels).to(self._execution_device)}
+        if prompt_embeds is None:
+            texts = as_texts(prompt)
+            different = list(dict.fromkeys(texts))
+            rows = [different.index(text) for text in texts]
+            embeds, mask = (part[rows] for part in self.encode_prompt(different))
+        else:
+            device = self._execution_device
+            embeds, mask = prompt_embeds.to(device), prompt_attention_mask.to(device)
+        if self.transformer.config.num_condition_tokens == 1:
+            embeds, mask = last_state(embeds, mask)
+        return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+
+    def encode_prefix(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> dict[str, torch.Tensor]:
+        """`encode_condition` for transformers that read a text as a prefix, padded on the left."""
+        condition = self.encode_condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        if "prompt_embeds" in condition:
+            embeds, mask = left_pad(condition["prompt_embeds"], condition["prompt_attention_mask"])
+            condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        return condition

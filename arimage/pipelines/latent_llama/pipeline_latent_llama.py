@@ -1,0 +1,250 @@
+"""Images from a class or a text, generated from continuous tokens one after another."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from ...decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
+from ...decoding.run.capture import KEPT_BYTES
+from ...models.denoising_head import diffusion_tables
+from ...tokenizers.upscaler import ImageUpscaler
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ..abilities import LATENT_SAMPLING, Abilities
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..kinds.class_or_text import check_text_encoder
+from ..kinds.upscaling import UpscalingPipeline
+from ..output import ImagePipelineOutput
+from ..text.checks import prompt_names
+from .transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import LatentLlamaPipeline
+
+        >>> pipe = LatentLlamaPipeline.from_pretrained("path/to/model")
+        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+# The settings in which a drafter must equal the transformer.
+SHARED = (
+    "token_dim",
+    "grid_size",
+    "patch_size",
+    "num_train_timesteps",
+    "conditioning",
+    "num_classes",
+    "num_condition_tokens",
+    "caption_dim",
+)
+
+
+class LatentLlamaPipeline(UpscalingPipeline):
+    """Generates images from a class or a text with a next-token transformer of continuous tokens: the vectors of a
+    LlamaGen image tokenizer before quantisation.
+
+    Args:
+        transformer (`LatentLlamaTransformer`): the next-token model with its denoising head.
+        vq (`LlamaGenVQModel`): decodes vectors to images. Both are needed to generate.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
+            Without them a text-conditional pipeline takes `prompt_embeds`.
+        drafter (`LatentLlamaTransformer`, *optional*): a smaller transformer that reads the same conditions, for
+            `PathSpeculativeDecoding`.
+        upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
+            tokenizer decodes do without it.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
+    _optional_components = ["tokenizer", "text_encoder", "drafter", "upscaler"]
+    # It runs between forward passes of the transformer.
+    _exclude_from_cpu_offload = ["drafter"]
+    abilities = Abilities("causal_latents", LATENT_SAMPLING)
+
+    def __init__(
+        self,
+        transformer: LatentLlamaTransformer,
+        vq: LlamaGenVQModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        text_encoder: T5EncoderModel | None = None,
+        drafter: LatentLlamaTransformer | None = None,
+        upscaler: ImageUpscaler | None = None,
+        id2label: dict[int, str] | None = None,
+    ):
+        super().__init__()
+        if transformer is not None and vq is not None:
+            width = vq.config.codebook_dim * transformer.config.patch_size**2
+            if width != transformer.config.token_dim:
+                raise ValueError(
+                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
+                    f"{width}: load the two that were trained together"
+                )
+        check_text_encoder(text_encoder, transformer)
+        if drafter is not None and transformer is not None:
+            for name in SHARED:
+                theirs, ours = drafter.config[name], transformer.config[name]
+                if theirs != ours:
+                    raise ValueError(
+                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
+                        "and conditions"
+                    )
+        self.register_modules(
+            transformer=transformer,
+            vq=vq,
+            tokenizer=tokenizer,
+            text_encoder=text_encoder,
+            drafter=drafter,
+            upscaler=upscaler,
+        )
+        self.name_classes(id2label)
+        self.generation_config = {
+            "guidance_scale": 1.0,
+            "temperature": 1.0,
+            "guidance_schedule": "linear",
+            "num_diffusion_steps": 25,
+        }
+        self.decoding = AutoregressiveDecoding()
+
+    @property
+    def decoded_size(self) -> tuple[int, int]:
+        config = self.transformer.config
+        return (config.grid_size * config.patch_size * self.vq.scale_factor,) * 2
+
+    def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
+        """Compile the forward passes of the transformers and their heads with `torch.compile`, which takes `options`.
+        A step calls a head many times, so it is not compiled as a whole. On a CUDA device it is captured as a whole,
+        see `ARPipeline.compile`."""
+        for part in filter(None, (self.transformer, self.drafter)):
+            part.compile(**options)
+            part.denoising_head.compile(**options)
+        self.capture(kept_bytes=kept_bytes)
+
+    def sampling(self, **settings) -> LatentSampling:
+        given = {name: value for name, value in settings.items() if value is not None}
+        sampling = LatentSampling(**{**self.generation_config, **given})
+        if self.transformer is not None:
+            # Refuses more steps than the transformer was trained for, before anything of that size is allocated.
+            diffusion_tables(sampling.num_diffusion_steps, self.transformer.config.num_train_timesteps)
+        return sampling
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from num_diffusion_steps to temperature, num_images_per_prompt and generator."""
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        condition = self.encode_prefix(*condition)
+        shared = condition, Layout((self.transformer.config.grid_size,) * 2)
+        drafter = None if self.drafter is None else LatentLlamaModel(self.drafter, *shared, guided=call.guided)
+        model = LatentLlamaModel(self.transformer, *shared, guided=call.guided, drafter=drafter)
+        call.bind(model, prompt_names(prompt, count, count))
+        return call
+
+    def to_tokens(self, latents: torch.Tensor) -> torch.FloatTensor:
+        """Convert unit vectors [B, C, h, w] of the image tokenizer to tokens [B, N, D], whose elements have a variance
+        of about 1."""
+        patch = self.transformer.config.patch_size
+        return F.unfold(latents.float(), kernel_size=patch, stride=patch).transpose(1, 2) * latents.shape[1] ** 0.5
+
+    def to_latents(self, tokens: torch.Tensor) -> torch.FloatTensor:
+        """Convert tokens [B, N, D] to unit vectors [B, C, h, w] of the image tokenizer; zero tokens become zeros."""
+        patch, grid = self.transformer.config.patch_size, self.transformer.config.grid_size
+        folded = F.fold(tokens.transpose(1, 2), (grid * patch,) * 2, kernel_size=patch, stride=patch)
+        return F.normalize(folded, dim=1)
+
+    def whole_tokens(self, call: GenerationCall, tokens: torch.Tensor) -> torch.Tensor:
+        return self.to_latents(tokens)
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.FloatTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N, D] of a call, drafts included."""
+        latents = self.to_latents(tokens.to(self._execution_device)).to(self.vq.dtype)
+        return self.upscaled(call, self.vq.decode_latents(latents))
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        num_diffusion_steps: int | list[int] | None = None,
+        guidance_scale: float | None = None,
+        guidance_schedule: str | None = None,
+        temperature: float | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images.
+
+        Args:
+            {class_or_text}
+            {prompt_embeds}
+            num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
+                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
+                training steps, from the least noise to the most.
+            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
+                s in u + s (c - u), with the head's predictions c with the condition and u without it. 1 or less
+                disables guidance.
+            guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
+                With `"linear"`, guidance grows from 1 at the first token to `guidance_scale` at the last; with
+                `"constant"`, it does not change.
+            temperature (`float`, *optional*, defaults to the checkpoint's):
+                Factor on the noise of the denoising steps.
+            {call}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            num_diffusion_steps=num_diffusion_steps,
+            guidance_scale=guidance_scale,
+            guidance_schedule=guidance_schedule,
+            temperature=temperature,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

@@ -1,0 +1,214 @@
+"""LlamaGen (https://arxiv.org/abs/2406.06525): images from a class or from text."""
+
+from collections.abc import Callable
+
+import torch
+from diffusers.image_processor import PipelineImageInput
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from ...decoding import Decoding, Layout
+from ...tokenizers.upscaler import ImageUpscaler
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..kinds.class_or_text import check_text_encoder
+from ..kinds.upscaling import UpscalingPipeline
+from ..output import ImagePipelineOutput
+from ..text.checks import prompt_names
+from .denoiser_llamagen import LlamaGenDenoiser
+from .drafter_llamagen import LlamaGenDrafter
+from .transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import AutoPipeline
+
+        >>> pipe = AutoPipeline.from_pretrained("emoji-llamagen")
+        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+class LlamaGenPipeline(UpscalingPipeline):
+    """Generates images from a class or a text with LlamaGen.
+
+    Args:
+        transformer (`LlamaGenTransformer`): the next-token model, conditioned on a class or on text.
+        vq (`LlamaGenVQModel`): decodes tokens to images. Both are needed to generate; `encode_prompt` works without
+            them.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
+            Without them a text-conditional pipeline takes `prompt_embeds`.
+        drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
+        denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of
+            `SpeculativeJacobiDecoding`.
+        upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
+            tokenizer decodes do without it.
+        id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
+    model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
+    _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser", "upscaler"]
+    # They run between and within forward passes of the transformer, and use parts of it.
+    _exclude_from_cpu_offload = ["drafter", "denoiser"]
+
+    def __init__(
+        self,
+        transformer: LlamaGenTransformer,
+        vq: LlamaGenVQModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        text_encoder: T5EncoderModel | None = None,
+        drafter: LlamaGenDrafter | None = None,
+        denoiser: LlamaGenDenoiser | None = None,
+        upscaler: ImageUpscaler | None = None,
+        id2label: dict[int, str] | None = None,
+    ):
+        super().__init__()
+        # Either may be left out: `encode_prompt` needs the text encoder only.
+        if transformer is not None and vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
+            raise ValueError(
+                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
+                f"{vq.config.codebook_size}: load the two that were trained together"
+            )
+        check_text_encoder(text_encoder, transformer)
+        for name, part in (("drafter", drafter), ("denoiser", denoiser)):
+            if (
+                part is not None
+                and transformer is not None
+                and part.config.hidden_size != transformer.config.hidden_size
+            ):
+                raise ValueError(
+                    f"the {name} is {part.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
+                    f"load the {name} that was trained with it"
+                )
+        self.register_modules(
+            transformer=transformer,
+            vq=vq,
+            tokenizer=tokenizer,
+            text_encoder=text_encoder,
+            drafter=drafter,
+            denoiser=denoiser,
+            upscaler=upscaler,
+        )
+        self.name_classes(id2label)
+
+    @property
+    def decoded_size(self) -> tuple[int, int]:
+        return (self.transformer.config.grid_size * self.vq.scale_factor,) * 2
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
+        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        self.edit(call, image, mask_image)
+        condition = self.encode_prefix(*condition)
+        model = LlamaGenTokenModel(
+            self.transformer,
+            condition,
+            Layout((self.transformer.config.grid_size,) * 2),
+            guided=call.guided,
+            codebook=self.vq.code_vectors().to(self._execution_device),
+            drafter=self.drafter,
+            denoiser=self.denoiser,
+        )
+        call.bind(model, prompt_names(prompt, count, count))
+        return call
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
+        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        guided_tokens: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images.
+
+        Args:
+            {class_or_text}
+            {image}
+            {raster_mask}
+            {prompt_embeds}
+            {common}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            image=image,
+            mask_image=mask_image,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            guidance_scale=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            guided_tokens=guided_tokens,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

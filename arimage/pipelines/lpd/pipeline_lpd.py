@@ -1,0 +1,31 @@
+"""LPD (https://arxiv.org/abs/2507.01957): images of a class, in any order."""
+
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ..kinds.any_order import AnyOrderPipeline
+from .transformer_lpd import LPDTokenModel, LPDTransformer
+
+
+class LPDPipeline(AnyOrderPipeline):
+    """Generates images from a class with LPD.
+
+    Args:
+        transformer (`LPDTransformer`): the any-order model.
+        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        id2label (`dict[int, str]`, *optional*): the names of the classes.
+
+    Attributes:
+        order: the default order of the tokens.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    _token_model = LPDTokenModel
+
+    def __init__(
+        self,
+        transformer: LPDTransformer,
+        vq: LlamaGenVQModel | None = None,
+        id2label: dict[int, str] | None = None,
+    ):
+        super().__init__(transformer, vq, id2label)

@@ -1,0 +1,274 @@
+"""MAR (https://arxiv.org/abs/2406.11838): images from a class, with continuous tokens in a random order."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from diffusers.image_processor import PipelineImageInput
+
+from ...decoding import Decoding, LatentSampling, Layout, MaskedDecoding
+from ...decoding.run.capture import KEPT_BYTES
+from ...models.denoising_head import DenoisingHead, diffusion_tables
+from ...tokenizers.tiling import Tiling
+from ..abilities import EDITING, LATENT_SAMPLING, Abilities
+from ..call import GenerationCall
+from ..docstrings import fill_docstring
+from ..kinds.class_or_text import ClassOrTextPipeline
+from ..output import ImagePipelineOutput
+from .transformer_mar import MARLatentModel, MARTransformer
+
+
+EXAMPLE_DOC_STRING = """
+    Examples:
+        ```py
+        >>> import torch
+        >>> from arimage import MARPipeline
+
+        >>> pipe = MARPipeline.from_pretrained("path/to/mar-b")
+        >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
+        ```
+"""
+
+
+def _check_head(transformer: MARTransformer | None, head: DenoisingHead | None) -> None:
+    if transformer is None or head is None:
+        return
+    theirs = head.config.token_dim, head.config.condition_dim
+    ours = transformer.config.token_dim, transformer.config.decoder_hidden_size
+    if theirs != ours:
+        raise ValueError(
+            f"the head has tokens and conditions of widths {theirs}, the transformer {ours}: load the two that were "
+            "trained together"
+        )
+
+
+class MARPipeline(ClassOrTextPipeline):
+    """Generates images from a class with MAR, and edits images.
+
+    Args:
+        transformer (`MARTransformer`): the masked model of continuous tokens.
+        head (`DenoisingHead`): denoises a token, given its conditioning vector from the transformer.
+        vae (`AutoencoderKL`): decodes tokens to images. All three are needed to generate.
+        id2label (`dict[int, str]`, *optional*): the names of the classes.
+        drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model with the
+            same tokens and classes, for `ContinuousSpeculativeDecoding`.
+
+    Raises:
+        ValueError: if the components do not fit together.
+    """
+
+    model_cpu_offload_seq = "transformer->head->vae"
+    _optional_components = ["drafter", "drafter_head"]
+    # These are small, or run between forward passes of the transformer.
+    _exclude_from_cpu_offload = ["head", "drafter", "drafter_head"]
+    _accepts_no_class = True
+    abilities = Abilities("masked_latents", LATENT_SAMPLING | EDITING | {"num_inference_steps"})
+
+    def __init__(
+        self,
+        transformer: MARTransformer,
+        head: DenoisingHead,
+        vae: AutoencoderKL,
+        id2label: dict[int, str] | None = None,
+        drafter: MARTransformer | None = None,
+        drafter_head: DenoisingHead | None = None,
+    ):
+        super().__init__()
+        _check_head(transformer, head)
+        _check_head(drafter, drafter_head)
+        if (drafter is None) != (drafter_head is None):
+            raise ValueError("a drafter has a transformer and a head: give drafter and drafter_head, or neither")
+        if drafter is not None and transformer is not None:
+            for name in ("token_dim", "patch_size", "grid_size", "num_classes"):
+                theirs, ours = drafter.config[name], transformer.config[name]
+                if theirs != ours:
+                    raise ValueError(
+                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
+                        "and classes"
+                    )
+        if transformer is not None and vae is not None:
+            width = vae.config["latent_channels"] * transformer.config.patch_size**2
+            if width != transformer.config.token_dim:
+                raise ValueError(
+                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
+                    f"{width}: load the two that were trained together"
+                )
+        self.register_modules(transformer=transformer, head=head, vae=vae, drafter=drafter, drafter_head=drafter_head)
+        self._tiling = None if vae is None else Tiling(self.vae_scale_factor)
+        self.name_classes(id2label)
+        self.generation_config = {
+            "guidance_scale": 1.0,
+            "temperature": 1.0,
+            "guidance_schedule": "linear",
+            "num_inference_steps": min(64, transformer.config.grid_size**2) if transformer is not None else 64,
+            "num_diffusion_steps": 100,
+        }
+        self.decoding = MaskedDecoding()
+
+    @property
+    def num_classes(self) -> int | None:
+        return None if self.transformer is None else self.transformer.config.num_classes
+
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        config = self.transformer.config
+        return [(config.grid_size * config.patch_size * self.vae_scale_factor,) * 2]
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels per latent of the image tokenizer along each side."""
+        return 2 ** (len(self.vae.config["block_out_channels"]) - 1)
+
+    def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
+        """Compile the forward passes of the transformer and the head with `torch.compile`, which takes `options`. A
+        step calls the head a hundred times, so it is not compiled as a whole. On a CUDA device it is captured as a
+        whole, see `ARPipeline.compile`."""
+        for part in filter(None, (self.transformer, self.head, self.drafter, self.drafter_head)):
+            part.compile(**options)
+        self.capture(kept_bytes=kept_bytes)
+
+    def sampling(self, **settings) -> LatentSampling:
+        given = {name: value for name, value in settings.items() if value is not None}
+        sampling = LatentSampling(**{**self.generation_config, **given})
+        if self.head is not None:
+            # Refuses more steps than the head was trained for, before anything of that size is allocated.
+            diffusion_tables(sampling.num_diffusion_steps, self.head.config.num_train_timesteps)
+        return sampling
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        **settings,
+    ) -> GenerationCall:
+        """Check the arguments of a call and return it with its model. `settings` are the arguments of `__call__` from
+        guidance_scale to num_diffusion_steps, num_images_per_prompt and generator."""
+        condition = prompt, class_labels, None, None
+        count, size = self.check_condition(*condition), self.check_size(height, width)
+        call = self.begin_call(count, size, **settings)
+        self.edit(call, image, mask_image)
+        labels = call.per_image(self.encode_condition(*condition)["class_labels"])
+        drafter, shared = None, (labels, Layout((self.transformer.config.grid_size,) * 2))
+        if self.drafter is not None:
+            drafter = MARLatentModel(self.drafter, self.drafter_head, *shared, guided=call.guided)
+        call.model = MARLatentModel(self.transformer, self.head, *shared, guided=call.guided, drafter=drafter)
+        return call
+
+    def to_latents(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Convert tokens [B, N, D] to latents [B, C, h, w] of the image tokenizer, times its scaling factor."""
+        patch, grid = self.transformer.config.patch_size, self.transformer.config.grid_size
+        return F.fold(tokens.transpose(1, 2), (grid * patch,) * 2, kernel_size=patch, stride=patch)
+
+    def whole_tokens(self, call: GenerationCall, tokens: torch.Tensor) -> torch.Tensor:
+        return self.to_latents(tokens)
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The tokens [B, N, D] of images [B, 3, H, W] in [-1, 1]: the means of the image tokenizer's distribution."""
+
+        def encode(images: torch.Tensor) -> torch.Tensor:
+            return self.vae.encode(images).latent_dist.mode()
+
+        latents = self.tiling.in_tiles(encode, pixels.to(self.vae.dtype), before=self.vae_scale_factor, after=1)
+        latents = latents * self.vae.config["scaling_factor"]
+        patch = self.transformer.config.patch_size
+        return F.unfold(latents.float(), kernel_size=patch, stride=patch).transpose(1, 2)
+
+    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.FloatTensor:
+        """The tokens [B, N, D] of images [B, 3, H, W] in [-1, 1], but NaN where any pixel of a token is in `repaint`
+        [B, 1, H, W]."""
+        side = self.vae_scale_factor * self.transformer.config.patch_size
+        generated = F.max_pool2d(repaint.float(), side).flatten(1) > 0
+        return self.encode_image(pixels).masked_fill(generated[..., None], torch.nan)
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.FloatTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N, D] of a call, zeros where they are not known
+        yet."""
+        latents = self.to_latents(tokens.to(self._execution_device)) / self.vae.config["scaling_factor"]
+
+        def decode(latents: torch.Tensor) -> torch.Tensor:
+            return self.vae.decode(latents).sample
+
+        return self.tiling.in_tiles(decode, latents.to(self.vae.dtype), before=1, after=self.vae_scale_factor)
+
+    @fill_docstring(EXAMPLE_DOC_STRING)
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
+        *,
+        image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
+        num_inference_steps: int | None = None,
+        num_diffusion_steps: int | list[int] | None = None,
+        guidance_scale: float | None = None,
+        guidance_schedule: str | None = None,
+        temperature: float | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_images_per_prompt: int = 1,
+        batch_size: int | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        decoding: Decoding | str | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
+    ) -> ImagePipelineOutput | tuple:
+        r"""
+        Generate images. A class id equal to the number of classes means "no class". Steps are forward passes of
+        the transformer: an interrupted call returns the image of the tokens so far.
+
+        Args:
+            {class_or_text}
+            {image}
+            mask_image (as `image`, *optional*):
+                White where the image is generated again, black where its pixels stay. A token is generated if any of
+                its pixels is white. New tokens depend on what stays on all sides of them.
+            num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
+                Forward passes of the transformer per image, up to the number of its tokens.
+            num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
+                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
+                training steps, from the least noise to the most.
+            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
+                s in u + s (c - u), with the noise c predicted with the class and u without it. 1 or less disables
+                guidance.
+            guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
+                With `"linear"`, guidance grows from 1 to `guidance_scale` in proportion to the number of generated
+                tokens; with `"constant"`, it does not change.
+            temperature (`float`, *optional*, defaults to the checkpoint's):
+                Factor on the noise of the denoising steps.
+            {call}
+
+        {example}
+
+        Returns:
+            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
+        """
+        options = self.check_options(
+            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        )
+        call = self.prepare(
+            prompt=prompt,
+            class_labels=class_labels,
+            image=image,
+            mask_image=mask_image,
+            num_inference_steps=num_inference_steps,
+            num_diffusion_steps=num_diffusion_steps,
+            guidance_scale=guidance_scale,
+            guidance_schedule=guidance_schedule,
+            temperature=temperature,
+            height=height,
+            width=width,
+            num_images_per_prompt=num_images_per_prompt,
+            generator=generator,
+        )
+        self.check_known(prompt)
+        return self.generate(call, options)

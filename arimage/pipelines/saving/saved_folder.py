@@ -1,0 +1,171 @@
+"""The files of a saved folder that let diffusers load it, which does not know our classes.
+
+diffusers takes classes from itself, from transformers and, with `trust_remote_code=True`, from .py files of the
+folder. So the folder has one file per class of ours, with one import, and `model_index.json` names these files:
+`["pipeline", "LlamaGenPipeline"]`, `"transformer": ["transformer_llamagen", "LlamaGenTransformer"]`. Our own loaders
+read the names and never run the files. Folders of earlier versions name the modules:
+`["arimage.pipelines.llamagen.transformer_llamagen", "LlamaGenTransformer"]`.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from ...schema import Count, Flag, Side, Text, check, read_object
+
+
+INDEX, CARD = "model_index.json", "README.md"
+# Of packaged models.
+SHARED = "shared.json"
+PACKAGE = __name__.partition(".")[0]
+PIPELINE_FILE = "pipeline"
+CARD_TEMPLATE = """---
+library_name: arimage
+pipeline_tag: {task}
+tags:
+- diffusers
+- autoregressive
+---
+
+# {name}
+
+The components of a `{kind}` of arimage: autoregressive generation with diffusers-style pipelines.
+
+```python
+from arimage import AutoPipeline
+
+pipe = AutoPipeline.from_pretrained({quoted})
+{call}
+```
+
+With diffusers, while arimage is installed: each .py file here is one import from it.
+
+```python
+from diffusers import DiffusionPipeline
+
+pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
+```
+"""
+
+
+def local_folder(name: str | os.PathLike) -> Path | None:
+    """The folder at a path, in which ~ is the home folder; None for a name, such as that of a Hub repository.
+
+    Raises:
+        ValueError: if it is a path to a folder that does not exist.
+    """
+    text = os.fspath(name)
+    folder = Path(os.path.expanduser(text))
+    if folder.is_dir():
+        return folder
+    if text.startswith((".", "~")) or text.count("/") > 1 or "\\" in text or folder.is_absolute():
+        raise ValueError(
+            f"{text} is not a folder: check the path, or give a name that `arimage models` lists or a Hub repository "
+            "(owner/name)"
+        )
+    return None
+
+
+def _numbered(labels: dict[str, str]) -> dict[str, str]:
+    if sorted(labels) != sorted(map(str, range(len(labels)))):
+        raise ValueError(
+            f"it names {len(labels)} classes, but not each id from 0 to {len(labels) - 1}: name each once"
+        )
+    return labels
+
+
+class IndexFields(BaseModel):
+    """Our fields of model_index.json. All others belong to diffusers."""
+
+    id2label: Annotated[dict[str, Text], AfterValidator(_numbered)] | None = None
+    fps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 24
+    begins_with_text: Flag = False
+    requires_safety_checker: Flag = False
+    image_size: Annotated[int, Field(strict=True, ge=8, le=2**13)] = 512
+    token_grid: Annotated[list[Side], Field(min_length=2, max_length=2)] = [32, 32]
+    num_codes: Count | None = None
+    reads_answer_text: Flag = False
+    reads_last_tokens: Flag = False
+    image_area: Annotated[int, Field(strict=True, ge=64, le=2**26)] = 720 * 720
+    token_ids: dict[str, Annotated[int, Field(strict=True, ge=0)]] | None = None
+    edit_guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
+
+
+def read_index(path: Path) -> dict:
+    """Read and check a model_index.json.
+
+    Raises:
+        ValueError: if one of our fields has the wrong type or is out of its range.
+    """
+    index = read_object(path)
+    check(IndexFields, index, path)
+    return index
+
+
+def stored_elsewhere(folder: Path) -> dict[str, Path]:
+    """The folders of the components that the packaged model in a folder shares with others, which are stored once."""
+    shared = read_object(folder / SHARED) if (folder / SHARED).is_file() else {}
+    return {name: folder.parent / path for name, path in shared.items()}
+
+
+def name_files(folder: Path, pipeline: type, components: Mapping[str, object]) -> None:
+    """Write the import files into a folder that diffusers has just saved, and name them in its index.
+
+    The classes are those of the components, not those in the index: where a module's folder has the name of one of
+    diffusers' pipelines, such as "cosmos", diffusers writes that name.
+    """
+    index = read_object(folder / INDEX)
+    for name, part in components.items():
+        kind = type(getattr(part, "_orig_mod", part))
+        if kind.__module__.startswith(f"{PACKAGE}."):
+            file = kind.__module__.rpartition(".")[2]
+            index[name] = [file, kind.__name__]
+            _write_import(folder / name, file, kind)
+    if pipeline.__module__.startswith(f"{PACKAGE}."):
+        index["_class_name"] = [PIPELINE_FILE, pipeline.__name__]
+        _write_import(folder, PIPELINE_FILE, pipeline)
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_import(folder: Path, file: str, kind: type) -> None:
+    # From the package itself: modules may move.
+    (folder / f"{file}.py").write_text(f"from {PACKAGE} import {kind.__name__}\n", encoding="utf-8")
+
+
+def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
+    """An index whose entries name the modules of our classes instead of the folder's files, wherever the modules are
+    now.
+
+    Args:
+        index: the contents of model_index.json.
+        types: the classes that each component of the pipeline may have.
+    """
+    classes = {(name, kind.__name__): kind.__module__ for name, kinds in types.items() for kind in kinds}
+    found = {}
+    for name, entry in index.items():
+        if isinstance(entry, list) and len(entry) == 2:
+            module = classes.get((name, entry[1]), "")
+            ours = module.startswith(f"{PACKAGE}.") and entry[0] not in ("diffusers", "transformers")
+            found[name] = [module, entry[1]] if ours else entry
+        else:
+            found[name] = entry
+    if isinstance(index.get("_class_name"), list):
+        found["_class_name"] = index["_class_name"][-1]
+    return found
+
+
+def write_card(folder: Path, name: str, kind: str, task: str, call: str) -> None:
+    """Write a model card.
+
+    Args:
+        name: the name of the repository or folder.
+        kind: the name of the pipeline's class.
+        task: the Hub's name of the task.
+        call: an example of a call.
+    """
+    card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, call=call)
+    (folder / CARD).write_text(card, encoding="utf-8")

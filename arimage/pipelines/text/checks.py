@@ -1,0 +1,136 @@
+"""Checks of texts, token ids, dtypes and decodings."""
+
+import numbers
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from ...decoding import Decoding, decoding_from_text
+from ...schema import check_encodable
+
+
+# The time for tokenizing grows with the square of the length of the longest word.
+MAX_PROMPT_CHARACTERS = 10_000
+# The tokens that text encoders were trained to read, and the most that a call may ask for; pixels along a side.
+TEXT_TOKENS, MAX_TEXT_TOKENS = 512, 4096
+MAX_SIDE = 4096
+
+
+def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = None) -> list[str]:
+    """Return one text or several as a list.
+
+    Raises:
+        ValueError: if they are not strings, there are none, or one is longer than `limit` characters or not encodable
+            as UTF-8.
+    """
+    listed = [texts] if isinstance(texts, str) else texts
+    if not isinstance(listed, list) or not listed or not all(isinstance(text, str) for text in listed):
+        raise ValueError(f"{name} is {texts!r}: give a string or a list of strings")
+    longest = max(map(len, listed))
+    if limit is not None and longest > limit:
+        raise ValueError(f"{name} has {longest} characters: give at most {limit}")
+    for text in listed:
+        check_encodable(name, text)
+    return listed
+
+
+def prompt_names(prompt: str | list[str] | None, given: int, count: int) -> list[Hashable]:
+    """Names of the embeddings of `count` prompts, see `Conditions.merge`: their texts, or the places of the `given`
+    embeddings. One for all is repeated."""
+    names = range(given) if prompt is None else as_texts(prompt)
+    return [names[i % len(names)] for i in range(count)]
+
+
+def text_length(max_sequence_length: int | None, default: int) -> int:
+    """How many tokens of a text are read.
+
+    Raises:
+        ValueError: if `max_sequence_length` is given and cannot be their number.
+    """
+    if max_sequence_length is None:
+        return default
+    whole = isinstance(max_sequence_length, numbers.Integral) and max_sequence_length is not True
+    if not whole or not 1 <= max_sequence_length <= MAX_TEXT_TOKENS:
+        raise ValueError(
+            f"max_sequence_length is {max_sequence_length!r}: give a whole number from 1 to {MAX_TEXT_TOKENS}"
+        )
+    return int(max_sequence_length)
+
+
+def check_one_of(**given) -> None:
+    """Refuse two alternative arguments unless exactly one of them is given."""
+    names = list(given)
+    if [value is None for value in given.values()].count(False) != 1:
+        raise ValueError(f"give either a {names[0]} or {names[1]}")
+
+
+def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None, last: int | None = None) -> int:
+    """Check token ids [B, P] and their mask, and that the ids end in `last`; return B.
+
+    With `last`, rows must be padded on the left.
+    """
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
+        raise ValueError(f"{name} is {_describe(ids)}: give token ids [B, P]")
+    if last is not None and (ids[:, -1] != last).any():
+        raise ValueError(
+            f"{name} must end with the header of an image, its last token {last}, and be padded on the left"
+        )
+    if mask is None:
+        return len(ids)
+    mask_name = name.replace("input_ids", "attention_mask")
+    if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
+        raise ValueError(f"{mask_name} is {_describe(mask)}: give one of {tuple(ids.shape)}, like {name}")
+    if last is not None and (not mask[:, -1].all() or (mask.int().diff() < 0).any()):
+        raise ValueError(f"{mask_name} must be zeros and then ones: pad on the left")
+    return len(ids)
+
+
+def as_decoding(decoding: Decoding | str, own: Decoding | None = None) -> Decoding:
+    """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes. The name of a
+    checkpoint's `own` decoding stands for its settings, see `decoding_from_text`.
+
+    Raises:
+        ValueError: if it is neither, or the decoding is not hashable.
+    """
+    if isinstance(decoding, str):
+        return decoding_from_text(decoding, own)
+    if isinstance(decoding, type) or not (hasattr(decoding, "start") and hasattr(decoding, "step")):
+        raise ValueError(
+            f"decoding is {decoding!r}: give a decoding object such as AutoregressiveDecoding(), or a name"
+        )
+    try:
+        # Compiled steps are kept by their decoding.
+        hash(decoding)
+    except TypeError as error:
+        raise ValueError(
+            f"decoding is {decoding!r}, which is not hashable: make its class a frozen dataclass, with tuples in the "
+            "place of lists"
+        ) from error
+    return decoding
+
+
+def with_dtype(options: dict[str, Any]) -> dict[str, Any]:
+    """Add a dtype to keyword arguments of `from_pretrained`: float32 by default, or a dictionary of dtypes by
+    component. Names of dtypes are accepted too.
+
+    Raises:
+        ValueError: if a dtype is not a floating-point type.
+    """
+    given = {name: _as_dtype(options[name]) for name in ("dtype", "torch_dtype") if options.get(name) is not None}
+    return options | (given or {"dtype": torch.float32})
+
+
+def _as_dtype(dtype: Any) -> Any:
+    if isinstance(dtype, dict):
+        return {component: _as_dtype(one) for component, one in dtype.items()}
+    found: Any = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f'dtype is {dtype!r}: give a torch.dtype such as torch.bfloat16, or its name, "bfloat16"')
+    return found
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return repr(value)

@@ -1,0 +1,97 @@
+"""What prompts of language models of images have in common: ratios, sizes, and token ids given instead of texts."""
+
+import numbers
+import re
+
+import torch
+import torch.nn.functional as F
+
+from .checks import MAX_SIDE, check_token_ids
+
+
+# Ratios of the trained sizes, the default first.
+RATIOS = ("1:1", "4:3", "3:4", "3:2", "2:3", "16:9", "9:16")
+
+
+Ids = tuple[torch.LongTensor, torch.LongTensor]
+
+
+def parse_ratio(ratio: str | None) -> tuple[int, int]:
+    """Width and height of a ratio, by default "1:1".
+
+    Raises:
+        ValueError: if it is not a ratio.
+    """
+    sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", str(ratio or "1:1"))
+    across, down = map(int, sides.groups()) if sides else (0, 0)
+    if not across * down:
+        raise ValueError(f'ratio is {ratio!r}: give width and height of up to four digits, as in "16:9"')
+    return across, down
+
+
+def check_sides(
+    height: int | None, width: int | None, ratio: str | None, factor: int, most: int = MAX_SIDE
+) -> tuple[int, int]:
+    """Height and width as they are given.
+
+    Raises:
+        ValueError: if they are not multiples of `factor` up to `most`, only one is given, or they are given with a
+            ratio.
+    """
+    if ratio is not None or height is None or width is None:
+        raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
+    if not all(
+        isinstance(side, numbers.Integral) and 0 < side <= most and side % factor == 0 for side in (height, width)
+    ):
+        raise ValueError(f"height and width are {height} and {width}: give multiples of {factor} up to {most}")
+    return height, width
+
+
+def check_given_ids(
+    name: str,
+    ids: torch.LongTensor,
+    mask: torch.Tensor | None,
+    begin_of_codes: int,
+    header: list[int] | None,
+    size: tuple[int, int],
+) -> Ids:
+    """Token ids [B, P] of prompts and their mask, which is ones by default.
+
+    Args:
+        begin_of_codes: the last token of a prompt.
+        header: the tokens before it, which hold the size of an image; None to check only the last one.
+        size: height and width of that image.
+
+    Raises:
+        ValueError: if they are not token ids, are padded on the right, or do not end with the header.
+    """
+    check_token_ids(name, ids, mask, last=begin_of_codes)
+    if header is not None:
+        expected = torch.tensor([*header, begin_of_codes])
+        if ids.shape[1] < len(expected) or (ids[:, -len(expected) :].cpu() != expected).any():
+            raise ValueError(
+                f"{name} announce an image of another size than {size[0]}x{size[1]}: give height and width"
+            )
+    return ids, torch.ones_like(ids) if mask is None else mask.long()
+
+
+def check_negatives(name: str, negatives: int, prompts: int) -> None:
+    """Refuse negative prompts that are neither one for all prompts nor one for each."""
+    if negatives not in (1, prompts):
+        raise ValueError(f"{name} holds {negatives} for {prompts} prompts: give one for all, or one for each")
+
+
+def stack(groups: list[Ids], padding: int, device: torch.device) -> Ids:
+    """The ids of several groups and their masks, padded on the left to the same length, [groups * B, P]. B is the size
+    of the first group; a group of one prompt is repeated."""
+    length, count = max(ids.shape[1] for ids, _ in groups), len(groups[0][0])
+    ids, masks = (
+        torch.cat(
+            [
+                F.pad(group[i].to(device), (length - group[i].shape[1], 0), value=value).expand(count, -1)
+                for group in groups
+            ]
+        )
+        for i, value in enumerate((padding, 0))
+    )
+    return ids, masks

@@ -1,0 +1,236 @@
+"""From the published files of VAR (https://github.com/FoundationVision/VAR) to a `VARPipeline`."""
+
+import math
+import re
+from pathlib import Path
+
+import torch
+
+from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, fill, load_original, multipliers_of, save_whole, shape_of
+from ...convert.imagenet import class_names
+from ...convert.paths import CheckpointError, check_vacant
+from ...tokenizers.vq_var import VARVQModel
+from .pipeline_var import VARPipeline
+from .transformer_var import VARTransformer
+
+
+# The published cfg is what the scale adds to 1.
+VAR_SAMPLING = {"guidance_scale": 2.5, "temperature": 1.0, "top_k": 900, "top_p": 0.96}
+# Ours and the original's, replaced from top to bottom.
+TRANSFORMER_NAMES = (
+    ("start_position", "pos_start"),
+    ("position_embedding", "pos_1LC"),
+    ("level_embedding.", "lvl_embed."),
+    ("input_projection.", "word_embed."),
+    ("class_embedding.", "class_emb."),
+    ("shared_modulation.", "shared_ada_lin.1."),
+    ("head_modulation.", "head_nm.ada_lin.1."),
+    (".attention.qkv_proj.", ".attn.mat_qkv."),
+    (".attention.out_proj.", ".attn.proj."),
+    (".attention.log_query_scale", ".attn.scale_mul_1H11"),
+    (".feed_forward.", ".ffn."),
+)
+TOKENIZER_NAMES = (
+    ("codebook.", "quantize.embedding."),
+    ("encoder.levels.", "encoder.down."),
+    (".res.", ".block."),
+    (".mid.0.", ".mid.block_1."),
+    (".mid.1.", ".mid.attn_1."),
+    (".mid.2.", ".mid.block_2."),
+    (".shortcut.", ".nin_shortcut."),
+    (".to_out.", ".proj_out."),
+)
+
+
+def var_transformer_from_original(
+    state: dict[str, torch.Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    source: str | Path = "the transformer's file",
+) -> VARTransformer:
+    """The transformer whose tensors are `state`, in evaluation mode. Its scales are those of the file.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        dtype: of the weights; by default that of the head.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+
+    def shape(key: str, dimensions: int) -> torch.Size:
+        return shape_of(state, key, dimensions, source=source, kind="VAR transformer")
+
+    vocab_size, hidden_size = shape("head.weight", 2)
+    qk_norm = "blocks.0.attn.scale_mul_1H11" in state
+    # Without it the tensors do not show the heads; the original makes heads of 64 in every size.
+    heads = shape("blocks.0.attn.scale_mul_1H11", 4)[1] if qk_norm else hidden_size // 64
+    if heads < 1 or hidden_size % heads:
+        raise CheckpointError(
+            f"{source} has width {hidden_size}, which {heads} heads cannot share: give the file of an unaltered model"
+        )
+    shape("lvl_1L", 2)
+    num_layers = len({match[1] for key in state if (match := re.match(r"blocks\.(\d+)\.", key))})
+    shared_adaln = "shared_ada_lin.1.weight" in state
+    with torch.device("meta"):
+        transformer = VARTransformer(
+            num_classes=shape("class_emb.weight", 2)[0] - 1,
+            vocab_size=vocab_size,
+            codebook_dim=shape("word_embed.weight", 2)[1],
+            scales=scales_of(state["lvl_1L"], source),
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            num_attention_heads=heads,
+            mlp_ratio=shape("blocks.0.ffn.fc1.weight", 2)[0] / hidden_size,
+            shared_adaln=shared_adaln,
+            qk_norm=qk_norm,
+        )
+
+    state = dict(state)
+    for layer in range(num_layers):
+        attention = f"blocks.{layer}.attn"
+        biases = [f"{attention}.{name}" for name in ("q_bias", "zero_k_bias", "v_bias")]
+        for key in biases:
+            shape(key, 1)
+        state[f"{attention}.mat_qkv.bias"] = torch.cat([state.pop(key) for key in biases])
+        if qk_norm:
+            shape(f"{attention}.scale_mul_1H11", 4)
+            state[f"{attention}.scale_mul_1H11"] = state[f"{attention}.scale_mul_1H11"].squeeze(0)
+        if shared_adaln:
+            shape(f"blocks.{layer}.ada_gss", 4)
+            state[f"blocks.{layer}.ada_gss"] = state[f"blocks.{layer}.ada_gss"].flatten()
+
+    def original_name(name: str) -> str:
+        for ours, original in TRANSFORMER_NAMES:
+            name = name.replace(ours, original)
+        if shared_adaln:
+            return name.replace(".modulation.bias", ".ada_gss")
+        return name.replace(".modulation.", ".ada_lin.1.")
+
+    return fill(
+        transformer,
+        state,
+        original_name,
+        dtype=dtype or state["head.weight"].dtype,
+        ignored="lvl_1L|attn_bias_for_masking",
+        source=source,
+    )
+
+
+def scales_of(levels: torch.Tensor, source: str | Path) -> tuple[int, ...]:
+    """The sides of the maps, from the level of every code."""
+    level, counts = levels.flatten().unique_consecutive(return_counts=True)
+    counts = counts.tolist()
+    sides = tuple(math.isqrt(count) for count in counts)
+    if len(sides) < 2 or level.tolist() != [*range(len(sides))] or [side**2 for side in sides] != counts:
+        raise CheckpointError(
+            f"{source} has 'lvl_1L' with levels {level.tolist()} of {counts} codes, expected two or more square maps "
+            "in order: give the file of an unaltered model"
+        )
+    return sides
+
+
+def var_tokenizer_from_original(
+    state: dict[str, torch.Tensor],
+    *,
+    scales: tuple[int, ...],
+    source: str | Path = "the tokenizer's file",
+) -> VARVQModel:
+    """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode. Half of every map is
+    convolved, as in the original.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        scales: sides of the maps, from coarse to fine; one file serves several.
+        source: what errors call the file.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+    kind = "VAR tokenizer"
+
+    def shape(key: str, dimensions: int) -> torch.Size:
+        return shape_of(state, key, dimensions, source=source, kind=kind)
+
+    def count(pattern: str) -> int:
+        return len({match[1] for key in state if (match := re.match(pattern, key))})
+
+    codebook_size, codebook_dim = shape("quantize.embedding.weight", 2)
+    levels = count(r"encoder\.down\.(\d+)\.")
+    widths = [shape(f"encoder.down.{level}.block.0.conv1.weight", 4)[0] for level in range(levels)]
+    channels = shape("encoder.conv_in.weight", 4)[0]
+    multipliers = multipliers_of([channels, *widths], source=source, kind=kind)
+    num_phi, phi = count(r"quantize\.quant_resi\.qresi_ls\.(\d+)\."), ("phi.", "quantize.quant_resi.qresi_ls.")
+    if "quantize.quant_resi.qresi.weight" in state:
+        num_phi, phi = 1, ("phi.0.", "quantize.quant_resi.qresi.")
+    elif num_phi == 0:
+        phi = ("phi.", "quantize.quant_resi.")
+    with torch.device("meta"):
+        vq = VARVQModel(
+            channels=channels,
+            channel_multipliers=tuple(multipliers),
+            layers_per_block=count(r"encoder\.down\.0\.block\.(\d+)\."),
+            codebook_size=codebook_size,
+            codebook_dim=codebook_dim,
+            scales=scales,
+            num_phi=num_phi,
+            norm_num_groups=NORM_NUM_GROUPS,
+        )
+
+    state = dict(state)
+    for key in [key for key in state if ".qkv." in key]:
+        shape(key, 4 if key.endswith("weight") else 1)
+        parts = state.pop(key).tensor_split(3)
+        state |= {f"{key} ({name})": part for name, part in zip("qkv", parts, strict=True)}
+
+    def original_name(name: str) -> str:
+        for ours, original in (phi, *TOKENIZER_NAMES):
+            name = name.replace(ours, original)
+        name = re.sub(r"\.to_([qkv])\.(\w+)", r".qkv.\2 (\1)", name)
+        # The original counts levels from the highest resolution in the decoder too.
+        name = re.sub(r"decoder\.levels\.(\d+)", lambda match: f"decoder.up.{levels - 1 - int(match[1])}", name)
+        return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
+
+    return fill(vq, state, original_name, dtype=torch.float32, ignored=r"quantize\.ema_vocab_hit_SV", source=source)
+
+
+def convert_var(
+    transformer: str | Path,
+    tokenizer: str | Path,
+    *,
+    ema: bool = False,
+    out: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+) -> VARPipeline:
+    """The pipeline of two published files, with the published sampling defaults. A thousand classes are those of
+    ImageNet.
+
+    Args:
+        transformer, tokenizer: files such as `var_d16.pth` and `vae_ch160v4096z32.pth`. A trainer's `ar-ckpt-best.pth`
+            holds both and may be given for either.
+        ema: take the averaged weights (EMA) of a trainer's checkpoint for the transformer.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+        dtype: of the transformer's weights, by default that of the file. The tokenizer is float32.
+
+    Raises:
+        CheckpointError: if a file cannot be read or does not fit the other, or `out` is taken.
+    """
+    check_vacant(out)
+    model = var_transformer_from_original(
+        load_original(transformer, (*WRAPPINGS, "trainer", "var_wo_ddp"), ema=ema), dtype=dtype, source=transformer
+    )
+    vq = var_tokenizer_from_original(
+        load_original(tokenizer, (*WRAPPINGS, "trainer", "vae_local")), scales=model.config.scales, source=tokenizer
+    )
+    predicted = model.config.vocab_size, model.config.codebook_dim
+    known = vq.config.codebook_size, vq.config.codebook_dim
+    if predicted != known:
+        raise CheckpointError(
+            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of "
+            f"width {known[1]}: give the tokenizer that this transformer was trained with"
+        )
+    pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
+    pipeline.generation_config.update(VAR_SAMPLING)
+    save_whole(pipeline.save_pretrained, out)
+    return pipeline

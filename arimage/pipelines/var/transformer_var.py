@@ -1,0 +1,434 @@
+"""The transformer of VAR (https://arxiv.org/abs/2404.02905): next-scale prediction with adaptive layer norms,
+conditioned on a class or, as an extension, on text."""
+
+import copy
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
+from torch import nn
+
+from ...kernels.step.modulated import modulated
+from ...kernels.step.unit_heads import unit_heads
+from ...models.cache import GrowingCache
+from ...models.conditions import Conditions, Names, put_codebook, spread, with_unconditional
+from ...models.layers import Linear, attend, init_normal
+from ...models.mixin import ModelMixin
+from ...models.modulated_blocks import (
+    NORM_EPS,
+    Attention,
+    FeedForward,
+    Float32Linear,
+    Offset,
+    block_causal_mask,
+    layer_norm,
+    parameters,
+)
+from ...models.pruning import Pruning, fed_cells, only, pruning_of
+from ...models.step import runs_kernels
+from ...schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        size = config.hidden_size
+        self.attention = Attention(size, config.num_attention_heads, config.qk_norm, config.dropout)
+        self.feed_forward = FeedForward(size, round(size * config.mlp_ratio), config.dropout)
+        self.modulation = Offset(6 * size) if config.shared_adaln else Linear(size, 6 * size)
+
+    def forward(self, hidden, modulation, mask, cache=None, layer=0):
+        gate1, gate2, scale1, scale2, shift1, shift2 = modulation
+        attended = self.attention(layer_norm(hidden, scale1, shift1), mask, cache, layer)
+        hidden = torch.addcmul(hidden, attended, gate1)
+        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)), gate2)
+
+    def step(self, hidden, modulation, mask, cache, layer):
+        """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, eleven over many."""
+        gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
+        attention, feed, shape = self.attention, self.feed_forward, hidden.shape[:2]
+        flat = hidden.flatten(0, 1)
+        qkv = modulated(flat, *parameters(attention.qkv_proj), eps=NORM_EPS, scale=scale1, shift=shift1)
+        qkv = qkv.view(*shape, 3, attention.num_heads, -1)
+        assert attention.log_query_scale is not None
+        log_scale, length = attention.log_query_scale.flatten(), qkv.shape[-1] ** 0.5
+        keys, values = cache.open(layer, len(hidden))
+        query = unit_heads(qkv, log_scale, length, keys, values, cache.first).transpose(1, 2)
+        key, value = (cached[: len(hidden), :, : cache.length] for cached in (keys, values))
+        attended = attend(query, key, value, mask, attention.softmax_scale).transpose(1, 2).reshape(flat.shape)
+        flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
+        inner = modulated(flat, *parameters(feed.fc1), eps=NORM_EPS, scale=scale2, shift=shift2, activation="gelu")
+        return modulated(inner, *parameters(feed.fc2), residual=flat, gate=gate2).view_as(hidden)
+
+
+class CaptionProjection(nn.Module):
+    """Projects text embeddings [B, P, D] to a prefix [B, P, C], and their mean to a vector [B, C] of the whole text,
+    which is replaced by a learned one where there is no text."""
+
+    def __init__(self, caption_dim: int, hidden_size: int):
+        super().__init__()
+        self.fc1 = nn.Linear(caption_dim, hidden_size)
+        self.fc2 = nn.Linear(hidden_size, hidden_size)
+        self.pool = nn.Linear(hidden_size, hidden_size)
+        self.null_vector = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, prompt_embeds, prompt_attention_mask, unconditional):
+        mask = prompt_attention_mask[..., None].to(prompt_embeds.dtype)
+        # Padding may hold any values.
+        embeds = prompt_embeds.masked_fill(mask == 0, 0)
+        prefix = self.fc2(F.gelu(self.fc1(embeds), approximate="tanh"))
+        vector = self.pool((prefix * mask).sum(1) / mask.sum(1))
+        if unconditional is not None:
+            vector = torch.where(unconditional[:, None], self.null_vector, vector)
+        return vector, prefix
+
+
+class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+    """The next-scale transformer of VAR. The defaults are the published VAR-d16 of 256 pixels.
+
+    An image is K maps of tokens, from coarse to fine. All tokens of a map are predicted in one forward pass from the
+    sum of the maps before it. With `conditioning="text"` the mean of the projected caption takes the place of the
+    class, and the caption's tokens are a prefix that every image token sees.
+
+    Args:
+        conditioning (`str`): "class" or "text".
+        num_classes (`int`): number of classes; one more embedding stands for "no class".
+        caption_dim (`int`, *optional*): width of the text embeddings.
+        num_condition_tokens (`int`): length of the text embeddings: 0 for classes, 1 for models that read only the
+            state of the last text token.
+        vocab_size, codebook_dim (`int`): image tokens, and the width of their vectors in the codebook.
+        scales (`tuple[int]`): tokens along each side of the K maps.
+        hidden_size, num_layers, num_attention_heads (`int`), mlp_ratio (`float`): the transformer's shape.
+        shared_adaln (`bool`): one layer computes the modulations of all blocks, as in the published VAR-d36 of 512
+            pixels.
+        qk_norm (`bool`): normalise queries and keys, with a learned scale per head, as in all published models.
+        dropout (`float`): of embeddings and residual branches, in training.
+    """
+
+    _no_split_modules = ["Block"]
+    _repeated_blocks = ["Block"]
+
+    @register_to_config
+    @checked
+    def __init__(
+        self,
+        conditioning: Literal["class", "text"] = "class",
+        num_classes: Count = 1000,
+        caption_dim: Width | None = None,
+        num_condition_tokens: Whole = 0,
+        vocab_size: Count = 4096,
+        codebook_dim: Width = 32,
+        scales: Scales = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
+        hidden_size: Width = 1024,
+        num_layers: Layers = 16,
+        num_attention_heads: Count = 16,
+        mlp_ratio: Positive = 4.0,
+        shared_adaln: Flag = False,
+        qk_norm: Flag = True,
+        dropout: Share = 0.0,
+    ):
+        super().__init__()
+        if hidden_size % num_attention_heads:
+            raise ValueError(
+                f"hidden_size {hidden_size} is not a multiple of the {num_attention_heads} heads: change either"
+            )
+        if conditioning == "class":
+            self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        elif caption_dim is None:
+            raise ValueError("caption_dim is missing: give the width of the text embeddings")
+        else:
+            self.caption_projection = CaptionProjection(caption_dim, hidden_size)
+        self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))
+        self.input_projection = Linear(codebook_dim, hidden_size)
+        self.level_embedding = nn.Embedding(len(scales), hidden_size)
+        self.position_embedding = nn.Parameter(torch.zeros(1, sum(side**2 for side in scales), hidden_size))
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.shared_modulation = Linear(hidden_size, 6 * hidden_size) if shared_adaln else None
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
+        self.head_modulation = Linear(hidden_size, 2 * hidden_size)
+        self.head = Float32Linear(hidden_size, vocab_size)
+
+    @property
+    def step_parts(self) -> nn.ModuleList:
+        """See `runs_kernels`."""
+        return self.blocks
+
+    def init_weights(self) -> None:
+        """Initialise for training: N(0, 1 / (3 hidden_size)), caption projections that keep magnitudes, modulations
+        that start as those of a plain transformer, and a head of zeros."""
+        std = (3 * self.config.hidden_size) ** -0.5
+        init_normal(self, std)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for embedding in (self.start_position, self.position_embedding):
+            nn.init.normal_(embedding, std=std)
+        for block in self.blocks:
+            for projection in (block.attention.out_proj, block.feed_forward.fc2):
+                projection.weight.data.div_((2 * len(self.blocks)) ** 0.5)
+            nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
+        if self.config.conditioning == "text":
+            # Captions differ little at first, and modulations see only their projected mean.
+            for linear in (self.caption_projection.fc1, self.caption_projection.fc2, self.caption_projection.pool):
+                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        nn.init.zeros_(self.head.weight)
+
+    def embed_condition(
+        self,
+        class_labels: torch.LongTensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_attention_mask: torch.Tensor | None = None,
+        unconditional: torch.BoolTensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The vector of the condition [B, hidden_size], and the prefix [B, P, hidden_size] or None.
+
+        Args:
+            class_labels: [B], for "class".
+            prompt_embeds: [B, P, caption_dim], right-padded, for "text", with `prompt_attention_mask` [B, P].
+            unconditional: bool [B], which images get the learned "no condition" in place of theirs.
+        """
+        if self.config.conditioning == "class":
+            if unconditional is not None:
+                class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
+            return self.class_embedding(class_labels), None
+        assert prompt_embeds is not None
+        return self.caption_projection(prompt_embeds.to(self.dtype), prompt_attention_mask, unconditional)
+
+    def prefix_mask(self, prompt_attention_mask=None, unconditional=None, **_) -> torch.BoolTensor | None:
+        """Which prefix positions are visible, bool [B, P]: none of rows without text. None for classes, which have no
+        prefix."""
+        if prompt_attention_mask is None:
+            return None
+        mask = prompt_attention_mask.bool()
+        return mask if unconditional is None else mask & ~unconditional[:, None]
+
+    def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """The modulations [B, 1, hidden_size] by the condition [B, hidden_size]: two gates, two scales and two shifts
+        per block, then a scale and a shift before the head. The layers output a scale's difference from 1."""
+        condition = F.silu(vector)
+        before_head = self.head_modulation(condition)
+        if self.shared_modulation is not None:
+            condition = self.shared_modulation(condition)
+        rows = [*(block.modulation(condition) for block in self.blocks), before_head]
+        *blocks, (scale, shift) = (row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows)
+        return [
+            *((gate1, gate2, scale1 + 1, scale2 + 1, *shifts) for gate1, gate2, scale1, scale2, *shifts in blocks),
+            (scale + 1, shift),
+        ]
+
+    def forward(
+        self,
+        inputs: torch.Tensor | None = None,
+        *,
+        levels: torch.LongTensor,
+        mask: torch.BoolTensor | None = None,
+        condition: dict[str, torch.Tensor] | None = None,
+        cache: GrowingCache | None = None,
+        first: int = 0,
+        first_query: int = 0,
+        pruning: Pruning | None = None,
+    ) -> torch.FloatTensor:
+        """One forward pass over T image tokens: logits [B, T - first_query, vocab_size] in float32.
+
+        Args:
+            inputs: the latents so far at the resolution of each token's scale, [B, T, codebook_dim]; those of the
+                first scale, which start from the condition alone, are left out.
+            levels: which scale each token belongs to, [T].
+            mask: bool [B or 1, 1, Q, K], what the fed tokens see, prefix included; None = everything.
+            condition: arguments of `embed_condition`, in the forward pass over the first scale.
+            cache: keys, values and modulations are kept in it; afterwards `condition` is left out.
+            first: the place of the first fed token in the image's sequence of scales.
+            first_query: leave out the logits of the tokens before it.
+            pruning: which of the tokens pass through the layers, if not all do; those of one scale, with a cache.
+        """
+        parts, prefix = [], None
+        if condition is not None:
+            vector, prefix = self.embed_condition(**condition)
+            modulations = self.modulations(vector)
+            parts.append(vector[:, None] + self.start_position)
+        else:
+            assert cache is not None and cache.conditions is not None and inputs is not None
+            modulations = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
+        if inputs is not None:
+            parts.append(self.input_projection(inputs.to(self.dtype)))
+        positions = self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
+        hidden = torch.cat(parts, dim=1) + positions
+        if prefix is not None:
+            hidden = torch.cat([prefix, hidden], dim=1)
+        whole, cells = hidden, None
+        if pruning is not None:
+            first, cells = pruning.first, pruning.choose(hidden)
+            hidden = only(hidden, cells)
+        if cache is not None:
+            # The prefix comes with the condition.
+            cache.write_next_at(0 if condition is not None else cache.prefix + first, hidden.shape[1])
+            if condition is not None:
+                cache.conditions = modulations
+        hidden = self.embedding_dropout(hidden)
+        if mask is not None:
+            # Once for all blocks: attention adds it to its scores.
+            mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
+        steps = cache is not None and cache.keeps_all_or_none and self.config.qk_norm and runs_kernels(self)
+        for layer, block in enumerate(self.blocks):
+            run = block.step if steps else block
+            hidden = run(hidden, modulations[layer], mask, cache, layer)
+        if pruning is not None:
+            hidden = pruning.restore(whole, hidden, cells)
+        return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
+
+    def levels(self, device: torch.device) -> torch.LongTensor:
+        """Which scale each token of an image's sequence belongs to, [N]."""
+        counts = [side**2 for side in self.config.scales]
+        return torch.tensor([level for level, count in enumerate(counts) for _ in range(count)], device=device)
+
+    def predict(self, inputs: torch.Tensor, **condition) -> torch.FloatTensor:
+        """Teacher-forced logits [B, M + n, vocab_size] in float32 of all tokens, coarse to fine, given the condition
+        (arguments of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the
+        first, which has n tokens. The inputs may end after any scale. Differentiable, for training."""
+        levels = self.levels(inputs.device)[: self.config.scales[0] ** 2 + inputs.shape[1]]
+        mask = block_causal_mask(levels, self.prefix_mask(**condition))
+        return self(inputs, levels=levels, mask=mask, condition=condition)
+
+
+class VARScaleModel:
+    """A `VARTransformer` with the conditions of one call, as a `ScaleModel` (see `arimage.decoding.contract.models`).
+
+    Args:
+        transformer: the `VARTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        vq: the `VARVQModel` that adds up the maps.
+        condition: arguments of `VARTransformer.embed_condition`, one row per image.
+        guided: also compute the logits without the condition.
+        refiner: a smaller model with the same conditions, for `ScaleModel.refiner`.
+    """
+
+    kind: ClassVar[Literal["scales"]] = "scales"
+    guidance_schedule: ClassVar[Literal["linear", "constant"]] = "linear"
+    prunes: ClassVar[bool] = True
+    # See `Cache`.
+    compact = False
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        vq: nn.Module,
+        condition: dict[str, torch.Tensor],
+        *,
+        guided: bool = False,
+        refiner: "VARScaleModel | None" = None,
+    ):
+        condition = with_unconditional(condition) if guided else condition
+        self.transformer, self.vq, self.groups = transformer, vq, 2 if guided else 1
+        self.conditions = Conditions(condition, self.groups, seen=transformer.prefix_mask(**condition))
+        self.scales: tuple[tuple[int, ...], ...] = tuple((side, side) for side in transformer.config.scales)
+        self.scale_sizes: tuple[int, ...] = tuple(side**2 for side in transformer.config.scales)
+        self.num_tokens = sum(self.scale_sizes)
+        self.vocab_size = transformer.config.vocab_size
+        self.refiner, self.network = refiner, transformer
+        self.device = next(iter(condition.values())).device
+        self.codebook = vq.code_vectors().to(self.device, torch.float32)
+        self._levels = transformer.levels(self.device)
+
+    @property
+    def condition(self) -> dict[str, torch.Tensor]:
+        """Arguments of the transformer's `embed_condition` for every row."""
+        return self.conditions.values
+
+    @property
+    def put_key(self) -> Hashable:
+        """See `ScaleModel.put`."""
+        return self.network, self.conditions.key
+
+    def take(self, images: torch.LongTensor) -> "VARScaleModel":
+        """See `ScaleModel.take`."""
+        other = copy.copy(self)
+        other.conditions = self.conditions.take(images)
+        other.refiner = None if self.refiner is None else self.refiner.take(images)
+        return other
+
+    def put(self, images: torch.LongTensor, other: "VARScaleModel") -> bool:
+        """See `ScaleModel.put`."""
+        put_codebook(self, other)
+        return self.conditions.put(images, other.conditions)
+
+    def merge_prompts(self, prompts: Names = None) -> None:
+        """Prefill equal conditions once; see `Conditions.merge`."""
+        # The embeddings of all rows without a condition are equal.
+        self.conditions.merge(prompts, [None] * self.conditions.images)
+        if self.refiner is not None:
+            self.refiner.merge_prompts(prompts)
+
+    def _tokens(self, scale: int) -> slice:
+        first = sum(self.scale_sizes[:scale])
+        return slice(first, first + self.scale_sizes[scale])
+
+    def _inputs(self, scale: int, latents: torch.Tensor, groups: int) -> torch.Tensor:
+        return self.vq.scale_input(scale, latents).repeat(groups, 1, 1)
+
+    def prefill(
+        self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
+    ) -> tuple[GrowingCache, torch.FloatTensor]:
+        """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last
+        of them; see `ScaleModel.prefill`."""
+        config = self.transformer.config
+        # With latents, images of equal conditions differ.
+        condition, copies = self.conditions.to_prefill(batch_size, shared=not latents)
+        prefix_mask, fed = self.transformer.prefix_mask(**condition), self._tokens(len(latents))
+        cache = GrowingCache(
+            config.num_layers,
+            len(next(iter(condition.values()))),
+            config.num_attention_heads,
+            config.hidden_size // config.num_attention_heads,
+            prefix=self.conditions.length,
+            slots=sum(fed_cells(self.scale_sizes, pruned)),
+            filled=fed.stop if self.compact else None,
+            groups=self.groups,
+            dtype=self.transformer.dtype,
+            device=self.device,
+        )
+        levels = self._levels[: fed.stop]
+        everything = prefix_mask is None and not latents
+        logits = self.transformer(
+            torch.cat([self._inputs(k, latent, self.groups) for k, latent in enumerate(latents, 1)], dim=1)
+            if latents
+            else None,
+            levels=levels,
+            mask=None if everything else block_causal_mask(levels, prefix_mask),
+            condition=condition,
+            cache=cache,
+            first_query=fed.start,
+        )
+        (logits,) = spread(cache, copies, logits)
+        if pruned:
+            cache.prune(
+                fed_cells(self.scale_sizes, pruned), min(pruned) - 1, config.hidden_size, self.transformer.dtype
+            )
+        return cache, logits.unflatten(0, (self.groups, -1))
+
+    def forward(
+        self, scale: int, latents: torch.Tensor, cache: GrowingCache, *, guided: bool = True
+    ) -> torch.FloatTensor:
+        """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
+        fed, groups = self._tokens(scale), self.groups if guided else 1
+        inputs, mask = self._inputs(scale, latents, groups), None
+        pruning = pruning_of(scale, cache, self.scales)
+        if self.conditions.length:
+            keys = fed.stop if pruning is None else pruning.stop
+            mask = F.pad(self.conditions.seen[: len(inputs)], (0, keys), value=True)[:, None, None]
+        logits = self.transformer(
+            inputs, levels=self._levels[fed], mask=mask, cache=cache, first=fed.start, pruning=pruning
+        )
+        return logits.unflatten(0, (groups, -1))
+
+    def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:
+        """See `ScaleModel.vectors`."""
+        return self.codebook[tokens].transpose(1, 2).unflatten(2, self.scales[scale])
+
+    def accumulate(self, scale: int, latents: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:
+        """See `ScaleModel.accumulate`."""
+        if latents is None:
+            latents = added.new_zeros(*added.shape[:2], *self.scales[-1])
+        return self.vq.accumulate(scale, latents, added)
