@@ -1,8 +1,10 @@
 """A tiny pipeline of every family and kind of condition, and how to call it."""
 
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 import tiny
-import tiny_cosmos
 import tiny_emu3
 import tiny_emu35
 import tiny_glm_image
@@ -12,6 +14,7 @@ import tiny_lumina_mgpt
 import tiny_mammothmoda2
 import tiny_mar
 import torch
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage import JanusPipeline
 from arimage.convert import convert_janus
@@ -23,48 +26,51 @@ def janus():
     return pipe
 
 
-# From a prompt or class to tokens, with all arguments that images have in common.
-BUILD = {
-    "llamagen-text": tiny.text_pipeline,
-    "llamagen-class": tiny.class_pipeline,
-    "var-text": lambda: tiny.scale_pipeline("text"),
-    "var-class": lambda: tiny.scale_pipeline("class"),
-    "infinity": tiny.bit_pipeline,
-    "janus": janus,
-    "emu3": tiny_emu3.pipeline,
-    "emu3.5": tiny_emu35.pipeline,
-    "lumina": tiny_lumina_mgpt.pipeline,
-    "lumina-2": lambda: tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2),
-    "anole": tiny_lumina_mgpt.anole_pipeline,
+# From a family's name to how it is built, and by which traits tests choose it:
+# "usual": from a prompt or class to tokens, with all arguments that images have in common;
+# "special": continuous tokens, students with a teacher, videos, or tokens for a diffusion decoder;
+# "language": the language models of transformers; "any order": tokens in any order; "videos": videos;
+# "twin": differs from another one in its condition or its size alone;
+# "shared steps": its model, or the steps of its model, are those of another one.
+PIPELINES = {
+    "llamagen-text": (tiny.text_pipeline, {"usual"}),
+    "llamagen-class": (tiny.class_pipeline, {"usual", "twin", "shared steps"}),
+    "var-text": (lambda: tiny.scale_pipeline("text"), {"usual", "twin"}),
+    "var-class": (lambda: tiny.scale_pipeline("class"), {"usual", "shared steps"}),
+    "infinity": (tiny.bit_pipeline, {"usual"}),
+    "janus": (janus, {"usual", "language"}),
+    "emu3": (tiny_emu3.pipeline, {"usual", "language"}),
+    "emu3.5": (tiny_emu35.pipeline, {"usual", "language", "shared steps"}),
+    "lumina": (tiny_lumina_mgpt.pipeline, {"usual", "language", "shared steps"}),
+    "lumina-2": (
+        lambda: tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2),
+        {"usual", "language", "twin", "shared steps"},
+    ),
+    "anole": (tiny_lumina_mgpt.anole_pipeline, {"usual", "language", "shared steps"}),
+    "mar": (tiny_mar.pipeline, {"special"}),
+    "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
+    "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),
+    "glm-image": (tiny_glm_image.pipeline, {"special", "shared steps"}),
+    "mammothmoda2": (tiny_mammothmoda2.pipeline, {"special"}),
+    "mammothmoda2-dev": (lambda: tiny_mammothmoda2.pipeline("dev"), {"special", "twin", "shared steps"}),
+    "arpg": (lambda: tiny.any_order_pipeline("arpg"), {"any order"}),
+    "arpg-text": (lambda: tiny.any_order_pipeline("arpg", "text"), {"any order", "twin", "shared steps"}),
+    "arpg-places": (lambda: tiny.any_order_pipeline("arpg with places", "text"), {"any order", "shared steps"}),
+    "lpd": (lambda: tiny.any_order_pipeline("lpd"), {"any order", "shared steps"}),
+    "randar": (lambda: tiny.any_order_pipeline("randar"), {"any order", "shared steps"}),
+    "latent-llama": (tiny_latent_llama.pipeline, set()),
 }
+for path in sorted(Path(__file__).parent.glob("pipelines/*/tiny.py")):
+    PIPELINES |= import_module(f"pipelines.{path.parent.name}.tiny").PIPELINES
 
-# Continuous tokens, students with a teacher, videos, and tokens for a diffusion decoder.
-OTHERS = {
-    "mar": tiny_mar.pipeline,
-    "llamagen-dd": lambda: tiny.distilled_pipeline("llamagen"),
-    "var-dd": lambda: tiny.distilled_pipeline("var"),
-    "cosmos": tiny_cosmos.pipeline,
-    "cosmos-text": lambda: tiny_cosmos.pipeline("text"),
-    "glm-image": tiny_glm_image.pipeline,
-    "mammothmoda2": tiny_mammothmoda2.pipeline,
-    "mammothmoda2-dev": lambda: tiny_mammothmoda2.pipeline("dev"),
-}
 
-# Every family, and every kind of model of a family.
-EVERY = {
-    **BUILD,
-    **OTHERS,
-    "arpg": lambda: tiny.any_order_pipeline("arpg"),
-    "arpg-text": lambda: tiny.any_order_pipeline("arpg", "text"),
-    "arpg-places": lambda: tiny.any_order_pipeline("arpg with places", "text"),
-    "lpd": lambda: tiny.any_order_pipeline("lpd"),
-    "randar": lambda: tiny.any_order_pipeline("randar"),
-    "latent-llama": tiny_latent_llama.pipeline,
-    "cosmos-blocks": lambda: tiny_cosmos.pipeline("text", block_tokens=4),
-}
+def having(trait):
+    """The families with a trait, and how they are built."""
+    return {name: build for name, (build, traits) in PIPELINES.items() if trait in traits}
 
-# Differ from another family in their condition or their size alone.
-TWINS = ("llamagen-class", "var-text", "lumina-2", "arpg-text", "mammothmoda2-dev")
+
+EVERY = {name: build for name, (build, _) in PIPELINES.items()}
+BUILD, OTHERS, TWINS = having("usual"), having("special"), having("twin")
 
 
 def quick(names, alike=()):

@@ -6,7 +6,6 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_cosmos
 import tiny_emu3
 import tiny_emu35
 import tiny_glm_image
@@ -14,6 +13,7 @@ import tiny_janus
 import tiny_lumina_mgpt as tiny_lumina
 import tiny_mammothmoda2
 import torch
+from pipelines.cosmos import tiny as tiny_cosmos
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel

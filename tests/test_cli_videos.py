@@ -4,10 +4,10 @@ import importlib.util
 
 import numpy as np
 import pytest
-import tiny_cosmos
 import torch
 import typer
 from PIL import Image, ImageSequence
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage import cli
 from arimage.media import files as media

@@ -8,10 +8,10 @@ from functools import cache
 import card
 import pytest
 import tiny
-import tiny_cosmos
 import tiny_mar
 import torch
-from families import EVERY, flat, seeded
+from families import EVERY, flat, having, seeded
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage.decoding import PRESETS, Decoding
 from arimage.decoding.jacobi import speculative_jacobi
@@ -37,10 +37,8 @@ LARGE = {
     "arpg-large": lambda: tiny.any_order_pipeline("arpg", grid=16),
     "llamagen-large": lambda: tiny.text_pipeline(grid=8),
 }
-# Those that share their model or its steps with another family.
-SLOW = ["llamagen-class", "var-class", "lumina", "lumina-2", "anole", "emu3.5", "glm-image", "mammothmoda2-dev"]
-SLOW += ["cosmos", "cosmos-blocks", "arpg-text", "arpg-places", "lpd", "randar"]
-QUICK = [family for family in FAMILIES if family not in SLOW]
+# The others share their model or its steps with another family.
+QUICK = [family for family in FAMILIES if family not in having("shared steps")]
 
 
 def families(quick: list[str]):

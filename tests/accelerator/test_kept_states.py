@@ -9,7 +9,6 @@ import card
 import numpy as np
 import pytest
 import tiny
-import tiny_cosmos
 import tiny_emu3
 import tiny_latent_llama
 import tiny_mar
@@ -19,6 +18,7 @@ from accelerator.runs import call, differences, equal, families, fresh, pipeline
 from adapters import STYLE, adapter
 from families import flat, seeded
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage import LlamaGenPipeline
 from arimage.decoding import DraftTreeDecoding

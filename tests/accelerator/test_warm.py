@@ -2,9 +2,9 @@
 
 import card
 import pytest
-import tiny_cosmos
 import torch
 from accelerator.runs import fresh, pipeline
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import tiny
-import tiny_cosmos
 import torch
 from families import EVERY, quick
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage import AutoPipeline, cli
 

@@ -3,10 +3,10 @@ data."""
 
 import pytest
 import tiny
-import tiny_cosmos
 import torch
 from diffusers.models.autoencoders import autoencoder_kl_cosmos
 from models.test_language_model import CODES, FIRST_CODE, SHAPE, VQ
+from pipelines.cosmos import tiny as tiny_cosmos
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 

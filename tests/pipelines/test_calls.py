@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 import tiny
-import tiny_cosmos
 import torch
 from families import BUILD, EVERY, condition_of, flat, quick, seeded
+from pipelines.cosmos import tiny as tiny_cosmos
 from transformers import PreTrainedTokenizerFast
 
 import arimage

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 import tiny
-import tiny_cosmos
 from packaging.requirements import Requirement
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
 
 
 pytest.importorskip("gradio")

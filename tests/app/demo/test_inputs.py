@@ -5,8 +5,8 @@ import json
 
 import pytest
 import tiny
-import tiny_cosmos
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
 
 
 pytest.importorskip("gradio")

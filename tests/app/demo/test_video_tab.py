@@ -6,10 +6,10 @@ import gradio as gr
 import numpy as np
 import pytest
 import tiny
-import tiny_cosmos
 import torch
 from gradio.data_classes import ImageData
 from PIL import Image, ImageSequence
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage.app.demo.demo import build_demo
 from arimage.app.demo.video_tab import enlarged, status_of

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
-import tiny_cosmos
 import tiny_lumina_mgpt
 import torch
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage import AutoPipeline

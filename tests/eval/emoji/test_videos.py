@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_cosmos
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageSequence
+from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage import cli
 from arimage.eval.emoji.composition import foreground

@@ -1,9 +1,8 @@
 """Logits and greedy tokens equal those of the authors' implementation, on random weights in their file format."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from pipelines.cosmos.tiny import FOLDER
 from safetensors.torch import load_file
 
 from arimage.convert.checkpoint import load_original
@@ -12,7 +11,6 @@ from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel
 
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "cosmos"
 SHAPE = (3, 3, 4)
 
 

@@ -2,11 +2,11 @@ import os
 import pickle
 import shutil
 import zipfile
-from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from pipelines.cosmos.tiny import FOLDER, TOKENIZER
 
 from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_cosmos, convert_cosmos_tokenizer
@@ -16,10 +16,8 @@ from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
 from arimage.pipelines.cosmos.convert_tokenizer import cosmos_tokenizer_from_original
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-TOKENIZER = FIXTURES / "cosmos_tokenizer"
-MODEL = FIXTURES / "cosmos" / "base.pt"
-TEXT_MODEL = FIXTURES / "cosmos" / "video2world.pt"
+MODEL = FOLDER / "base.pt"
+TEXT_MODEL = FOLDER / "video2world.pt"
 
 
 class Code:
@@ -144,13 +142,13 @@ def test_a_converted_tokenizer_is_saved_to_a_new_folder_only(tmp_path):
 @pytest.mark.parametrize(("name", "yarn"), [("base", False), ("base_yarn", True), ("video2world", False)])
 def test_sizes_come_from_the_tensors_and_yarn_from_the_width_of_the_heads(name, yarn, caplog):
     with caplog.at_level("WARNING"):
-        pipe = convert_cosmos(FIXTURES / "cosmos" / f"{name}.pt", tokenizer=TOKENIZER)
+        pipe = convert_cosmos(FOLDER / f"{name}.pt", tokenizer=TOKENIZER)
     config = pipe.transformer.config
     assert config.yarn == yarn and tuple(config.shape) == (5, 40, 64)
     assert (config.context_dim, config.embeddings) == ((32, 256) if name == "video2world" else (None, 240))
     assert not pipe.config.requires_safety_checker
     assert f"give yarn={not yarn} if that is wrong" in caplog.text
-    state = load_original(FIXTURES / "cosmos" / f"{name}.pt")
+    state = load_original(FOLDER / f"{name}.pt")
     assert cosmos_transformer_from_original(state, yarn=not yarn).config.yarn == (not yarn)
 
 

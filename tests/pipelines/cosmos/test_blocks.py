@@ -2,9 +2,9 @@
 
 import pytest
 import tiny
-import tiny_cosmos
 import torch
-from tiny_cosmos import SHAPE
+from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.cosmos.tiny import SHAPE
 
 from arimage import AutoPipeline
 from arimage.decoding import Layout, Sampling, SpeculativeJacobiDecoding

@@ -13,8 +13,8 @@ from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTransformer
 
 
-FOLDER = Path(__file__).parent / "fixtures" / "cosmos"
-TOKENIZER = FOLDER.with_name("cosmos_tokenizer")
+FOLDER = Path(__file__).parent / "fixtures" / "model"
+TOKENIZER = FOLDER.with_name("tokenizer")
 SHAPE, FRAMES, SIZE = (3, 3, 4), 17, (48, 64)
 TEXT_LENGTH = 12
 
@@ -62,3 +62,10 @@ def pipeline(kind: str = "video", seed: int = 0, block_tokens: int = 1, **compon
 def given(count: int = 1, maps: int = 1) -> torch.LongTensor:
     """Token maps that a video continues."""
     return torch.randint(240, (count, maps, *SHAPE[1:]), generator=torch.Generator().manual_seed(5))
+
+
+PIPELINES = {
+    "cosmos": (pipeline, {"special", "videos", "shared steps"}),
+    "cosmos-text": (lambda: pipeline("text"), {"special", "videos"}),
+    "cosmos-blocks": (lambda: pipeline("text", block_tokens=4), {"videos", "shared steps"}),
+}

@@ -1,16 +1,14 @@
 """The video tokenizer equals the authors' on random weights in their files, and is causal in both directions."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from pipelines.cosmos.tiny import TOKENIZER
 from safetensors.torch import load_file
 
 from arimage.convert import convert_cosmos_tokenizer
 from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
 
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "cosmos_tokenizer"
 VIDEOS = pytest.mark.parametrize("name", ["t1", "t9", "t17"])
 
 
@@ -22,12 +20,12 @@ def no_grad():
 
 @pytest.fixture
 def vq():
-    return convert_cosmos_tokenizer(FOLDER)
+    return convert_cosmos_tokenizer(TOKENIZER)
 
 
 @pytest.fixture(scope="module")
 def expected():
-    return load_file(FOLDER / "expected.safetensors")
+    return load_file(TOKENIZER / "expected.safetensors")
 
 
 def pixels_of(expected, name):

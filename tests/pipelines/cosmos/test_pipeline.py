@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import tiny
-import tiny_cosmos
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import dynamic_modules_utils
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.cosmos.tiny import FOLDER, FRAMES, SHAPE, SIZE, TOKENIZER
 from safetensors.torch import load_file
-from tiny_cosmos import FOLDER, FRAMES, SHAPE, SIZE, TOKENIZER
 
 from arimage import AutoPipeline
 from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline

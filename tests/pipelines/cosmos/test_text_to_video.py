@@ -1,9 +1,9 @@
 """Videos from a text alone, and guidance by it."""
 
 import pytest
-import tiny_cosmos
 import torch
-from tiny_cosmos import SHAPE
+from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.cosmos.tiny import SHAPE
 
 from arimage import AutoPipeline
 from arimage.decoding import Layout
