@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
 from PIL import Image
+from pipelines.emu3 import tiny as tiny_emu3
 from presets import FOR_TOKENS
 
 from arimage import LlamaGenPipeline, cli, options

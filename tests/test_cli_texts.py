@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import tiny
-import tiny_emu3
 import typer
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.emu3 import tiny as tiny_emu3
 from typer.testing import CliRunner
 
 from arimage import cli

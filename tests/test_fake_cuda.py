@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 import pytest
 import step_models
 import tiny
-import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
@@ -21,6 +20,7 @@ from models.test_fake_cuda import (
     mammothmoda2,
     ordered_layout,
 )
+from pipelines.emu3 import tiny as tiny_emu3
 from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -9,7 +9,6 @@ import card
 import numpy as np
 import pytest
 import tiny
-import tiny_emu3
 import tiny_latent_llama
 import tiny_mar
 import torch
@@ -19,6 +18,7 @@ from adapters import STYLE, adapter
 from families import flat, seeded
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.emu3 import tiny as tiny_emu3
 
 from arimage import LlamaGenPipeline
 from arimage.decoding import DraftTreeDecoding

@@ -4,9 +4,9 @@ import json
 import shutil
 
 import pytest
-import tiny_emu3
 import tiny_emu35
 import torch
+from pipelines.emu3 import tiny as tiny_emu3
 from safetensors.torch import load_file, save_file
 from tiny_emu35 import FOLDER, REFERENCE, VISION_TOKENIZER
 

@@ -1,8 +1,8 @@
 """Attention of decoders whose heads share keys: folded heads give what transformers' attention gives."""
 
 import pytest
-import tiny_emu3
 import torch
+from pipelines.emu3 import tiny as tiny_emu3
 
 from arimage.models.attention_transformers import FOLDED, fold_heads
 from arimage.models.layers import additive

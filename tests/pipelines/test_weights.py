@@ -7,10 +7,10 @@ from threading import Thread
 
 import pytest
 import tiny
-import tiny_emu3
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
+from pipelines.emu3 import tiny as tiny_emu3
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 import tiny
-import tiny_emu3
 import torch
 from eval.runs.run_kit import BATCH, COUNT, contents, options, part_of
 from PIL import Image
+from pipelines.emu3 import tiny as tiny_emu3
 
 from arimage.decoding import SpeculativeJacobiDecoding
 from arimage.eval.runs import estimate

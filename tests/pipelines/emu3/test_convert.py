@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
-import tiny_emu3
 import torch
+from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.emu3.tiny import EXPECTED, FIXTURES
 from safetensors.torch import load_file
-from tiny_emu3 import EXPECTED, FIXTURES
 
 from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_emu3

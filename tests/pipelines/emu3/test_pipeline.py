@@ -3,10 +3,10 @@ refuses."""
 
 import numpy as np
 import pytest
-import tiny_emu3
 import torch
 from accelerate import cpu_offload_with_hook
-from tiny_emu3 import EXPECTED, VOCABULARY
+from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.emu3.tiny import EXPECTED, VOCABULARY
 from transformers import Emu3ForConditionalGeneration
 
 from arimage import AutoPipeline, SpeculativeJacobiDecoding, decoding_from_name, decoding_names

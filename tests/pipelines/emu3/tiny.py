@@ -13,7 +13,7 @@ from transformers import Emu3ForConditionalGeneration, PreTrainedTokenizerFast
 from arimage.pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 
 
-FIXTURES = Path(__file__).parent / "fixtures" / "emu3"
+FIXTURES = Path(__file__).parent / "fixtures"
 CONFIG = json.loads((FIXTURES / "config.json").read_text())
 EXPECTED = load_file(FIXTURES / "expected.safetensors")
 VOCABULARY = CONFIG["vocabulary_map"]
@@ -129,3 +129,8 @@ def write_original(
     config |= {"eos_token_id": special["<|extra_204|>"], "image_area": image_area, "attention_dropout": 0.1}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+PIPELINES = {
+    "emu3": (pipeline, {"usual", "language"}),
+}
