@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import tiny
-import tiny_emu35
 import tiny_glm_image
 import tiny_janus
 import tiny_latent_llama
@@ -38,7 +37,6 @@ PIPELINES = {
     "var-class": (lambda: tiny.scale_pipeline("class"), {"usual", "shared steps"}),
     "infinity": (tiny.bit_pipeline, {"usual"}),
     "janus": (janus, {"usual", "language"}),
-    "emu3.5": (tiny_emu35.pipeline, {"usual", "language", "shared steps"}),
     "lumina": (tiny_lumina_mgpt.pipeline, {"usual", "language", "shared steps"}),
     "lumina-2": (
         lambda: tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2),

@@ -6,7 +6,6 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_emu35
 import tiny_glm_image
 import tiny_janus
 import tiny_lumina_mgpt as tiny_lumina
@@ -14,6 +13,7 @@ import tiny_mammothmoda2
 import torch
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.emu35 import tiny as tiny_emu35
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 import tiny
-import tiny_emu35
 from families import seeded
 from PIL import Image
-from tiny_emu35 import REFERENCES
+from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.emu35.tiny import REFERENCES
 
 from arimage import cli
 

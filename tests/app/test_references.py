@@ -7,11 +7,11 @@ import numpy as np
 import openai
 import pytest
 import tiny
-import tiny_emu35
 from app.server.test_app import serving
 from families import seeded
 from PIL import Image
-from tiny_emu35 import REFERENCES
+from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.emu35.tiny import REFERENCES
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request, image_seeds

@@ -2,12 +2,12 @@
 them."""
 
 import pytest
-import tiny_emu35
 import tiny_janus
 import tiny_lumina_mgpt
 import torch
 from diffusers import PipelineQuantizationConfig
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.emu35 import tiny as tiny_emu35
 from transformers import (
     ChameleonForConditionalGeneration,
     Emu3ForConditionalGeneration,

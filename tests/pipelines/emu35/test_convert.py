@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
-import tiny_emu35
 import torch
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.emu35.tiny import FOLDER, REFERENCE, VISION_TOKENIZER
 from safetensors.torch import load_file, save_file
-from tiny_emu35 import FOLDER, REFERENCE, VISION_TOKENIZER
 
 from arimage import AutoPipeline, cli
 from arimage.convert import CheckpointError, convert_emu3, convert_emu35

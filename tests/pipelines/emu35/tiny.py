@@ -11,7 +11,7 @@ from arimage.convert import convert_emu35
 from arimage.pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 
 
-FOLDER = Path(__file__).parent / "fixtures" / "emu3_5"
+FOLDER = Path(__file__).parent / "fixtures"
 VISION_TOKENIZER = FOLDER / "vision_tokenizer"
 EXPECTED = load_file(FOLDER / "expected.safetensors")
 REFERENCE = json.loads((FOLDER / "reference.json").read_text(encoding="utf-8"))
@@ -29,3 +29,8 @@ def write_original(folder: Path) -> Path:
     """A copy of the authors' folder of the language model."""
     ignored = ("vision_tokenizer", "expected.safetensors", "reference.json")
     return shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns(*ignored))
+
+
+PIPELINES = {
+    "emu3.5": (pipeline, {"usual", "language", "shared steps"}),
+}

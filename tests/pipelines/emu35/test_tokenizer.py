@@ -1,9 +1,9 @@
 """The image tokenizer of Emu3.5: the original's codes and pixels, half precision, slices and tiles."""
 
 import pytest
-import tiny_emu35
 import torch
-from tiny_emu35 import EXPECTED
+from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.emu35.tiny import EXPECTED
 
 from arimage.pipelines.emu35 import ibq_emu35
 from arimage.pipelines.emu35.ibq_emu35 import IBQModel

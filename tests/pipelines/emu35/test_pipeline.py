@@ -2,11 +2,11 @@
 call of its pipeline generates and refuses."""
 
 import pytest
-import tiny_emu35
 import torch
 from accelerate import cpu_offload_with_hook
 from PIL import Image
-from tiny_emu35 import EXPECTED, REFERENCE, REFERENCES
+from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.emu35.tiny import EXPECTED, REFERENCE, REFERENCES
 
 from arimage import AutoPipeline, decoding_from_name, decoding_names
 from arimage.pipelines.emu35 import pipeline_emu35
