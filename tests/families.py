@@ -8,7 +8,6 @@ import tiny
 import tiny_glm_image
 import tiny_janus
 import tiny_latent_llama
-import tiny_lumina_mgpt
 import tiny_mammothmoda2
 import tiny_mar
 import torch
@@ -37,12 +36,6 @@ PIPELINES = {
     "var-class": (lambda: tiny.scale_pipeline("class"), {"usual", "shared steps"}),
     "infinity": (tiny.bit_pipeline, {"usual"}),
     "janus": (janus, {"usual", "language"}),
-    "lumina": (tiny_lumina_mgpt.pipeline, {"usual", "language", "shared steps"}),
-    "lumina-2": (
-        lambda: tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2),
-        {"usual", "language", "twin", "shared steps"},
-    ),
-    "anole": (tiny_lumina_mgpt.anole_pipeline, {"usual", "language", "shared steps"}),
     "mar": (tiny_mar.pipeline, {"special"}),
     "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
     "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import tiny_glm_image
 import tiny_janus
-import tiny_lumina_mgpt as tiny_lumina
 import tiny_mammothmoda2
 import torch
+from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu35 import tiny as tiny_emu35
@@ -173,8 +173,8 @@ def emu35(root: Path) -> None:
 def chameleon_tokenizer(folder: Path) -> None:
     """Meta's image tokenizer, and a text tokenizer with a token per character."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(tiny_lumina.FIXTURE / "tokenizer" / "vqgan.ckpt", folder)
-    names = json.loads((tiny_lumina.FIXTURE / "tokenizer" / "text_tokenizer.json").read_text())["model"]["vocab"]
+    shutil.copy(tiny_chameleon.FIXTURE / "tokenizer" / "vqgan.ckpt", folder)
+    names = json.loads((tiny_chameleon.FIXTURE / "tokenizer" / "text_tokenizer.json").read_text())["model"]["vocab"]
     ids = {token: name for name, token in names.items()}
     # The names of these ids serve nothing here.
     characters = dict(enumerate([*string.printable, "ab"], start=8300))
@@ -188,7 +188,7 @@ def lumina(repository: str) -> Callable[[Path], None]:
         source = root / "source"
         source.mkdir()
         for name in ("config.json", "model.safetensors"):
-            shutil.copy(tiny_lumina.FIXTURE / name, source)
+            shutil.copy(tiny_chameleon.FIXTURE / name, source)
         if "tokenizer.json" in LISTINGS[repository]:
             chameleon_tokenizer(source)
             (source / "vqgan.ckpt").unlink()
@@ -205,14 +205,14 @@ def _name_as_transformers(folder: Path) -> None:
 
 
 def lumina_2(root: Path) -> None:
-    source = tiny_lumina.write_version_2(root / "source")
+    source = tiny_chameleon.write_version_2(root / "source")
     (source / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "</s>"}))
     publish(root, "Alpha-VLLM/Lumina-mGPT-2.0", source)
-    _copy(tiny_lumina.MOVQGAN, root / "ai-forever/MoVQGAN/movqgan_270M.ckpt")
+    _copy(tiny_chameleon.MOVQGAN, root / "ai-forever/MoVQGAN/movqgan_270M.ckpt")
 
 
 def anole(root: Path) -> None:
-    source = tiny_lumina.write_meta(root / "source")
+    source = tiny_chameleon.write_meta(root / "source")
     chameleon_tokenizer(source / "tokenizer")
     publish(root, "GAIR/Anole-7b-v0.1", source)
 
@@ -224,8 +224,8 @@ def anole_of_transformers(root: Path) -> None:
     vqgan = {f"model.vqmodel.{key}": value for key, value in vqgan.get("state_dict", vqgan).items()}
     (source / "vqgan.ckpt").unlink()
     _name_as_transformers(source)
-    shutil.copy(tiny_lumina.FIXTURE / "config.json", source)
-    save_file(load_original_folder(tiny_lumina.FIXTURE) | vqgan, source / "model.safetensors")
+    shutil.copy(tiny_chameleon.FIXTURE / "config.json", source)
+    save_file(load_original_folder(tiny_chameleon.FIXTURE) | vqgan, source / "model.safetensors")
     publish(root, "leloy/Anole-7b-v0.1-hf", source)
 
 

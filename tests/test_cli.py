@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import tiny
 import tiny_janus
-import tiny_lumina_mgpt
 import torch
 from PIL import Image
+from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from presets import FOR_TOKENS
 
@@ -754,9 +754,9 @@ def test_a_converted_emu3_generates_images_that_can_be_traced(run, tmp_path):
 
 
 def test_a_converted_lumina_mgpt_generates_images_of_any_size_that_can_be_traced(run, tmp_path):
-    folder = tiny_lumina_mgpt.write_version_2(tmp_path / "published")
+    folder = tiny_chameleon.write_version_2(tmp_path / "published")
     made, image = tmp_path / "made", tmp_path / "image.png"
-    options = ["--tokenizer", str(tiny_lumina_mgpt.MOVQGAN), "--image-size", "64", "--out", str(made)]
+    options = ["--tokenizer", str(tiny_chameleon.MOVQGAN), "--image-size", "64", "--out", str(made)]
     code, out, _ = run("convert", "lumina-mgpt", str(folder), *options)
     assert code == 0 and out.strip() == str(made)
     options = ["--trace", str(tmp_path / "trace.webp"), "--acceptance-map", str(tmp_path / "map.png")]
@@ -783,8 +783,9 @@ def test_size_and_negative_prompt_reach_the_model(run, refused, models, tmp_path
 
 
 def test_an_anole_without_its_image_decoder_is_refused_in_one_sentence(refused, tmp_path):
-    folder = Path(__file__).parent / "fixtures" / "lumina_mgpt"
-    assert "holds no image decoder" in refused("convert", "anole", str(folder), "--out", str(tmp_path / "made"))
+    assert "holds no image decoder" in refused(
+        "convert", "anole", str(tiny_chameleon.FIXTURE), "--out", str(tmp_path / "made")
+    )
 
 
 def test_seeds_out_of_range_are_a_usage_error(run):

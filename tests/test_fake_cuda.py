@@ -8,7 +8,6 @@ import pytest
 import step_models
 import tiny
 import tiny_janus
-import tiny_lumina_mgpt
 import torch
 from models.test_fake_cuda import (
     BATCH,
@@ -20,6 +19,7 @@ from models.test_fake_cuda import (
     mammothmoda2,
     ordered_layout,
 )
+from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -149,10 +149,10 @@ def language_parts(kind, dtype):
         names, first, row_end, codes = {"code": 515, "row end": 507}, "code", "row end", 96
     else:
         names, first, row_end, codes = (
-            tiny_lumina_mgpt.vocabulary(),
+            tiny_chameleon.vocabulary(),
             "IMGIMGAZ",
             "<reserved08799>",
-            tiny_lumina_mgpt.CODES,
+            tiny_chameleon.CODES,
         )
         vq = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
         shape = {

@@ -6,8 +6,8 @@ import weakref
 import accelerate
 import pytest
 import tiny
-import tiny_lumina_mgpt
 import torch
+from pipelines.chameleon import tiny as tiny_chameleon
 from presets import FOR_SCALES, FOR_TOKENS
 from torch._dynamo.backends.debugging import aot_eager, eager
 
@@ -97,7 +97,7 @@ def test_any_number_of_batch_sizes_is_compiled(llamagen, counting, monkeypatch):
 
 
 def test_prompts_of_a_language_model_that_are_about_as_long_share_a_step(counting):
-    pipe = tiny_lumina_mgpt.pipeline()
+    pipe = tiny_chameleon.pipeline()
     prompts = ["cat", "a red heart", "a red heart, a blue book and a tree"]
     expected = [tokens(pipe, "ar", prompt) for prompt in prompts]
     pipe.compile(backend=counting)

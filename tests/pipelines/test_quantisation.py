@@ -3,9 +3,9 @@ them."""
 
 import pytest
 import tiny_janus
-import tiny_lumina_mgpt
 import torch
 from diffusers import PipelineQuantizationConfig
+from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu35 import tiny as tiny_emu35
 from transformers import (
@@ -41,7 +41,7 @@ def folders(tmp_path_factory):
     convert_janus(tiny_janus.write_original(root / "published")).save_pretrained(root / "janus")
     tiny_emu3.pipeline().save_pretrained(root / "emu3")
     tiny_emu35.pipeline().save_pretrained(root / "emu3.5")
-    tiny_lumina_mgpt.pipeline().save_pretrained(root / "lumina")
+    tiny_chameleon.pipeline().save_pretrained(root / "lumina")
     return root
 
 

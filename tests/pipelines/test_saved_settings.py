@@ -5,8 +5,8 @@ import json
 import pytest
 import tiny
 import tiny_latent_llama
-import tiny_lumina_mgpt
 import tiny_mar
+from pipelines.chameleon import tiny as tiny_chameleon
 
 from arimage import AutoPipeline
 from arimage.auto import class_names
@@ -127,7 +127,7 @@ def test_deep_files_are_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "build", [tiny.class_pipeline, tiny_latent_llama.pipeline, tiny_mar.pipeline, tiny_lumina_mgpt.pipeline]
+    "build", [tiny.class_pipeline, tiny_latent_llama.pipeline, tiny_mar.pipeline, tiny_chameleon.pipeline]
 )
 @pytest.mark.parametrize(
     ("file", "setting", "value"),

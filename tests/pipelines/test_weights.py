@@ -8,8 +8,8 @@ from threading import Thread
 import pytest
 import tiny
 import tiny_janus
-import tiny_lumina_mgpt
 import torch
+from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
@@ -24,7 +24,7 @@ BUILD = {
     "var": lambda: tiny.scale_pipeline("text"),
     "janus": lambda: convert_janus(tiny_janus.FOLDER),
     "emu3": tiny_emu3.pipeline,
-    "lumina": tiny_lumina_mgpt.pipeline,
+    "lumina": tiny_chameleon.pipeline,
 }
 # One component of each library and kind.
 COMPONENTS = [

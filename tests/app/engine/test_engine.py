@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
-import tiny_lumina_mgpt
 import torch
 from PIL import Image
+from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.cosmos import tiny as tiny_cosmos
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -269,7 +269,7 @@ def test_a_second_reader_waits_for_the_next_report(held_engine, held):
 
 
 def test_progress_counts_the_tokens_of_the_size_asked_for():
-    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    engine = Engine({"any size": tiny_chameleon.pipeline(tiny_chameleon.VERSION_2)})
     request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
     *progress, result = engine.submit(request).events()
     engine.close()
@@ -277,7 +277,7 @@ def test_progress_counts_the_tokens_of_the_size_asked_for():
 
 
 def test_previews_are_spread_over_the_tokens_of_the_size_asked_for():
-    engine = Engine({"any size": tiny_lumina_mgpt.pipeline(tiny_lumina_mgpt.VERSION_2)})
+    engine = Engine({"any size": tiny_chameleon.pipeline(tiny_chameleon.VERSION_2)})
     progress = []
     request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
     engine.submit(request, progress.append).result(60)

@@ -6,8 +6,8 @@ import threading
 import card
 import pytest
 import tiny
-import tiny_lumina_mgpt
 import torch
+from pipelines.chameleon import tiny as tiny_chameleon
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -51,7 +51,7 @@ def llamagen(place, grid=4):
 
 def lumina(place):
     """A language model with row ends in its cache."""
-    pipe = tiny_lumina_mgpt.pipeline()
+    pipe = tiny_chameleon.pipeline()
     if place != "cpu":
         card.move(pipe)
     return pipe.prepare(prompt=["cat", "a red heart"], guidance_scale=2.0).model

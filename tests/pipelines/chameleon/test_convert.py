@@ -1,11 +1,11 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
-import tiny_lumina_mgpt as tiny
 import torch
+from pipelines.chameleon import tiny as tiny
+from pipelines.chameleon.tiny import FIXTURE, MOVQGAN
 from safetensors.torch import load_file, save_file
 from transformers.models.chameleon.modeling_chameleon import apply_rotary_pos_emb
 
@@ -17,9 +17,7 @@ from arimage.pipelines.chameleon.pipeline_anole import AnolePipeline
 from arimage.pipelines.chameleon.pipeline_lumina_mgpt import LuminaMGPTPipeline
 
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "lumina_mgpt"
 META = FIXTURE / "tokenizer"
-MOVQGAN = tiny.MOVQGAN
 
 
 @pytest.fixture(scope="module")

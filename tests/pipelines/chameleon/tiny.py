@@ -20,7 +20,7 @@ from arimage.pipelines.chameleon.pipeline_lumina_mgpt import LuminaMGPTPipeline
 CODES = 48
 VERSION_2 = "2.0"
 # Random weights in the published layouts: of Lumina-mGPT, and of a MoVQGAN with 64 codes.
-FIXTURE = Path(__file__).parent / "fixtures" / "lumina_mgpt"
+FIXTURE = Path(__file__).parent / "fixtures"
 MOVQGAN = FIXTURE / "movqgan.ckpt"
 META_NAMES = {
     "model.embed_tokens": "tok_embeddings",
@@ -165,3 +165,10 @@ def plain_logits(pipe: LuminaMGPTPipeline, prefix: list[int], codes: torch.LongT
             sequence.append(row_end)
     hidden = pipe.transformer.model(input_ids=torch.tensor([sequence]), use_cache=False).last_hidden_state[0]
     return pipe.transformer.lm_head(hidden)[before, first : first + CODES]
+
+
+PIPELINES = {
+    "lumina": (pipeline, {"usual", "language", "shared steps"}),
+    "lumina-2": (lambda: pipeline(VERSION_2), {"usual", "language", "twin", "shared steps"}),
+    "anole": (anole_pipeline, {"usual", "language", "shared steps"}),
+}

@@ -1,13 +1,12 @@
 """What calls of `LuminaMGPTPipeline` and `AnolePipeline` generate, and that it equals the authors' code."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import tiny_lumina_mgpt as tiny
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pipelines.chameleon import tiny as tiny
+from pipelines.chameleon.tiny import FIXTURE
 from presets import FOR_TOKENS, quick
 from safetensors.torch import load_file
 
@@ -15,7 +14,6 @@ from arimage import AnolePipeline, AutoPipeline, LuminaMGPTPipeline
 from arimage.convert import convert_lumina_mgpt
 
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "lumina_mgpt"
 PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]
 LATENT = {"output_type": "latent"}
 GREEDY = {"top_k": 1, **LATENT}
