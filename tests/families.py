@@ -6,21 +6,11 @@ from pathlib import Path
 import pytest
 import tiny
 import tiny_glm_image
-import tiny_janus
 import tiny_latent_llama
 import tiny_mammothmoda2
 import tiny_mar
 import torch
 from pipelines.cosmos import tiny as tiny_cosmos
-
-from arimage import JanusPipeline
-from arimage.convert import convert_janus
-
-
-def janus():
-    pipe = JanusPipeline(convert_janus(tiny_janus.FOLDER).model, tiny_janus.processor())
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 # From a family's name to how it is built, and by which traits tests choose it:
@@ -35,7 +25,6 @@ PIPELINES = {
     "var-text": (lambda: tiny.scale_pipeline("text"), {"usual", "twin"}),
     "var-class": (lambda: tiny.scale_pipeline("class"), {"usual", "shared steps"}),
     "infinity": (tiny.bit_pipeline, {"usual"}),
-    "janus": (janus, {"usual", "language"}),
     "mar": (tiny_mar.pipeline, {"special"}),
     "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
     "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),

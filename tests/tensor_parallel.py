@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import tiny_glm_image
-import tiny_janus
 import torch
 import torch.distributed as dist
+from pipelines.janus import tiny as tiny_janus
 from transformers import GlmImageForConditionalGeneration, JanusForConditionalGeneration
 from transformers.distributed import DistributedConfig
 

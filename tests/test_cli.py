@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-import tiny_janus
 import torch
 from PIL import Image
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.janus import tiny as tiny_janus
 from presets import FOR_TOKENS
 
 from arimage import LlamaGenPipeline, cli, options

@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 import pytest
 import step_models
 import tiny
-import tiny_janus
 import torch
 from models.test_fake_cuda import (
     BATCH,
@@ -21,6 +20,7 @@ from models.test_fake_cuda import (
 )
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.janus import tiny as tiny_janus
 from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 import tiny
-import tiny_janus
 import torch
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.janus import tiny as tiny_janus
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import T5EncoderModel

@@ -2,12 +2,12 @@
 them."""
 
 import pytest
-import tiny_janus
 import torch
 from diffusers import PipelineQuantizationConfig
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.janus import tiny as tiny_janus
 from transformers import (
     ChameleonForConditionalGeneration,
     Emu3ForConditionalGeneration,

@@ -7,10 +7,10 @@ from threading import Thread
 
 import pytest
 import tiny
-import tiny_janus
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.janus import tiny as tiny_janus
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 

@@ -2,8 +2,8 @@ import json
 import shutil
 
 import pytest
-import tiny_janus
 import torch
+from pipelines.janus import tiny as tiny_janus
 from safetensors.torch import load_file, save_file
 from transformers import JanusForConditionalGeneration
 

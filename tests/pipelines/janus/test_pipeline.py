@@ -3,10 +3,10 @@ does."""
 
 import numpy as np
 import pytest
-import tiny_janus
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from PIL import Image
+from pipelines.janus import tiny as tiny_janus
 from presets import FOR_TOKENS, quick
 from profiles import WIDE, as_shown
 from safetensors.torch import load_file

@@ -3,8 +3,8 @@
 import copy
 
 import pytest
-import tiny_janus
 import torch
+from pipelines.janus import tiny as tiny_janus
 from transformers import GenerationConfig, JanusForConditionalGeneration
 
 import arimage

@@ -1,4 +1,4 @@
-"""What the tiny Janus of tests/fixtures lacks: a tokenizer, a processor, and the layout that its authors publish."""
+"""What the tiny Janus of the fixtures lacks: a tokenizer, a processor, and the layout that its authors publish."""
 
 import json
 import string
@@ -9,8 +9,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import JanusImageProcessor, JanusProcessor, PreTrainedTokenizerFast
 
+from arimage import JanusPipeline
+from arimage.convert import convert_janus
 
-FOLDER = Path(__file__).parent / "fixtures" / "janus"
+
+FOLDER = Path(__file__).parent / "fixtures"
 FIRST_SPECIAL = 150
 SPECIAL_TOKENS = (
     "<｜begin▁of▁sentence｜>",
@@ -152,3 +155,14 @@ def write_original(folder: Path, state: dict[str, torch.Tensor] | None = None, s
     }.items():
         (folder / name).write_text(json.dumps(content))
     return folder
+
+
+def pipeline() -> JanusPipeline:
+    pipe = JanusPipeline(convert_janus(FOLDER).model, processor())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+PIPELINES = {
+    "janus": (pipeline, {"usual", "language"}),
+}
