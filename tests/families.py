@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import tiny
-import tiny_glm_image
 import tiny_latent_llama
 import tiny_mammothmoda2
 import tiny_mar
@@ -28,7 +27,6 @@ PIPELINES = {
     "mar": (tiny_mar.pipeline, {"special"}),
     "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
     "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),
-    "glm-image": (tiny_glm_image.pipeline, {"special", "shared steps"}),
     "mammothmoda2": (tiny_mammothmoda2.pipeline, {"special"}),
     "mammothmoda2-dev": (lambda: tiny_mammothmoda2.pipeline("dev"), {"special", "twin", "shared steps"}),
     "arpg": (lambda: tiny.any_order_pipeline("arpg"), {"any order"}),

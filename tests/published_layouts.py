@@ -6,13 +6,13 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_glm_image
 import tiny_mammothmoda2
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.janus import tiny as tiny_janus
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-import tiny_glm_image
 import torch
 import torch.distributed as dist
+from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.janus import tiny as tiny_janus
 from transformers import GlmImageForConditionalGeneration, JanusForConditionalGeneration
 from transformers.distributed import DistributedConfig

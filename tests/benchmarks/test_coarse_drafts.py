@@ -3,7 +3,7 @@
 import coarse_drafts
 import pytest
 import torch
-from tiny_glm_image import FOLDER
+from pipelines.glm_image.tiny import FOLDER
 
 
 @pytest.mark.parametrize(("small", "large"), [((2, 2), (4, 6)), ((3, 2), (5, 5))])

@@ -11,10 +11,10 @@ import httpx
 import openai
 import pytest
 import tiny
-import tiny_glm_image
 from app.server.serve_kit import BACKENDS, backend_of
 from app.server.server_kit import metric, picture, same, serving, wait_for
 from PIL import Image
+from pipelines.glm_image import tiny as tiny_glm_image
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request

@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 import tiny
-import tiny_glm_image
 from families import seeded
 from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
+from pipelines.glm_image import tiny as tiny_glm_image
 
 from arimage import cli
 from arimage.eval.compare import prepare_runs

@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import seeded
 from PIL import Image
-from tiny_glm_image import CASES, EXPECTED, FOLDER, INPUTS, sources
+from pipelines.glm_image.tiny import CASES, EXPECTED, FOLDER, INPUTS, sources
 
 from arimage import AutoPipeline, GlmImagePipeline
 

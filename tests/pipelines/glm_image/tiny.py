@@ -18,7 +18,7 @@ from arimage.decoding import Layout
 from arimage.pipelines.glm_image.transformer_glm_image import bind_prompts, grids_of
 
 
-FOLDER = Path(__file__).parent / "fixtures" / "glm_image"
+FOLDER = Path(__file__).parent / "fixtures"
 INPUTS = json.loads((FOLDER / "inputs.json").read_text())
 EXPECTED = load_file(FOLDER / "expected.safetensors")
 CODES, CASES = INPUTS["codes"], ("t2i", "i2i1", "i2i2")
@@ -75,3 +75,8 @@ def bind(case, network=None):
     device = torch.device("cpu")
     network = encoder() if network is None else network
     return bind_prompts(network, ids, mask, source_grids(case), codes_of(case), layout_of(case), device)
+
+
+PIPELINES = {
+    "glm-image": (pipeline, {"special", "shared steps"}),
+}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from decoding.run.test_batch import alone, check, run
 from decoding.test_exactness import assert_follows
-from tiny_glm_image import (
+from pipelines.glm_image.tiny import (
     CASES,
     CODES,
     EXPECTED,
