@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import tiny
 import tiny_latent_llama
-import tiny_mammothmoda2
 import tiny_mar
 import torch
 from pipelines.cosmos import tiny as tiny_cosmos
@@ -27,8 +26,6 @@ PIPELINES = {
     "mar": (tiny_mar.pipeline, {"special"}),
     "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
     "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),
-    "mammothmoda2": (tiny_mammothmoda2.pipeline, {"special"}),
-    "mammothmoda2-dev": (lambda: tiny_mammothmoda2.pipeline("dev"), {"special", "twin", "shared steps"}),
     "arpg": (lambda: tiny.any_order_pipeline("arpg"), {"any order"}),
     "arpg-text": (lambda: tiny.any_order_pipeline("arpg", "text"), {"any order", "twin", "shared steps"}),
     "arpg-places": (lambda: tiny.any_order_pipeline("arpg with places", "text"), {"any order", "shared steps"}),

@@ -6,7 +6,6 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_mammothmoda2
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.cosmos import tiny as tiny_cosmos
@@ -14,6 +13,7 @@ from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.janus import tiny as tiny_janus
+from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel

@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-import tiny_mammothmoda2
 import torch
 from families import seeded
 from pipelines.glm_image import tiny as tiny_glm_image
+from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 
 from arimage.app.engine.engine import FAILURES, Engine
 from arimage.app.engine.types import Cancelled, Limits, Refused, Request, image_seeds

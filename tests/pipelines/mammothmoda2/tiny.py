@@ -16,7 +16,7 @@ from arimage.convert import convert_mammothmoda2
 from arimage.pipelines.mammothmoda2.prompts import CHAT_TEMPLATE as CHAT_TEMPLATE
 
 
-FIXTURES = Path(__file__).parent / "fixtures" / "mammothmoda2"
+FIXTURES = Path(__file__).parent / "fixtures"
 TEXT_VOCABULARY = 152064
 VARIANTS = ("preview", "dev")
 EXPECTED = {variant: load_file(FIXTURES / variant / "expected.safetensors") for variant in VARIANTS}
@@ -78,3 +78,9 @@ def write_published(folder: Path) -> Path:
     ids = {"visual_token_start_id": 152072, "visual_token_end_id": 168456, "eol_token_id": 152064}
     file.write_text(json.dumps(json.loads(file.read_text()) | ids))
     return folder
+
+
+PIPELINES = {
+    "mammothmoda2": (pipeline, {"special"}),
+    "mammothmoda2-dev": (lambda: pipeline("dev"), {"special", "twin", "shared steps"}),
+}

@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-import tiny_mammothmoda2
 import torch
 from families import seeded
-from tiny_mammothmoda2 import EXPECTED, VARIANTS
+from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
+from pipelines.mammothmoda2.tiny import EXPECTED, VARIANTS
 
 from arimage import AutoPipeline, MammothModa2Pipeline
 

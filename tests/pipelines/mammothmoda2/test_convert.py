@@ -3,9 +3,9 @@
 import json
 
 import pytest
-import tiny_mammothmoda2
 import torch
-from tiny_mammothmoda2 import EXPECTED, FIXTURES, write_published
+from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
+from pipelines.mammothmoda2.tiny import EXPECTED, FIXTURES, write_published
 
 from arimage import AutoPipeline, MammothModa2Pipeline
 from arimage.convert import CheckpointError, convert_mammothmoda2

@@ -1,10 +1,10 @@
 """The language model of MammothModa2: its joint distribution, experts, and compilation."""
 
 import pytest
-import tiny_mammothmoda2
 import torch
 from decoding.test_exactness import assert_follows
-from tiny_mammothmoda2 import EXPECTED
+from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
+from pipelines.mammothmoda2.tiny import EXPECTED
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name
 from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import (
