@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import tiny
 import tiny_latent_llama
-import tiny_mar
 import torch
 from pipelines.cosmos import tiny as tiny_cosmos
 
@@ -23,7 +22,6 @@ PIPELINES = {
     "var-text": (lambda: tiny.scale_pipeline("text"), {"usual", "twin"}),
     "var-class": (lambda: tiny.scale_pipeline("class"), {"usual", "shared steps"}),
     "infinity": (tiny.bit_pipeline, {"usual"}),
-    "mar": (tiny_mar.pipeline, {"special"}),
     "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
     "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),
     "arpg": (lambda: tiny.any_order_pipeline("arpg"), {"any order"}),

@@ -8,10 +8,10 @@ from functools import cache
 import card
 import pytest
 import tiny
-import tiny_mar
 import torch
 from families import EVERY, flat, having, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.mar import tiny as tiny_mar
 
 from arimage.decoding import PRESETS, Decoding
 from arimage.decoding.jacobi import speculative_jacobi

@@ -5,8 +5,8 @@ from operator import attrgetter
 import pytest
 import tiny
 import tiny_latent_llama
-import tiny_mar
 import torch
+from pipelines.mar import tiny as tiny_mar
 from steps import allow_steps, count_layers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-import tiny_mar
+from pipelines.mar import tiny as tiny_mar
 
 from arimage import AutoPipeline
 

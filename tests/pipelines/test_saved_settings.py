@@ -5,8 +5,8 @@ import json
 import pytest
 import tiny
 import tiny_latent_llama
-import tiny_mar
 from pipelines.chameleon import tiny as tiny_chameleon
+from pipelines.mar import tiny as tiny_mar
 
 from arimage import AutoPipeline
 from arimage.auto import class_names

@@ -4,10 +4,10 @@ devices."""
 import math
 
 import pytest
-import tiny_mar
 import torch
 from continuous_kit import energy_p_value
 from models.test_fake_cuda import built, config_of
+from pipelines.mar import tiny as tiny_mar
 from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
 

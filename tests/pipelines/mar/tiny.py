@@ -1,5 +1,7 @@
 """Tiny MAR pipelines: the reference's, and one whose encoder and decoder differ and whose patches have four places."""
 
+from pathlib import Path
+
 from diffusers import AutoencoderKL
 from tiny import NUM_CLASSES, randomise
 
@@ -8,6 +10,7 @@ from arimage.pipelines.mar.pipeline_mar import MARPipeline
 from arimage.pipelines.mar.transformer_mar import MARTransformer
 
 
+FOLDER = Path(__file__).parent / "fixtures"
 STEPS = {"num_inference_steps": 4, "num_diffusion_steps": [4, 2, 1]}
 
 
@@ -56,3 +59,8 @@ def pipeline() -> MARPipeline:
     pipe.generation_config.update(STEPS)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+PIPELINES = {
+    "mar": (pipeline, {"special"}),
+}

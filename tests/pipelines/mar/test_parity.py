@@ -2,10 +2,10 @@
 generations."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from pipelines.mar.tiny import FOLDER
 from safetensors.torch import load_file
 
 from arimage.convert import convert_mar
@@ -15,7 +15,6 @@ from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.mar.transformer_mar import MARLatentModel
 
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "mar"
 SPACING = (6, 3, 1)
 GENERATIONS = json.loads((FOLDER / "config.json").read_text())["generations"]
 

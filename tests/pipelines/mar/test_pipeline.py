@@ -2,10 +2,10 @@
 
 import pytest
 import tiny
-import tiny_mar
 import torch
 from families import seeded
 from PIL import Image
+from pipelines.mar import tiny as tiny_mar
 
 from arimage import AutoPipeline, MARPipeline
 

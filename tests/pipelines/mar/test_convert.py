@@ -1,18 +1,17 @@
 """Files of MAR that are complete, wrapped by a trainer, damaged, or of another model."""
 
 import argparse
-from pathlib import Path
 
 import pytest
 import torch
 import typer
+from pipelines.mar.tiny import FOLDER
 from safetensors.torch import save_file
 
 from arimage import AutoPipeline, cli
 from arimage.convert import CheckpointError, convert_mar
 
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "mar"
 CHECKPOINT, VAE = FOLDER / "checkpoint-last.pth", FOLDER / "kl16.ckpt"
 
 
