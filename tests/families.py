@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import tiny
-import tiny_latent_llama
 import torch
 from pipelines.cosmos import tiny as tiny_cosmos
 
@@ -29,7 +28,6 @@ PIPELINES = {
     "arpg-places": (lambda: tiny.any_order_pipeline("arpg with places", "text"), {"any order", "shared steps"}),
     "lpd": (lambda: tiny.any_order_pipeline("lpd"), {"any order", "shared steps"}),
     "randar": (lambda: tiny.any_order_pipeline("randar"), {"any order", "shared steps"}),
-    "latent-llama": (tiny_latent_llama.pipeline, set()),
 }
 for path in sorted(Path(__file__).parent.glob("pipelines/*/tiny.py")):
     PIPELINES |= import_module(f"pipelines.{path.parent.name}.tiny").PIPELINES

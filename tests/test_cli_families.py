@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import tiny_latent_llama
 import typer
 from families import OTHERS, seeded
 from PIL import Image
+from pipelines.latent_llama import tiny as tiny_latent_llama
 
 from arimage import cli
 from arimage.app.demo import markup

@@ -9,7 +9,6 @@ import card
 import numpy as np
 import pytest
 import tiny
-import tiny_latent_llama
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from accelerator.runs import call, differences, equal, families, fresh, pipeline, small
@@ -18,6 +17,7 @@ from families import flat, seeded
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.mar import tiny as tiny_mar
 
 from arimage import LlamaGenPipeline

@@ -4,8 +4,8 @@ from operator import attrgetter
 
 import pytest
 import tiny
-import tiny_latent_llama
 import torch
+from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.mar import tiny as tiny_mar
 from steps import allow_steps, count_layers
 from torch._subclasses.fake_tensor import FakeTensorMode

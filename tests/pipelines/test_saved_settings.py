@@ -4,8 +4,8 @@ import json
 
 import pytest
 import tiny
-import tiny_latent_llama
 from pipelines.chameleon import tiny as tiny_chameleon
+from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.mar import tiny as tiny_mar
 
 from arimage import AutoPipeline

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import tiny
-import tiny_latent_llama
 import torch
 import torch.nn.functional as F
 from families import seeded
+from pipelines.latent_llama import tiny as tiny_latent_llama
 
 from arimage import AutoPipeline, FewStepDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
 from arimage.app.engine.engine import Engine

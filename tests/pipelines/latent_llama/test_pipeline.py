@@ -2,10 +2,10 @@
 
 import pytest
 import tiny
-import tiny_latent_llama
 import torch
 from families import seeded
 from models.test_fake_cuda import built, config_of
+from pipelines.latent_llama import tiny as tiny_latent_llama
 from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
 

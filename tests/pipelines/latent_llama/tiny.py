@@ -31,3 +31,8 @@ def pipeline(**changes) -> LatentLlamaPipeline:
     pipe.generation_config["num_diffusion_steps"] = 6
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+PIPELINES = {
+    "latent-llama": (pipeline, set()),
+}
