@@ -20,7 +20,6 @@ PIPELINES = {
     "llamagen-class": (tiny.class_pipeline, {"usual", "twin", "shared steps"}),
     "var-text": (lambda: tiny.scale_pipeline("text"), {"usual", "twin"}),
     "var-class": (lambda: tiny.scale_pipeline("class"), {"usual", "shared steps"}),
-    "infinity": (tiny.bit_pipeline, {"usual"}),
     "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
     "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),
     "arpg": (lambda: tiny.any_order_pipeline("arpg"), {"any order"}),

@@ -20,6 +20,7 @@ from models.test_fake_cuda import (
 )
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.infinity import tiny as tiny_infinity
 from pipelines.janus import tiny as tiny_janus
 from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -113,7 +114,7 @@ def var(kind, dtype, guided):
 
 @cache
 def infinity_parts(dtype):
-    config, vq_config = config_of(lambda: tiny.bit_transformer(num_layers=1)), config_of(tiny.bit_tokenizer)
+    config, vq_config = config_of(lambda: tiny_infinity.transformer(num_layers=1)), config_of(tiny_infinity.tokenizer)
     transformer = built(lambda: InfinityTransformer(**config), dtype)
     return transformer, built(lambda: InfinityVQModel(**vq_config), torch.float32)
 

@@ -9,9 +9,6 @@ from arimage.pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDD
 from arimage.pipelines.distilled_decoding.pipeline_var_dd import VARDDPipeline
 from arimage.pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
 from arimage.pipelines.distilled_decoding.transformer_var_dd import VARDDTransformer
-from arimage.pipelines.infinity.bsq_infinity import InfinityVQModel
-from arimage.pipelines.infinity.pipeline_infinity import InfinityPipeline
-from arimage.pipelines.infinity.transformer_infinity import InfinityTransformer
 from arimage.pipelines.kinds.any_order import AnyOrderPipeline
 from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
@@ -169,35 +166,6 @@ def scale_pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VA
         texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
     small = scale_transformer(conditioning, seed + 1, hidden_size=16, num_layers=1) if refiner else None
     pipe = VARPipeline(scale_transformer(conditioning, seed), scale_tokenizer(seed), refiner=small, **texts)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def bit_tokenizer(seed: int = 0, **changes) -> InfinityVQModel:
-    settings = {"channels": 8, "channel_multipliers": (1, 2), "layers_per_block": 1, "latent_channels": 4}
-    return randomise(InfinityVQModel(**{**settings, "norm_num_groups": 4, **changes}), seed + 1)
-
-
-def bit_transformer(seed: int = 0, **changes) -> InfinityTransformer:
-    settings = {
-        "caption_dim": TEXT_WIDTH,
-        "num_text_tokens": TEXT_LENGTH,
-        "bits": 4,
-        "hidden_size": 32,
-        "num_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "num_pool_heads": 2,
-        "pixels": "0.06M",
-    }
-    return randomise(InfinityTransformer(**{**settings, **changes}), seed)
-
-
-def bit_pipeline(seed: int = 0) -> InfinityPipeline:
-    """A text to images of 32x32 pixels and the like, of 7 maps."""
-    tokenizer = text_tokenizer()
-    encoder = text_encoder(len(tokenizer), seed=seed)
-    pipe = InfinityPipeline(bit_transformer(seed), bit_tokenizer(seed), tokenizer, encoder)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.decoding import NextScaleDecoding, Sampling, decode, decoding_from_text
 from arimage.models.conditions import with_unconditional
@@ -29,7 +30,7 @@ def texts():
 def bound(request):
     """`bound(rows, guided=True, ...)`: a tiny model bound to some of three conditions."""
     if request.param == "bits":
-        parts = tiny.bit_transformer(), tiny.bit_tokenizer()
+        parts = tiny_infinity.transformer(), tiny_infinity.tokenizer()
 
         def bind(rows, guided=True, **settings):
             some = {name: value[rows] for name, value in texts().items()}
@@ -197,7 +198,7 @@ def test_half_precision(bound):
 
 @torch.no_grad()
 def test_guidance_of_hidden_states_leaves_out_cells():
-    parts = tiny.bit_transformer(), tiny.bit_tokenizer()
+    parts = tiny_infinity.transformer(), tiny_infinity.tokenizer()
     condition = with_unconditional(texts(), kept=("prompt_attention_mask",))
     sampling = replace(SHARP, guidance_scale=1.0)
     for shares in ((0.0, 0.0), (0.5, 0.5)):

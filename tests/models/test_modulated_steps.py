@@ -5,6 +5,7 @@ from operator import attrgetter
 import pytest
 import tiny
 import torch
+from pipelines.infinity import tiny as tiny_infinity
 from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.mar import tiny as tiny_mar
 from steps import allow_steps, count_layers
@@ -45,9 +46,9 @@ CASES = {
     "VAR": (lambda: tiny.scale_pipeline("class"), "transformer", VAR),
     "VAR without some cells": (lambda: tiny.scale_pipeline("class"), "transformer", VAR | PRUNED),
     "VAR with text": (lambda: tiny.scale_pipeline("text"), "transformer", TEXT),
-    "Infinity": (tiny.bit_pipeline, "transformer", TEXT),
-    "Infinity without some cells": (tiny.bit_pipeline, "transformer", TEXT | PRUNED),
-    "Infinity in bfloat16": (lambda: half_precision(tiny.bit_pipeline()), "transformer", TEXT),
+    "Infinity": (tiny_infinity.pipeline, "transformer", TEXT),
+    "Infinity without some cells": (tiny_infinity.pipeline, "transformer", TEXT | PRUNED),
+    "Infinity in bfloat16": (lambda: half_precision(tiny_infinity.pipeline()), "transformer", TEXT),
     "MAR": (tiny_mar.pipeline, "head", {"class_labels": 1, "guidance_scale": 2.0, "num_diffusion_steps": 3}),
     "latent-llama": (
         tiny_latent_llama.pipeline,

@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 from diffusers.hooks import apply_layerwise_casting
+from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.decoding import Layout
 from arimage.models.language_model import code_head
@@ -89,7 +90,7 @@ def test_places_of_a_student_may_be_offloaded(how):
 
 
 def test_infinity_may_be_stored_in_fp8():
-    pipe = tiny.bit_pipeline()
+    pipe = tiny_infinity.pipeline()
     pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
     pipe("a red heart", output_type="latent")
 

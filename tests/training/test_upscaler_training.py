@@ -9,6 +9,7 @@ import tiny
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pipelines.infinity import tiny as tiny_infinity
 
 from arimage import AutoPipeline
 from arimage.training import loop, upscaler
@@ -209,7 +210,7 @@ def test_the_command_trains_by_a_recipe_and_saves_the_pipeline(tmp_path, monkeyp
     with pytest.raises(ValueError, match="image_size is 32 in the recipe, but the model decodes 8 pixels"):
         upscaler.run_upscaler(recipe | {"image_size": 32}, pipe, tmp_path, tmp_path, tmp_path / "other")
     with pytest.raises(ValueError, match="InfinityPipeline takes no upscaler: give"):
-        upscaler.run_upscaler(recipe, tiny.bit_pipeline(), tmp_path, tmp_path, tmp_path / "other")
+        upscaler.run_upscaler(recipe, tiny_infinity.pipeline(), tmp_path, tmp_path, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

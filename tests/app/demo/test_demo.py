@@ -22,6 +22,7 @@ import tiny
 import torch
 from app.conftest import SlowPipeline
 from PIL import Image
+from pipelines.infinity import tiny as tiny_infinity
 
 
 pytest.importorskip("gradio")
@@ -52,7 +53,7 @@ def slow():
 @pytest.fixture(scope="module")
 def engine(slow):
     pipelines = {"text": tiny.text_pipeline(), "class": tiny.class_pipeline(), "scales": tiny.scale_pipeline("text")}
-    pipelines["bits"] = tiny.bit_pipeline()
+    pipelines["bits"] = tiny_infinity.pipeline()
     engine = Engine(pipelines | {"slow": slow}, Limits(prompt_characters=40, images=4))
     yield engine
     engine.close()
@@ -119,7 +120,7 @@ def test_partial_images_of_a_model_of_bits_are_its_scales(client, opened):
     assert any(images for images, _ in parts)
     assert decided == sorted(decided) and len(decided) > 1
     assert (state["passes"], state["exact"]) == (7, True)
-    expected = tiny.bit_pipeline()("a red heart", generator=torch.Generator().manual_seed(5)).images[0]
+    expected = tiny_infinity.pipeline()("a red heart", generator=torch.Generator().manual_seed(5)).images[0]
     assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 import tiny
 from eval.runs.run_kit import COUNT, options
+from pipelines.infinity import tiny as tiny_infinity
 
 from arimage import cli
 
@@ -46,7 +47,7 @@ def models(tmp_path_factory):
     tiny.text_pipeline().save_pretrained(root / "text")
     tiny.class_pipeline().save_pretrained(root / "class")
     tiny.scale_pipeline("text").save_pretrained(root / "scales")
-    tiny.bit_pipeline().save_pretrained(root / "bits")
+    tiny_infinity.pipeline().save_pretrained(root / "bits")
     prompts = root / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"a red heart {i}", "tag": i}) + "\n" for i in range(COUNT)))
     return {name: str(root / name) for name in ("text", "class", "scales", "bits", "prompts.jsonl")}

@@ -12,6 +12,7 @@ import torch
 from eval.runs.run_kit import BATCH, COUNT, contents, options, part_of
 from PIL import Image
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.decoding import SpeculativeJacobiDecoding
 from arimage.eval.runs import estimate
@@ -54,7 +55,7 @@ def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):
     ],
 )
 def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decoding, sampling):
-    build = {"text": tiny.text_pipeline, "class": tiny.class_pipeline, "bits": tiny.bit_pipeline}
+    build = {"text": tiny.text_pipeline, "class": tiny.class_pipeline, "bits": tiny_infinity.pipeline}
     pipe = build.get(kind, lambda: tiny.scale_pipeline("text"))()
     rows = class_rows(3, 1, 2) if kind == "class" else prompt_rows([{"prompt": f"tree {i}"} for i in range(3)], 1, 2)
     config = make_config(pipe, rows, model=kind, source={}, seed=1, batch_size=4, decoding=text, sampling=sampling)

@@ -2,20 +2,17 @@
 the 8B, whose cells are 2 x 2 cells of the latents."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pipelines.infinity.tiny import FIXTURES
 from safetensors.torch import load_file
 
 from arimage.convert import convert_infinity
 from arimage.decoding import Sampling
 from arimage.pipelines.infinity.schedules import SCHEDULES
 from arimage.pipelines.infinity.transformer_infinity import rotary_table
-
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 class Golden:
@@ -35,7 +32,7 @@ class Golden:
         return self.expected[f"{self.ratio}_{name}"]
 
 
-@pytest.fixture(scope="module", params=["infinity", "infinity_patchify"])
+@pytest.fixture(scope="module", params=["plain", "patchify"])
 def golden(request):
     return Golden(request.param)
 

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from PIL import Image
+from pipelines.infinity import tiny as tiny_infinity
 from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
@@ -21,7 +21,7 @@ SCALES = 7
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = Engine({"bits": tiny.bit_pipeline()}, Limits(images=4))
+    engine = Engine({"bits": tiny_infinity.pipeline()}, Limits(images=4))
     yield engine
     engine.close()
 
@@ -34,7 +34,7 @@ def server(engine):
 
 def alone(prompt, seed, **settings):
     """What the pipeline generates by itself."""
-    return tiny.bit_pipeline()(prompt, generator=torch.Generator().manual_seed(seed), **settings).images[0]
+    return tiny_infinity.pipeline()(prompt, generator=torch.Generator().manual_seed(seed), **settings).images[0]
 
 
 def same(one, other):
@@ -67,7 +67,7 @@ def test_a_stream_of_the_server_shows_the_scales_so_far(server):
 
 
 def test_a_preview_of_each_scale_is_the_image_of_the_maps_so_far(engine):
-    pipe, maps = tiny.bit_pipeline(), []
+    pipe, maps = tiny_infinity.pipeline(), []
     pipe(
         "a red heart",
         generator=torch.Generator().manual_seed(3),

@@ -5,6 +5,7 @@ import tiny
 import torch
 from families import flat, seeded
 from PIL import Image
+from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.pipelines.infinity.schedules import COUNTS, SCHEDULES
 from arimage.published.registry import PUBLISHED
@@ -15,7 +16,7 @@ LATENT = {"output_type": "latent"}
 
 @pytest.fixture(scope="module")
 def pipe():
-    return tiny.bit_pipeline()
+    return tiny_infinity.pipeline()
 
 
 def test_every_size_has_maps_that_grow_to_it():
@@ -28,7 +29,7 @@ def test_every_size_has_maps_that_grow_to_it():
     assert cells[64, 64] == 10_521 and max(cells.values()) == cells[90, 45] == cells[45, 90] == 11_269
 
 
-@pytest.mark.parametrize("size", tiny.bit_pipeline().image_sizes)
+@pytest.mark.parametrize("size", tiny_infinity.pipeline().image_sizes)
 def test_every_ratio_is_generated(pipe, size):
     out = pipe("a red heart", height=size[0], width=size[1], output_type="pt", generator=seeded(0))
     assert out.images.shape == (1, 3, *size)

@@ -1,18 +1,17 @@
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from pipelines.infinity.tiny import FIXTURES
 
 from arimage.convert import CheckpointError, convert_infinity
 from arimage.convert.checkpoint import load_original
 from arimage.pipelines.infinity.pipeline_infinity import InfinityPipeline
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-FILES = FIXTURES / "infinity" / "infinity_tiny_reg.pth", FIXTURES / "infinity" / "infinity_vae_d8_tiny.pth"
-PATCHIFY = FIXTURES / "infinity_patchify"
+FILES = FIXTURES / "plain" / "infinity_tiny_reg.pth", FIXTURES / "plain" / "infinity_vae_d8_tiny.pth"
+PATCHIFY = FIXTURES / "patchify"
 PATCHIFY_FILES = PATCHIFY / "infinity_8b_tiny_weights", PATCHIFY / "infinity_vae_d16_f8_4_patchify_tiny.pth"
 
 
