@@ -16,12 +16,6 @@ from pipelines.cosmos import tiny as tiny_cosmos
 # "twin": differs from another one in its condition or its size alone;
 # "shared steps": its model, or the steps of its model, are those of another one.
 PIPELINES = {
-    "llamagen-text": (tiny.text_pipeline, {"usual"}),
-    "llamagen-class": (tiny.class_pipeline, {"usual", "twin", "shared steps"}),
-    "var-text": (lambda: tiny.scale_pipeline("text"), {"usual", "twin"}),
-    "var-class": (lambda: tiny.scale_pipeline("class"), {"usual", "shared steps"}),
-    "llamagen-dd": (lambda: tiny.distilled_pipeline("llamagen"), {"special"}),
-    "var-dd": (lambda: tiny.distilled_pipeline("var"), {"special"}),
     "arpg": (lambda: tiny.any_order_pipeline("arpg"), {"any order"}),
     "arpg-text": (lambda: tiny.any_order_pipeline("arpg", "text"), {"any order", "twin", "shared steps"}),
     "arpg-places": (lambda: tiny.any_order_pipeline("arpg with places", "text"), {"any order", "shared steps"}),

@@ -13,7 +13,9 @@ from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.janus import tiny as tiny_janus
+from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
+from pipelines.var import tiny as tiny_var
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
@@ -62,13 +64,13 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def llamagen(root: Path) -> None:
-    _copy(FIXTURES / "llamagen_c2i" / "c2i_tiny.pt", root / "FoundationVision/LlamaGen/c2i_B_256.pt")
-    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+    _copy(tiny_llamagen.FIXTURES / "c2i" / "c2i_tiny.pt", root / "FoundationVision/LlamaGen/c2i_B_256.pt")
+    _copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
 def llamagen_text(root: Path) -> None:
-    _copy(FIXTURES / "llamagen_t2i" / "t2i_tiny.pt", root / "peizesun/llamagen_t2i/t2i_XL_stage1_256.pt")
-    _copy(FIXTURES / "llamagen_t2i" / "vq_ds4_t2i.pt", root / "peizesun/llamagen_t2i/vq_ds16_t2i.pt")
+    _copy(tiny_llamagen.FIXTURES / "t2i" / "t2i_tiny.pt", root / "peizesun/llamagen_t2i/t2i_XL_stage1_256.pt")
+    _copy(tiny_llamagen.FIXTURES / "t2i" / "vq_ds4_t2i.pt", root / "peizesun/llamagen_t2i/vq_ds16_t2i.pt")
     folder = root / "google/flan-t5-xl"
     T5EncoderModel(T5Config(vocab_size=8, d_model=32, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(
         folder
@@ -81,18 +83,18 @@ def llamagen_text(root: Path) -> None:
 
 
 def var(root: Path) -> None:
-    _copy(FIXTURES / "var" / "var_d2.pth", root / "FoundationVision/var/var_d16.pth")
-    _copy(FIXTURES / "var" / "vae_ch32v64z8.pth", root / "FoundationVision/var/vae_ch160v4096z32.pth")
+    _copy(tiny_var.FOLDER / "var_d2.pth", root / "FoundationVision/var/var_d16.pth")
+    _copy(tiny_var.FOLDER / "vae_ch32v64z8.pth", root / "FoundationVision/var/vae_ch160v4096z32.pth")
 
 
 def arpg(root: Path) -> None:
     _copy(FIXTURES / "arpg" / "arpg_tiny.pt", root / "hp-l33/ARPG/arpg_300m.pt")
-    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+    _copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
 def lpd(root: Path) -> None:
     _copy(FIXTURES / "lpd" / "lpd_tiny.pth", root / "mit-han-lab/lpd_l_256/lpd_l_256.pth")
-    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+    _copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
 def randar_state(classes: int = 10, codes: int = 128, width: int = 32, layers: int = 2) -> dict[str, torch.Tensor]:
@@ -126,7 +128,7 @@ def randar(root: Path) -> None:
     file = root / "ziqipang/RandAR/randar_0.3b_llamagen_360k_bs_1024_lr_0.0004.safetensors"
     file.parent.mkdir(parents=True)
     save_file(randar_state(), file)
-    _copy(FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
+    _copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
 def janus(repository: str) -> Callable[[Path], None]:

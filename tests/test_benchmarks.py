@@ -19,8 +19,8 @@ import hybrid_stages
 import scaling
 import side_by_side
 import store_float8
-import tiny
 import token_hashes
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import LlamaGenTransformer, SpeculativeJacobiDecoding
 
@@ -45,7 +45,7 @@ def run(monkeypatch, capsys):
 
 
 def test_perfect_first_drafts_save_forward_passes():
-    pipe = tiny.text_pipeline(grid=8)
+    pipe = tiny_llamagen.text_pipeline(grid=8)
     prompts = ["a red heart", "green tree"] * 4
     uniform = first_drafts.steps_of(pipe, prompts, SpeculativeJacobiDecoding(window=4))
     perfect = first_drafts.steps_of(pipe, prompts, first_drafts.PerfectDrafts(window=4))
@@ -54,7 +54,7 @@ def test_perfect_first_drafts_save_forward_passes():
 
 def test_large_matrices_are_stored_in_half_the_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(store_float8, "LEAST", 1024)
-    transformer = tiny.text_pipeline().transformer
+    transformer = tiny_llamagen.text_pipeline().transformer
     transformer.half().save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     before = file.stat().st_size

@@ -18,6 +18,8 @@ from PIL import Image
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.janus import tiny as tiny_janus
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from presets import FOR_TOKENS
 
 from arimage import LlamaGenPipeline, cli, options
@@ -37,12 +39,12 @@ CLASSES = ["tench", "retriever", "crane", "otter", "finch", "cock", "tabby", "Es
 def models(tmp_path_factory):
     """Folders of a text-conditional and a class-conditional pipeline, by their conditioning."""
     root = tmp_path_factory.mktemp("models")
-    tiny.text_pipeline().save_pretrained(root / "text")
-    tiny.class_pipeline().save_pretrained(root / "class")
-    tiny.scale_pipeline("text").save_pretrained(root / "scales")
-    named = LlamaGenPipeline(**tiny.class_pipeline().components, id2label=dict(enumerate(CLASSES)))
+    tiny_llamagen.text_pipeline().save_pretrained(root / "text")
+    tiny_llamagen.class_pipeline().save_pretrained(root / "class")
+    tiny_var.pipeline("text").save_pretrained(root / "scales")
+    named = LlamaGenPipeline(**tiny_llamagen.class_pipeline().components, id2label=dict(enumerate(CLASSES)))
     named.save_pretrained(root / "named")
-    known = tiny.text_pipeline()
+    known = tiny_llamagen.text_pipeline()
     known.known_captions = KnownCaptions({"red heart": ["heart"], "tree": ["fir"]})
     known.save_pretrained(root / "known")
     return {name: str(root / name) for name in ("text", "class", "scales", "named", "known")}
@@ -84,7 +86,7 @@ def refused(run):
 
 def expected_images(kind, seed, **arguments):
     """What the pipeline itself generates, uint8 [B, H, W, 3]."""
-    pipe = tiny.text_pipeline() if kind == "text" else tiny.class_pipeline()
+    pipe = tiny_llamagen.text_pipeline() if kind == "text" else tiny_llamagen.class_pipeline()
     images = pipe(**arguments, generator=torch.Generator().manual_seed(seed)).images
     return np.stack([np.asarray(image) for image in images])
 
@@ -718,7 +720,7 @@ def test_converting_a_missing_file_is_refused_in_one_sentence(refused):
 
 
 def test_converted_files_of_var_generate_images(run, tmp_path):
-    files = Path(__file__).parent / "fixtures" / "var"
+    files = tiny_var.FOLDER
     options = ["--transformer", files / "var_d2.pth", "--tokenizer", files / "vae_ch32v64z8.pth"]
     code, out, _ = run("convert", "var", *map(str, options), "--out", str(tmp_path / "made"))
     assert code == 0 and out.strip() == str(tmp_path / "made")

@@ -3,11 +3,11 @@
 import sys
 
 import pytest
-import tiny
 import torch
 from adapters import adapter
 from families import seeded
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 
 from arimage import cli
@@ -21,7 +21,7 @@ pytest.importorskip("peft", reason="the extra `lora` is not installed")
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """The folder of a pipeline, and files of two adapters for it."""
-    root, pipe = tmp_path_factory.mktemp("lora"), tiny.text_pipeline()
+    root, pipe = tmp_path_factory.mktemp("lora"), tiny_llamagen.text_pipeline()
     pipe.save_pretrained(root / "model")
     for seed, name in enumerate(("one", "two")):
         save_file(adapter(pipe, seed=seed), root / f"{name}.safetensors")
@@ -95,7 +95,7 @@ def test_without_peft_the_extra_is_named(files, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     assert "pip install 'arimage[lora]'" in capsys.readouterr().err
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     monkeypatch.setattr("arimage.pipelines.adapters.lora.is_peft_available", lambda: False)
     with pytest.raises(ValueError, match=r"arimage\[lora\]"):
         pipe.load_lora_weights(files / "one.safetensors")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 from profiles import WIDE, as_shown
 
 from arimage import cli, options
@@ -22,7 +23,7 @@ CORNER[:CELL, :CELL] = True
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "text"
-    tiny.text_pipeline(4).save_pretrained(folder)
+    tiny_llamagen.text_pipeline(4).save_pretrained(folder)
     return folder
 
 

@@ -4,11 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-import tiny
 from families import seeded
 from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
 
@@ -17,7 +17,7 @@ from arimage import cli
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     tiny_emu35.pipeline().save_pretrained(root / "reads")
-    tiny.text_pipeline(4).save_pretrained(root / "text")
+    tiny_llamagen.text_pipeline(4).save_pretrained(root / "text")
     return root
 
 

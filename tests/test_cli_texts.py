@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 import typer
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu3 import tiny as tiny_emu3
+from pipelines.llamagen import tiny as tiny_llamagen
 from typer.testing import CliRunner
 
 from arimage import cli
@@ -23,7 +23,7 @@ ROOT = Path(cli.__file__).parents[1]
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, pipe in (
-        ("text", tiny.text_pipeline()),
+        ("text", tiny_llamagen.text_pipeline()),
         ("emu3", tiny_emu3.pipeline()),
         ("video", tiny_cosmos.pipeline()),
     ):

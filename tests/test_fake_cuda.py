@@ -22,6 +22,8 @@ from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.infinity import tiny as tiny_infinity
 from pipelines.janus import tiny as tiny_janus
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from presets import FOR_ANY_ORDER, FOR_GRIDS, FOR_SCALES, FOR_TOKENS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -81,9 +83,9 @@ def fake_cuda(monkeypatch):
 
 @cache
 def llamagen_parts(kind, dtype):
-    config = config_of(lambda: tiny.transformer(kind, num_layers=1))
-    drafter_config = config_of(lambda: tiny.drafter(tiny.transformer(kind)))
-    denoiser_config = config_of(lambda: tiny.denoiser(tiny.transformer(kind, num_layers=1)))
+    config = config_of(lambda: tiny_llamagen.transformer(kind, num_layers=1))
+    drafter_config = config_of(lambda: tiny_llamagen.drafter(tiny_llamagen.transformer(kind)))
+    denoiser_config = config_of(lambda: tiny_llamagen.denoiser(tiny_llamagen.transformer(kind, num_layers=1)))
     parts = {
         "drafter": built(lambda: LlamaGenDrafter(**drafter_config), dtype),
         "denoiser": built(lambda: LlamaGenDenoiser(**denoiser_config), dtype),
@@ -100,7 +102,7 @@ def llamagen(kind, dtype, guided):
 @cache
 def var_parts(kind, dtype):
     """A transformer, its refiner and the tokenizer, which stays in float32."""
-    config, vq_config = config_of(lambda: tiny.scale_transformer(kind, num_layers=1)), config_of(tiny.scale_tokenizer)
+    config, vq_config = config_of(lambda: tiny_var.transformer(kind, num_layers=1)), config_of(tiny.scale_tokenizer)
     transformer, refiner = (built(lambda: VARTransformer(**config), dtype) for _ in range(2))
     return transformer, refiner, built(lambda: VARVQModel(**vq_config), torch.float32)
 

@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
 from arimage.app.engine.engine import Engine
@@ -29,7 +30,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def raster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raster")
-    tiny.text_pipeline().save_pretrained(folder)
+    tiny_llamagen.text_pipeline().save_pretrained(folder)
     return folder
 
 
@@ -122,7 +123,7 @@ def test_runs_are_compared_by_order(run, model, tmp_path):
 
 
 def test_requests_have_an_order(model):
-    pipelines = {"any": tiny.any_order_pipeline("arpg", "text"), "raster": tiny.text_pipeline()}
+    pipelines = {"any": tiny.any_order_pipeline("arpg", "text"), "raster": tiny_llamagen.text_pipeline()}
     engine = Engine(pipelines)
     try:
         assert engine.models["any"].order == "farthest" and engine.models["raster"].order is None

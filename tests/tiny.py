@@ -5,21 +5,11 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from arimage.pipelines.arpg.pipeline_arpg import ARPGPipeline
 from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
-from arimage.pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
-from arimage.pipelines.distilled_decoding.pipeline_var_dd import VARDDPipeline
-from arimage.pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
-from arimage.pipelines.distilled_decoding.transformer_var_dd import VARDDTransformer
 from arimage.pipelines.kinds.any_order import AnyOrderPipeline
-from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
-from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
-from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
-from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from arimage.pipelines.lpd.pipeline_lpd import LPDPipeline
 from arimage.pipelines.lpd.transformer_lpd import LPDTransformer
 from arimage.pipelines.randar.pipeline_randar import RandARPipeline
 from arimage.pipelines.randar.transformer_randar import RandARTransformer
-from arimage.pipelines.var.pipeline_var import VARPipeline
-from arimage.pipelines.var.transformer_var import VARTransformer
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
@@ -80,55 +70,6 @@ def image_tokenizer(codes: int = CODES, seed: int = 0) -> LlamaGenVQModel:
     return randomise(model, seed + 1)
 
 
-def transformer(conditioning: str, grid: int = 4, seed: int = 0, **changes) -> LlamaGenTransformer:
-    settings = {
-        "conditioning": conditioning,
-        "grid_size": grid,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": CODES,
-        "num_classes": NUM_CLASSES,
-        "num_condition_tokens": TEXT_LENGTH if conditioning == "text" else 1,
-        "caption_dim": TEXT_WIDTH,
-    }
-    return randomise(LlamaGenTransformer(**{**settings, **changes}), seed)
-
-
-def drafter(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDrafter:
-    return randomise(LlamaGenDrafter.for_transformer(of), seed + 3)
-
-
-def denoiser(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDenoiser:
-    return randomise(LlamaGenDenoiser.for_transformer(of, codebook_dim=4, rank=8), seed + 4)
-
-
-def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
-    """Text to images of grid * SCALE_FACTOR pixels."""
-    tokenizer, model = text_tokenizer(), transformer("text", grid, seed)
-    pipe = LlamaGenPipeline(
-        model,
-        image_tokenizer(seed=seed),
-        tokenizer,
-        text_encoder(len(tokenizer), seed=seed),
-        drafter(model, seed),
-        denoiser(model, seed),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
-    """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
-    model = transformer("class", grid, seed)
-    parts = {"drafter": drafter(model, seed), "denoiser": denoiser(model, seed)}
-    pipe = LlamaGenPipeline(model, image_tokenizer(seed=seed), **parts)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
 def scale_tokenizer(seed: int = 0) -> VARVQModel:
     model = VARVQModel(
         channels=8,
@@ -140,34 +81,6 @@ def scale_tokenizer(seed: int = 0) -> VARVQModel:
         norm_num_groups=4,
     )
     return randomise(model, seed + 1)
-
-
-def scale_transformer(conditioning: str, seed: int = 0, **changes) -> VARTransformer:
-    settings = {
-        "conditioning": conditioning,
-        "num_classes": NUM_CLASSES,
-        "caption_dim": TEXT_WIDTH if conditioning == "text" else None,
-        "num_condition_tokens": TEXT_LENGTH if conditioning == "text" else 0,
-        "vocab_size": CODES,
-        "codebook_dim": 4,
-        "scales": SCALES,
-        "hidden_size": 32,
-        "num_layers": 2,
-        "num_attention_heads": 4,
-    }
-    return randomise(VARTransformer(**{**settings, **changes}), seed)
-
-
-def scale_pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VARPipeline:
-    """A class or a text to images of SCALES[-1] * SCALE_FACTOR pixels."""
-    texts = {}
-    if conditioning == "text":
-        tokenizer = text_tokenizer()
-        texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
-    small = scale_transformer(conditioning, seed + 1, hidden_size=16, num_layers=1) if refiner else None
-    pipe = VARPipeline(scale_transformer(conditioning, seed), scale_tokenizer(seed), refiner=small, **texts)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 ANY_ORDER = {
@@ -203,32 +116,6 @@ def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, 
         texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
     model = any_order_transformer(family, conditioning, grid, seed)
     pipe = ANY_ORDER[family][1](model, image_tokenizer(seed=seed), **texts)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def distilled_pipeline(
-    family: str, seed: int = 0, teacher: bool = True, **settings
-) -> LlamaGenDDPipeline | VARDDPipeline:
-    """A student of "llamagen" or "var" and, by default, its teacher; from NUM_CLASSES classes to 8x8
-    pixels."""
-    shape = {"vocab_size": CODES, "codebook_dim": 4, "num_classes": NUM_CLASSES, "hidden_size": 32, "num_layers": 2}
-    if family == "llamagen":
-        student = LlamaGenDDTransformer(
-            grid_size=4,
-            intermediate_size=64,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            codes_until=6,
-            **shape,
-            **settings,
-        )
-        parts = image_tokenizer(seed=seed), transformer("class", seed=seed + 1) if teacher else None
-        pipe = LlamaGenDDPipeline(randomise(student, seed), *parts)
-    else:
-        student = VARDDTransformer(scales=SCALES, num_attention_heads=4, codes_until=2, **shape, **settings)
-        parts = scale_tokenizer(seed), scale_transformer("class", seed + 1) if teacher else None
-        pipe = VARDDPipeline(randomise(student, seed), *parts)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -11,6 +11,7 @@ import tiny
 import torch
 from families import EVERY, flat, having, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
 
 from arimage.decoding import PRESETS, Decoding
@@ -35,7 +36,7 @@ FAMILIES = {**EVERY, "mar": mar_with_drafter}
 # Images of 256 and of 64 tokens.
 LARGE = {
     "arpg-large": lambda: tiny.any_order_pipeline("arpg", grid=16),
-    "llamagen-large": lambda: tiny.text_pipeline(grid=8),
+    "llamagen-large": lambda: tiny_llamagen.text_pipeline(grid=8),
 }
 # The others share their model or its steps with another family.
 QUICK = [family for family in FAMILIES if family not in having("shared steps")]

@@ -4,8 +4,8 @@ import json
 
 import card
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 from typer.testing import CliRunner
 
 from arimage import cli
@@ -16,7 +16,7 @@ from arimage.pipelines.base import ARPipeline
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "text"
     with torch.no_grad():
-        tiny.text_pipeline().save_pretrained(folder)
+        tiny_llamagen.text_pipeline().save_pretrained(folder)
     return str(folder)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 from accelerator.runs import FAMILIES, PROMPTS
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Request
@@ -16,13 +17,13 @@ FACTS = ("passes", "head_calls", "seeds", "exact", "decoding", "settings")
 
 # A pipeline, two of its decodings, and whether each image of a batch may have sampling settings of its own.
 MODELS = {
-    "tokens": (lambda: tiny.text_pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
+    "tokens": (lambda: tiny_llamagen.text_pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
     "groups": (lambda: tiny.any_order_pipeline("lpd", grid=6), ("groups:groups=5", "groups:groups=5"), True),
     "scales": (FAMILIES["var-text"], ("next-scale", "code"), False),
     "vectors": (FAMILIES["llamagen-dd"], ("few-step:starts=0+3", "few-step:starts=0+3"), False),
     "masked latents": (FAMILIES["mar"], ("mar", "mar"), False),
     "causal latents": (FAMILIES["latent-llama"], ("ar", "path-jacobi:window=4"), False),
-    "classes": (lambda: tiny.class_pipeline(grid=6), ("sjd-tree:window=6,depth=3", "zipar:window=2"), True),
+    "classes": (lambda: tiny_llamagen.class_pipeline(grid=6), ("sjd-tree:window=6,depth=3", "zipar:window=2"), True),
     "any order": (lambda: tiny.any_order_pipeline("arpg", grid=6), ("ar", "sjd-coupled:window=4"), True),
     "language model": (FAMILIES["emu3"], ("ar", "sjd-coupled:window=4"), True),
 }

@@ -16,8 +16,10 @@ from adapters import STYLE, adapter
 from families import flat, seeded
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.latent_llama import tiny as tiny_latent_llama
+from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
 
 from arimage import LlamaGenPipeline
@@ -103,7 +105,7 @@ def test_what_a_call_still_needs_is_not_overwritten():
 
 
 def test_the_noise_of_a_call_stays_the_callers():
-    pipe = tiny.distilled_pipeline("llamagen", teacher=False)
+    pipe = tiny_distilled.pipeline("llamagen", teacher=False)
     pipe.set_progress_bar_config(disable=True)
     noise = torch.randn(2, 1, 16, pipe.transformer.config.codebook_dim, generator=seeded(0))
     given = noise.clone()
@@ -270,8 +272,8 @@ def test_weights_that_are_replaced_while_a_call_runs():
 
 def test_weights_of_a_drafter_of_its_own():
     with torch.no_grad():
-        pipe = tiny.text_pipeline()
-        drafter = tiny.drafter(pipe.transformer, 7)
+        pipe = tiny_llamagen.text_pipeline()
+        drafter = tiny_llamagen.drafter(pipe.transformer, 7)
     pipe.set_progress_bar_config(disable=True)
     decoding = DraftTreeDecoding(drafter=drafter)
     expected = call(pipe, decoding)
@@ -494,7 +496,7 @@ def test_a_video_model_warms_up_by_what_it_reads(kind, given):
 
 def test_from_pipe_leaves_the_dtype_of_what_it_shares():
     with torch.no_grad():
-        pipe = tiny.text_pipeline()
+        pipe = tiny_llamagen.text_pipeline()
     pipe.to(dtype=torch.bfloat16)
     assert LlamaGenPipeline.from_pipe(pipe).transformer.dtype == torch.bfloat16
     assert LlamaGenPipeline.from_pipe(pipe, torch_dtype=torch.float16).transformer.dtype == torch.float16

@@ -3,9 +3,9 @@ the layers in torch."""
 
 import card
 import pytest
-import tiny
 import torch
 from accelerator.runs import call, differences, expected, pipeline, refilled
+from pipelines.llamagen import tiny as tiny_llamagen
 from steps import allow_steps, count_layers
 
 import arimage.kernels.step
@@ -56,7 +56,7 @@ def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding, 
 
 def test_one_graph_serves_a_whole_image(monkeypatch):
     with torch.no_grad():
-        pipe = tiny.text_pipeline(grid=12)
+        pipe = tiny_llamagen.text_pipeline(grid=12)
     on_cpu = call(pipe, "ar", 1)
     card.move(pipe)
     captures = []

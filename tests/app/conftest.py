@@ -2,7 +2,7 @@ import threading
 import time
 
 import pytest
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
 
 
 class SlowPipeline:
@@ -33,4 +33,4 @@ class HeldPipeline(SlowPipeline):
 
 @pytest.fixture
 def held() -> HeldPipeline:
-    return HeldPipeline(tiny.text_pipeline())
+    return HeldPipeline(tiny_llamagen.text_pipeline())

@@ -6,12 +6,12 @@ import io
 import numpy as np
 import openai
 import pytest
-import tiny
 from app.server.test_app import serving
 from families import seeded
 from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request, image_seeds
@@ -39,7 +39,7 @@ def pipe():
 
 @pytest.fixture(scope="module")
 def engine(pipe):
-    engine = Engine({"reads": pipe, "text": tiny.text_pipeline()})
+    engine = Engine({"reads": pipe, "text": tiny_llamagen.text_pipeline()})
     yield engine
     engine.close()
 
@@ -101,7 +101,7 @@ def test_too_many_and_too_large_references_are_refused(engine, request_, said):
 
 
 def test_images_without_a_mask_are_references(pipe):
-    with serving(Engine({"reads": pipe, "text": tiny.text_pipeline()})) as address:
+    with serving(Engine({"reads": pipe, "text": tiny_llamagen.text_pipeline()})) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         options = {"prompt": "make it blue", "extra_body": {"seed": 4}, "model": "reads"}
 

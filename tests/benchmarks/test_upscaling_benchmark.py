@@ -3,6 +3,7 @@
 import tiny
 import torch
 import torch.nn.functional as F
+from pipelines.llamagen import tiny as tiny_llamagen
 from upscaling import decode_both, feature_distance, interpolated
 
 from arimage.eval.emoji.emoji_kid import EmojiExtractor
@@ -20,7 +21,7 @@ def test_the_distance_of_features_grows_with_blur():
 
 @torch.no_grad()
 def test_both_sizes_show_the_same_tokens():
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.register_modules(upscaler=type(tiny.upscaler())((4, 6), 1))
     decoded, upscaled = decode_both(pipe, ["a red heart", "tree"], 0)
     # A fresh upscaler interpolates, before levels are cut off.

@@ -6,6 +6,7 @@ from pathlib import Path
 import published_layouts as layouts
 import pytest
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 
 from arimage import AutoPipeline
@@ -14,7 +15,7 @@ from arimage.convert.checkpoint import load_original
 
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-TOKENIZER = FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt"
+TOKENIZER = tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt"
 CONVERT = {"arpg": convert_arpg, "lpd": convert_lpd, "randar": convert_randar}
 
 

@@ -8,6 +8,7 @@ import tiny
 import torch
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.janus import tiny as tiny_janus
+from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import T5EncoderModel
@@ -31,7 +32,7 @@ class Trap:
 @pytest.fixture
 def encoder(tmp_path):
     """A folder with a T5 encoder."""
-    tiny.text_pipeline().text_encoder.save_pretrained(tmp_path / "encoder")
+    tiny_llamagen.text_pipeline().text_encoder.save_pretrained(tmp_path / "encoder")
     return tmp_path / "encoder"
 
 
@@ -118,7 +119,7 @@ def test_an_emu3_with_damaged_settings_is_refused(tmp_path, setting):
 def test_a_folder_named_like_a_published_or_packaged_model_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("llamagen-c2i-b-256", "emoji-llamagen"):
-        tiny.text_pipeline().save_pretrained(name)
+        tiny_llamagen.text_pipeline().save_pretrained(name)
         assert AutoPipeline.from_pretrained(name).transformer.config.vocab_size == tiny.CODES
     # A folder of something else does not.
     shutil.rmtree("emoji-llamagen")

@@ -9,6 +9,7 @@ import tiny
 import torch
 from decoding.test_exactness import SAMPLINGS, assert_follows
 from decoding.test_next_scale import ScaleTable
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import CollaborativeDecoding, NextScaleDecoding, Sampling, decode
 from arimage.pipelines.var.transformer_var import VARScaleModel
@@ -87,9 +88,9 @@ def bound(request):
         mask = torch.arange(tiny.TEXT_LENGTH) < torch.arange(16)[:, None] % tiny.TEXT_LENGTH + 1
         condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
     vq = tiny.scale_tokenizer()
-    small = tiny.scale_transformer(request.param, seed=1, hidden_size=16, num_layers=1)
+    small = tiny_var.transformer(request.param, seed=1, hidden_size=16, num_layers=1)
     refiner = VARScaleModel(small, vq, condition, guided=True)
-    return VARScaleModel(tiny.scale_transformer(request.param), vq, condition, guided=True, refiner=refiner)
+    return VARScaleModel(tiny_var.transformer(request.param), vq, condition, guided=True, refiner=refiner)
 
 
 SAMPLING = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)

@@ -1,9 +1,9 @@
 """Generation with a cache of a few rows: what it holds, and the images that follow from it."""
 
 import pytest
-import tiny
 import torch
 from families import EVERY, condition_of, flat, quick, seeded
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode, decoding_from_name
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -87,7 +87,7 @@ def test_half_precision(family):
 
 @pytest.mark.parametrize(("lines", "size"), [(2, 8), (3, 12), (8, 32), (None, 32)])
 def test_the_cache_has_as_many_rows(lines, size):
-    network = tiny.transformer("class", grid=4)
+    network = tiny_llamagen.transformer("class", grid=4)
     model = LlamaGenTokenModel(network, {"class_labels": torch.tensor([1, 3])}, Layout((16, 4)), guided=True)
     with torch.no_grad():
         state = LineCacheDecoding(lines).start(model, Sampling(guidance_scale=2.0), SEEDS[:2])
@@ -133,7 +133,9 @@ def test_known_tokens_are_kept(table_model):
 @torch.no_grad()
 @pytest.mark.parametrize("interval", [1, 8])
 def test_attention_is_limited_to_what_is_filled(interval):
-    model = LlamaGenTokenModel(tiny.transformer("class"), {"class_labels": torch.tensor([1])}, Layout((30, 10)))
+    model = LlamaGenTokenModel(
+        tiny_llamagen.transformer("class"), {"class_labels": torch.tensor([1])}, Layout((30, 10))
+    )
     decoding, limits = LineCacheDecoding(10), []
     state = decoding.start(model, Sampling(), SEEDS[:1])
     while not state.finished.all():

@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
+from pipelines.var import tiny as tiny_var
 from presets import FOR_SCALES
 
 from arimage.decoding import (
@@ -203,7 +204,7 @@ def test_smooth_tokens_of_the_first_scale_follow_the_distribution():
 @pytest.fixture(scope="module", params=["class", "text"])
 def bound(request):
     """`bound(rows, dtype=...)`: a tiny VAR bound to some of three classes or texts of different length, guided."""
-    transformer, vq = tiny.scale_transformer(request.param), tiny.scale_tokenizer()
+    transformer, vq = tiny_var.transformer(request.param), tiny.scale_tokenizer()
     if request.param == "class":
         condition = {"class_labels": torch.tensor([1, 7, 3])}
     else:

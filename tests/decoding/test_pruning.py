@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 from pipelines.infinity import tiny as tiny_infinity
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import NextScaleDecoding, Sampling, decode, decoding_from_text
 from arimage.models.conditions import with_unconditional
@@ -38,7 +39,7 @@ def bound(request):
             return InfinityScaleModel(*parts, some, SCHEDULES[16, 16], guided=guided, **settings)
 
         return bind
-    parts = tiny.scale_transformer(request.param), tiny.scale_tokenizer()
+    parts = tiny_var.transformer(request.param), tiny.scale_tokenizer()
     condition = {"class_labels": torch.tensor([1, 7, 3])} if request.param == "class" else texts()
 
     def bind(rows, guided=True):

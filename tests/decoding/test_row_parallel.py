@@ -4,9 +4,9 @@ import itertools
 import math
 
 import pytest
-import tiny
 import torch
 from decoding.pairwise import pairwise
+from pipelines.llamagen import tiny as tiny_llamagen
 
 import arimage.decoding.jacobi.parallel_jacobi as parallel_jacobi
 from arimage.decoding import (
@@ -119,7 +119,7 @@ def test_a_window_that_covers_the_row_is_autoregressive(table_model, grid, adapt
 
 @torch.no_grad()
 def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
-    transformer = tiny.transformer("class")
+    transformer = tiny_llamagen.transformer("class")
     model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
     sampling = Sampling(guidance_scale=2.0)
     expected, tokens = (
@@ -272,7 +272,7 @@ def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model,
     "decoding", [ZipARDecoding(1), ZipARDecoding(2), ZipARDecoding(2, True), ParallelJacobiDecoding(3, 1)], ids=str
 )
 def test_a_step_gives_what_a_recomputation_without_a_cache_gives(decoding):
-    transformer = tiny.transformer("class")
+    transformer = tiny_llamagen.transformer("class")
     model, record = recorded(LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([3])}, Layout((4, 4))))
     decode(model, decoding, Sampling(), SEEDS[:1])
     # One sequence of all queries of all steps; a query attends to the latest that was written to each slot it sees.
@@ -303,7 +303,7 @@ def test_a_step_gives_what_a_recomputation_without_a_cache_gives(decoding):
 @torch.no_grad()
 @pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(2, True), ParallelJacobiDecoding(2, 2)], ids=str)
 def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
-    transformer = tiny.transformer("class")
+    transformer = tiny_llamagen.transformer("class")
     model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
 
     def poison(state, step):

@@ -5,7 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import cli
 from arimage.eval import compare as comparison
@@ -19,7 +20,7 @@ PROMPTS = [{"prompt": "a red heart", "name": "red heart"}, {"prompt": "tree", "n
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    tiny.text_pipeline().save_pretrained(folder)
+    tiny_llamagen.text_pipeline().save_pretrained(folder)
     return folder
 
 
@@ -52,7 +53,7 @@ def prepared(pipe, out, decodings):
 
 
 def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monkeypatch):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     generated, generate_batch = [], comparison.generate_batch
 
     def recorded(run, pipe, index):
@@ -82,7 +83,7 @@ def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monke
 
 
 def test_presets_that_do_not_run_are_left_out(tmp_path):
-    pipe = tiny.scale_pipeline("text", refiner=False)
+    pipe = tiny_var.pipeline("text", refiner=False)
     asked = {"model": "tiny", "source": {}, "seed": 0, "batch_size": 2, "sampling": {}}
     runs, left_out = comparison.prepare_runs(pipe, prompt_rows(PROMPTS, 0), [], tmp_path, **asked)
     assert [run.folder.name for run in runs] == ["next-scale", "fastvar"] and "refiner" in left_out["code"]

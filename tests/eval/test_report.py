@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.metrics.standard_errors import Estimate, estimate_text, paired_difference
 from arimage.eval.report import make_report, to_markdown, write_report
@@ -23,7 +23,7 @@ VALUES = {"ar": [0, 1, 0, 1, 1, 0, 1, 1, 0], "sjd": [1, 1, 0, 1, 1, 1, 1, 1, 0]}
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
     """Nine images of two decodings in batches of two, with known seconds and scores."""
-    root, pipe = tmp_path_factory.mktemp("runs"), tiny.text_pipeline()
+    root, pipe = tmp_path_factory.mktemp("runs"), tiny_llamagen.text_pipeline()
     rows = prompt_rows([{"prompt": text} for text in ("a red heart", "tree", "a blue book")], 0, 3)
     for name in ("ar", "sjd"):
         source = {"prompts": "some.txt", "sha256": "0", "per_prompt": 3}

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
 from arimage.eval import protocol as protocols
@@ -136,7 +136,7 @@ def test_verdicts():
 
 
 def test_a_packaged_row_is_generated_scored_and_reported(tmp_path):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.save_pretrained(tmp_path / "model")
     row = ROWS["emoji-llamagen:sjd-coupled"]
     options = {"decoding": "ar", "images": 4, "model": str(tmp_path / "model"), "batch_size": 4, "device": "cpu"}
@@ -147,7 +147,7 @@ def test_a_packaged_row_is_generated_scored_and_reported(tmp_path):
 
 def test_images_of_classes_are_exported_without_a_reference(tmp_path, monkeypatch):
     monkeypatch.setattr(protocols.Protocol, "number", property(lambda row: 6))
-    tiny.class_pipeline().save_pretrained(tmp_path / "model")
+    tiny_llamagen.class_pipeline().save_pretrained(tmp_path / "model")
     row = ROWS["llamagen-c2i-b-256"].model_copy(update={"size": 8, "score_size": 8, "decoding": "ar"})
     options = {"decoding": "ar", "model": str(tmp_path / "model"), "batch_size": 3, "device": "cpu"}
     text = reproduce("llamagen-c2i-b-256", row, tmp_path / "out", **options)

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from families import EVERY, quick
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, cli
 
@@ -137,7 +138,7 @@ def test_tokens_of_every_family_are_decoded_to_the_images_that_were_generated(no
 
 
 def test_smoothed_images_and_edits_are_decoded_to_what_was_generated(nodes):
-    scales, text = loaded(nodes, tiny.scale_pipeline("text")), loaded(nodes, tiny.text_pipeline())
+    scales, text = loaded(nodes, tiny_var.pipeline("text")), loaded(nodes, tiny_llamagen.text_pipeline())
     image, mask = torch.full((1, 8, 8, 3), 0.3), torch.zeros(1, 8, 8)
     mask[:, 4:] = 1
     for model, more in (
@@ -157,7 +158,7 @@ def test_smoothed_images_and_edits_are_decoded_to_what_was_generated(nodes):
     ("images", "masks", "count"), [(1, 1, 1), (3, 1, 3), (3, 3, 3), (1, 3, 3), (2, None, 2), (3, 2, None)]
 )
 def test_every_image_of_a_batch_is_edited(nodes, images, masks, count):
-    model = loaded(nodes, tiny.text_pipeline())
+    model = loaded(nodes, tiny_llamagen.text_pipeline())
     height, width = model.pipe.image_sizes[0]
     image = torch.stack([torch.full((height, width, 3), level / 255) for level in (10, 90, 230)])[:images]
     # Each mask keeps other rows; one may come without its dimension.

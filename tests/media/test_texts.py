@@ -5,8 +5,8 @@ import sys
 import unicodedata
 
 import pytest
-import tiny
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
 from arimage.eval.metrics.features import image_paths
@@ -229,7 +229,7 @@ def test_files_are_sorted(tmp_path):
 
 
 def test_the_command_reads_prompts_of_powershell(tmp_path, monkeypatch, capsys):
-    tiny.text_pipeline().save_pretrained(tmp_path / "model")
+    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.txt").write_bytes("tree\r\nhouse\r\n".encode("utf-16"))
     command = ["arimage", "generate", "--file", "prompts.txt", "--model", "model", "--device", "cpu"]
     monkeypatch.chdir(tmp_path)

@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 from presets import FOR_TOKENS, quick
 
 from arimage.decoding import Layout
@@ -117,7 +117,7 @@ def test_outlines_have_their_colours():
 
 @pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_a_trace_follows_every_decoding(decoding, tmp_path):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     recorder = Trace()
     try:
         output = pipe(

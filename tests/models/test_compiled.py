@@ -4,6 +4,8 @@ import pytest
 import tiny
 import torch
 from models.test_language_model import FIRST_CODE, GRID, pad_left
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arimage.decoding import Layout, NextScaleDecoding, Sampling, SpeculativeJacobiDecoding, decode
@@ -70,7 +72,7 @@ def var(transformer):
     ],
 )
 def test_every_forward_pass_is_that_of_the_compiled_transformer(family, how, counting):
-    make, decoded = {"llamagen": (tiny.transformer, llamagen), "var": (tiny.scale_transformer, var)}[family]
+    make, decoded = {"llamagen": (tiny_llamagen.transformer, llamagen), "var": (tiny_var.transformer, var)}[family]
     expected = decoded(make("class"))
     state = decoded(compiled(make("class"), how, counting))
     assert torch.equal(state.tokens, expected.tokens)

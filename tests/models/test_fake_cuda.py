@@ -7,6 +7,8 @@ import torch
 from diffusers.models.autoencoders import autoencoder_kl_cosmos
 from models.test_language_model import CODES, FIRST_CODE, SHAPE, VQ
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
@@ -62,7 +64,7 @@ def condition_of(kind, dtype):
 
 
 def llamagen(kind, dtype):
-    config = config_of(lambda: tiny.transformer(kind))
+    config = config_of(lambda: tiny_llamagen.transformer(kind))
     transformer = built(lambda: LlamaGenTransformer(**config), dtype)
     return LlamaGenTokenModel(transformer, condition_of(kind, dtype), LAYOUT, guided=True)
 
@@ -219,7 +221,7 @@ def test_the_decoder_of_mammothmoda2(projects_queries, dtype):
 @KINDS
 def test_the_drafter(kind, dtype):
     model = llamagen(kind, dtype)
-    config = config_of(lambda: tiny.drafter(tiny.transformer(kind)))
+    config = config_of(lambda: tiny_llamagen.drafter(tiny_llamagen.transformer(kind)))
     drafter = built(lambda: LlamaGenDrafter(**config), dtype)
     draft_model = drafter.bind(model)
     _, _, features = model.prefill(BATCH, return_features=True)
@@ -233,7 +235,7 @@ def test_the_drafter(kind, dtype):
 @DTYPES
 @KINDS
 def test_var(kind, dtype):
-    config, vq_config = config_of(lambda: tiny.scale_transformer(kind)), config_of(tiny.scale_tokenizer)
+    config, vq_config = config_of(lambda: tiny_var.transformer(kind)), config_of(tiny.scale_tokenizer)
     transformer = built(lambda: VARTransformer(**config), dtype)
     vq = built(lambda: VARVQModel(**vq_config), dtype)
     model = VARScaleModel(transformer, vq, condition_of(kind, dtype), guided=True)

@@ -3,11 +3,11 @@
 from operator import attrgetter
 
 import pytest
-import tiny
 import torch
 from pipelines.infinity import tiny as tiny_infinity
 from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.mar import tiny as tiny_mar
+from pipelines.var import tiny as tiny_var
 from steps import allow_steps, count_layers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,9 +43,9 @@ VAR = {"class_labels": 3, "guidance_scale": 2.0}
 TEXT = {"prompt": "a red heart", "guidance_scale": 2.0}
 PRUNED = {"decoding": "next-scale:pruned=0.5"}
 CASES = {
-    "VAR": (lambda: tiny.scale_pipeline("class"), "transformer", VAR),
-    "VAR without some cells": (lambda: tiny.scale_pipeline("class"), "transformer", VAR | PRUNED),
-    "VAR with text": (lambda: tiny.scale_pipeline("text"), "transformer", TEXT),
+    "VAR": (lambda: tiny_var.pipeline("class"), "transformer", VAR),
+    "VAR without some cells": (lambda: tiny_var.pipeline("class"), "transformer", VAR | PRUNED),
+    "VAR with text": (lambda: tiny_var.pipeline("text"), "transformer", TEXT),
     "Infinity": (tiny_infinity.pipeline, "transformer", TEXT),
     "Infinity without some cells": (tiny_infinity.pipeline, "transformer", TEXT | PRUNED),
     "Infinity in bfloat16": (lambda: half_precision(tiny_infinity.pipeline()), "transformer", TEXT),

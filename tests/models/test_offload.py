@@ -6,7 +6,10 @@ import pytest
 import tiny
 import torch
 from diffusers.hooks import apply_layerwise_casting
+from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.infinity import tiny as tiny_infinity
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import Layout
 from arimage.models.language_model import code_head
@@ -28,8 +31,8 @@ def condition_of(kind):
 
 def parts(family, kind):
     if family == "llamagen":
-        return tiny.transformer(kind), tiny.image_tokenizer()
-    return tiny.scale_transformer(kind), tiny.scale_tokenizer()
+        return tiny_llamagen.transformer(kind), tiny.image_tokenizer()
+    return tiny_var.transformer(kind), tiny.scale_tokenizer()
 
 
 def run(transformer, vq, kind):
@@ -37,7 +40,7 @@ def run(transformer, vq, kind):
     side = 2 * tiny.SCALES[-1]
     pixels = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0)) * 2 - 1
     tokens = vq.encode(pixels)
-    if isinstance(transformer, type(tiny.transformer("class"))):
+    if isinstance(transformer, type(tiny_llamagen.transformer("class"))):
         codebook = vq.code_vectors()
         model = LlamaGenTokenModel(transformer, condition_of(kind), Layout((4, 4)), guided=True, codebook=codebook)
         cache, first = model.prefill(BATCH)
@@ -77,7 +80,7 @@ def test_weights_may_be_stored_in_fp8(family, kind):
 @torch.no_grad()
 @pytest.mark.parametrize("how", ["sequential", "group"])
 def test_places_of_a_student_may_be_offloaded(how):
-    pipe, offloaded = (tiny.distilled_pipeline("llamagen", place_embeddings=True) for _ in range(2))
+    pipe, offloaded = (tiny_distilled.pipeline("llamagen", place_embeddings=True) for _ in range(2))
     if how == "group":
         offloaded.enable_group_offload("cpu")
     else:

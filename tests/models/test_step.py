@@ -9,10 +9,10 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
-import tiny
 import torch
 from families import EVERY, condition_of, seeded
 from peft import LoraConfig
+from pipelines.llamagen import tiny as tiny_llamagen
 from steps import allow_steps, count_layers
 from torch import nn
 
@@ -162,7 +162,7 @@ def test_a_variable_switches_the_kernels_off(monkeypatch, value, enabled):
 
 def test_fused_projections_take_the_kernels_too(monkeypatch):
     allow_steps(monkeypatch)
-    pipe, logits = tiny.class_pipeline(), []
+    pipe, logits = tiny_llamagen.class_pipeline(), []
     for prepare in (lambda: None, pipe.fuse_projections):
         prepare()
         model = LlamaGenTokenModel(pipe.transformer, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)))
@@ -177,7 +177,7 @@ def test_fused_projections_take_the_kernels_too(monkeypatch):
 def test_a_compiled_step_is_one_graph(monkeypatch, most):
     allow_steps(monkeypatch)
     monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", most)
-    network, decoding, found = tiny.class_pipeline().transformer, AutoregressiveDecoding(), []
+    network, decoding, found = tiny_llamagen.class_pipeline().transformer, AutoregressiveDecoding(), []
     for compile_step in (lambda step: step, partial(torch.compile, backend="eager", fullgraph=True)):
         model = LlamaGenTokenModel(network, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)), guided=True)
         state = decoding.start(model, Sampling(guidance_scale=2.0), torch.arange(2))

@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.decoding import Layout
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -14,7 +15,7 @@ BATCH, FED = 2, 5
 @pytest.fixture
 def bound():
     """A guided model, its cache after a prefill with scratch slots, and codes."""
-    transformer = tiny.class_pipeline().transformer
+    transformer = tiny_llamagen.class_pipeline().transformer
     grid = (transformer.config.grid_size,) * 2
     with torch.no_grad():
         model = LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([1, 3])}, Layout(grid), guided=True)
@@ -110,7 +111,7 @@ def test_conditions_and_images_must_be_as_many(bound):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["class", "text"])
 def test_equal_conditions_are_prefilled_once(kind):
-    transformer, rows = tiny.transformer(kind), []
+    transformer, rows = tiny_llamagen.transformer(kind), []
     if kind == "class":
         condition = {"class_labels": torch.tensor([1, 3])}
     else:
@@ -144,4 +145,4 @@ def test_equal_conditions_are_prefilled_once(kind):
 )
 def test_layouts_that_the_family_has_not_are_refused(layout):
     with pytest.raises(ValueError, match="layout"):
-        LlamaGenTokenModel(tiny.transformer("class"), {"class_labels": torch.tensor([1])}, layout)
+        LlamaGenTokenModel(tiny_llamagen.transformer("class"), {"class_labels": torch.tensor([1])}, layout)

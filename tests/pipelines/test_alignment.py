@@ -1,11 +1,11 @@
 """Weights begin on lines of 64 bytes, whatever their file and their loader: where they lie changes no image."""
 
 import pytest
-import tiny
 import torch
 from adapters import adapter
 from diffusers import DiffusionPipeline
 from families import EVERY, condition_of, flat, pictures_of, quick, seeded
+from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -54,7 +54,7 @@ def test_the_length_of_a_header_changes_no_image(family, tmp_path):
 
 @pytest.fixture(params=[0, 24])
 def folder(request, tmp_path):
-    tiny.text_pipeline().save_pretrained(tmp_path)
+    tiny_llamagen.text_pipeline().save_pretrained(tmp_path)
     lengthen_headers(tmp_path, request.param)
     return tmp_path
 

@@ -11,6 +11,7 @@ import tiny
 import torch
 from families import BUILD, EVERY, condition_of, flat, quick, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
 from transformers import PreTrainedTokenizerFast
 
 import arimage
@@ -247,7 +248,7 @@ def test_a_compiled_component_is_the_one_that_runs(name):
 
 
 def test_the_codebook_is_where_the_model_is_when_the_tokenizer_is_offloaded(monkeypatch):
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     pipe.transformer.to("meta")
     monkeypatch.setattr(type(pipe), "_execution_device", torch.device("meta"))
     # There are no values to find equal prompts by.
@@ -354,7 +355,7 @@ def test_images_that_are_empty_or_not_finite_are_refused(pipe, argument, value):
 
 @pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
 def test_pixels_that_are_not_finite_are_an_error(output_type):
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     next(pipe.vq.decoder.parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="pixels are not finite"):
         pipe(class_labels=1, output_type=output_type)

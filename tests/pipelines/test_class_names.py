@@ -3,8 +3,9 @@
 import json
 
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, LlamaGenPipeline, VARPipeline
 from arimage.auto import class_names
@@ -26,7 +27,7 @@ GREEDY = {"top_k": 1, "output_type": "latent"}
 
 
 def build(kind):
-    pipe = tiny.class_pipeline() if kind is LlamaGenPipeline else tiny.scale_pipeline("class")
+    pipe = tiny_llamagen.class_pipeline() if kind is LlamaGenPipeline else tiny_var.pipeline("class")
     named = kind(**pipe.components, id2label=dict(enumerate(NAMES)))
     named.set_progress_bar_config(disable=True)
     return named
@@ -87,14 +88,14 @@ def test_names_are_kept(pipe, tmp_path):
 @pytest.mark.parametrize("names", [{}, {0: "tench"}, {i + 1: name for i, name in enumerate(NAMES)}])
 def test_every_class_has_a_name(names):
     with pytest.raises(ValueError, match="id2label names"):
-        LlamaGenPipeline(**tiny.class_pipeline().components, id2label=names)
+        LlamaGenPipeline(**tiny_llamagen.class_pipeline().components, id2label=names)
     with pytest.raises(ValueError, match="the transformer has none"):
-        LlamaGenPipeline(**tiny.text_pipeline().components, id2label={0: "tench"})
+        LlamaGenPipeline(**tiny_llamagen.text_pipeline().components, id2label={0: "tench"})
 
 
 def test_without_names_there_are_ids(tmp_path):
-    pipe = tiny.class_pipeline()
-    assert pipe.class_names is None and tiny.text_pipeline().class_names is None
+    pipe = tiny_llamagen.class_pipeline()
+    assert pipe.class_names is None and tiny_llamagen.text_pipeline().class_names is None
     pipe.save_pretrained(tmp_path)
     assert "id2label" not in json.loads((tmp_path / "model_index.json").read_text())
     with pytest.raises(ValueError, match="does not name them: give class_labels, ids from 0 to 9"):

@@ -8,6 +8,8 @@ import pytest
 import tiny
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from presets import FOR_SCALES, FOR_TOKENS
 from torch._dynamo.backends.debugging import aot_eager, eager
 
@@ -41,12 +43,12 @@ def counting():
 
 @pytest.fixture(scope="module")
 def llamagen():
-    return tiny.text_pipeline()
+    return tiny_llamagen.text_pipeline()
 
 
 @pytest.fixture(scope="module")
 def var():
-    return tiny.scale_pipeline("text")
+    return tiny_var.pipeline("text")
 
 
 def tokens(pipe, decoding, prompts=PROMPTS, **settings):
@@ -134,7 +136,7 @@ def test_a_callback_sees_every_step_and_may_interrupt(llamagen, counting, monkey
 
 
 def test_steps_stay_eager_where_hooks_move_the_weights(counting):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     expected = tokens(pipe, "ar")
     pipe.compile(backend=counting)
     accelerate.cpu_offload(pipe.transformer, "cpu")

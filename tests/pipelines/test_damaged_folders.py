@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
 
 from arimage import AutoPipeline
@@ -44,7 +44,7 @@ FILES += ["model_index.json", "generation_config.json"]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
-    tiny.text_pipeline().save_pretrained(folder)
+    tiny_llamagen.text_pipeline().save_pretrained(folder)
     return folder
 
 

@@ -7,7 +7,6 @@ import shutil
 import accelerate
 import numpy as np
 import pytest
-import tiny
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.callbacks import PipelineCallback
@@ -16,6 +15,7 @@ from diffusers.utils import dynamic_modules_utils
 from families import BUILD, EVERY, OTHERS, TWINS, condition_of, flat, pictures_of, quick, seeded
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, FewStepDecoding, SpeculativeJacobiDecoding, decoding_from_name
 from arimage.pipelines import base
@@ -481,7 +481,7 @@ def test_what_follows_a_replaced_token_is_generated_from_it(pipe):
 
 
 def test_tokens_of_a_batch_whose_rows_are_refilled_are_used():
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     options = {"class_labels": [1, 2, 3, 4], "decoding": "ar"}
     wanted = tokens_of(pipe, seed=1, **options)
 

@@ -10,10 +10,10 @@ import pytest
 SCRIPT = """
 import os, sys
 import torch
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
 
 torch.set_num_threads(2)
-pipe = tiny.text_pipeline()
+pipe = tiny_llamagen.text_pipeline()
 
 def generate():
     return pipe("a red heart", generator=torch.Generator().manual_seed(0), output_type="pt").images

@@ -4,9 +4,9 @@ activations are not in the dtype of the weights."""
 import contextlib
 
 import pytest
-import tiny
 import torch
 from families import EVERY, condition_of, pictures_of, quick, seeded
+from pipelines.llamagen import tiny as tiny_llamagen
 
 
 KINDS = {
@@ -62,7 +62,7 @@ def test_every_decoding_gives_finite_images(family, kind):
 
 
 def test_autocast_computes_in_its_dtype():
-    pipe, seen = tiny.class_pipeline(), []
+    pipe, seen = tiny_llamagen.class_pipeline(), []
     pipe.transformer.blocks[0].attention.qkv_proj.register_forward_hook(lambda *step: seen.append(step[-1].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         pipe(class_labels=3, decoding="ar", output_type="latent")

@@ -5,6 +5,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 from presets import ALIKE, FOR_TOKENS, quick
 
 from arimage.pipelines.pictures.images import prepare_image
@@ -48,12 +49,12 @@ DRAWN[tuple(zip(*CELLS, strict=True))] = True
 
 @pytest.fixture(scope="module")
 def pipe():
-    return tiny.text_pipeline(GRID)
+    return tiny_llamagen.text_pipeline(GRID)
 
 
 @pytest.fixture(scope="module")
 def class_pipe():
-    return tiny.class_pipeline(GRID)
+    return tiny_llamagen.class_pipeline(GRID)
 
 
 def codes_of(pipe, images):
@@ -310,7 +311,7 @@ def test_unfitting_images_are_refused(pipe, arguments, sentence):
 
 
 def test_in_bfloat16_kept_pixels_stay_what_they_were():
-    pipe = tiny.class_pipeline(GRID).to(torch.bfloat16)
+    pipe = tiny_llamagen.class_pipeline(GRID).to(torch.bfloat16)
     image = random_images(1)
     images = pipe(class_labels=[1], image=image, mask_image=MASK, output_type="pt").images
     torch.testing.assert_close(images[..., MASK == 0], image[..., MASK == 0], atol=1e-6, rtol=0)

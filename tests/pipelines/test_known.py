@@ -6,7 +6,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, LlamaGenPipeline
 from arimage.pipelines import base
@@ -234,7 +234,7 @@ def test_what_was_not_learned_is_not_suggested():
 
 
 def test_pipelines_keep_it(tmp_path):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.save_pretrained(tmp_path / "without")
     assert not (tmp_path / "without" / KNOWN_CAPTIONS).exists()
     assert AutoPipeline.from_pretrained(tmp_path / "without").known_captions is None
@@ -265,7 +265,7 @@ def test_a_damaged_file_is_refused(tmp_path, content):
 
 
 def test_a_call_warns_of_every_unknown_prompt_once(tmp_path, caplog):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.known_captions = COMBINED
     pipe.save_pretrained(tmp_path / "zoo")
     pipe = LlamaGenPipeline.from_pretrained(tmp_path / "zoo")

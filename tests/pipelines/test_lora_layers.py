@@ -3,10 +3,10 @@
 from collections import defaultdict
 
 import pytest
-import tiny
 import torch
 from adapters import STYLE, adapter, layers_of, merge
 from families import EVERY, condition_of, flat, quick, seeded
+from pipelines.distilled_decoding import tiny as tiny_distilled
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
 
-FAMILIES = {**EVERY, "llamagen-dd-places": lambda: tiny.distilled_pipeline("llamagen", place_embeddings=True)}
+FAMILIES = {**EVERY, "llamagen-dd-places": lambda: tiny_distilled.pipeline("llamagen", place_embeddings=True)}
 each_family = pytest.mark.parametrize("family", quick(FAMILIES, alike=("anole", "cosmos", "arpg", "glm-image")))
 
 

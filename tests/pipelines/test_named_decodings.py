@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, cli
 from arimage.app.engine.models import describe
@@ -34,7 +34,7 @@ MEANINGS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    pipe, folder = tiny.text_pipeline(), tmp_path_factory.mktemp("own")
+    pipe, folder = tiny_llamagen.text_pipeline(), tmp_path_factory.mktemp("own")
     pipe.decoding = OWN
     pipe.save_pretrained(folder)
     return folder
@@ -91,7 +91,7 @@ def test_a_changed_default_does_not_change_what_the_name_means(pipe, tmp_path):
 
 
 def test_a_checkpoint_without_settings_of_its_own_has_those_of_the_presets():
-    assert tiny.text_pipeline().as_decoding("sjd-coupled") == SpeculativeJacobiDecoding()
+    assert tiny_llamagen.text_pipeline().as_decoding("sjd-coupled") == SpeculativeJacobiDecoding()
 
 
 def test_an_exact_name_never_means_a_lossy_decoding(folder, tmp_path):

@@ -1,10 +1,10 @@
 """`pipe.quantize_weights` of every family."""
 
 import pytest
-import tiny
 import torch
 from adapters import adapter
 from families import EVERY, condition_of, flat, quick, seeded
+from pipelines.llamagen import tiny as tiny_llamagen
 from torch import nn
 
 from arimage import AutoPipeline
@@ -70,7 +70,7 @@ def test_every_family_generates_with_rounded_weights(family):
 
 
 def test_what_cannot_be_quantised_is_refused_before_anything_changes():
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     with pytest.raises(ValueError, match=r"dtype is torch.bfloat16: give torch.int8 or torch.float8_e4m3fn"):
         pipe.quantize_weights(torch.bfloat16)
     pipe.load_lora_weights(adapter(pipe))
@@ -89,13 +89,13 @@ def test_what_cannot_be_quantised_is_refused_before_anything_changes():
 
 
 def test_quantised_weights_are_neither_saved_nor_adapted(tmp_path):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.quantize_weights()
     with pytest.raises(ValueError, match="call save_pretrained before quantize_weights"):
         pipe.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="call load_lora_weights before quantize_weights"):
-        pipe.load_lora_weights(adapter(tiny.text_pipeline()))
+        pipe.load_lora_weights(adapter(tiny_llamagen.text_pipeline()))
 
 
 def test_a_packaged_model_keeps_half_of_the_bytes_of_its_layers():

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-import tiny
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.latent_llama import tiny as tiny_latent_llama
+from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
 
 from arimage import AutoPipeline
@@ -32,7 +32,7 @@ OTHERS = {"tokens": ["num_inference_steps", "guidance_schedule", "order"], "late
 
 @pytest.fixture(scope="module")
 def pipes():
-    return {"tokens": tiny.class_pipeline(), "latents": tiny_latent_llama.pipeline()}
+    return {"tokens": tiny_llamagen.class_pipeline(), "latents": tiny_latent_llama.pipeline()}
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_deep_files_are_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "build", [tiny.class_pipeline, tiny_latent_llama.pipeline, tiny_mar.pipeline, tiny_chameleon.pipeline]
+    "build", [tiny_llamagen.class_pipeline, tiny_latent_llama.pipeline, tiny_mar.pipeline, tiny_chameleon.pipeline]
 )
 @pytest.mark.parametrize(
     ("file", "setting", "value"),
@@ -158,7 +158,7 @@ def test_a_folder_is_checked_as_a_whole(tmp_path, build, file, setting, value):
     ],
 )
 def test_odd_configs_are_refused_by_file_and_name(tmp_path, setting, value):
-    tiny.class_pipeline().save_pretrained(tmp_path)
+    tiny_llamagen.class_pipeline().save_pretrained(tmp_path)
     path = tmp_path / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {setting: value}))
     with pytest.raises(

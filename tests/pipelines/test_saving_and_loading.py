@@ -8,6 +8,8 @@ import pytest
 import tiny
 import torch
 from huggingface_hub.utils import filter_repo_objects
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from safetensors import safe_open
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
@@ -28,7 +30,7 @@ def generate(pipe, **arguments):
 
 @pytest.fixture(scope="module")
 def pipe():
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.decoding = DECODING
     pipe.generation_config.update(DEFAULTS)
     return pipe
@@ -97,7 +99,7 @@ def test_a_pipeline_made_from_another_keeps_its_defaults(pipe):
 
 
 def test_a_class_conditional_pipeline_survives_saving(tmp_path):
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     pipe.save_pretrained(tmp_path)
     loaded = AutoPipeline.from_pretrained(tmp_path)
     assert loaded.tokenizer is None and loaded.text_encoder is None
@@ -157,11 +159,14 @@ def test_what_is_no_number_format_is_refused_before_anything_is_downloaded(pipe,
 
 
 def test_a_shared_pipeline_takes_the_name_of_a_number_format():
-    assert LlamaGenPipeline.from_pipe(tiny.class_pipeline(), dtype="bfloat16").transformer.dtype == torch.bfloat16
+    assert (
+        LlamaGenPipeline.from_pipe(tiny_llamagen.class_pipeline(), dtype="bfloat16").transformer.dtype
+        == torch.bfloat16
+    )
 
 
 def test_half_precision_files_load_in_float32(pipe, tmp_path):
-    half = tiny.text_pipeline().to(torch.float16)
+    half = tiny_llamagen.text_pipeline().to(torch.float16)
     half.save_pretrained(tmp_path)
     with safe_open(tmp_path / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as weights:
         assert weights.get_tensor("head.weight").dtype == torch.float16
@@ -322,7 +327,9 @@ def test_a_path_may_begin_with_the_home_folder(folder, loader, monkeypatch):
     assert loaded.generation_config == DEFAULTS and loaded.name_or_path == str(folder)
 
 
-@pytest.mark.parametrize("build", [tiny.text_pipeline, tiny.class_pipeline, lambda: tiny.scale_pipeline("text")])
+@pytest.mark.parametrize(
+    "build", [tiny_llamagen.text_pipeline, tiny_llamagen.class_pipeline, lambda: tiny_var.pipeline("text")]
+)
 def test_pickled_weights_are_not_written(build, tmp_path):
     pipe = build()
     for options in ({"safe_serialization": False}, {"safe_serialization": False, "variant": "fp16"}):

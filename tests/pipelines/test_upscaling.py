@@ -7,7 +7,10 @@ import tiny
 import torch
 import torch.nn.functional as F
 from families import seeded
+from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.latent_llama import tiny as tiny_latent_llama
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, FewStepDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
 from arimage.app.engine.engine import Engine
@@ -17,16 +20,16 @@ from arimage.tokenizers.upscaler import ImageUpscaler
 
 
 def student():
-    pipe = tiny.distilled_pipeline("llamagen")
+    pipe = tiny_distilled.pipeline("llamagen")
     # All of its vectors are those of its tokens.
     pipe.decoding = FewStepDecoding(codes_until=16)
     return pipe
 
 
 BUILD = {
-    "llamagen": tiny.text_pipeline,
+    "llamagen": tiny_llamagen.text_pipeline,
     "arpg": lambda: tiny.any_order_pipeline("arpg", "text"),
-    "var": lambda: tiny.scale_pipeline("text"),
+    "var": lambda: tiny_var.pipeline("text"),
     "latent-llama": tiny_latent_llama.pipeline,
     "llamagen-dd": student,
 }

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
-import tiny
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.janus import tiny as tiny_janus
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
@@ -20,8 +21,8 @@ from arimage.pipelines.saving import weights
 
 
 BUILD = {
-    "llamagen": tiny.text_pipeline,
-    "var": lambda: tiny.scale_pipeline("text"),
+    "llamagen": tiny_llamagen.text_pipeline,
+    "var": lambda: tiny_var.pipeline("text"),
     "janus": lambda: convert_janus(tiny_janus.FOLDER),
     "emu3": tiny_emu3.pipeline,
     "lumina": tiny_chameleon.pipeline,
@@ -139,14 +140,14 @@ def sharded(tmp_path_factory):
     """Folders of a pipeline in shards, by their variant."""
     root = tmp_path_factory.mktemp("sharded")
     for variant in (None, "fp16"):
-        tiny.text_pipeline().save_pretrained(root / str(variant), variant=variant, max_shard_size="20KB")
+        tiny_llamagen.text_pipeline().save_pretrained(root / str(variant), variant=variant, max_shard_size="20KB")
     return root
 
 
 def test_variants_and_shards_are_read(sharded):
     assert len(list((sharded / "fp16" / "transformer").glob("*fp16*.safetensors"))) > 1
     loaded = AutoPipeline.from_pretrained(sharded / "fp16", variant="fp16")
-    assert torch.equal(loaded.transformer.head.weight, tiny.text_pipeline().transformer.head.weight)
+    assert torch.equal(loaded.transformer.head.weight, tiny_llamagen.text_pipeline().transformer.head.weight)
 
 
 @pytest.mark.parametrize("asked", [None, "bf16"])

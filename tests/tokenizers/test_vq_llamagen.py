@@ -1,10 +1,9 @@
 """The visual tokenizer equals that of the authors, on random weights in their file format."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 from torch import nn
 
@@ -13,12 +12,9 @@ from arimage.convert.vqgan import llamagen_tokenizer_from_original
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel, ResBlock
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
 @pytest.fixture(scope="module", params=["c2i", "t2i"])
 def golden(request):
-    folder = FIXTURES / f"llamagen_{request.param}"
+    folder = FIXTURES / request.param
     vq = llamagen_tokenizer_from_original(load_original(folder / f"vq_ds4_{request.param}.pt"))
     return vq, load_file(folder / "expected.safetensors")
 

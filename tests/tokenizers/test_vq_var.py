@@ -1,16 +1,15 @@
 """The multi-scale tokenizer equals that of the authors, on random weights in their file format."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from pipelines.var.tiny import FOLDER
 from safetensors.torch import load_file
 
 from arimage.tokenizers.vq_var import VARVQModel, phi_indices
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "var"
 SCALES = (1, 2, 3, 4)
 
 
@@ -36,7 +35,7 @@ def renamed(name: str, levels: int) -> str:
 
 @pytest.fixture(scope="module")
 def vq():
-    config = json.loads((FIXTURES / "config.json").read_text())["vae"]
+    config = json.loads((FOLDER / "config.json").read_text())["vae"]
     vq = VARVQModel(
         channels=config["ch"],
         channel_multipliers=config["ch_mult"],
@@ -46,7 +45,7 @@ def vq():
         scales=SCALES,
     ).eval()
     weights = {}
-    for name, value in torch.load(FIXTURES / "vae_ch32v64z8.pth", weights_only=True).items():
+    for name, value in torch.load(FOLDER / "vae_ch32v64z8.pth", weights_only=True).items():
         name = renamed(name, len(config["ch_mult"]))
         if ".qkv." in name:
             weights |= {name.replace("qkv", f"to_{x}"): part for x, part in zip("qkv", value.chunk(3), strict=True)}
@@ -58,7 +57,7 @@ def vq():
 
 @pytest.fixture(scope="module")
 def expected():
-    return load_file(FIXTURES / "expected.safetensors")
+    return load_file(FOLDER / "expected.safetensors")
 
 
 def maps(tokens, scales=SCALES):

@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, CollaborativeDecoding
 from arimage.training import loop
@@ -43,7 +44,7 @@ def quick(monkeypatch):
 
 
 def train(out, drafter_scales=2, pipe=None):
-    pipe = pipe or tiny.scale_pipeline("text")
+    pipe = pipe or tiny_var.pipeline("text")
     return train_collaborate(pipe, pictures(), pictures(), drafter_scales, SETTINGS, SETTINGS, out)
 
 
@@ -74,7 +75,7 @@ def test_each_learns_its_own_scales(trained):
 
 
 def test_text_and_tokenizer_stay_as_they_were(trained):
-    pipe, before = trained[0], tiny.scale_pipeline("text")
+    pipe, before = trained[0], tiny_var.pipeline("text")
     for name in ("text_encoder", "vq"):
         for key, value in getattr(before, name).state_dict().items():
             assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
@@ -88,7 +89,7 @@ def test_the_teacher_is_the_large_model_as_it_was(tmp_path, monkeypatch):
         init(self, network, pipe, data, heldout, settings, teacher, decoding)
 
     monkeypatch.setattr(VARTransformerTask, "__init__", recorded)
-    pipe, before = train(tmp_path), tiny.scale_pipeline("text").transformer.state_dict()
+    pipe, before = train(tmp_path), tiny_var.pipeline("text").transformer.state_dict()
     assert teachers[0] is None and not any(p.requires_grad for p in teachers[1].parameters())
     assert all(torch.equal(value, before[name]) for name, value in teachers[1].state_dict().items())
     assert any(not torch.equal(value, before[name]) for name, value in pipe.transformer.state_dict().items())
@@ -134,7 +135,7 @@ def test_the_command_saves_the_pair(tmp_path):
         },
         "collaborate": {"drafter_scales": 3, "drafter": part, "refiner": part},
     }
-    run_collaborate(recipe, tiny.scale_pipeline("text"), "train", "heldout", tmp_path)
+    run_collaborate(recipe, tiny_var.pipeline("text"), "train", "heldout", tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")
     assert pipe.decoding == CollaborativeDecoding(3) and pipe.refiner.config.hidden_size == 16
     pipe.set_progress_bar_config(disable=True)
@@ -150,4 +151,4 @@ def test_both_need_scales_to_draw(tmp_path, drafter_scales):
 
 def test_a_pair_is_needed(tmp_path):
     with pytest.raises(ValueError, match="has no refiner: train one"):
-        train(tmp_path, pipe=tiny.scale_pipeline("text", refiner=False))
+        train(tmp_path, pipe=tiny_var.pipeline("text", refiner=False))

@@ -4,8 +4,8 @@ it was."""
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 from training.test_drafter import pictures
 
 from arimage import AutoPipeline
@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
         monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         losses, loss = [], DenoiserTask.loss
         monkeypatch.setattr(DenoiserTask, "loss", lambda self, step: losses.append(loss(self, step)) or losses[-1])
-        pipe = tiny.text_pipeline()
+        pipe = tiny_llamagen.text_pipeline()
         pipe.register_modules(denoiser=None)
         pipe = train_denoiser(pipe, pictures(6, 0), pictures(3, 1), SETTINGS, tmp_path_factory.mktemp("run"))
     return pipe, [{name: float(value) for name, value in figures.items()} for _, figures in losses]
@@ -52,7 +52,7 @@ def test_the_loss_falls_and_the_distributions_come_closer(trained):
 
 
 def test_only_the_denoiser_is_trained(trained):
-    pipe, before = trained[0], tiny.text_pipeline()
+    pipe, before = trained[0], tiny_llamagen.text_pipeline()
     for name, module in before.components.items():
         if isinstance(module, torch.nn.Module) and name != "denoiser":
             for key, value in module.state_dict().items():
@@ -60,7 +60,7 @@ def test_only_the_denoiser_is_trained(trained):
 
 
 def test_the_transformer_may_be_fine_tuned_with_it(tmp_path):
-    pipe, before = tiny.text_pipeline(), tiny.text_pipeline()
+    pipe, before = tiny_llamagen.text_pipeline(), tiny_llamagen.text_pipeline()
     pipe.register_modules(denoiser=None)
     settings = replace(SETTINGS, fine_tune=True, optimizer=replace(SETTINGS.optimizer, learning_rate=2e-3))
     pipe = train_denoiser(pipe, pictures(6, 0), pictures(3, 1), settings, tmp_path)
@@ -84,7 +84,7 @@ def test_the_transformer_may_be_fine_tuned_with_it(tmp_path):
 
 def test_training_reads_what_decoding_reads(monkeypatch):
     """Every segment of a batch has the logits of a forward pass over the clean tokens before it and its own noise."""
-    pipe, calls = tiny.text_pipeline(), []
+    pipe, calls = tiny_llamagen.text_pipeline(), []
     task = DenoiserTask(pipe.denoiser, pipe, pictures(4, 0), pictures(2, 1), SETTINGS)
     forward = pipe.transformer.forward
 
@@ -118,7 +118,7 @@ def test_training_reads_what_decoding_reads(monkeypatch):
 def test_the_command_saves_the_model_with_its_denoiser(tmp_path, monkeypatch):
     monkeypatch.setattr(denoiser_module, "load_data", lambda recipe, part, path: pictures(4, 0))
     part = {"optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0, "length": 4}}
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.register_modules(denoiser=None)
     denoiser_module.run_denoiser({"image_size": 8, "denoiser": part}, pipe, "train", "heldout", tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")

@@ -3,8 +3,9 @@
 import sys
 
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, LlamaGenDDPipeline, LlamaGenDDTransformer, cli
 from arimage.training import commands, loop
@@ -30,7 +31,7 @@ def no_plots(monkeypatch):
 
 
 def train(out, prompts=PROMPTS, settings=SETTINGS):
-    return train_distill(tiny.text_pipeline(), prompts, settings, out)
+    return train_distill(tiny_llamagen.text_pipeline(), prompts, settings, out)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_the_losses_fall(trained):
 
 def test_the_pairs_are_what_the_teacher_makes_of_the_noise(trained):
     pipe, _, out = trained
-    task = distill_module.DistillTask(pipe.transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, out)
+    task = distill_module.DistillTask(pipe.transformer, tiny_llamagen.text_pipeline(), PROMPTS, SETTINGS, out)
     assert len(task.tokens) == 2 * 3 + 2 and len(set(task.seeds.tolist())) == 8
     for i, seed in enumerate(task.seeds[:3]):
         call = pipe.prepare(PROMPTS[i % 2])
@@ -70,7 +71,7 @@ def test_the_pairs_are_what_the_teacher_makes_of_the_noise(trained):
 
 
 def test_only_the_student_is_trained(trained):
-    pipe, before = trained[0], tiny.text_pipeline()
+    pipe, before = trained[0], tiny_llamagen.text_pipeline()
     parts = {"teacher": before.transformer, "vq": before.vq, "text_encoder": before.text_encoder}
     for name, module in parts.items():
         for key, value in module.state_dict().items():
@@ -78,7 +79,7 @@ def test_only_the_student_is_trained(trained):
 
 
 def test_embeddings_of_places_and_condition_reach_every_token():
-    pipe, prompts = tiny.text_pipeline(), ["a red heart", "tree"]
+    pipe, prompts = tiny_llamagen.text_pipeline(), ["a red heart", "tree"]
     teacher, codebook = pipe.transformer, pipe.vq.code_vectors()
     plain, placed = (LlamaGenDDTransformer.for_teacher(teacher, codebook, flag).eval() for flag in (False, True))
     # Of a new student the head of the vectors is random.
@@ -129,11 +130,13 @@ def test_pairs_that_were_generated_before_an_interruption_are_kept(trained, tmp_
     first = tmp_path / "pairs" / "00000.safetensors"
     assert [*first.parent.iterdir()] == [first]
     tokens = distill_module.DistillTask(
-        trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, tmp_path
+        trained[0].transformer, tiny_llamagen.text_pipeline(), PROMPTS, SETTINGS, tmp_path
     ).tokens
     # Of the eight pairs two batches, of which the first was there already.
     assert len(batches) == 3
-    whole = distill_module.DistillTask(trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, trained[2])
+    whole = distill_module.DistillTask(
+        trained[0].transformer, tiny_llamagen.text_pipeline(), PROMPTS, SETTINGS, trained[2]
+    )
     assert torch.equal(tokens, whole.tokens)
 
 
@@ -141,10 +144,14 @@ def test_processes_that_train_together_share_the_pairs(trained, tmp_path, monkey
     there = []
     monkeypatch.setattr(distill_module, "processes", lambda: (1, 2))
     monkeypatch.setattr(distill_module, "wait_for_all", lambda: there.extend((tmp_path / "pairs").iterdir()))
-    task = distill_module.DistillTask(trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, tmp_path)
+    task = distill_module.DistillTask(
+        trained[0].transformer, tiny_llamagen.text_pipeline(), PROMPTS, SETTINGS, tmp_path
+    )
     assert [file.name for file in there] == ["00001.safetensors"]
     monkeypatch.undo()
-    whole = distill_module.DistillTask(trained[0].transformer, tiny.text_pipeline(), PROMPTS, SETTINGS, trained[2])
+    whole = distill_module.DistillTask(
+        trained[0].transformer, tiny_llamagen.text_pipeline(), PROMPTS, SETTINGS, trained[2]
+    )
     assert torch.equal(task.tokens, whole.tokens) and torch.equal(task.seeds, whole.seeds)
 
 
@@ -155,7 +162,7 @@ def test_the_command_saves_the_student_with_its_teacher(tmp_path, monkeypatch, k
         "batch_size = 2\nnoises_per_prompt = 1\nstarts = [0, 6]\n" + "place_embeddings = true\n" * (kind == "text")
     )
     (tmp_path / "prompts.txt").write_text("a red heart\n\na tree\n")
-    teacher = tiny.text_pipeline() if kind == "text" else tiny.class_pipeline()
+    teacher = tiny_llamagen.text_pipeline() if kind == "text" else tiny_llamagen.class_pipeline()
     monkeypatch.setattr(commands, "load_pipeline", lambda *_: teacher)
     words = ["--recipe", tmp_path / "mine.toml", "--out", tmp_path / "run"]
     words += ["--prompts", tmp_path / "prompts.txt"] if kind == "text" else []
@@ -185,6 +192,6 @@ def test_what_does_not_fit_is_refused(trained, tmp_path):
         train(tmp_path, settings=DistillSettings(SETTINGS.optimizer, starts=(0, 16)))
     recipe = {"image_size": 8, "distill": {"optimizer": {"steps": 1, "learning_rate": 1e-3}, "training": {}}}
     with pytest.raises(ValueError, match="prompts"):
-        distill_module.run_distill(recipe, tiny.text_pipeline(), None, tmp_path)
+        distill_module.run_distill(recipe, tiny_llamagen.text_pipeline(), None, tmp_path)
     with pytest.raises(ValueError, match="LlamaGen"):
-        distill_module.run_distill(recipe, tiny.scale_pipeline("text"), None, tmp_path)
+        distill_module.run_distill(recipe, tiny_var.pipeline("text"), None, tmp_path)

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline
 from arimage.training import loop
@@ -40,7 +40,7 @@ def pictures(count, seed):
 
 
 def train(out, on_report=None):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.register_modules(drafter=None)
     return train_drafter(pipe, pictures(6, 0), pictures(3, 1), SETTINGS, out, on_report)
 
@@ -70,7 +70,7 @@ def test_the_losses_fall_and_the_laws_come_closer(trained):
 
 
 def test_only_the_drafter_is_trained(trained):
-    pipe, before = trained[0], tiny.text_pipeline()
+    pipe, before = trained[0], tiny_llamagen.text_pipeline()
     for name, module in before.components.items():
         if isinstance(module, torch.nn.Module) and name != "drafter":
             for key, value in module.state_dict().items():
@@ -80,7 +80,9 @@ def test_only_the_drafter_is_trained(trained):
 def test_the_command_saves_the_model_with_its_drafter(tmp_path, monkeypatch):
     monkeypatch.setattr(drafter_module, "load_data", lambda recipe, part, path: pictures(4, 0))
     part = {"optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0}}
-    drafter_module.run_drafter({"image_size": 8, "drafter": part}, tiny.text_pipeline(), "train", "heldout", tmp_path)
+    drafter_module.run_drafter(
+        {"image_size": 8, "drafter": part}, tiny_llamagen.text_pipeline(), "train", "heldout", tmp_path
+    )
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")
     pipe.set_progress_bar_config(disable=True)
     stats = pipe("a red heart", decoding="eagle", output_type="latent").stats

@@ -4,9 +4,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import tiny
 import torch
 from PIL import Image
+from pipelines.var import tiny as tiny_var
 
 from arimage import cli
 from arimage.training.captions.captions import CaptionSettings, CaptionTask
@@ -77,7 +77,7 @@ def test_a_grid_is_filled_row_by_row_and_then_with_white(tmp_path):
 
 
 def test_what_is_frozen_is_neither_trained_nor_kept():
-    pipe = tiny.scale_pipeline("text")
+    pipe = tiny_var.pipeline("text")
     size = pipe.vq.config.scales[-1] * pipe.vq.scale_factor
     images = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     data = ImageCaptions(images, images[:, :1], [["a red heart"]] * 2, ["heart"] * 2, ["2764"] * 2, torch.ones(2))

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline
 from arimage.training import loop
@@ -71,7 +71,7 @@ def test_a_recipe_with_more_steps_goes_on(tmp_path):
 
 @pytest.mark.parametrize("left", ["model.old", "partial", "model.old and no model"])
 def test_what_a_killed_save_left_does_not_stop_the_next(tmp_path, left):
-    pipe, folder = tiny.class_pipeline(), tmp_path / "model"
+    pipe, folder = tiny_llamagen.class_pipeline(), tmp_path / "model"
     save_float16(pipe, folder)
     (tmp_path / left.split()[0] / "model").mkdir(parents=True)
     (tmp_path / left.split()[0] / "rest").write_text("x")

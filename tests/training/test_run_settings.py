@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage.tokenizers.vq_frames import FramewiseVQModel
 from arimage.training import loop, resuming
@@ -84,7 +86,7 @@ class Asked:
 
     @property
     def pipe(self):
-        return tiny.text_pipeline(seed=self.base)
+        return tiny_llamagen.text_pipeline(seed=self.base)
 
 
 def tokenizer(asked):
@@ -120,12 +122,12 @@ def var(asked):
 
 def refiner(asked):
     settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
-    train_refiner(tiny.scale_pipeline("text", asked.base), VAR, *asked.sets(), settings, asked.out / "run")
+    train_refiner(tiny_var.pipeline("text", asked.base), VAR, *asked.sets(), settings, asked.out / "run")
 
 
 def collaborate(asked):
     settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
-    pipe = tiny.scale_pipeline("text", asked.base)
+    pipe = tiny_var.pipeline("text", asked.base)
     train_collaborate(pipe, *asked.sets(), 2, settings, settings, asked.out / "run")
 
 
@@ -316,7 +318,7 @@ def test_networks_are_told_apart_by_their_weights_and_not_by_their_dtype():
 
 def test_scales_of_adapters_are_compared():
     peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     plain = resuming.of_pipeline(pipe)
     config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["head"])
     peft.inject_adapter_in_model(config, pipe.transformer, "mine")
@@ -340,12 +342,12 @@ def test_the_last_checkpoint_says_that_the_report_is_there_too(tmp_path):
 
 def test_a_prior_that_was_trained_with_is_kept(tmp_path):
     file, words = tmp_path / "prior.safetensors", ["a red heart", "tree"]
-    generate_prior(tiny.text_pipeline(), words, file, seed=0)
-    generate_prior(tiny.text_pipeline(), words, file, seed=1)
+    generate_prior(tiny_llamagen.text_pipeline(), words, file, seed=0)
+    generate_prior(tiny_llamagen.text_pipeline(), words, file, seed=1)
     before = file.read_bytes()
     (tmp_path / "checkpoint.pt").touch()
     with pytest.raises(ValueError, match="prior.safetensors says seed = 1 and you ask for 0"):
-        generate_prior(tiny.text_pipeline(), words, file, seed=0)
+        generate_prior(tiny_llamagen.text_pipeline(), words, file, seed=0)
     assert file.read_bytes() == before
 
 
@@ -360,11 +362,11 @@ def test_a_model_that_the_run_replaces_is_not_one_to_start_from(tmp_path):
 @pytest.mark.parametrize(
     ("train", "recipe", "pipe"),
     [
-        (run_drafter, "emoji-llamagen", tiny.class_pipeline),
-        (run_drafter, "emoji-llamagen", lambda: tiny.scale_pipeline("text")),
-        (run_denoiser, "emoji-llamagen", tiny.class_pipeline),
-        (run_collaborate, "emoji-var", tiny.text_pipeline),
-        (run_collaborate, "emoji-var", lambda: tiny.scale_pipeline("class")),
+        (run_drafter, "emoji-llamagen", tiny_llamagen.class_pipeline),
+        (run_drafter, "emoji-llamagen", lambda: tiny_var.pipeline("text")),
+        (run_denoiser, "emoji-llamagen", tiny_llamagen.class_pipeline),
+        (run_collaborate, "emoji-var", tiny_llamagen.text_pipeline),
+        (run_collaborate, "emoji-var", lambda: tiny_var.pipeline("class")),
     ],
 )
 def test_a_model_of_another_kind_is_refused(tmp_path, train, recipe, pipe):

@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from pipelines.infinity import tiny as tiny_infinity
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline
 from arimage.training import loop, upscaler
@@ -67,7 +68,7 @@ def trained(tmp_path_factory):
         monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         rows, loss = [], UpscalerTask.loss
         monkeypatch.setattr(UpscalerTask, "loss", lambda self, step: rows.append(loss(self, step)) or rows[-1])
-        pipe, out = tiny.text_pipeline(), tmp_path_factory.mktemp("run")
+        pipe, out = tiny_llamagen.text_pipeline(), tmp_path_factory.mktemp("run")
         pipe = train_upscaler(pipe, MODEL, squares(8, 0), squares(4, 1), SETTINGS, out)
     return pipe, [{name: float(value) for name, value in figures.items()} for _, figures in rows], out
 
@@ -94,7 +95,7 @@ def test_the_discriminator_begins_at_its_step(trained):
 
 
 def test_only_the_upscaler_is_trained(trained):
-    pipe, before = trained[0], tiny.text_pipeline()
+    pipe, before = trained[0], tiny_llamagen.text_pipeline()
     for name, module in before.components.items():
         if isinstance(module, torch.nn.Module):
             for key, value in module.state_dict().items():
@@ -116,8 +117,8 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(trained, tmp_path, monkey
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(UpscalerTask, "loss", stopping)
         patch.setattr(upscaler, "fit", partial(upscaler.fit, checkpoint_every_seconds=0))
-        run(tiny.text_pipeline(), out=tmp_path)
-    pipe = run(tiny.text_pipeline(), out=tmp_path)
+        run(tiny_llamagen.text_pipeline(), out=tmp_path)
+    pipe = run(tiny_llamagen.text_pipeline(), out=tmp_path)
     expected = trained[0].upscaler.state_dict()
     for name, value in pipe.upscaler.state_dict().items():
         torch.testing.assert_close(value, expected[name], atol=1e-3, rtol=0)
@@ -127,7 +128,7 @@ def test_the_losses_of_the_two_networks_leave_each_other_alone():
     torch.manual_seed(0)
     discriminator = Discriminator(8)
     made, real, enlarged = (torch.rand(2, 3, 16, 16).requires_grad_() for _ in range(3))
-    task = task_of(tiny.text_pipeline())
+    task = task_of(tiny_llamagen.text_pipeline())
     fooled, told = task.adversarial(discriminator, made, real, enlarged)
     parameters = list(discriminator.parameters())
     assert torch.autograd.grad(told, made, retain_graph=True, allow_unused=True) == (None,)
@@ -142,7 +143,7 @@ def test_the_losses_of_the_two_networks_leave_each_other_alone():
 @pytest.mark.parametrize("changed", ["shrunk_share", "permuted_share", "ground_share", "max_shift"])
 def test_images_are_changed_as_the_settings_say(changed):
     none = replace(SETTINGS, shrunk_share=0.0, permuted_share=0.0, ground_share=0.0, max_shift=0)
-    pipe, known = tiny.text_pipeline(), to_unit_range(squares(8, 0).images)
+    pipe, known = tiny_llamagen.text_pipeline(), to_unit_range(squares(8, 0).images)
 
     def levels(image):
         return tuple(((image.flatten() + 1) * 127.5).round().tolist())
@@ -160,7 +161,7 @@ def test_images_are_changed_as_the_settings_say(changed):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("build", [tiny.text_pipeline, lambda: tiny.scale_pipeline("text")])
+@pytest.mark.parametrize("build", [tiny_llamagen.text_pipeline, lambda: tiny_var.pipeline("text")])
 def test_noise_replaces_tokens_by_near_ones(build):
     task = task_of(build())
     images = to_unit_range(squares(8, 0).images)
@@ -201,7 +202,7 @@ def test_the_command_trains_by_a_recipe_and_saves_the_pipeline(tmp_path, monkeyp
         folder.mkdir()
         for number, image in enumerate(squares(3, seed).images.permute(0, 2, 3, 1).numpy()):
             Image.fromarray(image).save(folder / f"{number}.png")
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     upscaler.run_upscaler(recipe, pipe, tmp_path / "train", tmp_path / "heldout", tmp_path / "run")
     loaded = AutoPipeline.from_pretrained(tmp_path / "run" / "model")
     assert loaded.image_sizes == [(SIZE, SIZE), (SIZE // 2, SIZE // 2)]

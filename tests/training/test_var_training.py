@@ -8,6 +8,7 @@ import math
 import pytest
 import tiny
 import torch
+from pipelines.var import tiny as tiny_var
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, NextScaleDecoding
@@ -192,7 +193,7 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monk
 
 
 def task_of(pipe=None, teacher=None, **settings):
-    pipe = pipe or tiny.scale_pipeline("text")
+    pipe = pipe or tiny_var.pipeline("text")
     settings = VARTransformerSettings(OptimizerSettings(steps=4, learning_rate=1e-3), batch_size=4, **settings)
     return VARTransformerTask(pipe.transformer, pipe, pictures(), pictures(), settings, teacher)
 
@@ -234,7 +235,7 @@ def test_noise_is_in_the_inputs_and_not_in_the_targets(monkeypatch):
 
 
 def test_who_equals_its_teacher_learns_nothing_from_it():
-    pipe = tiny.scale_pipeline("text")
+    pipe = tiny_var.pipeline("text")
     alone, taught = (float(task_of(pipe, teacher).loss(0)[0].detach()) for teacher in (None, pipe.transformer))
     other, half = (float(task_of(pipe, pipe.refiner, law_weight=weight).loss(0)[0].detach()) for weight in (1.0, 0.5))
     assert taught == pytest.approx(alone, rel=1e-5)
@@ -246,7 +247,7 @@ def test_who_equals_its_teacher_learns_nothing_from_it():
 def test_a_refiner_leaves_transformer_and_text_as_they_were(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(training.VARTransformer, "compile_repeated_blocks", lambda self: compiled.append(self))
-    pipe = tiny.scale_pipeline("text", refiner=False)
+    pipe = tiny_var.pipeline("text", refiner=False)
     before = {name: copy.deepcopy(getattr(pipe, name).state_dict()) for name in ("transformer", "text_encoder", "vq")}
     settings = VARTransformerSettings(OptimizerSettings(steps=3, learning_rate=1e-2), caption_length=tiny.TEXT_LENGTH)
     model = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2}

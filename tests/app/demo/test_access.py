@@ -16,6 +16,7 @@ import tiny
 from packaging.requirements import Requirement
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
 
 
 pytest.importorskip("gradio")
@@ -37,7 +38,9 @@ MARK = "PRIVATE KEY 12345"
 
 
 def tiny_engine() -> Engine:
-    return Engine({"text": tiny.text_pipeline(), "class": tiny.class_pipeline()}, Limits(prompt_characters=40))
+    return Engine(
+        {"text": tiny_llamagen.text_pipeline(), "class": tiny_llamagen.class_pipeline()}, Limits(prompt_characters=40)
+    )
 
 
 @pytest.fixture(scope="module", params=[None, AUTH], ids=["open", "password"])

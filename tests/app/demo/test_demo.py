@@ -22,7 +22,10 @@ import tiny
 import torch
 from app.conftest import SlowPipeline
 from PIL import Image
+from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.infinity import tiny as tiny_infinity
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 
 pytest.importorskip("gradio")
@@ -47,12 +50,16 @@ SIZE = 4 * tiny.SCALE_FACTOR
 
 @pytest.fixture(scope="module")
 def slow():
-    return SlowPipeline(tiny.text_pipeline(8))
+    return SlowPipeline(tiny_llamagen.text_pipeline(8))
 
 
 @pytest.fixture(scope="module")
 def engine(slow):
-    pipelines = {"text": tiny.text_pipeline(), "class": tiny.class_pipeline(), "scales": tiny.scale_pipeline("text")}
+    pipelines = {
+        "text": tiny_llamagen.text_pipeline(),
+        "class": tiny_llamagen.class_pipeline(),
+        "scales": tiny_var.pipeline("text"),
+    }
     pipelines["bits"] = tiny_infinity.pipeline()
     engine = Engine(pipelines | {"slow": slow}, Limits(prompt_characters=40, images=4))
     yield engine
@@ -110,7 +117,9 @@ def test_partial_images_come_before_the_finished_ones(client, opened):
     assert partial[0] == 0 and partial[-1] == 2
     assert len(shown) == 2 and state["seeds"][0] == 5
     assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (16, 1, True)
-    expected = tiny.text_pipeline()("a red heart", decoding="ar", generator=torch.Generator().manual_seed(5)).images[0]
+    expected = tiny_llamagen.text_pipeline()(
+        "a red heart", decoding="ar", generator=torch.Generator().manual_seed(5)
+    ).images[0]
     assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
 
 
@@ -349,9 +358,11 @@ def read_frames(path: Path) -> list[tuple[Image.Image, int]]:
 
 
 def test_other_models_race_too_and_a_student_from_the_beginning():
-    student = tiny.distilled_pipeline("llamagen")
+    student = tiny_distilled.pipeline("llamagen")
     student.decoding = FewStepDecoding(starts=(0, 2))
-    engine = Engine({"class": tiny.class_pipeline(), "text": tiny.text_pipeline(), "a student": student})
+    engine = Engine(
+        {"class": tiny_llamagen.class_pipeline(), "text": tiny_llamagen.text_pipeline(), "a student": student}
+    )
     try:
         choices = dict(race_tab.run_choices(engine, "class"))
         others = {label: value for label, value in choices.items() if " · " in value or value.startswith("a student")}
@@ -406,7 +417,7 @@ def test_a_film_has_a_frame_per_forward_pass(tmp_path, engine):
 @pytest.fixture
 def knowing():
     """An engine whose model knows two pictures, one of which the reference has."""
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.known_captions = KnownCaptions({"hot dog": [], 'a "<b>"': []})
     engine = Engine({"text": pipe})
     yield engine

@@ -7,6 +7,8 @@ import pytest
 import tiny
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 
 pytest.importorskip("gradio")
@@ -36,7 +38,7 @@ RIGHT = {
 
 @pytest.fixture(scope="module")
 def client():
-    engine = Engine({"text": tiny.text_pipeline(), "scales": tiny.scale_pipeline("text")}, Limits(images=4))
+    engine = Engine({"text": tiny_llamagen.text_pipeline(), "scales": tiny_var.pipeline("text")}, Limits(images=4))
     with served(engine, None, VideoMaker({"video": tiny_cosmos.pipeline("text", begins_with_text=True)})) as url:
         with visit(url) as client:
             yield client

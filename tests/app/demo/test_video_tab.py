@@ -5,11 +5,11 @@ import threading
 import gradio as gr
 import numpy as np
 import pytest
-import tiny
 import torch
 from gradio.data_classes import ImageData
 from PIL import Image, ImageSequence
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.demo.demo import build_demo
 from arimage.app.demo.video_tab import enlarged, status_of
@@ -118,7 +118,7 @@ def test_models_of_videos_are_loaded_where_they_are_taken(pipe, tmp_path):
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = Engine({"text": tiny.text_pipeline()})
+    engine = Engine({"text": tiny_llamagen.text_pipeline()})
     yield engine
     engine.close()
 

@@ -15,6 +15,8 @@ import torch
 from PIL import Image
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage import AutoPipeline
@@ -45,9 +47,9 @@ PROMPTS = ["a red heart", "a blue book", "green tree", "a cat", "grinning cat fa
 @pytest.fixture(scope="module")
 def engine():
     pipelines = {
-        "text": tiny.text_pipeline(),
-        "class": tiny.class_pipeline(),
-        "scales": tiny.scale_pipeline("text"),
+        "text": tiny_llamagen.text_pipeline(),
+        "class": tiny_llamagen.class_pipeline(),
+        "scales": tiny_var.pipeline("text"),
     }
     engine = Engine(pipelines)
     yield engine
@@ -98,7 +100,7 @@ def test_a_decoding_has_the_name_of_its_preset(name):
 
 
 def test_a_folder_goes_by_its_name(tmp_path):
-    tiny.class_pipeline().save_pretrained(tmp_path / "classes")
+    tiny_llamagen.class_pipeline().save_pretrained(tmp_path / "classes")
     assert list(load_models([str(tmp_path / "classes")], "cpu")) == ["classes"]
     with pytest.raises(ValueError, match="classes"):
         load_models([str(tmp_path / "classes"), f"{tmp_path}/classes/"], "cpu")
@@ -154,7 +156,7 @@ def test_every_image_of_a_request_can_be_generated_again_alone(engine):
 
 def test_the_engine_generates_what_the_pipeline_generates(engine):
     result = engine.submit(Request("class", class_label=3, seed=5, decoding="sjd:window=4", top_k=6)).result(60)
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     generator = torch.Generator().manual_seed(5)
     decoding = decoding_from_name("sjd", window=4)
     expected = pipe(class_labels=3, generator=generator, decoding=decoding, top_k=6)
@@ -167,14 +169,14 @@ def test_the_engine_generates_what_the_pipeline_generates(engine):
 
 def test_a_setting_may_be_none(engine):
     result = engine.submit(Request("class", class_label=3, seed=5, decoding="zipar:window=none")).result(60)
-    expected = tiny.class_pipeline()(
+    expected = tiny_llamagen.class_pipeline()(
         class_labels=3, generator=torch.Generator().manual_seed(5), decoding=decoding_from_name("zipar")
     )
     assert same(result.images, expected.images)
 
 
 def test_a_request_larger_than_a_batch_is_split():
-    engine = Engine({"text": tiny.text_pipeline()}, Limits(batch=2))
+    engine = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(batch=2))
     sizes = []
     engine.on_pass = sizes.append
     request = Request("text", prompt="a red heart", count=5, previews=3)
@@ -302,7 +304,7 @@ def test_a_preview_distinguishes_drafts_from_unknown_tokens(engine):
 @pytest.mark.parametrize(("model", "decoding"), [("text", "sjd:window=4"), ("text", "ar"), ("scales", "next-scale")])
 def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monkeypatch):
     recorder = Trace()
-    pipe = {"text": tiny.text_pipeline, "scales": lambda: tiny.scale_pipeline("text")}[model]()
+    pipe = {"text": tiny_llamagen.text_pipeline, "scales": lambda: tiny_var.pipeline("text")}[model]()
     output = pipe(
         "a red heart",
         decoding=decoding_from_text(decoding),
@@ -411,7 +413,7 @@ def test_requests_that_fail_in_a_row_end_the_engine_if_its_models_fail_too(error
     def broken(*_, **__):
         raise error
 
-    engine = Engine({"text": tiny.text_pipeline(), "class": tiny.class_pipeline()})
+    engine = Engine({"text": tiny_llamagen.text_pipeline(), "class": tiny_llamagen.class_pipeline()})
     for pipe in engine._pipelines.values():
         monkeypatch.setattr(pipe, "decode_result", broken)
     for _ in range(FAILURES):
@@ -446,7 +448,7 @@ def test_an_error_of_the_device_in_a_video_ends_the_engine_of_the_demo(monkeypat
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     made = []
-    pipelines = {"text": tiny.text_pipeline(), "video": tiny_cosmos.pipeline("text", begins_with_text=True)}
+    pipelines = {"text": tiny_llamagen.text_pipeline(), "video": tiny_cosmos.pipeline("text", begins_with_text=True)}
     monkeypatch.setattr("arimage.app.engine.models.load_models", lambda *_, **__: pipelines)
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: made.extend(arguments))
     open_app()
@@ -548,7 +550,7 @@ def test_what_cannot_be_generated_is_refused_at_once(engine, changes, parameter,
 
 
 def test_the_work_of_a_request_is_bounded():
-    engine = Engine({"text": tiny.text_pipeline()}, Limits(work=50))
+    engine = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(work=50))
     with pytest.raises(Refused, match="4 images of 16 tokens are more than the 50 tokens of a request"):
         engine.submit(Request("text", prompt="a", count=4))
     assert len(engine.submit(Request("text", prompt="a", count=3)).result(60).images) == 3
@@ -578,7 +580,7 @@ def test_larger_settings_within_the_limit_are_accepted(engine, decoding):
 
 def test_every_size_that_a_model_lists_can_be_generated():
     sizes = [(2048, 2048), (592, 1776), (1776, 592), (64, 64)]
-    engine = Engine({"text": tiny.text_pipeline()}, Limits(work=1))
+    engine = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(work=1))
     engine.models["text"] = replace(engine.models["text"], sizes=sizes)
     for height, width in sizes:
         _, plan = engine.check(Request("text", prompt="a", height=height, width=width))
@@ -593,7 +595,9 @@ def test_a_photo_is_edited(engine, size):
     ticket = engine.submit(request)
     # A waiting request does not hold a photo.
     assert ticket.request.image.size == ticket.request.mask_image.size == (8, 8)
-    expected = tiny.text_pipeline()("a", image=image, mask_image=mask, generator=torch.Generator().manual_seed(3))
+    expected = tiny_llamagen.text_pipeline()(
+        "a", image=image, mask_image=mask, generator=torch.Generator().manual_seed(3)
+    )
     assert np.array_equal(np.asarray(ticket.result(60).images[0]), np.asarray(expected.images[0]))
 
 
@@ -751,7 +755,7 @@ def test_many_threads_get_the_right_images(engine):
 def test_no_request_of_a_group_that_failed_is_lost(monkeypatch):
     """Requests that are prepared one by one, since together they failed, come back into the queue after another
     failure."""
-    pipe, begin = tiny.text_pipeline(), Batch.begin
+    pipe, begin = tiny_llamagen.text_pipeline(), Batch.begin
     prepare, begun = pipe.prepare, []
 
     def prepare_one(**arguments):

@@ -18,10 +18,11 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import tiny
 from app.server.serve_kit import BACKENDS, backend_of
 from app.server.server_kit import free_port, metric, picture, same, serving, wait_for
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -42,18 +43,18 @@ JSON = {"Content-Type": "application/json"}
 
 
 def known_pipeline():
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.known_captions = KnownCaptions({"red heart": ["heart"], "tree": ["fir"]}, unlearned={"wizard": ["wizard"]})
     return pipe
 
 
 def pipelines():
     return {
-        "text": tiny.text_pipeline(),
-        "scales": tiny.scale_pipeline("text"),
-        "class": tiny.class_pipeline(),
+        "text": tiny_llamagen.text_pipeline(),
+        "scales": tiny_var.pipeline("text"),
+        "class": tiny_llamagen.class_pipeline(),
         "known": known_pipeline(),
-        "named": LlamaGenPipeline(**tiny.class_pipeline().components, id2label=dict(enumerate(CLASSES))),
+        "named": LlamaGenPipeline(**tiny_llamagen.class_pipeline().components, id2label=dict(enumerate(CLASSES))),
     }
 
 
@@ -78,7 +79,7 @@ def client(address):
 
 @pytest.fixture(scope="module")
 def other_engine():
-    engine = Engine({"text": tiny.text_pipeline()})
+    engine = Engine({"text": tiny_llamagen.text_pipeline()})
     yield engine
     engine.close()
 
@@ -87,7 +88,7 @@ def other_engine():
 def secret_address(request):
     """A server that asks for a token."""
     with (
-        backend_of(request.param, {"text": tiny.text_pipeline()}, Limits()) as (backend, _),
+        backend_of(request.param, {"text": tiny_llamagen.text_pipeline()}, Limits()) as (backend, _),
         serving(backend, token=TOKEN) as address,
     ):
         yield address
@@ -655,7 +656,7 @@ def started(command: list[str]):
 
 
 def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
-    tiny.text_pipeline().save_pretrained(tmp_path / "model")
+    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "token").write_text(TOKEN)
     port = free_port()
     command = [sys.executable, "-m", "arimage", "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
@@ -684,7 +685,7 @@ run()
 
 
 def test_the_command_ends_with_an_error_when_its_device_fails(tmp_path):
-    tiny.text_pipeline().save_pretrained(tmp_path / "model")
+    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
     port = free_port()
     command = [sys.executable, "-c", BROKEN, "serve", "--model", str(tmp_path / "model"), "--port", str(port)]
     with started(command) as (process, address):

@@ -5,8 +5,8 @@ import io
 import json
 
 import pytest
-import tiny
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
@@ -17,7 +17,7 @@ from arimage.app.server.leniency import Leniency
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = Engine({"text": tiny.text_pipeline(), "other": tiny.text_pipeline()}, Limits(images=2))
+    engine = Engine({"text": tiny_llamagen.text_pipeline(), "other": tiny_llamagen.text_pipeline()}, Limits(images=2))
     yield engine
     engine.close()
 

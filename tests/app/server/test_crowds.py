@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-import tiny
 from app.server.serve_kit import BACKENDS, backend_of
 from app.server.server_kit import metric, picture, same, serving, wait_for
 from PIL import Image
 from pipelines.glm_image import tiny as tiny_glm_image
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request
@@ -181,7 +182,7 @@ def test_closing_ends_running_and_waiting_requests(crowded, held):
 
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_fifty_clients_at_once_all_get_their_own_image(kind):
-    pipelines = {"text": tiny.text_pipeline(), "scales": tiny.scale_pipeline("text")}
+    pipelines = {"text": tiny_llamagen.text_pipeline(), "scales": tiny_var.pipeline("text")}
     with backend_of(kind, pipelines, Limits(gathering=0.05)) as (backend, engine), serving(backend) as address:
         _ask_at_once(engine, address)
 

@@ -16,9 +16,9 @@ import httpx
 import openai
 import psutil
 import pytest
-import tiny
 from app.server.serve_kit import Handle, replica_of, replicas_of
 from app.server.server_kit import free_port, picture, same, serving, wait_for
+from pipelines.llamagen import tiny as tiny_llamagen
 from ray.exceptions import ActorDiedError
 from typer.testing import CliRunner
 
@@ -37,7 +37,7 @@ from arimage.app.server.replicas import (
 @pytest.fixture
 def two():
     """A server with two replicas: its address, and the handle."""
-    handle = Handle([replica_of({"text": tiny.text_pipeline()}, Limits(gathering=0.05)) for _ in range(2)])
+    handle = Handle([replica_of({"text": tiny_llamagen.text_pipeline()}, Limits(gathering=0.05)) for _ in range(2)])
     with replicas_of(handle, Limits()) as replicas, serving(replicas) as address:
         yield address, handle
 
@@ -63,7 +63,7 @@ def client_of(address: str, **options) -> openai.OpenAI:
 
 def test_replicas_generate_what_an_engine_does(two):
     address, handle = two
-    engine = Engine({"text": tiny.text_pipeline()})
+    engine = Engine({"text": tiny_llamagen.text_pipeline()})
     [expected] = engine.submit(Request("text", prompt="a red heart", seed=3)).result(60).images
     engine.close()
     client = client_of(address)
@@ -197,7 +197,7 @@ def processes(name: str) -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_two_replicas_answer_fifty_requests_while_one_is_killed(tmp_path):
-    tiny.text_pipeline().save_pretrained(tmp_path / "text")
+    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "text")
     port = free_port()
     command = [sys.executable, "-m", "arimage", "serve", "--model", "emoji-arpg", "--model", str(tmp_path / "text")]
     command += ["--replicas", "2", "--device", "cpu", "--port", str(port)]

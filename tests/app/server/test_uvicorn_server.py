@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
-import tiny
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
@@ -20,7 +20,7 @@ from arimage.app.server.uvicorn_server import Server
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = Engine({"text": tiny.text_pipeline()}, Limits(queue=4))
+    engine = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(queue=4))
     yield engine
     engine.close()
 

@@ -4,10 +4,10 @@ place."""
 import dataclasses
 
 import pytest
-import tiny
 import torch
 from decoding.pairwise import pairwise
 from decoding.test_next_scale import ScaleTable
+from pipelines.llamagen import tiny as tiny_llamagen
 from presets import FOR_SCALES, FOR_TOKENS
 
 from arimage.decoding import (
@@ -192,9 +192,9 @@ def test_a_copied_state_resumes_where_it_was(table_model, preset):
     [("ar", 8), ("sjd-coupled", 1), ("sjd-coupled", 2), ("sjd-lazy", 1), ("sjd-tree", 1), ("zipar", 2), ("eagle", 8)],
 )
 def test_steps_stay_below_the_limit_of_attention(preset, interval):
-    transformer = tiny.transformer("class")
+    transformer = tiny_llamagen.transformer("class")
     condition = {"class_labels": torch.tensor([1])}
-    model = LlamaGenTokenModel(transformer, condition, Layout((10, 10)), drafter=tiny.drafter(transformer))
+    model = LlamaGenTokenModel(transformer, condition, Layout((10, 10)), drafter=tiny_llamagen.drafter(transformer))
     decoding, limits, forward = decoding_from_name(preset), [], model.forward
 
     def recorded(tokens, positions, cache, **options):

@@ -8,6 +8,8 @@ import pytest
 import tiny
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -45,7 +47,7 @@ def condition(place):
 
 
 def llamagen(place, grid=4):
-    transformer = on(place, tiny.transformer("class", grid=grid, num_layers=1))
+    transformer = on(place, tiny_llamagen.transformer("class", grid=grid, num_layers=1))
     return LlamaGenTokenModel(transformer, condition(place), Layout((grid, grid)), guided=True)
 
 
@@ -141,7 +143,7 @@ def test_graphs_of_measured_steps_are_those_that_run(device, monkeypatch, make):
 
 def test_steps_that_an_image_takes_once_are_captured_when_they_come_again(device):
     def var(place):
-        parts = on(place, tiny.scale_transformer("class")), on(place, tiny.scale_tokenizer())
+        parts = on(place, tiny_var.transformer("class")), on(place, tiny.scale_tokenizer())
         return VARScaleModel(*parts, condition(place), guided=True)
 
     expected, model, steps, found = run(var, NextScaleDecoding()), var("cuda"), CompiledSteps(), []

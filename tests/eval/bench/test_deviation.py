@@ -5,6 +5,8 @@ import math
 import pytest
 import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name, decoding_names
 from arimage.eval.bench.deviation import deviation, token_places
@@ -139,7 +141,7 @@ def test_likelier_tokens_come_first():
 @pytest.mark.parametrize("groups", ["plain", "guided"])
 @torch.no_grad()
 def test_the_distribution_is_the_one_that_a_pipeline_samples(groups):
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     scale = 1.0 if groups == "plain" else 3.0
     prompts = ["a red heart", "tree"]
     sampling = pipe.sampling(guidance_scale=scale, top_k=1)
@@ -153,7 +155,7 @@ def test_the_distribution_is_the_one_that_a_pipeline_samples(groups):
 
 @pytest.mark.parametrize("decoding", EXACT)
 def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     labels, seeds = [i % tiny.NUM_CLASSES for i in range(200)], torch.arange(200)
     model, sampling = pipe.prepare(class_labels=labels).model, Sampling(top_k=20)
     with torch.no_grad():
@@ -166,7 +168,7 @@ def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_scales_of_the_model_itself_are_at_the_floor_and_those_of_a_refiner_are_not(guidance_scale):
-    pipe = tiny.scale_pipeline("class")
+    pipe = tiny_var.pipeline("class")
     model = pipe.prepare(class_labels=[1] * 600, guidance_scale=guidance_scale).model
     sampling, seeds = Sampling(guidance_scale=guidance_scale, temperature=3.0), torch.arange(600)
     with torch.no_grad():

@@ -4,8 +4,9 @@ import copy
 import json
 
 import pytest
-import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import decoding_from_name, parse_decoding
 from arimage.eval.bench import tables
@@ -18,7 +19,7 @@ LABELS = {"class_labels": [3, 1]}
 
 @pytest.fixture(scope="module")
 def pipe():
-    return tiny.class_pipeline()
+    return tiny_llamagen.class_pipeline()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_a_window_is_given_to_the_decodings_that_have_one(pipe):
 
 
 def test_presets_that_do_not_run_are_left_out_with_their_reason():
-    without_drafter = tiny.class_pipeline()
+    without_drafter = tiny_llamagen.class_pipeline()
     without_drafter.drafter = without_drafter.denoiser = None
     chosen, left_out = choose_decodings(without_drafter, LABELS, [], [], {})
     assert {"ar", "sjd"} <= chosen.keys() and left_out.keys() == {"eagle", "eagle-lantern", "groups", "sjd2"}
@@ -151,7 +152,7 @@ def test_figures_that_are_not_finite_are_neither_written_nor_read(results, numbe
 
 
 def test_the_pipeline_stays_as_it_is():
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     pipe.set_progress_bar_config(desc="mine")
     measure(pipe, LABELS, {"ar": decoding_from_name("ar")}, batch_size=1, runs=1, seed=0)
     assert pipe._progress_bar_config == {"desc": "mine"}
@@ -220,7 +221,7 @@ def test_a_deviation_is_shown_next_to_what_is_claimed(results):
 
 
 def test_next_scale_decodings_are_measured_alike():
-    pipe = tiny.scale_pipeline("class")
+    pipe = tiny_var.pipeline("class")
     chosen, left_out = choose_decodings(pipe, LABELS, [], [], {})
     assert list(chosen) == ["next-scale", "fastvar", "code"] and not left_out
     rows = measure(pipe, LABELS, chosen, batch_size=2, runs=1, seed=0)
@@ -230,7 +231,7 @@ def test_next_scale_decodings_are_measured_alike():
     settings = {"condition": LABELS, "runs": 1, "images": 20, "seed": 0}
     table = tables.to_markdown({"machine": machine(torch.device("cpu")), "settings": settings, "rows": rows})
     assert "| next-scale | exact (" in table and "| code | 0." in table
-    without = tiny.scale_pipeline("class", refiner=False)
+    without = tiny_var.pipeline("class", refiner=False)
     assert "refiner" in choose_decodings(without, LABELS, [], [], {})[1]["code"]
     with pytest.raises(ValueError, match="sjd: .*next-scale"):
         choose_decodings(pipe, LABELS, ["sjd"], [], {})

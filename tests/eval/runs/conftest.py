@@ -7,9 +7,10 @@ import re
 import sys
 
 import pytest
-import tiny
 from eval.runs.run_kit import COUNT, options
 from pipelines.infinity import tiny as tiny_infinity
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import cli
 
@@ -44,9 +45,9 @@ def without_progress(said: str) -> str:
 def models(tmp_path_factory):
     """Folders of tiny pipelines, and a file of prompts, by their names."""
     root = tmp_path_factory.mktemp("models")
-    tiny.text_pipeline().save_pretrained(root / "text")
-    tiny.class_pipeline().save_pretrained(root / "class")
-    tiny.scale_pipeline("text").save_pretrained(root / "scales")
+    tiny_llamagen.text_pipeline().save_pretrained(root / "text")
+    tiny_llamagen.class_pipeline().save_pretrained(root / "class")
+    tiny_var.pipeline("text").save_pretrained(root / "scales")
     tiny_infinity.pipeline().save_pretrained(root / "bits")
     prompts = root / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"a red heart {i}", "tag": i}) + "\n" for i in range(COUNT)))

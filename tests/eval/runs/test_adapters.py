@@ -1,9 +1,9 @@
 """Runs with adapters: which ones count as the same."""
 
 import pytest
-import tiny
 from adapters import adapter
 from eval.runs.run_kit import BATCH
+from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import load_file, save_file
 
 from arimage.eval.report import make_report
@@ -16,7 +16,7 @@ pytest.importorskip("peft", reason="the extra `lora` is not installed")
 @pytest.fixture
 def run(command, tmp_path):
     """Generate a run with an adapter; returns the exit code and what was said."""
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.txt").write_text("a red heart\ntree\n")
     for name, seed in (("style", 0), ("other", 1)):

@@ -1,8 +1,8 @@
 """What a dry run estimates."""
 
 import pytest
-import tiny
 from eval.runs.run_kit import COUNT, options, part_of
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.runs import estimate
 from arimage.eval.runs.generate import make_config
@@ -20,7 +20,7 @@ def test_a_dry_run_says_what_a_run_does_and_writes_nothing(command, models, tmp_
 
 
 def test_a_dry_run_estimates_the_steps_that_it_does_not_take(monkeypatch):
-    pipe = tiny.text_pipeline(grid=8)
+    pipe = tiny_llamagen.text_pipeline(grid=8)
     rows = prompt_rows([{"prompt": "a red heart"}] * 6, 0)
     config = make_config(pipe, rows, model="m", source={}, seed=0, batch_size=2, decoding="ar")
     monkeypatch.setattr(estimate, "PASSES", 9)

@@ -9,6 +9,7 @@ import tiny
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.runs.export import export
 from arimage.eval.runs.generate import generate, make_config, prepare
@@ -38,20 +39,26 @@ def of_prompts(tmp_path_factory):
         {"prompt": "a blue book ☃", "item_id": "12", "tag": "colors", "include": []},
     ]
     rows = prompt_rows(prompts, 0, 4)
-    return generate_run(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path_factory.mktemp("runs") / "prompts")
+    return generate_run(
+        tiny_llamagen.text_pipeline(), rows, {"per_prompt": 4}, tmp_path_factory.mktemp("runs") / "prompts"
+    )
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """Three images of each of two prompts that bear nothing."""
     rows = prompt_rows([{"prompt": "tree"}, {"prompt": "a red heart"}], 0, 3)
-    return generate_run(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path_factory.mktemp("runs") / "plain")
+    return generate_run(
+        tiny_llamagen.text_pipeline(), rows, {"per_prompt": 3}, tmp_path_factory.mktemp("runs") / "plain"
+    )
 
 
 @pytest.fixture(scope="module")
 def of_classes(tmp_path_factory):
     rows = class_rows(5, 0, 2)
-    return generate_run(tiny.class_pipeline(), rows, {"per_class": 2}, tmp_path_factory.mktemp("runs") / "classes")
+    return generate_run(
+        tiny_llamagen.class_pipeline(), rows, {"per_class": 2}, tmp_path_factory.mktemp("runs") / "classes"
+    )
 
 
 def pixels(run):
@@ -144,14 +151,14 @@ def test_what_a_scorer_needs_is_asked_for(run, format, sentence, request, tmp_pa
 
 def test_dpg_takes_four_images(tmp_path):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}], 0, 3)
-    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
+    run = generate_run(tiny_llamagen.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
     with pytest.raises(ValueError, match="image 0 is one of 3 of its prompt"):
         export(run, "dpg", tmp_path / "out")
 
 
 def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_path):
     rows = prompt_rows([{"prompt": "tree"}], 0, 3)
-    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
+    run = generate_run(tiny_llamagen.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
     with pytest.raises(ValueError, match="--size is for adm-npz"):
         export(run, "result-jsonl", tmp_path / "out", size=4)
     with pytest.raises(ValueError, match="--out"):
@@ -163,7 +170,7 @@ def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_pa
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": "2"}], 0, 4)
-    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
+    run = generate_run(tiny_llamagen.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
 
     def fail(*arguments, **options):
         raise OSError("no space")
@@ -177,6 +184,6 @@ def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("item", ["no/such", "1"])
 def test_dpg_wants_items_that_name_files(item, tmp_path):
     rows = prompt_rows([{"prompt": "tree", "item_id": "1"}, {"prompt": "a red heart", "item_id": item}], 0, 4)
-    run = generate_run(tiny.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
+    run = generate_run(tiny_llamagen.text_pipeline(), rows, {"per_prompt": 4}, tmp_path / "run")
     with pytest.raises(ValueError, match=f"image 4 has the item_id '{item}'.*without /"):
         export(run, "dpg", tmp_path / "dpg")

@@ -7,12 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from eval.runs.run_kit import BATCH, COUNT, contents, options, part_of
 from PIL import Image
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.infinity import tiny as tiny_infinity
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import SpeculativeJacobiDecoding
 from arimage.eval.runs import estimate
@@ -55,8 +56,12 @@ def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):
     ],
 )
 def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decoding, sampling):
-    build = {"text": tiny.text_pipeline, "class": tiny.class_pipeline, "bits": tiny_infinity.pipeline}
-    pipe = build.get(kind, lambda: tiny.scale_pipeline("text"))()
+    build = {
+        "text": tiny_llamagen.text_pipeline,
+        "class": tiny_llamagen.class_pipeline,
+        "bits": tiny_infinity.pipeline,
+    }
+    pipe = build.get(kind, lambda: tiny_var.pipeline("text"))()
     rows = class_rows(3, 1, 2) if kind == "class" else prompt_rows([{"prompt": f"tree {i}"} for i in range(3)], 1, 2)
     config = make_config(pipe, rows, model=kind, source={}, seed=1, batch_size=4, decoding=text, sampling=sampling)
     run = prepare(config, rows, tmp_path)
@@ -100,7 +105,7 @@ def test_the_size_reaches_the_model(tmp_path):
 
 
 def test_the_pipeline_and_the_process_stay_as_they_are(tmp_path, monkeypatch):
-    pipe, rows = tiny.text_pipeline(), prompt_rows([{"prompt": "a tree"}], 0)
+    pipe, rows = tiny_llamagen.text_pipeline(), prompt_rows([{"prompt": "a tree"}], 0)
     pipe.set_progress_bar_config(desc="mine")
     pipe.known_captions = known = KnownCaptions({"red heart": []})
     seen, warned, threads = [], [], torch.get_num_threads()
@@ -210,7 +215,7 @@ def test_another_model_or_manifest_in_the_same_place_is_refused(command, models,
     # Trained on, it generates something else.
     trained = shutil.copytree(models["text"], tmp_path / "trained")
     assert command("--model", trained, "--prompts", models["prompts.jsonl"], "--out", tmp_path / "new")[0] == 0
-    tiny.text_pipeline(seed=1).save_pretrained(trained)
+    tiny_llamagen.text_pipeline(seed=1).save_pretrained(trained)
     code, said = command("--model", trained, "--prompts", models["prompts.jsonl"], "--out", tmp_path / "new")
     assert code == 2 and "config.json says weights = " in said
 
@@ -269,7 +274,7 @@ def test_more_images_than_a_run_can_hold_are_refused(command, models, tmp_path):
 
 
 def test_a_default_decoding_is_named_with_its_settings():
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     rows = prompt_rows([{"prompt": "tree"}], 0)
     for decoding, name in (
         (SpeculativeJacobiDecoding(window=5), "sjd-coupled:window=5"),

@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-import tiny
 from families import seeded
 from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
 from pipelines.glm_image import tiny as tiny_glm_image
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
 from arimage.eval.compare import prepare_runs
@@ -107,12 +107,12 @@ def test_models_that_read_fewer_are_named(tmp_path, prompts):
     with pytest.raises(ValueError, match="m reads 3 reference images, and a prompt has 4: give at most 3"):
         make_config(tiny_emu35.pipeline(), rows, model="m", source={}, seed=0, batch_size=1)
     with pytest.raises(ValueError, match="m reads no reference images"):
-        prepare_runs(tiny.text_pipeline(), rows, ["ar"], tmp_path / "runs", model="m", sampling={})
+        prepare_runs(tiny_llamagen.text_pipeline(), rows, ["ar"], tmp_path / "runs", model="m", sampling={})
 
 
 @pytest.mark.parametrize("command", ["generate", "compare"])
 def test_commands_refuse_them_in_one_line(tmp_path, prompts, command, monkeypatch, capsys):
-    tiny.text_pipeline(4).save_pretrained(tmp_path / "model")
+    tiny_llamagen.text_pipeline(4).save_pretrained(tmp_path / "model")
     words = ["eval", command, "--model", tmp_path / "model", "--prompts", prompts("pictures/0.png", "pictures/1.png")]
     monkeypatch.setattr(sys, "argv", ["arimage", *map(str, [*words, "--out", tmp_path / "run", "--device", "cpu"])])
     capsys.readouterr()

@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
@@ -134,7 +135,7 @@ def test_the_list_has_what_was_learned_and_what_was_not_measured():
 @pytest.fixture(scope="module")
 def greedy():
     """A model that knows four pictures, and whose images are the same at every seed."""
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.known_captions, pipe.generation_config = KNOWN, {"guidance_scale": 1.0, "top_k": 1}
     return pipe
 
@@ -278,7 +279,7 @@ def test_what_does_not_fit_is_refused(folder, run, greedy):
 
 def test_images_are_those_of_the_pipeline_at_their_seeds_whatever_the_batch(folder, greedy):
     names = [*KNOWN.pictures]
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.generation_config = {"guidance_scale": 1.0, "temperature": 3.0}
     images = [
         (pipe(name, generator=torch.Generator().manual_seed(seed), output_type="pt").images[0] * 255).round().byte()
@@ -294,7 +295,7 @@ def test_images_are_those_of_the_pipeline_at_their_seeds_whatever_the_batch(fold
 def test_an_upscaler_makes_no_difference(folder, run, greedy, monkeypatch):
     run(folder, "--limit", "2")
     before = rows_of(folder)
-    pipe = tiny.text_pipeline()
+    pipe = tiny_llamagen.text_pipeline()
     pipe.known_captions, pipe.generation_config = KNOWN, {"guidance_scale": 1.0, "top_k": 1}
     pipe.register_modules(upscaler=tiny.upscaler())
     pipe.save_pretrained(folder / "model")

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, CollaborativeDecoding, NextScaleDecoding, VARPipeline
 
@@ -29,7 +31,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def pipe(kind):
-    return tiny.scale_pipeline(kind)
+    return tiny_var.pipeline(kind)
 
 
 @pytest.fixture
@@ -140,12 +142,12 @@ def test_a_saved_pipeline_generates_the_same_images(pipe, condition, tmp_path):
 
 
 def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
-    tiny.scale_pipeline("class", refiner=False).save_pretrained(tmp_path / "pipe")
-    refiner = tiny.scale_pipeline("class").refiner
+    tiny_var.pipeline("class", refiner=False).save_pretrained(tmp_path / "pipe")
+    refiner = tiny_var.pipeline("class").refiner
     pipe = AutoPipeline.from_pretrained(tmp_path / "pipe", refiner=refiner)
     pipe.set_progress_bar_config(disable=True)
     options = {"class_labels": LABELS, "decoding": "code", "output_type": "latent"}
-    expected = tiny.scale_pipeline("class")(**options, generator=seeded(1)).images
+    expected = tiny_var.pipeline("class")(**options, generator=seeded(1)).images
     assert same(pipe(**options, generator=seeded(1)).images, expected)
 
 
@@ -153,11 +155,11 @@ def test_a_decoding_of_the_other_kind_of_model_is_refused(pipe, condition):
     with pytest.raises(ValueError, match="next-scale"):
         pipe(**condition, decoding="sjd")
     with pytest.raises(ValueError, match="NextScaleDecoding"):
-        tiny.class_pipeline()(class_labels=1, decoding="next-scale")
+        tiny_llamagen.class_pipeline()(class_labels=1, decoding="next-scale")
 
 
 def test_no_class_in_particular_is_the_class_after_the_last():
-    pipe = tiny.scale_pipeline("class")
+    pipe = tiny_var.pipeline("class")
     options = {"top_k": 1, "output_type": "latent"}
     assert not same(
         pipe(class_labels=tiny.NUM_CLASSES, **options).images,
@@ -169,25 +171,25 @@ def test_no_class_in_particular_is_the_class_after_the_last():
 
 def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="trained together"):
-        VARPipeline(tiny.scale_transformer("class", vocab_size=50), tiny.scale_tokenizer())
+        VARPipeline(tiny_var.transformer("class", vocab_size=50), tiny.scale_tokenizer())
     with pytest.raises(ValueError, match="the refiner has"):
         VARPipeline(
-            tiny.scale_transformer("class"),
+            tiny_var.transformer("class"),
             tiny.scale_tokenizer(),
-            refiner=tiny.scale_transformer("class", scales=(1, 2, 4)),
+            refiner=tiny_var.transformer("class", scales=(1, 2, 4)),
         )
     with pytest.raises(ValueError, match="another condition"):
         VARPipeline(
-            tiny.scale_transformer("class"),
+            tiny_var.transformer("class"),
             tiny.scale_tokenizer(),
-            refiner=tiny.scale_transformer("class", num_classes=3),
+            refiner=tiny_var.transformer("class", num_classes=3),
         )
     with pytest.raises(ValueError, match="32 and 32"):
-        tiny.scale_pipeline("class")(class_labels=1, height=32, width=32)
+        tiny_var.pipeline("class")(class_labels=1, height=32, width=32)
 
 
 def test_half_precision_generates(pipe, condition):
-    half = tiny.scale_pipeline(pipe.transformer.config.conditioning).to(torch.bfloat16)
+    half = tiny_var.pipeline(pipe.transformer.config.conditioning).to(torch.bfloat16)
     for decoding in ("next-scale", "code", NextScaleDecoding(True)):
         images = half(**condition, guidance_scale=2.0, decoding=decoding, generator=seeded(0), output_type="pt").images
         assert images.shape == (3, 3, SIZE, SIZE) and images.isfinite().all() and images.std() > 0.05

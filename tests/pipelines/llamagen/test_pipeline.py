@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
 from presets import FOR_TOKENS, quick
 
 from arimage import (
@@ -34,12 +35,12 @@ def seeded(seed):
 
 @pytest.fixture(scope="module")
 def pipe():
-    return tiny.text_pipeline(GRID)
+    return tiny_llamagen.text_pipeline(GRID)
 
 
 @pytest.fixture(scope="module")
 def class_pipe():
-    return tiny.class_pipeline(GRID)
+    return tiny_llamagen.class_pipeline(GRID)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +223,7 @@ def test_low_temperature_small_top_p_and_large_min_p_come_down_to_greedy(pipe, g
 
 @pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_every_decoding_gives_the_greedy_codes(decoding, device):
-    pipe = tiny.text_pipeline(GRID).to(device)
+    pipe = tiny_llamagen.text_pipeline(GRID).to(device)
     reference = pipe(PROMPTS, **GREEDY, decoding="ar").tokens
     assert torch.equal(pipe(PROMPTS, **GREEDY, decoding=decoding).tokens, reference)
 
@@ -295,7 +296,7 @@ def test_encoded_prompts_stand_in_for_prompts(pipe, greedy):
 
 def test_a_prefix_of_one_token_is_the_state_of_the_last_token_of_the_prompt(pipe):
     short = LlamaGenPipeline(
-        tiny.transformer("text", GRID, num_condition_tokens=1), pipe.vq, pipe.tokenizer, pipe.text_encoder
+        tiny_llamagen.transformer("text", GRID, num_condition_tokens=1), pipe.vq, pipe.tokenizer, pipe.text_encoder
     )
     short.set_progress_bar_config(disable=True)
     length = pipe.tokenizer.model_max_length
@@ -493,7 +494,7 @@ def test_the_progress_bar_counts_codes_and_can_be_disabled(pipe, capsys):
 
 
 def test_in_bfloat16_the_pil_images_stay_sound(class_pipe):
-    pipe = tiny.class_pipeline(GRID).to(torch.bfloat16)
+    pipe = tiny_llamagen.class_pipeline(GRID).to(torch.bfloat16)
     assert {pipe.transformer.dtype, pipe.vq.dtype} == {torch.bfloat16}
     output = pipe(class_labels=[1, 2], generator=seeded(0), guidance_scale=2.0, output_type="pt")
     assert output.images.dtype == torch.float32 and output.images.isfinite().all()
@@ -503,7 +504,7 @@ def test_in_bfloat16_the_pil_images_stay_sound(class_pipe):
 
 
 def test_group_offloading_changes_nothing(greedy, device):
-    pipe = tiny.text_pipeline(GRID)
+    pipe = tiny_llamagen.text_pipeline(GRID)
     pipe.compile()
     pipe.enable_group_offload(torch.device(device))
     # A captured step would keep the addresses of weights that move.
@@ -517,7 +518,7 @@ def test_group_offloading_changes_nothing(greedy, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
 def test_offloading_to_the_cpu_changes_nothing(greedy, method):
-    pipe = tiny.text_pipeline(GRID)
+    pipe = tiny_llamagen.text_pipeline(GRID)
     getattr(pipe, method)()
     for _ in range(2):
         assert torch.equal(pipe(PROMPTS, **GREEDY).tokens.cpu(), greedy)

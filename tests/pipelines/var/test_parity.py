@@ -1,10 +1,10 @@
 """Hidden states and logits equal those of the authors' implementation, on random weights in their file format."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from pipelines.var.tiny import FOLDER
 from safetensors.torch import load_file
 
 from arimage.convert import convert_var
@@ -13,7 +13,6 @@ from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
 from arimage.tokenizers.vq_var import VARVQModel
 
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "var"
 NAMES = {
     "pos_start": "start_position",
     "pos_1LC": "position_embedding",

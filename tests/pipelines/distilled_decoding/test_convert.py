@@ -1,9 +1,10 @@
 """The folders of published files that the converters of Distilled Decoding take, and those they refuse."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from pipelines.distilled_decoding.tiny import FIXTURES
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, FewStepDecoding
 from arimage.convert import CheckpointError, convert_llamagen_dd, convert_var_dd
@@ -14,9 +15,13 @@ from arimage.pipelines.distilled_decoding.convert import (
 )
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-LLAMAGEN = ("llamagen_dd/llamagen-dd-tiny.pt", "llamagen_c2i/vq_ds4_c2i.pt", "llamagen_c2i/c2i_tiny.pt")
-VAR = ("var_dd/var-dd-tiny.pth", "var/vae_ch32v64z8.pth")
+TEACHERS = tiny_llamagen.FIXTURES
+LLAMAGEN = (
+    FIXTURES / "llamagen" / "llamagen-dd-tiny.pt",
+    TEACHERS / "c2i" / "vq_ds4_c2i.pt",
+    TEACHERS / "c2i" / "c2i_tiny.pt",
+)
+VAR = (FIXTURES / "var" / "var-dd-tiny.pth", tiny_var.FOLDER / "vae_ch32v64z8.pth")
 SIZES = {"image_size": 24, "num_heads": 4}
 SCALES = (1, 2, 3, 4)
 
@@ -25,12 +30,12 @@ def folder_of(tmp_path, files):
     folder = tmp_path / "files"
     folder.mkdir()
     for file in files:
-        (folder / Path(file).name).symlink_to(FIXTURES / file)
+        (folder / file.name).symlink_to(file)
     return folder
 
 
 def student(file):
-    loaded = torch.load(FIXTURES / file, weights_only=True)
+    loaded = torch.load(file, weights_only=True)
     return loaded["ema"] if "ema" in loaded else loaded["trainer"]["ema_parameters"]
 
 
@@ -69,7 +74,7 @@ def test_the_command_converts_a_folder(tmp_path):
     [
         (convert_llamagen_dd, LLAMAGEN[1:], "Distilled Decoding"),
         (convert_var_dd, VAR[:1], "image tokenizer"),
-        (convert_llamagen_dd, (*LLAMAGEN, "llamagen_t2i/vq_ds4_t2i.pt"), "two files"),
+        (convert_llamagen_dd, (*LLAMAGEN, TEACHERS / "t2i" / "vq_ds4_t2i.pt"), "two files"),
     ],
 )
 def test_a_folder_without_a_part_or_with_two_of_a_kind_is_refused(tmp_path, convert, files, named):
@@ -79,7 +84,7 @@ def test_a_folder_without_a_part_or_with_two_of_a_kind_is_refused(tmp_path, conv
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     folder = folder_of(tmp_path, LLAMAGEN[:1])
-    tokenizer = torch.load(FIXTURES / LLAMAGEN[1], weights_only=True)
+    tokenizer = torch.load(LLAMAGEN[1], weights_only=True)
     tokenizer["model"]["quantize.embedding.weight"] = torch.zeros(64, 8)
     torch.save(tokenizer, folder / "vq.pt")
     with pytest.raises(CheckpointError, match="64 of width 8"):

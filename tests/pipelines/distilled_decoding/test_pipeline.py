@@ -3,13 +3,16 @@ every call."""
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from families import flat, seeded
 from models.test_fake_cuda import built, config_of
+from pipelines.distilled_decoding import tiny as tiny_distilled
+from pipelines.distilled_decoding.tiny import FIXTURES
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 from safetensors.torch import load_file
 from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -30,8 +33,7 @@ from arimage.pipelines.call import GenerationCall
 
 
 BFLOAT16 = torch.bfloat16
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-TOKENIZERS = {"llamagen_dd": "llamagen_c2i/vq_ds4_c2i.pt", "var_dd": "var/vae_ch32v64z8.pth"}
+TOKENIZERS = {"llamagen": tiny_llamagen.FIXTURES / "c2i/vq_ds4_c2i.pt", "var": tiny_var.FOLDER / "vae_ch32v64z8.pth"}
 FAMILIES = pytest.mark.parametrize("family", ["llamagen", "var"])
 # One pass, two, and with the teacher from the first level and from a later one.
 WAYS = [
@@ -43,17 +45,17 @@ WAYS = [
 ALL = pytest.mark.parametrize(("family", "decoding"), [(f, way) for f in ("llamagen", "var") for way in WAYS], ids=str)
 
 
-@pytest.fixture(scope="module", params=["llamagen_dd", "var_dd"])
+@pytest.fixture(scope="module", params=["llamagen", "var"])
 def golden(request, tmp_path_factory):
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
     config = json.loads((FIXTURES / name / "config.json").read_text())
-    files = [FIXTURES / name / config["model_file"], FIXTURES / TOKENIZERS[name]]
-    if name == "llamagen_dd":
-        files.append(FIXTURES / "llamagen_c2i/c2i_tiny.pt")
+    files = [FIXTURES / name / config["model_file"], TOKENIZERS[name]]
+    if name == "llamagen":
+        files.append(tiny_llamagen.FIXTURES / "c2i/c2i_tiny.pt")
     for file in files:
         (folder / file.name).symlink_to(file)
     expected = load_file(FIXTURES / name / "expected.safetensors")
-    if name == "llamagen_dd":
+    if name == "llamagen":
         pipe, split = convert_llamagen_dd(folder, image_size=24, num_heads=4), config["split_t"]
         expected |= {key: value / 2 + 0.5 for key, value in expected.items() if key.endswith("image")}
     else:
@@ -115,7 +117,7 @@ def test_the_teacher_in_the_middle_equals_the_original(golden):
 
 @ALL
 def test_an_image_depends_on_its_seed_and_class_only(family, decoding):
-    pipe = tiny.distilled_pipeline(family)
+    pipe = tiny_distilled.pipeline(family)
     options = {"decoding": decoding, "output_type": "pt"}
     together = pipe(class_labels=[3, 3, 5], num_images_per_prompt=2, generator=seeded(0), **options)
     few = pipe(class_labels=[3, 3, 5], num_images_per_prompt=2, generator=seeded(0), batch_size=4, **options)
@@ -133,7 +135,7 @@ def test_an_image_depends_on_its_seed_and_class_only(family, decoding):
 @FAMILIES
 def test_the_teacher_generates_what_it_generates_alone(family):
     """From the first level, and after tokens that are known."""
-    pipe = tiny.distilled_pipeline(family)
+    pipe = tiny_distilled.pipeline(family)
     alone = (LlamaGenPipeline if family == "llamagen" else VARPipeline)(pipe.teacher, pipe.vq)
     alone.set_progress_bar_config(disable=True)
     options = {"class_labels": [3, 5], "guidance_scale": 2.0, "top_k": 5, "output_type": "latent"}
@@ -155,7 +157,7 @@ def test_the_teacher_generates_what_it_generates_alone(family):
 
 @pytest.mark.parametrize(("family", "decoding"), [("llamagen", WAYS[1]), ("var", WAYS[3])], ids=str)
 def test_a_compiled_pipeline_generates_the_same_images(family, decoding):
-    pipe = tiny.distilled_pipeline(family)
+    pipe = tiny_distilled.pipeline(family)
     options = {"class_labels": [3, 5], "decoding": decoding, "output_type": "pt"}
     expected = pipe(**options, generator=seeded(0))
     pipe.compile(backend="eager")
@@ -166,7 +168,7 @@ def test_a_compiled_pipeline_generates_the_same_images(family, decoding):
 
 @ALL
 def test_a_step_stays_on_a_fake_gpu_in_bfloat16(family, decoding):
-    pipe = tiny.distilled_pipeline(family)
+    pipe = tiny_distilled.pipeline(family)
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
         parts = [
             built(lambda part=part: type(part)(**config_of(lambda: part)), dtype)
@@ -189,9 +191,9 @@ def test_a_step_stays_on_a_fake_gpu_in_bfloat16(family, decoding):
 def with_teacher(kind):
     """A student, its teacher alone, and what both are asked for."""
     if kind == "class":
-        pipe = tiny.distilled_pipeline("llamagen")
+        pipe = tiny_distilled.pipeline("llamagen")
         return pipe, LlamaGenPipeline(pipe.teacher, pipe.vq), {"class_labels": [3, 3, 5]}
-    alone = tiny.text_pipeline()
+    alone = tiny_llamagen.text_pipeline()
     student = LlamaGenDDTransformer.for_teacher(alone.transformer, alone.vq.code_vectors())
     texts = {"tokenizer": alone.tokenizer, "text_encoder": alone.text_encoder}
     pipe = LlamaGenDDPipeline(student, alone.vq, alone.transformer, **texts)
@@ -231,7 +233,7 @@ def test_a_student_reads_texts():
     images = [pipe(text, noise=noise, output_type="pt").images for text in condition["prompt"]]
     assert torch.equal(images[1], images[2]) and not torch.equal(images[0], images[1])
     with pytest.raises(ValueError, match="teacher"):
-        LlamaGenDDPipeline(pipe.transformer, pipe.vq, tiny.transformer("class"))
+        LlamaGenDDPipeline(pipe.transformer, pipe.vq, tiny_llamagen.transformer("class"))
 
 
 @torch.no_grad()
@@ -248,7 +250,7 @@ def test_a_student_begins_with_what_vectors_mean_to_its_teacher():
 
 
 def test_a_verifying_step_stays_on_a_fake_gpu_in_bfloat16():
-    pipe, decoding = tiny.distilled_pipeline("llamagen"), FlowDecoding(4)
+    pipe, decoding = tiny_distilled.pipeline("llamagen"), FlowDecoding(4)
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
         parts = [
             built(lambda part=part: type(part)(**config_of(lambda: part)), dtype)
@@ -265,7 +267,7 @@ def test_a_verifying_step_stays_on_a_fake_gpu_in_bfloat16():
 
 @FAMILIES
 def test_a_saved_pipeline_is_the_same(family, tmp_path):
-    pipe = tiny.distilled_pipeline(family)
+    pipe = tiny_distilled.pipeline(family)
     pipe.decoding = FewStepDecoding(starts=(0, 2), codes_until=1, teacher_start=1)
     pipe.save_pretrained(tmp_path / "saved")
     loaded = AutoPipeline.from_pretrained(tmp_path / "saved")
@@ -281,7 +283,7 @@ def test_a_saved_pipeline_is_the_same(family, tmp_path):
 
 @FAMILIES
 def test_a_callback_sees_every_pass_and_may_interrupt(family):
-    pipe, seen = tiny.distilled_pipeline(family), []
+    pipe, seen = tiny_distilled.pipeline(family), []
 
     def callback(pipe, step, passes, tensors):
         seen.append((passes, pipe.num_timesteps, int(tensors["decided"].sum())))
@@ -296,7 +298,7 @@ def test_a_callback_sees_every_pass_and_may_interrupt(family):
 
 @FAMILIES
 def test_what_does_not_fit_is_refused(family):
-    pipe = tiny.distilled_pipeline(family)
+    pipe = tiny_distilled.pipeline(family)
     with pytest.raises(ValueError, match="noise"):
         pipe(class_labels=3, noise=torch.zeros(1, 3, 4))
     with pytest.raises(ValueError, match="few-step"):
@@ -309,7 +311,7 @@ def test_what_does_not_fit_is_refused(family):
         pipe(class_labels=3, decoding=FewStepDecoding(codes_until=500))
     with pytest.raises(ValueError, match="class_labels"):
         pipe()
-    other = tiny.class_pipeline() if family == "llamagen" else tiny.scale_pipeline("class")
+    other = tiny_llamagen.class_pipeline() if family == "llamagen" else tiny_var.pipeline("class")
     with pytest.raises(ValueError, match="FewStepDecoding"):
         other(class_labels=3, decoding="few-step")
     with pytest.raises(ValueError, match="tokens"):
@@ -322,7 +324,7 @@ def other_codes():
 
 
 def test_given_noise_takes_the_place_of_that_of_the_seeds():
-    pipe = tiny.distilled_pipeline("llamagen")
+    pipe = tiny_distilled.pipeline("llamagen")
     noise = torch.randn(2, 16, 4, generator=seeded(3))
     same = [pipe(class_labels=3, num_images_per_prompt=2, noise=noise, output_type="pt").images for _ in range(2)]
     assert torch.equal(*same) and not torch.equal(same[0][0], same[0][1])

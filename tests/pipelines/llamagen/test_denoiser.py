@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.decoding import Layout
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -13,8 +14,8 @@ LABELS = {"class_labels": torch.tensor([3, 5])}
 
 
 def model_of(dtype=torch.float32):
-    transformer = tiny.transformer("class").to(dtype)
-    denoiser = tiny.denoiser(transformer).to(dtype)
+    transformer = tiny_llamagen.transformer("class").to(dtype)
+    denoiser = tiny_llamagen.denoiser(transformer).to(dtype)
     return LlamaGenTokenModel(transformer, LABELS, Layout((4, 4)), guided=True, denoiser=denoiser)
 
 
@@ -58,7 +59,9 @@ def test_noise_is_read_by_vector_and_level_and_not_by_token(inputs):
 
 
 def test_adapters_begin_with_nothing():
-    denoiser = type(tiny.denoiser(tiny.transformer("class"))).for_transformer(tiny.transformer("class"), 4)
+    denoiser = type(tiny_llamagen.denoiser(tiny_llamagen.transformer("class"))).for_transformer(
+        tiny_llamagen.transformer("class"), 4
+    )
     hidden = torch.randn(2, 3, 32)
     assert len(denoiser.adapters) == 2
     assert all((adapter(hidden) == 0).all() for adapter in denoiser.adapters)

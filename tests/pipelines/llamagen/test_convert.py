@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import save_file
 
 from arimage.convert.checkpoint import CheckpointError, load_original
@@ -15,9 +16,8 @@ from arimage.pipelines.llamagen.convert import convert_llamagen, llamagen_transf
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-CLASS = (FIXTURES / "llamagen_c2i" / "c2i_tiny.pt", FIXTURES / "llamagen_c2i" / "vq_ds4_c2i.pt")
-TEXT = (FIXTURES / "llamagen_t2i" / "t2i_tiny.pt", FIXTURES / "llamagen_t2i" / "vq_ds4_t2i.pt")
+CLASS = (FIXTURES / "c2i" / "c2i_tiny.pt", FIXTURES / "c2i" / "vq_ds4_c2i.pt")
+TEXT = (FIXTURES / "t2i" / "t2i_tiny.pt", FIXTURES / "t2i" / "vq_ds4_t2i.pt")
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ other."""
 import json
 
 import pytest
-import tiny
 import torch
 from families import seeded
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding
 from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
@@ -17,16 +17,16 @@ def tokens(pipe, **call):
 
 
 def test_greedy_images_are_those_of_one_token_per_step_whatever_the_denoiser():
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     expected = tokens(pipe, top_k=1, decoding="ar")
     for seed in range(2):
-        pipe.denoiser = tiny.denoiser(pipe.transformer, seed)
+        pipe.denoiser = tiny_llamagen.denoiser(pipe.transformer, seed)
         for levels in (1, 3):
             assert torch.equal(tokens(pipe, top_k=1, decoding=SpeculativeJacobiDecoding(4, levels=levels)), expected)
 
 
 def test_a_denoiser_is_saved_and_loaded_with_its_pipeline(tmp_path):
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     pipe.save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["denoiser"] == ["denoiser_llamagen", "LlamaGenDenoiser"]
@@ -40,7 +40,7 @@ def test_a_denoiser_is_saved_and_loaded_with_its_pipeline(tmp_path):
 
 
 def test_a_pipeline_without_a_denoiser_says_what_it_lacks():
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     pipe = LlamaGenPipeline(pipe.transformer, pipe.vq)
     assert "sjd2" not in pipe.decoding_names
     with pytest.raises(ValueError, match="no denoiser: train one with `arimage train denoiser`"):
@@ -48,6 +48,6 @@ def test_a_pipeline_without_a_denoiser_says_what_it_lacks():
 
 
 def test_a_denoiser_of_another_width_is_refused():
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     with pytest.raises(ValueError, match="the denoiser is 768 wide, the transformer 32"):
         LlamaGenPipeline(pipe.transformer, pipe.vq, denoiser=LlamaGenDenoiser())

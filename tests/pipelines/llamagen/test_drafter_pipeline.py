@@ -5,6 +5,7 @@ import json
 import pytest
 import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, DraftTreeDecoding, LlamaGenDrafter, LlamaGenPipeline
 
@@ -20,7 +21,7 @@ TREES = pytest.mark.parametrize("tree", ["dynamic", "static"])
 
 @pytest.fixture(scope="module")
 def pipes():
-    return {"class": tiny.class_pipeline(), "text": tiny.text_pipeline()}
+    return {"class": tiny_llamagen.class_pipeline(), "text": tiny_llamagen.text_pipeline()}
 
 
 def codes(pipe, seed=0, **call):
@@ -85,7 +86,7 @@ def test_a_drafter_is_saved_and_loaded_with_its_pipeline(pipes, tmp_path):
 
 
 def test_a_drafter_goes_where_its_pipeline_goes(tmp_path):
-    tiny.class_pipeline().save_pretrained(tmp_path)
+    tiny_llamagen.class_pipeline().save_pretrained(tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path, dtype=torch.bfloat16)
     pipe.set_progress_bar_config(disable=True)
     assert pipe.drafter.dtype == torch.bfloat16
@@ -94,7 +95,7 @@ def test_a_drafter_goes_where_its_pipeline_goes(tmp_path):
 
 
 def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     LlamaGenPipeline(pipe.transformer, pipe.vq).save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
     # As folders were written before there were drafters.
@@ -113,6 +114,6 @@ def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
 
 
 def test_a_drafter_of_another_width_is_refused():
-    pipe = tiny.class_pipeline()
+    pipe = tiny_llamagen.class_pipeline()
     with pytest.raises(ValueError, match="the drafter is 768 wide, the transformer 32"):
         LlamaGenPipeline(pipe.transformer, pipe.vq, drafter=LlamaGenDrafter())

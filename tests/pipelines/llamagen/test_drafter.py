@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.decoding import Layout
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
@@ -16,7 +17,7 @@ BATCH, FED = 2, 6
 @torch.no_grad()
 def drafting(request):
     """A guided model and its drafter, codes, and the features that they were sampled from [2, B, N, D]."""
-    transformer = tiny.transformer(request.param)
+    transformer = tiny_llamagen.transformer(request.param)
     if request.param == "class":
         condition = {"class_labels": torch.tensor([1, 3])}
     else:
@@ -26,7 +27,7 @@ def drafting(request):
     model = LlamaGenTokenModel(transformer, condition, Layout((4, 4)), guided=True)
     codes = torch.randint(model.vocab_size, (BATCH, 16), generator=torch.Generator().manual_seed(0))
     _, features = transformer.predict(codes.repeat(2, 1), return_features=True, **model.condition)
-    return model, tiny.drafter(transformer), codes, features.unflatten(0, (2, BATCH))
+    return model, tiny_llamagen.drafter(transformer), codes, features.unflatten(0, (2, BATCH))
 
 
 def chain(model, cache, codes, features, start, stop):
@@ -87,8 +88,8 @@ def test_padding_leaves_nothing_behind(drafting):
 
 
 def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):
-    transformer = tiny.transformer("class")
-    drafter = tiny.drafter(transformer)
+    transformer = tiny_llamagen.transformer("class")
+    drafter = tiny_llamagen.drafter(transformer)
     assert {name.split(".")[0] for name in drafter.state_dict()} == {"fc", "block"}
     drafter.save_pretrained(tmp_path)
     loaded = LlamaGenDrafter.from_pretrained(tmp_path)
@@ -100,9 +101,9 @@ def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_a_drafter_runs_in_the_dtype_of_its_transformer(dtype):
-    transformer = tiny.transformer("class").to(dtype)
+    transformer = tiny_llamagen.transformer("class").to(dtype)
     model = LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)))
-    draft_model = tiny.drafter(transformer).to(dtype).bind(model)
+    draft_model = tiny_llamagen.drafter(transformer).to(dtype).bind(model)
     _, _, features = model.prefill(BATCH, return_features=True)
     codes, positions = torch.tensor([[4], [7]]), torch.zeros(BATCH, 1, dtype=torch.long)
     logits, drafted = draft_model.forward(codes, features[:, :, None], positions, draft_model.open_cache(BATCH, 1))

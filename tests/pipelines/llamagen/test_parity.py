@@ -1,10 +1,10 @@
 """Logits and greedy codes equal those of the authors' implementation, on random weights in their file format."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 
 from arimage.convert.checkpoint import load_original
@@ -14,13 +14,10 @@ from arimage.pipelines.llamagen.convert import llamagen_transformer_from_origina
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
 @pytest.fixture(scope="module", params=["c2i", "t2i"])
 def golden(request):
     """The transformer, its condition, the authors' outputs and their configuration."""
-    folder = FIXTURES / f"llamagen_{request.param}"
+    folder = FIXTURES / request.param
     config = json.loads((folder / "config.json").read_text())
     expected = load_file(folder / "expected.safetensors")
     transformer = llamagen_transformer_from_original(

@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from pipelines.var import tiny as tiny_var
 
 from arimage.models.modulated_blocks import Attention
 from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
@@ -27,7 +28,7 @@ def condition_of(kind):
 )
 def transformer(request):
     kind, changes = request.param
-    return tiny.scale_transformer(kind, **changes)
+    return tiny_var.transformer(kind, **changes)
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def condition(transformer):
 
 def test_a_model_of_texts_asks_for_their_width():
     with pytest.raises(ValueError, match="caption_dim"):
-        tiny.scale_transformer("text", caption_dim=None)
+        tiny_var.transformer("text", caption_dim=None)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_scale_sees_itself_and_those_before(transformer, condition, latents):
 
 @torch.no_grad()
 def test_no_condition_says_nothing_of_the_text(latents):
-    transformer, condition = tiny.scale_transformer("text"), condition_of("text")
+    transformer, condition = tiny_var.transformer("text"), condition_of("text")
     other = {name: value.flip(0) for name, value in condition.items()}
     none = torch.ones(BATCH, dtype=torch.bool)
     logits = [transformer.predict(inputs_of(latents), **text, unconditional=none) for text in (condition, other)]
@@ -100,7 +101,7 @@ def test_no_condition_says_nothing_of_the_text(latents):
 
 @torch.no_grad()
 def test_what_lies_in_the_padding_of_a_text_does_not_matter(latents):
-    transformer, condition = tiny.scale_transformer("text"), condition_of("text")
+    transformer, condition = tiny_var.transformer("text"), condition_of("text")
     padding = condition["prompt_attention_mask"][..., None] == 0
     changed = {**condition, "prompt_embeds": condition["prompt_embeds"].masked_fill(padding, torch.nan)}
     logits = [transformer.predict(inputs_of(latents), **text) for text in (condition, changed)]
@@ -109,7 +110,7 @@ def test_what_lies_in_the_padding_of_a_text_does_not_matter(latents):
 
 @torch.no_grad()
 def test_every_token_of_a_text_is_seen_as_such(latents):
-    transformer, condition = tiny.scale_transformer("text"), condition_of("text")
+    transformer, condition = tiny_var.transformer("text"), condition_of("text")
     embeds = condition["prompt_embeds"].clone()
     embeds[1, 0] += 1
     changed_text = {**condition, "prompt_embeds": embeds}
@@ -124,7 +125,7 @@ def test_every_token_of_a_text_is_seen_as_such(latents):
 
 @torch.no_grad()
 def test_shared_modulation_is_one_layer_for_all_blocks_with_an_offset_for_each(latents):
-    shared, apart = tiny.scale_transformer("class", **SHARED), tiny.scale_transformer("class")
+    shared, apart = tiny_var.transformer("class", **SHARED), tiny_var.transformer("class")
     weights = shared.state_dict()
     weight, bias = (weights.pop(f"shared_modulation.{name}") for name in ("weight", "bias"))
     for layer in range(len(shared.blocks)):
@@ -190,7 +191,7 @@ def test_wrong_shapes_are_refused():
 
 
 def test_conditions_and_images_must_be_as_many():
-    model = VARScaleModel(tiny.scale_transformer("class"), tiny.scale_tokenizer(), condition_of("class"))
+    model = VARScaleModel(tiny_var.transformer("class"), tiny.scale_tokenizer(), condition_of("class"))
     with pytest.raises(ValueError, match="batch_size"):
         model.prefill(2)
 

@@ -1,10 +1,10 @@
 import json
 import re
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 import torch
+from pipelines.var.tiny import FOLDER
 from safetensors.torch import load_file, save_file
 
 from arimage.convert.checkpoint import CheckpointError, load_original
@@ -12,7 +12,6 @@ from arimage.pipelines.var.convert import convert_var, var_tokenizer_from_origin
 from arimage.pipelines.var.pipeline_var import VARPipeline
 
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "var"
 FILES = (FOLDER / "var_d2.pth", FOLDER / "vae_ch32v64z8.pth")
 SCALES = (1, 2, 3, 4)
 DEFAULTS = {"guidance_scale": 2.5, "temperature": 1.0, "top_k": 900, "top_p": 0.96}

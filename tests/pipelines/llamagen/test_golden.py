@@ -2,12 +2,12 @@
 format."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 
 from arimage.convert import convert_llamagen
@@ -15,13 +15,10 @@ from arimage.pipelines.kinds.class_or_text import left_pad
 from arimage.pipelines.text.captions import clean_caption
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
 @pytest.fixture(scope="module", params=["c2i", "t2i"])
 def golden(request):
     """The converted pipeline, the arguments of its call, the authors' outputs and their settings."""
-    folder = FIXTURES / f"llamagen_{request.param}"
+    folder = FIXTURES / request.param
     config = json.loads((folder / "config.json").read_text())
     expected = load_file(folder / "expected.safetensors")
     grid = int(config["gpt"]["block_size"] ** 0.5)
@@ -80,7 +77,7 @@ def test_codes_resized_for_evaluation_equal_the_original(golden):
 
 
 def test_text_is_padded_on_the_left_as_in_the_original():
-    expected = load_file(FIXTURES / "llamagen_t2i" / "expected.safetensors")
+    expected = load_file(FIXTURES / "t2i" / "expected.safetensors")
     embeds, mask = left_pad(expected["t5_last_hidden_state"], expected["t5_attention_mask"])
     assert torch.equal(embeds, expected["caption_embs"])
     assert mask.dtype == torch.bool and torch.equal(mask.long(), expected["emb_masks"])
@@ -95,7 +92,7 @@ def test_left_padding_keeps_the_order_of_the_text(length):
     assert padded_mask.flatten().tolist() == [False] * (6 - length) + [True] * length
 
 
-CLEANING = json.loads((FIXTURES / "llamagen_t2i" / "caption_cleaning.json").read_text())
+CLEANING = json.loads((FIXTURES / "t2i" / "caption_cleaning.json").read_text())
 
 
 @pytest.mark.parametrize("pair", CLEANING, ids=[pair["input"][:30] for pair in CLEANING])

@@ -1,0 +1,68 @@
+"""Tiny LlamaGen pipelines with random weights."""
+
+from pathlib import Path
+
+import tiny
+
+from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
+
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def transformer(conditioning: str, grid: int = 4, seed: int = 0, **changes) -> LlamaGenTransformer:
+    settings = {
+        "conditioning": conditioning,
+        "grid_size": grid,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": tiny.CODES,
+        "num_classes": tiny.NUM_CLASSES,
+        "num_condition_tokens": tiny.TEXT_LENGTH if conditioning == "text" else 1,
+        "caption_dim": tiny.TEXT_WIDTH,
+    }
+    return tiny.randomise(LlamaGenTransformer(**{**settings, **changes}), seed)
+
+
+def drafter(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDrafter:
+    return tiny.randomise(LlamaGenDrafter.for_transformer(of), seed + 3)
+
+
+def denoiser(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDenoiser:
+    return tiny.randomise(LlamaGenDenoiser.for_transformer(of, codebook_dim=4, rank=8), seed + 4)
+
+
+def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
+    """Text to images of grid * SCALE_FACTOR pixels."""
+    tokenizer, model = tiny.text_tokenizer(), transformer("text", grid, seed)
+    pipe = LlamaGenPipeline(
+        model,
+        tiny.image_tokenizer(seed=seed),
+        tokenizer,
+        tiny.text_encoder(len(tokenizer), seed=seed),
+        drafter(model, seed),
+        denoiser(model, seed),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
+    """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
+    model = transformer("class", grid, seed)
+    parts = {"drafter": drafter(model, seed), "denoiser": denoiser(model, seed)}
+    pipe = LlamaGenPipeline(model, tiny.image_tokenizer(seed=seed), **parts)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+PIPELINES = {
+    "llamagen-text": (text_pipeline, {"usual"}),
+    "llamagen-class": (class_pipeline, {"usual", "twin", "shared steps"}),
+}
