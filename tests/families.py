@@ -4,9 +4,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from pipelines.cosmos import tiny as tiny_cosmos
+
+import arimage
 
 
 # From a family's name to how it is built, and by which traits tests choose it:
@@ -15,15 +16,9 @@ from pipelines.cosmos import tiny as tiny_cosmos
 # "language": the language models of transformers; "any order": tokens in any order; "videos": videos;
 # "twin": differs from another one in its condition or its size alone;
 # "shared steps": its model, or the steps of its model, are those of another one.
-PIPELINES = {
-    "arpg": (lambda: tiny.any_order_pipeline("arpg"), {"any order"}),
-    "arpg-text": (lambda: tiny.any_order_pipeline("arpg", "text"), {"any order", "twin", "shared steps"}),
-    "arpg-places": (lambda: tiny.any_order_pipeline("arpg with places", "text"), {"any order", "shared steps"}),
-    "lpd": (lambda: tiny.any_order_pipeline("lpd"), {"any order", "shared steps"}),
-    "randar": (lambda: tiny.any_order_pipeline("randar"), {"any order", "shared steps"}),
-}
-for path in sorted(Path(__file__).parent.glob("pipelines/*/tiny.py")):
-    PIPELINES |= import_module(f"pipelines.{path.parent.name}.tiny").PIPELINES
+PIPELINES = {}
+for folder in sorted({path.parent.name for path in Path(arimage.__file__).parent.glob("pipelines/*/pipeline_*.py")}):
+    PIPELINES |= import_module(f"pipelines.{folder}.tiny").PIPELINES
 
 
 def having(trait):

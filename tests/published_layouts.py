@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.emu3 import tiny as tiny_emu3
@@ -14,6 +15,7 @@ from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.janus import tiny as tiny_janus
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.lpd import tiny as tiny_lpd
 from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 from pipelines.var import tiny as tiny_var
 from safetensors.torch import save_file
@@ -23,11 +25,10 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from arimage.convert.folder import load_original_folder
 
 
-FIXTURES = Path(__file__).parent / "fixtures"
 # Names of the files of repositories on the Hub, with their sizes in bytes as the pages round them, or null where they
 # were not seen. The files of GAIR/Anole-7b-v0.1 in models/7b, four, are taken to be those of Meta's format; the
 # weights of MammothModa2 are taken to be in two files.
-LISTINGS = json.loads((FIXTURES / "hub_listings.json").read_text())
+LISTINGS = json.loads((Path(__file__).parent / "fixtures" / "hub_listings.json").read_text())
 UNUSED = b"no converter reads this"
 
 
@@ -88,12 +89,12 @@ def var(root: Path) -> None:
 
 
 def arpg(root: Path) -> None:
-    _copy(FIXTURES / "arpg" / "arpg_tiny.pt", root / "hp-l33/ARPG/arpg_300m.pt")
+    _copy(tiny_arpg.FOLDER / "arpg_tiny.pt", root / "hp-l33/ARPG/arpg_300m.pt")
     _copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
 def lpd(root: Path) -> None:
-    _copy(FIXTURES / "lpd" / "lpd_tiny.pth", root / "mit-han-lab/lpd_l_256/lpd_l_256.pth")
+    _copy(tiny_lpd.FOLDER / "lpd_tiny.pth", root / "mit-han-lab/lpd_l_256/lpd_l_256.pth")
     _copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 

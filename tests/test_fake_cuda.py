@@ -4,6 +4,7 @@ import dataclasses
 from functools import cache
 from weakref import WeakKeyDictionary
 
+import any_order
 import pytest
 import step_models
 import tiny
@@ -211,12 +212,12 @@ def experts(dtype, guided):
 
 @cache
 def any_order_network(family, dtype):
-    config = config_of(lambda: tiny.any_order_transformer(family))
-    return built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
+    config = config_of(lambda: any_order.transformer(family))
+    return built(lambda: any_order.classes(family)[0](**config), dtype)
 
 
-def any_order(family, dtype, guided):
-    kind = tiny.ANY_ORDER[family][1]._token_model
+def in_any_order(family, dtype, guided):
+    kind = any_order.classes(family)[1]._token_model
     settings = {"guided": guided, "codebook": torch.randn(tiny.CODES, 4)}
     return kind(any_order_network(family, dtype), condition_of("class", dtype), ordered_layout(), **settings)
 
@@ -235,9 +236,9 @@ FAMILIES = {
     "mammothmoda2": experts,
     "cosmos": lambda dtype, guided: video_model("video", dtype),
     "cosmos-text": lambda dtype, guided: video_model("text", dtype),
-    "arpg": lambda *settings: any_order("arpg", *settings),
-    "lpd": lambda *settings: any_order("lpd", *settings),
-    "randar": lambda *settings: any_order("randar", *settings),
+    "arpg": lambda *settings: in_any_order("arpg", *settings),
+    "lpd": lambda *settings: in_any_order("lpd", *settings),
+    "randar": lambda *settings: in_any_order("randar", *settings),
 }
 
 
@@ -280,7 +281,7 @@ def run(decoding, model, sampling):
 
 def cases():
     for family in FAMILIES:
-        names = FOR_ANY_ORDER if family in tiny.ANY_ORDER else FOR_GRIDS if family == "glm-image" else FOR_TOKENS
+        names = FOR_ANY_ORDER if family in any_order.FAMILIES else FOR_GRIDS if family == "glm-image" else FOR_TOKENS
         if family == "infinity":
             names = ("next-scale", "fastvar")
         for name in FOR_SCALES if "var" in family else names:

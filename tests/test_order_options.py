@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from PIL import Image
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
@@ -23,7 +24,7 @@ SIZE = 4 * tiny.SCALE_FACTOR
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    tiny.any_order_pipeline("arpg", "text").save_pretrained(folder)
+    tiny_arpg.pipeline("text").save_pretrained(folder)
     return folder
 
 
@@ -54,7 +55,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 def image_of(order, **arguments):
-    pipe = tiny.any_order_pipeline("arpg", "text")
+    pipe = tiny_arpg.pipeline("text")
     seed = torch.Generator().manual_seed(0)
     return np.asarray(pipe("tree", order=order, generator=seed, **arguments).images[0])
 
@@ -123,7 +124,7 @@ def test_runs_are_compared_by_order(run, model, tmp_path):
 
 
 def test_requests_have_an_order(model):
-    pipelines = {"any": tiny.any_order_pipeline("arpg", "text"), "raster": tiny_llamagen.text_pipeline()}
+    pipelines = {"any": tiny_arpg.pipeline("text"), "raster": tiny_llamagen.text_pipeline()}
     engine = Engine(pipelines)
     try:
         assert engine.models["any"].order == "farthest" and engine.models["raster"].order is None

@@ -3,13 +3,7 @@
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from arimage.pipelines.arpg.pipeline_arpg import ARPGPipeline
-from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
 from arimage.pipelines.kinds.any_order import AnyOrderPipeline
-from arimage.pipelines.lpd.pipeline_lpd import LPDPipeline
-from arimage.pipelines.lpd.transformer_lpd import LPDTransformer
-from arimage.pipelines.randar.pipeline_randar import RandARPipeline
-from arimage.pipelines.randar.transformer_randar import RandARTransformer
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
@@ -83,39 +77,29 @@ def scale_tokenizer(seed: int = 0) -> VARVQModel:
     return randomise(model, seed + 1)
 
 
-ANY_ORDER = {
-    "arpg": (ARPGTransformer, ARPGPipeline),
-    "arpg with places": (ARPGTransformer, ARPGPipeline),
-    "lpd": (LPDTransformer, LPDPipeline),
-    "randar": (RandARTransformer, RandARPipeline),
-}
-
-
-def any_order_transformer(family: str, conditioning: str = "class", grid: int = 4, seed: int = 0, **changes):
+def any_order_settings(conditioning: str, grid: int) -> dict:
+    """Of a transformer whose tokens come in any order."""
     settings = {
         "grid_size": grid,
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_layers": 4 if family.startswith("arpg") else 2,
+        "num_layers": 2,
         "num_attention_heads": 4,
         "vocab_size": CODES,
         "num_classes": NUM_CLASSES,
     }
     if conditioning == "text":
         settings |= {"conditioning": "text", "num_condition_tokens": TEXT_LENGTH, "caption_dim": TEXT_WIDTH}
-    if family == "arpg with places":
-        settings |= {"place_embeddings": True, "condition_copies": 3, "reads_words": conditioning == "text"}
-    return randomise(ANY_ORDER[family][0](**{**settings, **changes}), seed)
+    return settings
 
 
-def any_order_pipeline(family: str, conditioning: str = "class", grid: int = 4, seed: int = 0) -> AnyOrderPipeline:
-    """A class or a text to images of grid * SCALE_FACTOR pixels."""
+def any_order_pipeline(kind: type[AnyOrderPipeline], transformer, seed: int = 0) -> AnyOrderPipeline:
+    """A class or a text, as `transformer` reads it, to images of its grid_size * SCALE_FACTOR pixels."""
     texts = {}
-    if conditioning == "text":
+    if transformer.config.conditioning == "text":
         tokenizer = text_tokenizer()
         texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
-    model = any_order_transformer(family, conditioning, grid, seed)
-    pipe = ANY_ORDER[family][1](model, image_tokenizer(seed=seed), **texts)
+    pipe = kind(transformer, image_tokenizer(seed=seed), **texts)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

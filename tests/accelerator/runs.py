@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 from families import EVERY, flat, having, seeded
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
@@ -35,7 +36,7 @@ def mar_with_drafter() -> MARPipeline:
 FAMILIES = {**EVERY, "mar": mar_with_drafter}
 # Images of 256 and of 64 tokens.
 LARGE = {
-    "arpg-large": lambda: tiny.any_order_pipeline("arpg", grid=16),
+    "arpg-large": lambda: tiny_arpg.pipeline(grid=16),
     "llamagen-large": lambda: tiny_llamagen.text_pipeline(grid=8),
 }
 # The others share their model or its steps with another family.

@@ -5,9 +5,10 @@ import threading
 import card
 import numpy as np
 import pytest
-import tiny
 from accelerator.runs import FAMILIES, PROMPTS
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.lpd import tiny as tiny_lpd
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Request
@@ -18,13 +19,13 @@ FACTS = ("passes", "head_calls", "seeds", "exact", "decoding", "settings")
 # A pipeline, two of its decodings, and whether each image of a batch may have sampling settings of its own.
 MODELS = {
     "tokens": (lambda: tiny_llamagen.text_pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
-    "groups": (lambda: tiny.any_order_pipeline("lpd", grid=6), ("groups:groups=5", "groups:groups=5"), True),
+    "groups": (lambda: tiny_lpd.pipeline(grid=6), ("groups:groups=5", "groups:groups=5"), True),
     "scales": (FAMILIES["var-text"], ("next-scale", "code"), False),
     "vectors": (FAMILIES["llamagen-dd"], ("few-step:starts=0+3", "few-step:starts=0+3"), False),
     "masked latents": (FAMILIES["mar"], ("mar", "mar"), False),
     "causal latents": (FAMILIES["latent-llama"], ("ar", "path-jacobi:window=4"), False),
     "classes": (lambda: tiny_llamagen.class_pipeline(grid=6), ("sjd-tree:window=6,depth=3", "zipar:window=2"), True),
-    "any order": (lambda: tiny.any_order_pipeline("arpg", grid=6), ("ar", "sjd-coupled:window=4"), True),
+    "any order": (lambda: tiny_arpg.pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
     "language model": (FAMILIES["emu3"], ("ar", "sjd-coupled:window=4"), True),
 }
 SLOW = ("classes", "any order", "language model")

@@ -8,13 +8,13 @@ import time
 import card
 import numpy as np
 import pytest
-import tiny
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from accelerator.runs import call, differences, equal, families, fresh, pipeline, small
 from adapters import STYLE, adapter
 from families import flat, seeded
 from PIL import Image
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.emu3 import tiny as tiny_emu3
@@ -87,7 +87,7 @@ def test_edits_that_keep_other_numbers_of_tokens(batch_size):
 
 def test_what_a_call_still_needs_is_not_overwritten():
     """Another call may begin while the pixels of the first one are decoded."""
-    pipe = tiny.any_order_pipeline("arpg")
+    pipe = tiny_arpg.pipeline()
     pipe.set_progress_bar_config(disable=True)
     settings = {"class_labels": 1, "order": "random", "output_type": "pt"}
     expected, decode = pipe(generator=seeded(0), **settings), pipe.decode_tokens

@@ -1,12 +1,13 @@
 """Published files of ARPG, LPD and RandAR become pipelines, and what does not fit is refused in one sentence."""
 
 import shutil
-from pathlib import Path
 
 import published_layouts as layouts
 import pytest
 import torch
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.lpd import tiny as tiny_lpd
 from safetensors.torch import save_file
 
 from arimage import AutoPipeline
@@ -14,8 +15,8 @@ from arimage.convert import CheckpointError, convert_arpg, convert_lpd, convert_
 from arimage.convert.checkpoint import load_original
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 TOKENIZER = tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt"
+FOLDERS = {"arpg": tiny_arpg.FOLDER, "lpd": tiny_lpd.FOLDER}
 CONVERT = {"arpg": convert_arpg, "lpd": convert_lpd, "randar": convert_randar}
 
 
@@ -28,7 +29,7 @@ def published(request, tmp_path):
         save_file(layouts.randar_state(), folder / "randar.safetensors")
         (folder / "config.json").write_text('{"block_size": 36, "n_head": 4}')
     else:
-        shutil.copytree(FIXTURES / request.param, folder)
+        shutil.copytree(FOLDERS[request.param], folder)
         (folder / "expected.safetensors").unlink()
     return CONVERT[request.param], folder
 

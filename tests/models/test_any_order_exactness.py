@@ -3,8 +3,8 @@ given tokens on all sides."""
 
 import itertools
 
+import any_order
 import pytest
-import tiny
 import torch
 from decoding.test_exactness import assert_follows
 
@@ -43,11 +43,11 @@ def joint_of(transformer, order, sampling, known=()):
 
 
 def bound(family, order, size):
-    transformer = tiny.any_order_transformer(
+    transformer = any_order.transformer(
         family, grid=2, hidden_size=16, intermediate_size=16, vocab_size=CODES, num_classes=2
     )
     layout = Layout(GRID, torch.tensor(order).expand(size, -1).clone())
-    kind = tiny.ANY_ORDER[family][1]._token_model
+    kind = any_order.classes(family)[1]._token_model
     model = kind(transformer, {"class_labels": torch.ones(size, dtype=torch.long)}, layout, guided=True)
     model.merge_prompts()
     return transformer, model
@@ -55,9 +55,9 @@ def bound(family, order, size):
 
 SIZES = [2_000, pytest.param(200_000, marks=pytest.mark.slow)]
 # Every family in one order and every order with one family; the others, and many more images, are slow.
-QUICK = [*((family, "other") for family in tiny.ANY_ORDER), ("arpg", "raster"), ("lpd", "spread out")]
+QUICK = [*((family, "other") for family in any_order.FAMILIES), ("arpg", "raster"), ("lpd", "spread out")]
 CASES = [(*case, SIZES[0]) for case in QUICK] + [
-    pytest.param(family, order, 200_000, marks=pytest.mark.slow) for family in tiny.ANY_ORDER for order in ORDERS
+    pytest.param(family, order, 200_000, marks=pytest.mark.slow) for family in any_order.FAMILIES for order in ORDERS
 ]
 
 
@@ -78,7 +78,7 @@ def test_images_follow_the_distribution_of_the_order(family, order, size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+@pytest.mark.parametrize("family", any_order.FAMILIES)
 def test_what_is_generated_follows_the_distribution_given_what_is_known(family, size):
     # The token at place 1 is generated last, given those on all sides of it.
     order, known = [0, 3, 2, 1], (2, 1)
@@ -93,7 +93,7 @@ def test_what_is_generated_follows_the_distribution_given_what_is_known(family, 
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+@pytest.mark.parametrize("family", any_order.FAMILIES)
 def test_groups_of_one_follow_the_distribution_and_larger_ones_do_not(family, size):
     sampling, order = Sampling(guidance_scale=1.5, temperature=1.5), ORDERS["other"]
     transformer, model = bound(family, order, size)

@@ -1,7 +1,7 @@
 """`Conditions`, which every model of a call holds: merged, taken and replaced rows, and what they prefill."""
 
+import any_order
 import pytest
-import tiny
 import torch
 
 from arimage.decoding import Layout
@@ -153,9 +153,9 @@ def test_embeddings_are_not_read(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+@pytest.mark.parametrize("family", any_order.FAMILIES)
 def test_an_any_order_model_may_be_bound_to_an_image_twice(family):
-    model = tiny.any_order_pipeline(family).prepare(class_labels=[1, 2], guidance_scale=2.0).model
+    model = any_order.pipeline(family).prepare(class_labels=[1, 2], guidance_scale=2.0).model
     model = model.take(torch.tensor([0, 0, 1]))
     cache, logits = model.prefill(3)
     assert torch.equal(logits[:, 0], logits[:, 1]) and not torch.equal(logits[:, 0], logits[:, 2])

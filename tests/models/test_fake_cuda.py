@@ -1,6 +1,7 @@
 """Every forward pass on fake CUDA tensors: nothing mixes devices, reads the host, or has a shape that depends on
 data."""
 
+import any_order
 import pytest
 import tiny
 import torch
@@ -173,11 +174,11 @@ def test_the_video_tokenizer(dtype, monkeypatch):
 
 
 @DTYPES
-@pytest.mark.parametrize("family", tiny.ANY_ORDER)
+@pytest.mark.parametrize("family", any_order.FAMILIES)
 def test_any_order(family, dtype):
-    config = config_of(lambda: tiny.any_order_transformer(family))
-    transformer = built(lambda: tiny.ANY_ORDER[family][0](**config), dtype)
-    model = tiny.ANY_ORDER[family][1]._token_model(
+    config = config_of(lambda: any_order.transformer(family))
+    transformer = built(lambda: any_order.classes(family)[0](**config), dtype)
+    model = any_order.classes(family)[1]._token_model(
         transformer, condition_of("class", dtype), ordered_layout(), guided=True
     )
     run_tokens(model)

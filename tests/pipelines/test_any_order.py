@@ -1,16 +1,19 @@
 """The pipelines of models for any order: orders, groups, editing, and what is refused."""
 
+import any_order
 import pytest
 import tiny
 import torch
 from decoding.pairwise import pairwise
+from pipelines.arpg import tiny as tiny_arpg
+from pipelines.randar import tiny as tiny_randar
 
 from arimage import AutoPipeline
 from arimage.decoding import GroupDecoding
 from arimage.models.llama_blocks import rotary_table
 
 
-FAMILIES = list(tiny.ANY_ORDER)
+FAMILIES = list(any_order.FAMILIES)
 ORDERS = ["raster", "random", "farthest", "locality"]
 GRID = 4
 N = GRID**2
@@ -24,7 +27,7 @@ def seeded(*seeds):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def pipe(request):
-    return tiny.any_order_pipeline(request.param)
+    return any_order.pipeline(request.param)
 
 
 def order_of_call(pipe, **arguments):
@@ -129,7 +132,7 @@ def test_groups_of_one_token_with_constant_guidance_are_autoregressive(pipe):
 
 def test_tokens_of_a_group_are_sampled_given_the_groups_before():
     # Queries of ARPG do not see each other, and tokens fed causally do not tell how they were grouped.
-    pipe = tiny.any_order_pipeline("arpg")
+    pipe = tiny_arpg.pipeline()
     sizes = (3, 1, 5, 7)
     decoding = GroupDecoding(sizes, guidance_schedule="constant", attention="causal")
     settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": "random"}
@@ -150,7 +153,7 @@ def test_tokens_of_a_group_are_sampled_given_the_groups_before():
 def test_groups_of_randar_continue_its_sequence():
     # What is known is the sequence that was trained, class, query 0, token 0, query 1, ...; the queries of a group
     # follow it.
-    pipe, sizes = tiny.any_order_pipeline("randar"), (3, 1, 5, 7)
+    pipe, sizes = tiny_randar.pipeline(), (3, 1, 5, 7)
     output = pipe(
         class_labels=LABELS,
         generator=seeded(0, 1, 2),
@@ -240,7 +243,7 @@ def test_kept_tokens_are_a_group_of_their_own(pipe):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_order_is_saved(family, tmp_path):
-    pipe = tiny.any_order_pipeline(family)
+    pipe = any_order.pipeline(family)
     pipe.order, pipe.decoding = "random", GroupDecoding((4, 12))
     pipe.save_pretrained(tmp_path)
     loaded = AutoPipeline.from_pretrained(tmp_path)
@@ -251,7 +254,7 @@ def test_the_order_is_saved(family, tmp_path):
 
 
 def test_text_as_a_condition():
-    pipe = tiny.any_order_pipeline("arpg", "text")
+    pipe = tiny_arpg.pipeline("text")
     prompts = ["a red heart", "a blue book, flat style"]
     settings = {"top_k": 1, "guidance_scale": 2.0, **LATENT}
     together = pipe(prompts, generator=seeded(0, 1), **settings).images
@@ -264,7 +267,7 @@ def test_text_as_a_condition():
 def test_with_place_embeddings_the_first_logits_depend_on_the_place():
     order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
     for family, differ in (("arpg", False), ("arpg with places", True)):
-        transformer = tiny.any_order_transformer(family)
+        transformer = any_order.transformer(family)
         first = transformer.predict(torch.zeros(2, N).long(), order=order, class_labels=torch.ones(2).long())[:, 0]
         assert torch.allclose(first[0], first[1], atol=1e-5) != differ
 
@@ -274,16 +277,16 @@ def test_only_a_model_that_reads_words_attends_to_them_by_place():
     order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
     embeds, mask = torch.randn(1, 8, tiny.TEXT_WIDTH).expand(2, -1, -1), torch.ones(2, 8)
     for reads_words in (False, True):
-        transformer = tiny.any_order_transformer("arpg", "text", num_condition_tokens=8, reads_words=reads_words)
+        transformer = tiny_arpg.transformer("text", num_condition_tokens=8, reads_words=reads_words)
         text = {"prompt_embeds": embeds, "prompt_attention_mask": mask}
         first = transformer.predict(torch.zeros(2, N).long(), order=order, **text)[:, 0]
         assert torch.allclose(first[0], first[1], atol=1e-5) != reads_words
     with pytest.raises(ValueError, match="^reads_words is true, and a class has no words: leave it out$"):
-        tiny.any_order_transformer("arpg", "class", reads_words=True)
+        tiny_arpg.transformer("class", reads_words=True)
 
 
 def test_only_the_last_token_of_a_text_is_copied():
-    transformer = tiny.any_order_transformer("arpg with places", "text", num_condition_tokens=3)
+    transformer = tiny_arpg.transformer("text", num_condition_tokens=3, places=True)
     text = {"prompt_embeds": torch.randn(1, 3, tiny.TEXT_WIDTH), "prompt_attention_mask": torch.tensor([[0, 1, 1]])}
     embedded = transformer.embed_condition(**text)
     copies = embedded[:, 2:] - transformer.copy_embedding.weight
@@ -292,7 +295,7 @@ def test_only_the_last_token_of_a_text_is_copied():
 
 
 def test_without_an_image_tokenizer_calls_return_tokens():
-    pipe = tiny.any_order_pipeline("arpg")
+    pipe = tiny_arpg.pipeline()
     bare = type(pipe)(pipe.transformer)
     bare.set_progress_bar_config(disable=True)
     first, second = (one(class_labels=[1, 2], generator=seeded(0, 1), **LATENT).images for one in (bare, pipe))

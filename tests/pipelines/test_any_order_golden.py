@@ -1,22 +1,19 @@
 """Tokens of the pipelines equal those of the authors' implementations on random weights in their formats."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from pipelines.arpg import tiny as tiny_arpg
+from pipelines.lpd import tiny as tiny_lpd
 from safetensors.torch import load_file
 
 from arimage.convert import convert_arpg, convert_lpd
 from arimage.decoding import GroupDecoding
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
-def golden(family, convert):
+def golden(folder, convert):
     """The converted pipeline, the authors' outputs and their settings."""
-    folder = FIXTURES / family
     pipe = convert(folder)
     pipe.set_progress_bar_config(disable=True)
     return pipe, load_file(folder / "expected.safetensors"), json.loads((folder / "config.json").read_text())
@@ -24,7 +21,7 @@ def golden(family, convert):
 
 @pytest.fixture(scope="module")
 def arpg():
-    return golden("arpg", convert_arpg)
+    return golden(tiny_arpg.FOLDER, convert_arpg)
 
 
 def tokens_of(pipe, expected, order, decoding, scale):
@@ -68,7 +65,7 @@ def test_tokens_of_arpg_one_after_the_other_equal_the_original(arpg, decoding):
 
 @pytest.fixture(scope="module")
 def lpd():
-    return golden("lpd", convert_lpd)
+    return golden(tiny_lpd.FOLDER, convert_lpd)
 
 
 @torch.no_grad()

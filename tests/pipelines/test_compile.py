@@ -7,6 +7,7 @@ import accelerate
 import pytest
 import tiny
 import torch
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
@@ -60,7 +61,7 @@ def tokens(pipe, decoding, prompts=PROMPTS, **settings):
 
 @pytest.fixture(scope="module")
 def arpg():
-    return tiny.any_order_pipeline("arpg", "text")
+    return tiny_arpg.pipeline("text")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,6 +7,7 @@ import tiny
 import torch
 import torch.nn.functional as F
 from families import seeded
+from pipelines.arpg import tiny as tiny_arpg
 from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -28,7 +29,7 @@ def student():
 
 BUILD = {
     "llamagen": tiny_llamagen.text_pipeline,
-    "arpg": lambda: tiny.any_order_pipeline("arpg", "text"),
+    "arpg": lambda: tiny_arpg.pipeline("text"),
     "var": lambda: tiny_var.pipeline("text"),
     "latent-llama": tiny_latent_llama.pipeline,
     "llamagen-dd": student,

@@ -1,0 +1,33 @@
+"""Tiny ARPG pipelines with random weights."""
+
+from pathlib import Path
+
+import tiny
+
+from arimage.pipelines.arpg.pipeline_arpg import ARPGPipeline
+from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
+
+
+FOLDER = Path(__file__).parent / "fixtures"
+CLASSES = ARPGTransformer, ARPGPipeline
+
+
+def transformer(
+    conditioning: str = "class", grid: int = 4, seed: int = 0, places: bool = False, **changes
+) -> ARPGTransformer:
+    """With embeddings of places, copies of the condition and attention to words, or with none of them."""
+    settings = tiny.any_order_settings(conditioning, grid) | {"num_layers": 4}
+    if places:
+        settings |= {"place_embeddings": True, "condition_copies": 3, "reads_words": conditioning == "text"}
+    return tiny.randomise(ARPGTransformer(**settings | changes), seed)
+
+
+def pipeline(conditioning: str = "class", grid: int = 4, seed: int = 0, places: bool = False) -> ARPGPipeline:
+    return tiny.any_order_pipeline(ARPGPipeline, transformer(conditioning, grid, seed, places), seed)
+
+
+PIPELINES = {
+    "arpg": (pipeline, {"any order"}),
+    "arpg-text": (lambda: pipeline("text"), {"any order", "twin", "shared steps"}),
+    "arpg-places": (lambda: pipeline("text", places=True), {"any order", "shared steps"}),
+}
