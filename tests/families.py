@@ -10,19 +10,30 @@ from pipelines.cosmos import tiny as tiny_cosmos
 import arimage
 
 
-# From a family's name to how it is built, and by which traits tests choose it:
-# "usual": from a prompt or class to tokens, with all arguments that images have in common;
-# "special": continuous tokens, students with a teacher, videos, or tokens for a diffusion decoder;
-# "language": the language models of transformers; "any order": tokens in any order; "videos": videos;
-# "twin": differs from another one in its condition or its size alone;
-# "shared steps": its model, or the steps of its model, are those of another one.
+# What tests choose families by.
+TRAITS = {
+    "usual": "from a prompt or class to tokens, with all arguments that images have in common",
+    "special": "continuous tokens, students with a teacher, videos, or tokens for a diffusion decoder",
+    "videos": "videos",
+    "language": "a language model of transformers",
+    "text": "prompts; one for every way of reading them",
+    "captions": "prompts that a T5 reads",
+    "trained": "adapters can be trained",
+    "fused": "projections can be fused; one for every network",
+    "lines": "the cache may keep the last rows alone; one for every network",
+    "twin": "differs from another one in its condition or its size alone",
+    "shared steps": "its model, or the steps of its model, are those of another one",
+}
+# From a family's name to how it is built, and its traits.
 PIPELINES = {}
 for folder in sorted({path.parent.name for path in Path(arimage.__file__).parent.glob("pipelines/*/pipeline_*.py")}):
     PIPELINES |= import_module(f"pipelines.{folder}.tiny").PIPELINES
+assert set().union(*(traits for _, traits in PIPELINES.values())) == TRAITS.keys()
 
 
 def having(trait):
     """The families with a trait, and how they are built."""
+    assert trait in TRAITS
     return {name: build for name, (build, traits) in PIPELINES.items() if trait in traits}
 
 

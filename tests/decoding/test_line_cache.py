@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from families import EVERY, condition_of, flat, quick, seeded
+from families import EVERY, condition_of, flat, having, quick, seeded
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode, decoding_from_name
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
-FAMILIES = ["llamagen-text", "llamagen-class", "janus", "emu3", "emu3.5", "lumina", "anole", "cosmos", "cosmos-text"]
 SEEDS = torch.arange(3)
 
 
@@ -50,9 +49,9 @@ def generate(pipe, decoding, seeds=(0, 1, 2), guidance=3.0, **settings):
 
 
 @pytest.mark.parametrize("guidance", [3.0, pytest.param(1.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", quick(FAMILIES, ("anole", "cosmos-text")))
+@pytest.mark.parametrize("family", quick(having("lines"), ("anole", "cosmos-text")))
 def test_a_token_sees_the_tokens_that_are_kept(family, guidance):
-    pipe, video = EVERY[family](), "cosmos" in family
+    pipe, video = EVERY[family](), family in having("videos")
     tokens = generate(pipe, Checked(4 if video else 3), guidance=guidance)
     # Nothing is replaced before the cache is full: 4 of 6 rows of a video, 3 of 4 rows of an image.
     full = tokens.shape[1] * (4 if video else 3) // (6 if video else 4)

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from families import BUILD, condition_of
+from families import BUILD, condition_of, having
 from presets import FOR_TOKENS
 from tiny import randomise
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
@@ -437,7 +437,7 @@ def test_the_cache_goes_by_the_name_that_the_decoder_has_for_it(network, name, c
         close(actual, expected)
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "emu3.5", "lumina", "lumina-2", "anole"])
+@pytest.mark.parametrize("family", having("language"))
 def test_no_family_passes_an_argument_that_transformers_will_drop(family):
     pipe = BUILD[family]()
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from families import BUILD, EVERY, condition_of, flat, quick, seeded
+from families import BUILD, EVERY, condition_of, flat, having, quick, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 from transformers import PreTrainedTokenizerFast
@@ -28,10 +28,6 @@ PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and n
 
 
 LANGUAGE_MODELS = ("janus", "emu3", "lumina", "anole")
-READS_TEXT = (
-    "llamagen-text", "var-text", "infinity", "janus", "emu3", "emu3.5", "lumina", "anole", "cosmos-text", "glm-image",
-    "mammothmoda2", "arpg-text",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +147,7 @@ def test_calls_of_other_sizes_run_in_other_threads(pipe):
         torch.testing.assert_close(images, one, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("family", quick(READS_TEXT))
+@pytest.mark.parametrize("family", quick(having("text")))
 def test_threads_tokenize_their_prompts_one_at_a_time(family, monkeypatch):
     # A call sets the padding of the tokenizer of all: next to a call without padding, this one's rows would differ.
     pipe, calls = EVERY[family](), []
@@ -389,23 +385,19 @@ def test_latent_output_is_the_tokens_in_their_places(pipe):
 
 # The length of texts
 
-FAMILIES_WITH_T5 = {
-    name: EVERY[name] for name in ("llamagen-text", "var-text", "infinity", "arpg-text", "cosmos-text")
-}
 
-
-@pytest.mark.parametrize("family", FAMILIES_WITH_T5)
+@pytest.mark.parametrize("family", having("captions"))
 @pytest.mark.parametrize("length", [0, -1, 10**12, 2.0, "5", True])
 def test_an_odd_number_of_text_tokens_is_refused(family, length):
-    pipe = FAMILIES_WITH_T5[family]()
-    call = functools.partial(pipe, tokens=tiny_cosmos.given()) if family == "cosmos-text" else pipe.encode_prompt
+    pipe = EVERY[family]()
+    call = functools.partial(pipe, tokens=tiny_cosmos.given()) if family in having("videos") else pipe.encode_prompt
     with pytest.raises(ValueError, match="max_sequence_length is .*: give a whole number from 1 to 4096"):
         call("a red heart", max_sequence_length=length)
 
 
-@pytest.mark.parametrize("family", ["llamagen-text", "var-text", "infinity", "arpg-text"])
+@pytest.mark.parametrize("family", [name for name in having("captions") if name not in having("videos")])
 def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
-    whole = FAMILIES_WITH_T5[family]()
+    whole = EVERY[family]()
     encoder = type(whole)(None, None, tokenizer=whole.tokenizer, text_encoder=whole.text_encoder)
     # What transformers takes where a tokenizer does not say.
     monkeypatch.setattr(encoder.tokenizer, "model_max_length", int(1e30))
@@ -420,7 +412,7 @@ def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
 @pytest.mark.parametrize("family", ["llamagen-text", "janus", "emu3", "lumina", "lumina-2", "anole", "cosmos-text"])
 def test_prompts_that_are_not_utf8_are_refused(family):
     pipe = EVERY[family]()
-    given = {"tokens": tiny_cosmos.given()} if family == "cosmos-text" else {}
+    given = {"tokens": tiny_cosmos.given()} if family in having("videos") else {}
     for prompt in ("\ud83d", ["a red heart", "heart \udcff"]):
         with pytest.raises(
             ValueError, match="the prompt '.*' holds half a surrogate pair, or a byte that is not UTF-8"

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from families import BUILD, EVERY, quick, seeded
+from families import EVERY, having, quick, seeded
 from PIL import Image
 from profiles import WIDE, as_shown
 
@@ -28,9 +28,6 @@ from arimage.training.adapters.lora import (  # noqa: E402
     warning_of_poor_pictures,
 )
 
-
-# Emu3.5 gives its tokens positions of their own, and the tokens of Infinity are bits.
-TRAINED = [*(name for name in BUILD if name not in ("emu3.5", "infinity")), "arpg", "lpd", "randar"]
 
 LANGUAGE = ["janus", "emu3", "lumina", "anole"]
 QUICK = LoraSettings(steps=6, batch_size=3, learning_rate=1e-2, rank=4)
@@ -133,7 +130,8 @@ def test_teacher_forced_logits_of_language_models(family):
             torch.testing.assert_close(found, rows.float(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", quick(TRAINED))
+# Not Emu3.5, which gives its tokens positions of their own, nor Infinity, whose tokens are bits.
+@pytest.mark.parametrize("family", quick(having("trained")))
 def test_every_family_learns_its_pictures(family, tmp_path):
     pipe = EVERY[family]()
     task = task_of(pipe, LoraSettings(steps=12, batch_size=3, learning_rate=3e-2, rank=4, caption_dropout=0.0))
@@ -202,7 +200,7 @@ def test_an_interrupted_prior_goes_on_and_another_model_begins_its_own(tmp_path,
         generate_prior(pipe, captions, file, seed=0)
 
 
-@pytest.mark.parametrize("family", quick(TRAINED))
+@pytest.mark.parametrize("family", quick(having("trained")))
 def test_what_a_model_generated_is_what_its_losses_know(family, tmp_path):
     pipe = EVERY[family]()
     pipe.generation_config.update(guidance_scale=1.0)

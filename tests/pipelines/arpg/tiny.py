@@ -27,7 +27,7 @@ def pipeline(conditioning: str = "class", grid: int = 4, seed: int = 0, places: 
 
 
 PIPELINES = {
-    "arpg": (pipeline, {"any order"}),
-    "arpg-text": (lambda: pipeline("text"), {"any order", "twin", "shared steps"}),
-    "arpg-places": (lambda: pipeline("text", places=True), {"any order", "shared steps"}),
+    "arpg": (pipeline, {"trained", "fused"}),
+    "arpg-text": (lambda: pipeline("text"), {"text", "captions", "twin", "shared steps"}),
+    "arpg-places": (lambda: pipeline("text", places=True), {"shared steps"}),
 }

@@ -168,7 +168,7 @@ def plain_logits(pipe: LuminaMGPTPipeline, prefix: list[int], codes: torch.LongT
 
 
 PIPELINES = {
-    "lumina": (pipeline, {"usual", "language", "shared steps"}),
-    "lumina-2": (lambda: pipeline(VERSION_2), {"usual", "language", "twin", "shared steps"}),
-    "anole": (anole_pipeline, {"usual", "language", "shared steps"}),
+    "lumina": (pipeline, {"usual", "language", "text", "trained", "fused", "lines", "shared steps"}),
+    "lumina-2": (lambda: pipeline(VERSION_2), {"usual", "language", "trained", "twin", "shared steps"}),
+    "anole": (anole_pipeline, {"usual", "language", "text", "trained", "fused", "lines", "shared steps"}),
 }

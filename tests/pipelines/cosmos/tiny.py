@@ -65,7 +65,7 @@ def given(count: int = 1, maps: int = 1) -> torch.LongTensor:
 
 
 PIPELINES = {
-    "cosmos": (pipeline, {"special", "videos", "shared steps"}),
-    "cosmos-text": (lambda: pipeline("text"), {"special", "videos"}),
+    "cosmos": (pipeline, {"special", "videos", "fused", "lines", "shared steps"}),
+    "cosmos-text": (lambda: pipeline("text"), {"special", "videos", "text", "captions", "lines"}),
     "cosmos-blocks": (lambda: pipeline("text", block_tokens=4), {"videos", "shared steps"}),
 }

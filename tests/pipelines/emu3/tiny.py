@@ -132,5 +132,5 @@ def write_original(
 
 
 PIPELINES = {
-    "emu3": (pipeline, {"usual", "language"}),
+    "emu3": (pipeline, {"usual", "language", "text", "trained", "fused", "lines"}),
 }

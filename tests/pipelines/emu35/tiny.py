@@ -32,5 +32,5 @@ def write_original(folder: Path) -> Path:
 
 
 PIPELINES = {
-    "emu3.5": (pipeline, {"usual", "language", "shared steps"}),
+    "emu3.5": (pipeline, {"usual", "language", "text", "fused", "lines", "shared steps"}),
 }

@@ -78,5 +78,5 @@ def bind(case, network=None):
 
 
 PIPELINES = {
-    "glm-image": (pipeline, {"special", "shared steps"}),
+    "glm-image": (pipeline, {"special", "text", "fused", "shared steps"}),
 }

@@ -41,4 +41,4 @@ def pipeline(seed: int = 0) -> InfinityPipeline:
     return pipe
 
 
-PIPELINES = {"infinity": (pipeline, {"usual"})}
+PIPELINES = {"infinity": (pipeline, {"usual", "text", "captions"})}

@@ -164,5 +164,5 @@ def pipeline() -> JanusPipeline:
 
 
 PIPELINES = {
-    "janus": (pipeline, {"usual", "language"}),
+    "janus": (pipeline, {"usual", "language", "text", "trained", "fused", "lines"}),
 }

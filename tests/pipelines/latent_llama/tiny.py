@@ -34,5 +34,5 @@ def pipeline(**changes) -> LatentLlamaPipeline:
 
 
 PIPELINES = {
-    "latent-llama": (pipeline, set()),
+    "latent-llama": (pipeline, {"fused"}),
 }

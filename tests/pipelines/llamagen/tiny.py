@@ -63,6 +63,6 @@ def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
 
 
 PIPELINES = {
-    "llamagen-text": (text_pipeline, {"usual"}),
-    "llamagen-class": (class_pipeline, {"usual", "twin", "shared steps"}),
+    "llamagen-text": (text_pipeline, {"usual", "text", "captions", "trained", "fused", "lines"}),
+    "llamagen-class": (class_pipeline, {"usual", "trained", "lines", "twin", "shared steps"}),
 }

@@ -21,4 +21,4 @@ def pipeline(conditioning: str = "class", grid: int = 4, seed: int = 0) -> LPDPi
     return tiny.any_order_pipeline(LPDPipeline, transformer(conditioning, grid, seed), seed)
 
 
-PIPELINES = {"lpd": (pipeline, {"any order", "shared steps"})}
+PIPELINES = {"lpd": (pipeline, {"trained", "shared steps"})}

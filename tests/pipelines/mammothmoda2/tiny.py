@@ -81,6 +81,6 @@ def write_published(folder: Path) -> Path:
 
 
 PIPELINES = {
-    "mammothmoda2": (pipeline, {"special"}),
+    "mammothmoda2": (pipeline, {"special", "text", "fused"}),
     "mammothmoda2-dev": (lambda: pipeline("dev"), {"special", "twin", "shared steps"}),
 }

@@ -18,4 +18,4 @@ def pipeline(conditioning: str = "class", grid: int = 4, seed: int = 0) -> RandA
     return tiny.any_order_pipeline(RandARPipeline, transformer(conditioning, grid, seed), seed)
 
 
-PIPELINES = {"randar": (pipeline, {"any order", "shared steps"})}
+PIPELINES = {"randar": (pipeline, {"trained", "fused", "shared steps"})}

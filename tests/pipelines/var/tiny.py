@@ -40,6 +40,6 @@ def pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VARPipel
 
 
 PIPELINES = {
-    "var-text": (lambda: pipeline("text"), {"usual", "twin"}),
-    "var-class": (lambda: pipeline("class"), {"usual", "shared steps"}),
+    "var-text": (lambda: pipeline("text"), {"usual", "text", "captions", "trained", "twin"}),
+    "var-class": (lambda: pipeline("class"), {"usual", "trained", "shared steps"}),
 }
