@@ -47,7 +47,7 @@ import step_cost
 import torch
 import transformers
 from side_by_side import in_turn
-from step_models import MODELS, TINY, Bound, Published, tiny_llamagen, tiny_var
+from step_models import MODELS, TINY, tiny_llamagen, tiny_var
 
 from arimage import AutoPipeline
 from arimage.auto import packaged_models
@@ -57,6 +57,7 @@ from arimage.decoding.run.capture import CompiledSteps
 from arimage.eval.bench.measure import machine, measure, take
 from arimage.eval.bench.memory import peak_memory, reset_peak_memory
 from arimage.pipelines.base import ARPipeline
+from arimage.pipelines.shapes import Bound, Published
 
 
 ROOT = Path(__file__).parents[1]

@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from step_models import MODELS, Bound
+from step_models import MODELS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -56,6 +56,7 @@ from torch.utils.flop_counter import flop_registry
 from arimage.decoding import acceptance, decoding_from_text
 from arimage.decoding.contract.state import attention_limit, captured_multiple
 from arimage.decoding.run.watch import INTERVAL
+from arimage.pipelines.shapes import Bound
 
 
 SHOWN = ("llamagen-xl-256", "llamagen-xl-512", "var-d30", "janus-pro-7b", "lumina-mgpt-7b-768")
@@ -66,31 +67,7 @@ DECODINGS += ("sjd-lazy", "sjd-tree", "pjd", "zipar", "line-cache")
 TABLE = Path(__file__).with_name("step_cost.tsv")
 COLUMNS = ("model", "decoding", "of a")
 COLUMNS += ("launches in the model", "launches outside", "launches captured", "bytes in the model", "bytes outside")
-COMMITTED = {
-    "llamagen-xl-256": (
-        *("ar", "sjd", "sjd-coupled", "sjd-gumbel", "sjd2", "sjd-tree", "sjd-lazy", "sjd++", "gsd", "lantern"),
-        *("lantern++", "eagle", "eagle-lantern", "zipar", "pjd", "line-cache"),
-    ),
-    "llamagen-t2i-512": ("sjd-coupled",),
-    "var-d30": ("next-scale", "fastvar", "code"),
-    "infinity-2b": ("next-scale", "fastvar"),
-    "janus-pro-7b": ("ar", "sjd-coupled", "sjd-tree"),
-    "lumina-mgpt-7b-768": ("sjd-coupled", "sjd-tree"),
-    "anole-7b": ("sjd-coupled",),
-    "emu3-gen": ("sjd-coupled", "sjd-tree"),
-    "glm-image": ("sjd-coupled", "sjd-tree"),
-    "emu3.5-image": ("ar", "sjd-coupled", "sjd-tree"),
-    "mammothmoda2-preview": ("ar", "sjd-coupled", "sjd-tree"),
-    "cosmos-4b": ("sjd-coupled:init=previous",),
-    "cosmos-5b": ("ar",),
-    "arpg-l-256": ("sjd-coupled", "groups:groups=4"),
-    "lpd-l-256": ("groups:groups=4",),
-    "randar-l-256": ("sjd-coupled",),
-    "mar-b-256": ("mar", "mar-disa:diffusion_steps=4+2", "cspd"),
-    "latent-llama": ("ar", "sjd-coupled"),
-    "llamagen-dd-b": ("few-step", "flow"),
-    "var-dd-d16": ("few-step",),
-}
+COMMITTED = {name: published.decodings for name, published in MODELS.items() if published.decodings}
 LOOKUPS = {"gather", "index", "index_select", "embedding"}
 SCATTERS = {"scatter", "index_put", "index_fill", "index_copy"}
 # The arguments of kernels that are written without being read, and those of which only as many elements are touched as

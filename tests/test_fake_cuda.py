@@ -186,7 +186,7 @@ def language_model(kind, dtype, guided):
 
 @cache
 def bind_glm_image():
-    return step_models.glm_image(layers=1)
+    return step_models.MODELS["glm-image"].build(1)
 
 
 def glm_image():

@@ -1,5 +1,6 @@
 """`benchmarks/step_cost.py` on modules whose launches and bytes are counted by hand."""
 
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -405,9 +406,13 @@ def test_the_table_has_every_decoding_and_every_family():
     others = {"llamagen-xl-384", "llamagen-xl-512", "emoji-var"}
     assert {key[0] for key in TABLE} == step_cost.COMMITTED.keys() == step_cost.MODELS.keys() - others
     package = Path(arimage.__file__).parent
+    folders = {path.parent.name for path in package.glob("pipelines/*/pipeline_*.py")}
+    assert folders == set(step_models.FOLDERS)
+    shapes = [import_module(f"arimage.pipelines.{folder}.shapes") for folder in folders]
     files = [path.relative_to(package).with_suffix("") for path in package.rglob("transformer_*.py")]
-    families = {".".join(("arimage", *path.parts)) for path in files}
-    assert families <= {getattr(value, "__module__", None) for value in vars(step_models).values()}
+    transformers = {".".join(("arimage", *path.parts)) for path in files}
+    used = {getattr(value, "__module__", None) for module in shapes for value in vars(module).values()}
+    assert len(transformers) > 10 and transformers <= used
 
 
 @needs_triton

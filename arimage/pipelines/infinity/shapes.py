@@ -1,0 +1,27 @@
+"""The published shape of Infinity."""
+
+import torch
+
+from ...decoding import Sampling
+from ..shapes import PROMPT, Bind, Bound, Published, build, text_condition
+from .bsq_infinity import InfinityVQModel
+from .scale_model import InfinityScaleModel
+from .schedules import SCHEDULES
+from .transformer_infinity import InfinityTransformer
+
+
+def infinity_2b(layers: int) -> Bind:
+    network = build(lambda: InfinityTransformer(num_layers=layers))
+    vq = build(InfinityVQModel, torch.float32)
+
+    def bind(batch: int) -> Bound:
+        condition = text_condition(2 * batch, PROMPT, 2048)
+        condition["unconditional"] = torch.arange(2 * batch) >= batch
+        model = InfinityScaleModel(network, vq, condition, SCHEDULES[64, 64], guided=True)
+        sampling = Sampling(guidance_scale=3.0, temperature=0.5, top_p=0.97)
+        return Bound(model, sampling, sum(model.cells), (network,))
+
+    return bind
+
+
+PUBLISHED = {"infinity-2b": Published(32, infinity_2b, ("next-scale", "fastvar"))}
