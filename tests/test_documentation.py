@@ -17,6 +17,7 @@ ROOT = Path(cli.__file__).parents[1]
 GUIDES = [
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
     *sorted(ROOT.glob("arimage/assets/*/README.md")),
     *sorted(ROOT.glob("integrations/*/README.md")),
 ]
@@ -109,6 +110,11 @@ def test_links_lead_to_files_and_headings(path):
 def test_pages_use_the_words_of_the_field(path):
     text = " ".join(re.sub(r"`[^`]+`", "", prose(read(path))).split())
     assert [match.group() for pattern in DIALECT for match in re.finditer(pattern, text)] == []
+
+
+def test_every_family_has_a_page():
+    folders = {path.parent for path in ROOT.glob("arimage/pipelines/*/pipeline_*.py")}
+    assert len(folders) > 10 and folders == {path.parent for path in GUIDES if path.match("pipelines/*/README.md")}
 
 
 def test_every_file_names_this_version():

@@ -18,7 +18,12 @@ from arimage import AutoPipeline, cli
 
 
 ROOT = Path(cli.__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("arimage/assets/*/README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
+    *sorted(ROOT.glob("arimage/assets/*/README.md")),
+]
 # Why a snippet cannot run here, by what it holds.
 REASONS = {
     "published weights": r"from_pretrained\(\s*\"(?!emoji-|run/|path/)|load_published\(|GlmImagePipeline",

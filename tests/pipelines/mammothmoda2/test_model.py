@@ -94,7 +94,7 @@ def test_a_configuration_that_fits_no_model_is_refused(network, change, message)
 
 
 def test_rows_of_the_head_may_be_aligned_with_the_embeddings(network):
-    """Which of the two the published Dev has is an open question, see docs/models/mammothmoda2.md."""
+    """Which of the two the published Dev has is an open question, see the README.md next to its pipeline."""
     settings = network.config.to_dict()
     assert network.config.num_codes == 68
     assert MammothModa2Config(**settings | {"gen_head_start": 304}).num_codes == 72
