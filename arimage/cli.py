@@ -186,7 +186,7 @@ def generate(
         Path | None, typer.Option(help="Animation (.webp or .gif) of how the first image was decoded, step by step.")
     ] = None,
     acceptance_map: Annotated[
-        Path | None, typer.Option(help="Image file of which step decided each token of the first image.")
+        Path | None, typer.Option(help="Image file that shows which step decided each token of the first image.")
     ] = None,
     lora: Loras = None,
     device: Device = None,
@@ -452,7 +452,7 @@ def bench_compare(
 
 def main() -> None:
     """Run the command. A mistake of the user ends in one sentence and exit code 2; ARIMAGE_TRACEBACK=1 shows where."""
-    # A terminal that cannot show the name of a file that was written is no reason to fail.
+    # A terminal that cannot show the name of a file that was written is not a reason to fail.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

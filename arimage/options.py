@@ -195,7 +195,7 @@ Orders = Annotated[
     typer.Option(
         "--order",
         callback=check_orders,
-        help="As in `arimage generate`; repeat for more, each of which is combined with every decoding.",
+        help="As in `arimage generate`; repeat for more: each is combined with every decoding.",
     ),
 ]
 TopP = Annotated[float | None, typer.Option(help="Nucleus sampling; 1 disables it. Default: the checkpoint's.")]

@@ -93,7 +93,7 @@ def checked(init: Init) -> Init:
 
     @functools.wraps(init)
     def check_and_init(*args, **kwargs):
-        # By name, as the sentence needs it; what no argument has this name for is a TypeError, as ever.
+        # By name, as the sentence needs it. Unknown names raise TypeError.
         named = signature.bind(*args, **kwargs).arguments
         try:
             validated(**named)

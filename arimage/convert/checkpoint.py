@@ -128,10 +128,10 @@ def _read_torch(path: Path) -> object:
 def shape_of(
     state: dict[str, torch.Tensor], key: str, dimensions: int, *, source: str | Path, kind: str
 ) -> torch.Size:
-    """The shape of `state[key]`, which every file of this `kind` has with so many dimensions.
+    """The shape of `state[key]`, a tensor with `dimensions` dimensions in every file of this `kind`.
 
     Raises:
-        CheckpointError: if it has not.
+        CheckpointError: if the key is missing or has another number of dimensions.
     """
     if key not in state:
         raise CheckpointError(f"{source} has no {key!r}, as every {kind} has: give the file of a {kind}")

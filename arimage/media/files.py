@@ -21,7 +21,7 @@ from .folders import replacing
 from .limits import check_pixels, too_much, too_much_exif
 
 
-# Formats that are read. Pillow has more decoders, some of which start other programs or are hardly used.
+# Formats that are read. Pillow has more decoders: some start other programs, and some are hardly used.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 # How an image is turned whose EXIF data has this orientation.
 TURNS = {

@@ -6,7 +6,7 @@ import struct
 from PIL import Image
 
 
-# Of a progressive JPEG: encoders write about ten, each of which goes over the whole image.
+# Of a progressive JPEG: encoders write about ten, and each goes over the whole image.
 MAX_SCANS = 64
 # Segments of a JPEG, chunks of a PNG; and those of a JPEG that are joined, all of them for each one.
 MAX_PARTS, MAX_EXIF_PARTS = 100_000, 64

@@ -131,7 +131,7 @@ class GenerationCall:
         return layout if self.images is None else layout.take(self.images)
 
     def bind(self, model: Bindable, *prompts: "Names") -> None:
-        """Set the model, which is bound to the prompts or classes, each of which it prefills once. `prompts`: the
+        """Set the model, bound to the prompts or classes. It prefills each of them once. `prompts`: the
         names of their embeddings, see `Conditions.merge`."""
         model.merge_prompts(*prompts)
         images = torch.arange(len(self.seeds), device=model.device)

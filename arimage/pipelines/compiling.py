@@ -41,7 +41,7 @@ class CompileMixin(OffloadMixin):
         `warm_up`; moving or replacing weights drops them. The images are the same as without graphs, up to the
         rounding of attention, whose limits are coarser. Prefill and image decoding stay eager; the steps do too while
         hooks move the weights of a component (offloading, several devices), where a layer has forward hooks, where
-        weights are divided among processes, and where a capture fails, of which a warning tells. `from_pipe` and
+        weights are divided among processes, and where a capture fails, with a warning. `from_pipe` and
         `save_pretrained` do not keep this setting.
 
         Args:

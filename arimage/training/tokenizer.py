@@ -241,7 +241,7 @@ def train_tokenizer(
 
 
 def _check_size(model: LlamaGenVQModel | VARVQModel, size: int) -> None:
-    """Refuse images of `size` pixels that are no whole number of tokens along a side."""
+    """Refuse a `size` in pixels that is not a whole number of tokens."""
     factor = model.scale_factor
     if size % factor:
         raise ValueError(

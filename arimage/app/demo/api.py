@@ -16,7 +16,7 @@ ABOUT_GENERATE = """Generate images. Partial results arrive during the run: the 
 tokens, queue_position}. The last result has the finished PNGs, with their settings in the text field "arimage", and
 {passes, head_calls, tokens_per_pass, seconds, exact, decoding, seeds, settings}."""
 ABOUT_COMPARE = """Generate one image with several decodings and the same seed. After each decoding: the images so far,
-maps of which forward pass decided each token (none for next-scale models), and for each image {decoding, exact,
+maps of the forward pass that decided each token (none for next-scale models), and for each image {decoding, exact,
 passes, head_calls, tokens_per_pass, seconds}."""
 ABOUT_EDIT = """Generate a part of an image again. Partial results as in /generate; the last has the finished PNG."""
 

@@ -133,7 +133,7 @@ class Demo(gr.Blocks):
             raise refusal(f"{name} names a file that was not uploaded: upload it first")
         try:
             with path.open("rb") as file:
-                # Gradio reads it again, and its errors are no sentences.
+                # Gradio reads it again, and its errors are not sentences.
                 read_upload(name, file, self.limits)
         except Refused as error:
             raise refusal(str(error)) from error

@@ -48,7 +48,7 @@ def choose_decodings(
             chosen |= variants
         elif texts:
             raise ValueError(f"{text}: {reason}")
-        # Those of other kinds of model are no surprise.
+        # Those of other kinds of model are expected.
         elif model.kind in needs_of_preset(text):
             left_out[text] = reason
     if not chosen:

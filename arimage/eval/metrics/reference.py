@@ -108,5 +108,5 @@ def _read_statistics(path: Path, arrays: dict[str, tuple[tuple[int, ...], np.dty
     if not np.isfinite(mean).all() or not np.isfinite(covariance).all():
         raise ValueError(f"mu or sigma of {path} has values that are not finite: compute the statistics again")
     if not np.allclose(covariance, covariance.T, atol=1e-6 * np.abs(covariance).max()):
-        raise ValueError(f"sigma of {path} is not symmetric, so it is no covariance: compute the statistics again")
+        raise ValueError(f"sigma of {path} is not symmetric, so it is not a covariance: compute the statistics again")
     return mean, covariance

@@ -253,7 +253,7 @@ def _image_tokenizer(state, folder: Path, tokenizer) -> tuple[dict[str, torch.Te
 
 
 def _text_tokenizer(folder: Path, tokenizer) -> tuple[PreTrainedTokenizerFast | None, dict[str, int] | None]:
-    """The text tokenizer of the folder, else Meta's, and its vocabulary. None for what no file holds; a tokenizer
+    """The text tokenizer of the folder, else Meta's, and its vocabulary; None for each that no file holds. A tokenizer
     needs merges."""
     path, specials = folder / "tokenizer.json", {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     if not path.is_file():

@@ -268,7 +268,8 @@ class CosmosPipeline(ARPipeline):
         for frames in videos:
             if 1 < frames.shape[1] < last:
                 raise ValueError(
-                    f"video has {frames.shape[1]} frames: give one, or at least {last}, of which the last count"
+                    f"video has {frames.shape[1]} frames: give one frame, or at least {last}; "
+                    f"only the last {last} are used"
                 )
         if len({frames.shape[1] for frames in videos}) > 1:
             raise ValueError(f"video holds single frames and videos: give at least {last} frames each")

@@ -160,7 +160,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         vocab_size (`int`): video tokens.
         context_dim (`int`, *optional*): width of the text embeddings; None for models without text. A model with text
             starts a video with a special token and adds absolute positions before every block.
-        embeddings (`int`, *optional*): rows of the embedding table, of which the first `vocab_size` are video tokens;
+        embeddings (`int`, *optional*): entries of the embedding table. The first `vocab_size` are video tokens;
             by default as many as needed.
         yarn (`bool`): whether RoPE uses YaRN (https://arxiv.org/abs/2309.00071).
         block_tokens (`int`): how many consecutive tokens, such as those of a row, are predicted together, each by the

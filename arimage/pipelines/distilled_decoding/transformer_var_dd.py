@@ -16,7 +16,7 @@ from .vector_model import VectorHead, known_flags
 
 
 class Block(nn.Module):
-    """A block of VAR that adds an embedding of which vectors are known."""
+    """A block of VAR that adds an embedding which says whether a vector is given."""
 
     def __init__(self, config):
         super().__init__()

@@ -35,8 +35,8 @@ def first_code_of(vocabulary: dict[str, int], count: int) -> int:
     special = [vocabulary.get(name) for name in (BEGIN_OF_TEXT, BEGIN_OF_IMAGE, BEGIN_OF_CODES, END_OF_ROW)]
     if None in special or None in codes or codes != [codes[0] + code for code in range(count)]:
         raise ValueError(
-            f"the model's vocabulary_map does not name {END_OF_ROW} and the like, and {count} visual tokens in a row: "
-            "convert the checkpoint again"
+            f"the model's vocabulary_map does not name {END_OF_ROW} and the other special tokens, and {count} image "
+            "tokens in a row: convert the checkpoint again"
         )
     return codes[0]
 

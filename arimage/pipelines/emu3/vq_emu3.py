@@ -16,7 +16,7 @@ def decode_image(vq: Emu3VQVAE, tokens: torch.LongTensor) -> torch.Tensor:
     """Pixels [B, 3, H, W], nominally in [-1, 1], of tokens [B, h, w]: the first frame of `vq.decode`, at a quarter of
     its work.
 
-    A token of this video tokenizer stands for four frames, of which an image is the first. The convolutions in time do
+    A token of this video tokenizer stands for four frames. An image is the first of them. The convolutions in time do
     not see later frames, and all other layers work frame by frame, so the other frames need not be computed.
     """
     decoder = vq.decoder

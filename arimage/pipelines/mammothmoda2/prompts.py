@@ -66,7 +66,7 @@ class MammothModa2Prompts:
         """Rows and columns of tokens of an image, by default the trained ones.
 
         Raises:
-            ValueError: if it is none that a header can announce.
+            ValueError: if the header cannot name this size.
         """
         if grid is None:
             return self.trained

@@ -91,7 +91,7 @@ def mar_from_original(
     Args:
         state: tensors by their original names, see `load_original`.
         channels: of the image tokenizer.
-        num_heads: attention heads, where the width is none of those of the published sizes.
+        num_heads: attention heads, if the width is not that of a published size.
         dtype: of the transformer's weights; by default that of the file.
         source: what errors call the file.
 
@@ -213,10 +213,10 @@ def convert_mar(
     classes are those of ImageNet.
 
     Args:
-        checkpoint: `checkpoint-last.pth`, of which the averaged weights (`model_ema`) are taken, or a file of tensors
+        checkpoint: `checkpoint-last.pth`, whose averaged weights (`model_ema`) are taken, or a file of tensors
             alone.
         vae: the image tokenizer, `kl16.ckpt` or `.safetensors`.
-        num_heads: attention heads, where the width of the transformer is none of those of the published sizes.
+        num_heads: attention heads, if the width of the transformer is not that of a published size.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
         dtype: of the transformer's weights, by default that of the file. Head and tokenizer are float32.
 

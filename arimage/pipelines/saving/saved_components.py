@@ -60,7 +60,7 @@ def has_weights(kind: type) -> bool:
 
 
 def load_without_weights(folder: Path, index: dict, given: dict) -> dict[str, Any]:
-    """Load the tokenizers, processors and schedulers of a saved pipeline, but for those that are given.
+    """Load the tokenizers, processors and schedulers of a saved pipeline, except those that are given.
 
     Raises:
         ValueError: if the files of one are damaged or do not fit its class.

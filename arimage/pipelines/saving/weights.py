@@ -78,7 +78,7 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
 
 
 def load_shared(folder: Path, index: dict, given: dict) -> dict[str, Any]:
-    """The components of a packaged model that are stored with others, but for those that are given. The arguments are
+    """The components of a packaged model that are stored with others, except those that are given. The arguments are
     those of `check_weights`, with a dtype among the given ones."""
     components = {}
     dtypes = given["dtype"] if "dtype" in given else given["torch_dtype"]

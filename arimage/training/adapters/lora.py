@@ -99,7 +99,7 @@ class LoraTask(nn.Module):
         super().__init__()
         check_peft()
         if len(data) < 2:
-            raise ValueError(f"there are {len(data)} pictures: give at least 2, a tenth of which is held out")
+            raise ValueError(f"there are {len(data)} pictures: give at least 2, since a tenth is held out")
         from peft import LoraConfig, inject_adapter_in_model
 
         self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)

@@ -54,7 +54,7 @@ class PrefixLosses:
         return self.pipe.encode_prefix(given.get("prompt"), given.get("class_labels"), None, None)
 
     def conditions(self, captions: list[str]) -> dict[str, torch.Tensor]:
-        """The conditions of captions, each of which is encoded once."""
+        """The conditions of captions. Each caption is encoded once."""
         new = [text for text in dict.fromkeys(captions) if text not in self._conditions]
         if new:
             encoded = self._encode(new)
@@ -121,7 +121,7 @@ def losses_of(pipe: ARPipeline, caption: str) -> Losses:
         caption: that of one of the pictures.
 
     Raises:
-        ValueError: if the family cannot be trained here, or the caption is none of its classes.
+        ValueError: if the family cannot be trained here, or the caption is not one of its classes.
     """
     kind, videos = pipe.abilities.kind, pipe.abilities.generates_video
     if kind == "scales" and isinstance(pipe, ClassOrTextPipeline):

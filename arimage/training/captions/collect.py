@@ -40,7 +40,7 @@ def collect_captions(data: ImageCaptions, trained: ImageCaptions, *, framed: boo
         own = {as_words(name)}
         parsed = [parse_pattern(pattern, sets | {"picture": own}) for pattern in patterns]
         pictures[name] = []
-        # The shorter ones first, of which the others are made.
+        # The shorter ones first: the others are made of them.
         for text in sorted(texts, key=lambda text: (len(text), text)):
             made = as_words(text) in own or any(fits(as_words(text), parts) for parts in parsed)
             if not made and not text.startswith((f"{name}, ", f"{name} (")):

@@ -134,7 +134,7 @@ class Measurement:
         return None if any(self.lacks(caption)) else self.right(caption) >= self.needed
 
     def next(self, count: int) -> list[tuple[Caption, int]]:
-        """Up to `count` images, captions and seeds, none of which may turn out to be needless."""
+        """Up to `count` images, captions and seeds. All of them will be needed."""
         self.open = [caption for caption in self.open if any(self.lacks(caption))]
         tasks = []
         for caption in self.open:

@@ -321,7 +321,7 @@ def rare_keywords(keywords: list[list[str]], most: int = 3) -> list[list[str]]:
 def captions_of(name: str, keywords: list[str]) -> list[str]:
     """Captions of one image, the plain name first; a caption that is listed twice is used twice as often."""
     words = plain_words(name)
-    # "a flag: France" is no sentence.
+    # "a flag: France" is not a sentence.
     called = words[0] if name.startswith(COUNTRY_FLAG) else name
     captions = [name, *(template.format(a=with_article(called), n=called) for template in TEMPLATES)]
     for word in words:

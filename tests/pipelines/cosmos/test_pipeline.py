@@ -125,7 +125,7 @@ def test_frames_cover_the_size_and_are_cropped_around_their_centre():
         ({"video": []}, "video is empty"),
         ({"image": "street.jpg"}, "image cannot be used"),
         ({"image": torch.full((3, 48, 64), 255.0)}, r"image has values outside \[0, 1\]"),
-        ({"video": torch.zeros(5, 3, 48, 64)}, "video has 5 frames: give one, or at least 9"),
+        ({"video": torch.zeros(5, 3, 48, 64)}, "video has 5 frames: give one frame, or at least 9"),
         ({"tokens": torch.zeros(1, 3, 4, dtype=torch.long)}, "tokens must be int64"),
         ({"tokens": torch.full((1, 1, 3, 4), 240)}, "ids from 0 to 239"),
         ({"tokens": torch.zeros(1, 0, 3, 4, dtype=torch.long)}, "given holds no map"),
