@@ -53,10 +53,10 @@ MAX_IMAGES_PER_PROMPT = 1000
 
 
 class ARPipeline(FuseMixin, CompileMixin):
-    """Base class of image and video pipelines. A family adds `__call__`, which calls `check_options`, `prepare` and
-    `generate`, and
+    """Base class of image and video pipelines. A family adds
 
-    - `prepare`, which checks the arguments of a call and returns its `GenerationCall`, model included;
+    - `__call__`, of a function that checks the arguments of a call and returns its `GenerationCall`, model included:
+      see `pipeline_call`;
     - `decode_tokens(call, tokens)`, from tokens to pixels, and `to_images(call, pixels)`, from these to what a call
     returns;
     - its `abilities`, and properties of the checkpoint such as `image_sizes`.
@@ -92,6 +92,11 @@ class ARPipeline(FuseMixin, CompileMixin):
         self.decoding = AutoregressiveDecoding()
         self.known_captions: KnownCaptions | None = None
         self._tiling: Tiling | None = None
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls):
+            cls.prepare = getattr(cls.__call__, "prepare", cls.prepare)
 
     # Abilities
 
@@ -398,7 +403,13 @@ class ARPipeline(FuseMixin, CompileMixin):
         """Decode whole images to pixels again."""
         self.tiling.disable_tiling()
 
-    # Parts of `prepare`
+    # Parts of a family's `__call__`
+
+    def prepare(self, *args: Any, **kwargs: Any) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. Takes the arguments of
+        `__call__` but those of a run: batch_size, decoding, output_type, return_dict and those of the callback.
+        Families whose images depend on the decoding take that, too."""
+        raise NotImplementedError
 
     def sampling(self, **settings) -> Sampling:
         """The `Sampling` of a call: the checkpoint's defaults, overridden by `settings` that are not None."""
@@ -422,14 +433,17 @@ class ARPipeline(FuseMixin, CompileMixin):
     def begin_call(
         self,
         count: int,
-        size: tuple[int, int],
+        size: tuple[int, int] | None = None,
         *,
+        height: int | None = None,
+        width: int | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | list[torch.Generator] | None = None,
         **sampling,
     ) -> GenerationCall:
         """Check the arguments that all families share and return a call with `count` prompts or classes, without a
-        model yet."""
+        model yet. The size is that of `check_size`, unless the family gives it."""
+        size = self.check_size(height, width) if size is None else size
         images = num_images_per_prompt
         if not isinstance(images, numbers.Integral) or not 1 <= images <= MAX_IMAGES_PER_PROMPT or images is True:
             raise ValueError(f"{self.per_prompt} is {images!r}: give a whole number from 1 to {MAX_IMAGES_PER_PROMPT}")
@@ -500,7 +514,7 @@ class ARPipeline(FuseMixin, CompileMixin):
 
     @torch.no_grad()
     def generate(self, call: GenerationCall, options: RunOptions) -> Any:
-        """The body of `__call__` of every family, after `check_options` and `prepare`."""
+        """The last part of `__call__` of every family, after `check_options` and `prepare`."""
         call.decoding, call.output_type = options.decoding, options.output_type
         call.callback, call.callback_tensor_inputs = options.callback, options.callback_tensor_inputs
 

@@ -1,7 +1,6 @@
 """Parts of the docstrings of `__call__`, shared by the pipelines."""
 
 import re
-from collections.abc import Callable
 from inspect import cleandoc
 from textwrap import indent
 
@@ -91,18 +90,10 @@ PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])
 PARTS["common"] = cleandoc(PARTS["common"]) + "\n" + PARTS["call"]
 
 
-def fill_docstring(example: str) -> Callable[[Callable], Callable]:
-    """Replace lines `{name}` of a docstring with PARTS[name], and the line `{example}` with `example`, keeping their
-    indentation."""
+def filled(docstring: str, example: str) -> str:
+    """A docstring in which lines `{name}` are replaced with PARTS[name], and the line `{example}` with `example`,
+    keeping their indentation."""
     parts = {**PARTS, "example": example}
-
-    def fill(function: Callable) -> Callable:
-        function.__doc__ = re.sub(
-            r"^( *)\{(\w+)\}$",
-            lambda line: indent(cleandoc(parts[line[2]]), line[1]),
-            function.__doc__ or "",
-            flags=re.MULTILINE,
-        )
-        return function
-
-    return fill
+    return re.sub(
+        r"^( *)\{(\w+)\}$", lambda line: indent(cleandoc(parts[line[2]]), line[1]), docstring, flags=re.MULTILINE
+    )

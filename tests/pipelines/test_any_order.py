@@ -116,7 +116,7 @@ def test_the_locality_order_is_that_of_the_groups(pipe):
         assert torch.equal(
             found[-1],
             pipe.prepare(
-                class_labels=3, order="locality", groups=GroupDecoding(groups), generator=seeded(0)
+                class_labels=3, order="locality", decoding=GroupDecoding(groups), generator=seeded(0)
             ).layout.order,
         )
     assert not torch.equal(found[0], found[-1])

@@ -17,12 +17,28 @@ from transformers import PreTrainedTokenizerFast
 import arimage
 from arimage import SpeculativeJacobiDecoding, decoding_from_name
 from arimage.pipelines.call import GenerationCall
+from arimage.pipelines.emu3.prompts import PROMPT_SUFFIX
 
 
-TAIL = (
-    "guidance_scale temperature top_k top_p min_p guided_tokens height width num_images_per_prompt batch_size "
-    "generator decoding output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs"
-).split()
+RUN = [
+    *("batch_size", "generator", "decoding", "output_type", "return_dict", "callback_on_step_end"),
+    "callback_on_step_end_tensor_inputs",
+]
+IMAGES = ["height", "width", "num_images_per_prompt", *RUN]
+CUTS = ["temperature", "top_k", "top_p", "min_p"]
+# By the kind of model, what all calls end with.
+TAILS = {
+    "tokens": ["guidance_scale", *CUTS, "guided_tokens", *IMAGES],
+    "latents": ["guidance_scale", "guidance_schedule", "temperature", *IMAGES],
+    "decoder": [*CUTS, *IMAGES],
+    "videos": ["guidance_scale", *CUTS, "num_videos_per_prompt", *RUN],
+}
+DEFAULTS = {"num_images_per_prompt": 1, "num_videos_per_prompt": 1, "output_type": "pil", "return_dict": True}
+DEFAULTS |= {
+    "callback_on_step_end_tensor_inputs": ["tokens"],
+    "cfg_insertion_layer": 0,
+    "prompt_suffix": PROMPT_SUFFIX,
+}
 LATENT = {"output_type": "latent"}
 PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and name != "AutoPipeline"]
 
@@ -43,13 +59,39 @@ def pipe(request, pipes):
 # Signatures and docstrings
 
 
-def test_all_pipelines_have_one_tail_of_keywords(pipe):
-    parameters = inspect.signature(type(pipe).__call__).parameters
-    assert list(parameters)[-len(TAIL) :] == TAIL
-    kinds = [parameter.kind for parameter in parameters.values()]
-    # self, and the prompt or class.
-    assert kinds.index(inspect.Parameter.KEYWORD_ONLY) in (2, 3)
-    assert inspect.Parameter.VAR_KEYWORD not in kinds
+def keywords_of(function):
+    """The defaults of the keyword arguments of a function, in their order, and its positional arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = [parameter.kind for parameter in parameters]
+    assert set(kinds) == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    count = kinds.index(inspect.Parameter.KEYWORD_ONLY)
+    return {one.name: one.default for one in list(parameters)[count:]}, list(parameters)[1:count]
+
+
+@pytest.mark.parametrize("family", PIPELINES)
+def test_a_call_has_its_own_arguments_then_those_of_all_in_one_order_with_one_set_of_defaults(family):
+    keywords, positional = keywords_of(getattr(arimage, family).__call__)
+    assert [one.name for one in positional] in (["prompt"], ["prompt", "class_labels"], ["prompt", "negative_prompt"])
+    prompt, names = positional[0], list(keywords)
+    others = {"class_labels", "input_ids", "prompt_embeds"} & {*names, *(one.name for one in positional)}
+    assert prompt.default is (None if others else inspect.Parameter.empty)
+    assert all(one.default is None for one in positional[1:])
+    assert keywords == {name: DEFAULTS.get(name) for name in names}
+    [tail] = [tail for tail in TAILS.values() if names[-len(tail) :] == tail]
+    assert not {*names[: -len(tail)]} & {*RUN}
+
+
+@pytest.mark.parametrize("family", PIPELINES)
+def test_to_prepare_takes_the_arguments_of_a_call_but_those_of_its_run(family):
+    pipeline = getattr(arimage, family)
+    (called, first), (prepared, given) = keywords_of(pipeline.__call__), keywords_of(pipeline.prepare)
+    # The order "locality" is that of the groups of a decoding.
+    reads = {"decoding", "output_type"} if "order" in called else set()
+    assert prepared == {
+        name: value for name, value in called.items() if name not in RUN or name in {"generator", *reads}
+    }
+    assert first == given and pipeline.prepare.__name__ == "prepare"
+    assert "arguments of a call" in inspect.getdoc(pipeline.prepare)
 
 
 @pytest.mark.parametrize("family", PIPELINES)
@@ -60,9 +102,21 @@ def test_the_docstring_of_a_call_names_every_argument_and_has_an_example(family)
         assert name == "self" or f" {name} (" in call.__doc__, name
 
 
-def test_an_unknown_argument_is_an_error(pipe):
-    with pytest.raises(TypeError, match="num_inference_steps"):
-        pipe.prepare(**condition_of(pipe), num_inference_steps=3)
+def test_an_unknown_argument_is_refused_by_its_name(pipe):
+    name, condition = type(pipe).__name__, condition_of(pipe)
+    for method in ("__call__", "prepare"):
+        with pytest.raises(TypeError, match=rf"{name}.{method}\(\) got an unexpected keyword argument 'nonsense'"):
+            getattr(pipe, method)(**condition, nonsense=3)
+    with pytest.raises(TypeError, match=f"{name}.__call__.*multiple values for argument 'prompt'"):
+        pipe("a", prompt="b")
+    with pytest.raises(TypeError, match=f"{name}.__call__.*too many positional arguments"):
+        pipe("a", None, None)
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name != "generator"])
+def test_to_prepare_refuses_the_arguments_of_a_run(pipe, name):
+    with pytest.raises(TypeError, match=rf"prepare\(\) got an unexpected keyword argument '{name}'"):
+        pipe.prepare(**condition_of(pipe), **{name: None})
 
 
 # Abilities

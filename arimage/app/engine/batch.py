@@ -8,7 +8,6 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
-from ...decoding import GroupDecoding
 from ...decoding.run.batch import Batch, Images, run_batch
 from ...decoding.run.watch import INTERVAL
 from ...media.film import Film
@@ -135,8 +134,7 @@ class RequestBatch:
         if plan.negative_prompt is not None:
             arguments["negative_prompt"] = plan.negative_prompt
         if plan.order is not None:
-            groups = plan.decoding if isinstance(plan.decoding, GroupDecoding) else None
-            arguments |= {"order": plan.order, "groups": groups}
+            arguments |= {"order": plan.order, "decoding": plan.decoding}
         if plan.edits:
             arguments["image"] = [request.image for request in requests]
             arguments["mask_image"] = [request.mask_image for request in requests]

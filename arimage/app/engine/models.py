@@ -127,7 +127,8 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     if pipe.abilities.generates_video and not pipe.config.begins_with_text:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
     condition = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
-    model = pipe.prepare(**condition).model
+    call = pipe.prepare(**condition)
+    model = call.model
     sizes = pipe.image_sizes
     if pipe.abilities.accepts("ratio"):
         sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
@@ -136,7 +137,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         classes=pipe.num_classes,
         sizes=list(dict.fromkeys(sizes)),
         tokens=model.num_tokens,
-        grid=None if pipe.abilities.in_maps else model.layout.shape,
+        grid=None if pipe.abilities.in_maps else call.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
         decoding=decoding_to_text(pipe.decoding),
         # Models of continuous tokens have no cuts, and few checkpoints min-p.

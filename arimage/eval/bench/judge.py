@@ -71,7 +71,7 @@ def judge(
         counted = model if pipe.abilities.kind == "scales" else CountedModel(model)
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
         state = decode(counted, decoding, call.sampling, seeds)  # pyright: ignore[reportArgumentType] it has all that its model has
-        if counted is not model:
+        if isinstance(counted, CountedModel):
             fed += int(counted.fed)
             passes += int((state.accepted_per_step()[1:] > 0).sum())
         places.append(token_places(model, call.sampling, state.tokens))

@@ -1,16 +1,15 @@
 """Anole (https://arxiv.org/abs/2407.06135): Chameleon (https://arxiv.org/abs/2405.09818) with an image head, images
 from text."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from diffusers import VQModel
 from diffusers.image_processor import PipelineImageInput
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
-from ...decoding import Decoding
+from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..output import ImagePipelineOutput
 from ..text.checks import as_texts
 from .base import BEGIN_OF_IMAGE, ChameleonPipeline
@@ -56,31 +55,7 @@ class AnolePipeline(ChameleonPipeline):
         """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask."""
         return self.encode_texts(as_texts(prompt))
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        count = self.check_prompt(prompt, input_ids, attention_mask)
-        call = self.begin_call(count, self.check_size(height, width), **settings)
-        self.edit(call, image, mask_image)
-        if prompt is not None:
-            input_ids, attention_mask = self.encode_prompt(prompt)
-        begin = self._vocabulary[BEGIN_OF_IMAGE]
-        self.add_model(call, input_ids, attention_mask, [begin], [self._vocabulary["<s>"], begin], None)
-        return call
-
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -89,23 +64,8 @@ class AnolePipeline(ChameleonPipeline):
         mask_image: PipelineImageInput | None = None,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -124,25 +84,11 @@ class AnolePipeline(ChameleonPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt=prompt,
-            image=image,
-            mask_image=mask_image,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        count = self.check_prompt(prompt, input_ids, attention_mask)
+        call = self.begin_call(count, **common)
+        self.edit(call, image, mask_image)
+        if prompt is not None:
+            input_ids, attention_mask = self.encode_prompt(prompt)
+        begin = self._vocabulary[BEGIN_OF_IMAGE]
+        self.add_model(call, input_ids, attention_mask, [begin], [self._vocabulary["<s>"], begin], None)
+        return call

@@ -1,17 +1,16 @@
 """Lumina-mGPT (https://arxiv.org/abs/2408.02657) and Lumina-mGPT 2.0 (https://arxiv.org/abs/2507.17801): images from
 text, in many sizes."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Unpack
 
 import torch
 from diffusers import VQModel
 from diffusers.image_processor import PipelineImageInput
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
-from ...decoding import Decoding
+from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..output import ImagePipelineOutput
 from ..pictures.images import prepare_image
 from ..text.checks import as_texts
@@ -88,42 +87,7 @@ class LuminaMGPTPipeline(ChameleonPipeline):
         describe two panels; with `given` the upper one is the user's image."""
         return self.encode_texts([self.prompts.text(text, size, task, given) for text in as_texts(prompt)])
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        *,
-        task: str | None = None,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        count = self.check_prompt(prompt, input_ids, attention_mask)
-        if task is not None and (task not in TASKS or not self.abilities.accepts("task")):
-            raise ValueError(f"task is {task!r}: Lumina-mGPT 2.0 has {', '.join(TASKS)}, other checkpoints have none")
-        if task is not None and mask_image is not None:
-            raise ValueError("task generates whole panels: leave out mask_image")
-        size = self.check_size(height, width, input_ids)
-        call = self.begin_call(count, size, **settings)
-        if task is None:
-            self.edit(call, image, mask_image)
-        elif image is not None:
-            half = (size[0] // 2, size[1])
-            panel, _ = prepare_image(image, torch.ones(1, 1, *half, dtype=torch.float32), half, count)
-            call.above = self.encode_image(call.per_image(panel))
-        if prompt is not None:
-            input_ids, attention_mask = self.encode_prompt(prompt, size, task, call.above is not None)
-        header = self.prompts.header(size)
-        self.add_model(call, input_ids, attention_mask, header, header, self._vocabulary[ROW_END])
-        return call
-
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -133,23 +97,8 @@ class LuminaMGPTPipeline(ChameleonPipeline):
         mask_image: PipelineImageInput | None = None,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images. Sizes are multiples of 32 pixels.
 
@@ -173,26 +122,21 @@ class LuminaMGPTPipeline(ChameleonPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt=prompt,
-            task=task,
-            image=image,
-            mask_image=mask_image,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        count = self.check_prompt(prompt, input_ids, attention_mask)
+        if task is not None and (task not in TASKS or not self.abilities.accepts("task")):
+            raise ValueError(f"task is {task!r}: Lumina-mGPT 2.0 has {', '.join(TASKS)}, other checkpoints have none")
+        if task is not None and mask_image is not None:
+            raise ValueError("task generates whole panels: leave out mask_image")
+        size = self.check_size(common.pop("height", None), common.pop("width", None), input_ids)
+        call = self.begin_call(count, size, **common)
+        if task is None:
+            self.edit(call, image, mask_image)
+        elif image is not None:
+            half = (size[0] // 2, size[1])
+            panel, _ = prepare_image(image, torch.ones(1, 1, *half, dtype=torch.float32), half, count)
+            call.above = self.encode_image(call.per_image(panel))
+        if prompt is not None:
+            input_ids, attention_mask = self.encode_prompt(prompt, size, task, call.above is not None)
+        header = self.prompts.header(size)
+        self.add_model(call, input_ids, attention_mask, header, header, self._vocabulary[ROW_END])
+        return call

@@ -1,8 +1,8 @@
 """Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575), which continue an image or a video."""
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -12,13 +12,13 @@ from diffusers.video_processor import VideoProcessor
 from PIL import Image
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ...decoding import Decoding, Layout
+from ...decoding import Layout
 from ...decoding.contract.supports import Traits
 from ...tokenizers.vq_frames import FramewiseVQModel
 from ..abilities import TOKEN_SAMPLING, Abilities
+from ..arguments import VideoArguments, pipeline_call
 from ..base import ARPipeline
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..output import VideoPipelineOutput
 from ..pictures.videos import prepare_images, prepare_videos
 from ..text.checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, prompt_names, text_length
@@ -138,64 +138,6 @@ class CosmosPipeline(ARPipeline):
             height, width = self.image_sizes[0]
             example["image"] = Image.new("RGB", (width, height), "grey")
         return example
-
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        video: Any = None,
-        tokens: torch.LongTensor | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        max_sequence_length: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_frames: int | None = None,
-        num_videos_per_prompt: int = 1,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its conditions, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to min_p, and generator."""
-        texts = self.check_text(prompt, prompt_embeds)
-        given = sum(value is not None for value in (image, video, tokens))
-        if given > 1 or (given == 0 and not self.config.begins_with_text):
-            raise ValueError("give one of image, video and tokens, which the video continues")
-        if given == 0:
-            tokens = self._no_maps(height, width)
-        if tokens is not None:
-            begun = self._check_tokens(tokens)
-            size, given_maps = self.check_size(height, width, begun.shape[2:]), begun.shape[1]
-        else:
-            size = self.check_size(height, width)
-            begun = self._first_frames(image, video, size)
-            given_maps = self.vq.num_maps(begun.shape[2])
-        count = max(texts, len(begun))
-        for name, number in (("prompt", texts), ("image, video or tokens", len(begun))):
-            if number not in (0, 1, count):
-                raise ValueError(f"{name} holds {number} for {count} videos: give one for all, or one for each")
-        maps = self._maps(num_frames, given_maps)
-        call = self.begin_call(count, size, num_images_per_prompt=num_videos_per_prompt, **settings)
-        if call.guided and not self.config.begins_with_text:
-            raise ValueError(
-                f"guidance_scale is {call.sampling.guidance_scale}, but this checkpoint was trained without: leave it "
-                "out"
-            )
-
-        embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
-        given = begun.to(device) if tokens is not None else self.vq.encode(begun.to(device, self.vq.dtype))
-        given = given.expand(count, -1, -1, -1)
-        call.above = call.per_image(given)
-        model = CosmosTokenModel(
-            self.transformer,
-            Layout((maps - given_maps, *given.shape[2:])),
-            given,
-            None if embeds is None else embeds.to(device).expand(count, -1, -1),
-            guided=call.guided,
-            codebook=self.vq.code_vectors(),
-        )
-        call.bind(model, prompt_names(prompt, texts or 1, count))
-        return call
 
     # Parts of `prepare`
 
@@ -364,7 +306,7 @@ class CosmosPipeline(ARPipeline):
         self.check_finite(pixels)
         return VideoProcessor().postprocess_video(self._guard_frames(pixels), output_type=call.output_type)
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, VideoPipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -377,20 +319,8 @@ class CosmosPipeline(ARPipeline):
         height: int | None = None,
         width: int | None = None,
         num_frames: int | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        num_videos_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> VideoPipelineOutput | tuple:
+        **common: Unpack[VideoArguments],
+    ) -> GenerationCall:
         r"""
         Generate videos that continue an image or a video or, if the weights were trained for it, from a text
         alone.
@@ -435,26 +365,43 @@ class CosmosPipeline(ARPipeline):
         Returns:
             [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        texts = self.check_text(prompt, prompt_embeds)
+        given = sum(value is not None for value in (image, video, tokens))
+        if given > 1 or (given == 0 and not self.config.begins_with_text):
+            raise ValueError("give one of image, video and tokens, which the video continues")
+        if given == 0:
+            tokens = self._no_maps(height, width)
+        if tokens is not None:
+            begun = self._check_tokens(tokens)
+            size, given_maps = self.check_size(height, width, begun.shape[2:]), begun.shape[1]
+        else:
+            size = self.check_size(height, width)
+            begun = self._first_frames(image, video, size)
+            given_maps = self.vq.num_maps(begun.shape[2])
+        count = max(texts, len(begun))
+        for name, held in (("prompt", texts), ("image, video or tokens", len(begun))):
+            if held not in (0, 1, count):
+                raise ValueError(f"{name} holds {held} for {count} videos: give one for all, or one for each")
+        maps = self._maps(num_frames, given_maps)
+        number = common.pop("num_videos_per_prompt", 1)
+        call = self.begin_call(count, size, num_images_per_prompt=number, **common)
+        if call.guided and not self.config.begins_with_text:
+            raise ValueError(
+                f"guidance_scale is {call.sampling.guidance_scale}, but this checkpoint was trained without: leave it "
+                "out"
+            )
+
+        embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
+        given = begun.to(device) if tokens is not None else self.vq.encode(begun.to(device, self.vq.dtype))
+        given = given.expand(count, -1, -1, -1)
+        call.above = call.per_image(given)
+        model = CosmosTokenModel(
+            self.transformer,
+            Layout((maps - given_maps, *given.shape[2:])),
+            given,
+            None if embeds is None else embeds.to(device).expand(count, -1, -1),
+            guided=call.guided,
+            codebook=self.vq.code_vectors(),
         )
-        call = self.prepare(
-            prompt=prompt,
-            image=image,
-            video=video,
-            tokens=tokens,
-            prompt_embeds=prompt_embeds,
-            max_sequence_length=max_sequence_length,
-            height=height,
-            width=width,
-            num_frames=num_frames,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            num_videos_per_prompt=num_videos_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        call.bind(model, prompt_names(prompt, texts or 1, count))
+        return call

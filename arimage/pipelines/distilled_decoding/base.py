@@ -1,17 +1,17 @@
 """The base of pipelines for students of Distilled Decoding (https://arxiv.org/abs/2412.17153)."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import nn
 
-from ...decoding import Decoding, FewStepDecoding
+from ...decoding import FewStepDecoding
 from ...decoding.contract.models import Kind
 from ...decoding.contract.supports import Traits
 from ..abilities import TOKEN_SAMPLING, Abilities
+from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
@@ -70,36 +70,7 @@ class DistilledPipeline(ClassOrTextPipeline):
     def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         raise NotImplementedError
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
-        *,
-        noise: torch.Tensor | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call and return it with its model. `settings` are the arguments of `__call__` from
-        guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
-        count, size = self.check_condition(*condition), self.check_size(height, width)
-        call = self.begin_call(count, size, **settings)
-        condition = self.encode_prefix(*condition)
-        call.bind(self.bind_model(call, condition), prompt_names(prompt, count, count))
-        if noise is not None:
-            shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)
-            if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():
-                given = f"{noise.dtype} {tuple(noise.shape)}" if isinstance(noise, torch.Tensor) else repr(noise)
-                raise ValueError(f"noise is {given}: give floating-point numbers {list(shape)}")
-            assert call.model.kind == "vectors"
-            call.model.noise = noise.to(self._execution_device, torch.float32)
-        return call
-
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -108,23 +79,8 @@ class DistilledPipeline(ClassOrTextPipeline):
         noise: torch.Tensor | None = None,
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images. Guidance is built into the student: guidance_scale, temperature, top_k, top_p and min_p apply
         to the teacher only, and have no effect where it is not used. The tokens of the output are those nearest to
@@ -142,25 +98,16 @@ class DistilledPipeline(ClassOrTextPipeline):
 
         {example}
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt=prompt,
-            class_labels=class_labels,
-            noise=noise,
-            prompt_embeds=prompt_embeds,
-            prompt_attention_mask=prompt_attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count = self.check_condition(*condition)
+        call = self.begin_call(count, **common)
+        condition = self.encode_prefix(*condition)
+        call.bind(self.bind_model(call, condition), prompt_names(prompt, count, count))
+        if noise is not None:
+            shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)
+            if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():
+                given = f"{noise.dtype} {tuple(noise.shape)}" if isinstance(noise, torch.Tensor) else repr(noise)
+                raise ValueError(f"noise is {given}: give floating-point numbers {list(shape)}")
+            assert call.model.kind == "vectors"
+            call.model.noise = noise.to(self._execution_device, torch.float32)
+        return call

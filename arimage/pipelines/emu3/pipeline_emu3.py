@@ -1,22 +1,22 @@
 """Emu3 (https://arxiv.org/abs/2409.18869): images from text with a language model that has image tokens."""
 
-from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 import torch
 from diffusers.image_processor import PipelineImageInput
 from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedTokenizerFast
 
-from ...decoding import Decoding, Layout
+from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
 from ...models.language_model import LanguageTokenModel, code_head
 from ...schema import check_encodable
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..arguments import TokenArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..output import ImagePipelineOutput
 from ..text.checks import as_texts, check_one_of
 from ..text.token_prompts import RATIOS, stack
@@ -99,62 +99,6 @@ class Emu3Pipeline(ARImagePipeline):
         """Token ids [B, P] of texts with the header of an image of `size`, padded on the left, and their mask."""
         return self.prompts.encode(as_texts(prompt), size)
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        negative_prompt: str | list[str] | None = None,
-        *,
-        prompt_suffix: str = PROMPT_SUFFIX,
-        ratio: str | None = None,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        negative_input_ids: torch.LongTensor | None = None,
-        negative_attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        check_one_of(prompt=prompt, input_ids=input_ids)
-        if negative_prompt is not None and negative_input_ids is not None:
-            raise ValueError("give either a negative_prompt or negative_input_ids")
-        if not isinstance(prompt_suffix, str):
-            raise ValueError(f"prompt_suffix is {prompt_suffix!r}: give a string")
-        check_encodable("prompt_suffix", prompt_suffix)
-        size, prompts = self.image_size(height, width, ratio), self.prompts
-        groups = [prompts.ids("prompt", prompt, input_ids, attention_mask, size, prompt_suffix)]
-        count = len(groups[0][0])
-        call = self.begin_call(count, size, **settings)
-        if call.guided or negative_prompt is not None or negative_input_ids is not None:
-            negative = prompts.negative_ids(negative_prompt, negative_input_ids, negative_attention_mask, size, count)
-            groups += [negative] if call.guided else []
-        self.edit(call, image, mask_image)
-
-        # Negative prompts are sequences with their own positions and header.
-        rows, masks = stack(groups, self.model.config.text_config.pad_token_id, self._execution_device)
-        text_model = self.on_device(self.model).model.text_model
-        embedding, first = text_model.get_input_embeddings(), self._first_code
-        # The authors apply guidance to log-probabilities over the whole vocabulary. These differ from logits by a
-        # constant for each of the two sides, so guided logits of the image tokens alone give the same distribution.
-        model = LanguageTokenModel(
-            compiled_like(self.model, text_model),
-            embed=lambda tokens: embedding(tokens + first),
-            head=code_head(self.model.lm_head, first, self._vocab_size),
-            layout=Layout((size[0] // self.scale_factor, size[1] // self.scale_factor)),
-            input_ids=rows,
-            attention_mask=masks,
-            row_end=self.model.config.vocabulary_map[END_OF_ROW],
-            codebook=self.code_vectors(),
-            groups=len(groups),
-            network=self.model,
-        )
-        call.bind(model)
-        return call
-
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
         vq = self.on_device(self.model).model.vqmodel
@@ -178,7 +122,7 @@ class Emu3Pipeline(ARImagePipeline):
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         return pixels.to(self._execution_device)
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -192,23 +136,8 @@ class Emu3Pipeline(ARImagePipeline):
         attention_mask: torch.Tensor | None = None,
         negative_input_ids: torch.LongTensor | None = None,
         negative_attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -236,30 +165,39 @@ class Emu3Pipeline(ARImagePipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        check_one_of(prompt=prompt, input_ids=input_ids)
+        if negative_prompt is not None and negative_input_ids is not None:
+            raise ValueError("give either a negative_prompt or negative_input_ids")
+        if not isinstance(prompt_suffix, str):
+            raise ValueError(f"prompt_suffix is {prompt_suffix!r}: give a string")
+        check_encodable("prompt_suffix", prompt_suffix)
+        size = self.image_size(common.pop("height", None), common.pop("width", None), ratio)
+        prompts = self.prompts
+        groups = [prompts.ids("prompt", prompt, input_ids, attention_mask, size, prompt_suffix)]
+        count = len(groups[0][0])
+        call = self.begin_call(count, size, **common)
+        if call.guided or negative_prompt is not None or negative_input_ids is not None:
+            negative = prompts.negative_ids(negative_prompt, negative_input_ids, negative_attention_mask, size, count)
+            groups += [negative] if call.guided else []
+        self.edit(call, image, mask_image)
+
+        # Negative prompts are sequences with their own positions and header.
+        rows, masks = stack(groups, self.model.config.text_config.pad_token_id, self._execution_device)
+        text_model = self.on_device(self.model).model.text_model
+        embedding, first = text_model.get_input_embeddings(), self._first_code
+        # The authors apply guidance to log-probabilities over the whole vocabulary. These differ from logits by a
+        # constant for each of the two sides, so guided logits of the image tokens alone give the same distribution.
+        model = LanguageTokenModel(
+            compiled_like(self.model, text_model),
+            embed=lambda tokens: embedding(tokens + first),
+            head=code_head(self.model.lm_head, first, self._vocab_size),
+            layout=Layout((size[0] // self.scale_factor, size[1] // self.scale_factor)),
+            input_ids=rows,
+            attention_mask=masks,
+            row_end=self.model.config.vocabulary_map[END_OF_ROW],
+            codebook=self.code_vectors(),
+            groups=len(groups),
+            network=self.model,
         )
-        call = self.prepare(
-            prompt=prompt,
-            negative_prompt=negative_prompt,
-            prompt_suffix=prompt_suffix,
-            ratio=ratio,
-            image=image,
-            mask_image=mask_image,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            negative_input_ids=negative_input_ids,
-            negative_attention_mask=negative_attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        call.bind(model)
+        return call

@@ -1,20 +1,20 @@
 """Emu3.5 (https://arxiv.org/abs/2510.26583): images from text, or from text and reference images, with a language
 model that has image tokens."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from PIL import Image
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from ...decoding import Decoding, Layout
+from ...decoding import Layout
 from ...models.compiled import compiled_like
 from ...models.language_model import LanguageTokenModel, code_head
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..arguments import TokenArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..output import ImagePipelineOutput
 from ..pictures.references import References, as_references, split_references
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
@@ -108,73 +108,6 @@ class Emu35Pipeline(ARImagePipeline):
     def prompts(self) -> Emu35Prompts:
         return Emu35Prompts(self.tokenizer, self.config.token_ids)
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        negative_prompt: str | list[str] | None = None,
-        *,
-        image: References | None = None,
-        mask_image: PipelineImageInput | None = None,
-        image_reference: References | None = None,
-        ratio: str | None = None,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        negative_input_ids: torch.LongTensor | None = None,
-        negative_attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        guidance_scale: float | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from temperature to guided_tokens, num_images_per_prompt and generator."""
-        check_one_of(prompt=prompt, input_ids=input_ids)
-        if negative_prompt is not None and negative_input_ids is not None:
-            raise ValueError("give either a negative_prompt or negative_input_ids")
-        texts = None if prompt is None else as_texts(prompt, "prompt", MAX_PROMPT_CHARACTERS)
-        negatives = as_texts(negative_prompt or "", "negative_prompt", MAX_PROMPT_CHARACTERS)
-        count = check_token_ids("input_ids", input_ids, None) if texts is None else len(texts)
-        if negative_input_ids is None:
-            check_negatives("negative_prompt", len(negatives), count)
-        image, given = split_references(image, mask_image, image_reference)
-        references = None
-        if given is not None:
-            if texts is None:
-                raise ValueError("input_ids hold their reference images already: give a prompt with references")
-            name = "image" if image_reference is None else "image_reference"
-            listed = as_references(name, given, count, self.abilities.max_references)
-            # Prompts may share references: each is resized once.
-            different = {id(one): one for images in listed for one in images}
-            resized = {key: smart_resize(name, one, self.config.image_area) for key, one in different.items()}
-            references = [[resized[id(one)] for one in images] for images in listed]
-            guidance_scale = self.reference_guidance_scale if guidance_scale is None else guidance_scale
-            if height is width is ratio is None:
-                width, height = _common_size(references)
-        size = self.image_size(height, width, ratio)
-        call = self.begin_call(count, size, guidance_scale=guidance_scale, **settings)
-
-        # First, since bringing one component to the device sends the one before it away.
-        self.edit(call, image, mask_image)
-        shown = None if references is None else self._image_ids(references)
-        codebook = self.on_device(self.vq).codebook(self._execution_device)
-        prompts = self.prompts
-        if texts is None:
-            groups = [prompts.check_ids("input_ids", input_ids, attention_mask, size)]
-        else:
-            groups = [prompts.encode(texts, size, shown)]
-        if negative_input_ids is not None:
-            negative = prompts.check_ids("negative_input_ids", negative_input_ids, negative_attention_mask, size)
-            check_negatives("negative_input_ids", len(negative[0]), count)
-            groups += [negative] if call.guided else []
-        elif call.guided:
-            if self.tokenizer is None:
-                raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
-            negatives = negatives if shown is None else negatives * (count // len(negatives))
-            groups.append(prompts.encode(negatives, size, shown, negative=True))
-        call.bind(self._model(groups, size, codebook))
-        return call
-
     def _image_ids(self, references: list[list[Image.Image]]) -> list[list[int]]:
         """The token ids of all reference images of each prompt."""
         ids: dict[int, list[int]] = {}
@@ -222,7 +155,7 @@ class Emu35Pipeline(ARImagePipeline):
             self.on_device(self.model)
         return pixels
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -236,23 +169,8 @@ class Emu35Pipeline(ARImagePipeline):
         attention_mask: torch.Tensor | None = None,
         negative_input_ids: torch.LongTensor | None = None,
         negative_attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images, or edit given ones.
 
@@ -280,33 +198,53 @@ class Emu35Pipeline(ARImagePipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt=prompt,
-            negative_prompt=negative_prompt,
-            image=image,
-            mask_image=mask_image,
-            image_reference=image_reference,
-            ratio=ratio,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            negative_input_ids=negative_input_ids,
-            negative_attention_mask=negative_attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        check_one_of(prompt=prompt, input_ids=input_ids)
+        height, width = common.pop("height", None), common.pop("width", None)
+        if negative_prompt is not None and negative_input_ids is not None:
+            raise ValueError("give either a negative_prompt or negative_input_ids")
+        texts = None if prompt is None else as_texts(prompt, "prompt", MAX_PROMPT_CHARACTERS)
+        negatives = as_texts(negative_prompt or "", "negative_prompt", MAX_PROMPT_CHARACTERS)
+        count = check_token_ids("input_ids", input_ids, None) if texts is None else len(texts)
+        if negative_input_ids is None:
+            check_negatives("negative_prompt", len(negatives), count)
+        image, given = split_references(image, mask_image, image_reference)
+        references = None
+        if given is not None:
+            if texts is None:
+                raise ValueError("input_ids hold their reference images already: give a prompt with references")
+            name = "image" if image_reference is None else "image_reference"
+            listed = as_references(name, given, count, self.abilities.max_references)
+            # Prompts may share references, each of which is resized once.
+            different = {id(one): one for images in listed for one in images}
+            resized = {key: smart_resize(name, one, self.config.image_area) for key, one in different.items()}
+            references = [[resized[id(one)] for one in images] for images in listed]
+            if common.get("guidance_scale") is None:
+                common["guidance_scale"] = self.reference_guidance_scale
+            if height is width is ratio is None:
+                width, height = _common_size(references)
+        size = self.image_size(height, width, ratio)
+        call = self.begin_call(count, size, **common)
+
+        # First, since bringing one component to the device sends the one before it away.
+        self.edit(call, image, mask_image)
+        shown = None if references is None else self._image_ids(references)
+        codebook = self.on_device(self.vq).codebook(self._execution_device)
+        prompts = self.prompts
+        if texts is None:
+            groups = [prompts.check_ids("input_ids", input_ids, attention_mask, size)]
+        else:
+            groups = [prompts.encode(texts, size, shown)]
+        if negative_input_ids is not None:
+            negative = prompts.check_ids("negative_input_ids", negative_input_ids, negative_attention_mask, size)
+            check_negatives("negative_input_ids", len(negative[0]), count)
+            groups += [negative] if call.guided else []
+        elif call.guided:
+            if self.tokenizer is None:
+                raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
+            negatives = negatives if shown is None else negatives * (count // len(negatives))
+            groups.append(prompts.encode(negatives, size, shown, negative=True))
+        call.bind(self._model(groups, size, codebook))
+        return call
 
 
 def _common_size(references: list[list[Image.Image]]) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 model and a diffusion decoder that reads its tokens."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Unpack
 
 import diffusers
 import torch
@@ -22,10 +22,10 @@ from transformers import (
     T5EncoderModel,
 )
 
-from ...decoding import Decoding, Layout
+from ...decoding import Layout
 from ..abilities import Abilities
+from ..arguments import ImageArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput, Tokens
 from ..pictures.references import References, as_references
@@ -150,44 +150,6 @@ class GlmImagePipeline(HybridPipeline):
     def prompts(self) -> GlmImagePrompts:
         return GlmImagePrompts(self.processor)
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str],
-        *,
-        image: References | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        latents: torch.Tensor | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are
-        temperature, top_k, top_p, min_p, num_images_per_prompt and generator."""
-        texts = as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)
-        call = self.begin_call(len(texts), self.check_size(height, width), **settings)
-        call.decoder = self.decoder_settings(call, latents, num_inference_steps, guidance_scale=guidance_scale)
-        pictures = None if image is None else self._pictures(image, len(texts))
-        inputs = self.prompts.encode(texts, pictures, call.size)
-        encoder, device = self.on_device(self.vision_language_encoder), self._execution_device
-        # Of each prompt the grids of its pictures, then those that are generated, from fine to coarse.
-        shapes = [(rows, columns) for _, rows, columns in inputs.image_grid_thw.tolist()]
-        each, count = len(shapes) // len(texts), 0 if pictures is None else len(pictures[0])
-        grids = [shapes[i * each : i * each + count] for i in range(len(texts))]
-        sources = [grid for own in grids for grid in own]
-        codes = source_codes(encoder, inputs.pixel_values.to(device), sources) if sources else []
-        image, *before = shapes[count:each]
-        layout = Layout(image, before=before)
-        call.bind(bind_prompts(encoder, inputs.input_ids, inputs.attention_mask, sources, codes, layout, device))
-        prompts = []
-        for i, text in enumerate(texts):
-            own = codes[i * count : (i + 1) * count]
-            read = zip([] if pictures is None else pictures[i], grids[i], own, strict=True)
-            prompts.append(GlmImagePrompt(text, [Source(*parts) for parts in read]))
-        call.conditions = [prompt for prompt in prompts for _ in range(call.num_images_per_prompt)]
-        return call
-
     def _pictures(self, image: References, count: int) -> list[list[Image.Image]]:
         pictures = as_references("image", image, count, self.abilities.max_references)
         nested = isinstance(image, list | tuple) and any(isinstance(part, list | tuple) for part in image)
@@ -256,7 +218,7 @@ class GlmImagePipeline(HybridPipeline):
         # One at a time, for which there is room after the decoder.
         return torch.cat([self.vae.decode(one.to(self.vae.dtype)).sample for one in (latents * std + mean).split(1)])
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str],
@@ -269,17 +231,8 @@ class GlmImagePipeline(HybridPipeline):
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[ImageArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -307,25 +260,28 @@ class GlmImagePipeline(HybridPipeline):
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`. Its `tokens` are a list of grids:
             the small one, unless pictures are given, and the large one.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt,
-            image=image,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            latents=latents,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        return self.generate(call, options)
+        texts = as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)
+        call = self.begin_call(len(texts), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **common)
+        call.decoder = self.decoder_settings(call, latents, num_inference_steps, guidance_scale=guidance_scale)
+        pictures = None if image is None else self._pictures(image, len(texts))
+        inputs = self.prompts.encode(texts, pictures, call.size)
+        encoder, device = self.on_device(self.vision_language_encoder), self._execution_device
+        # Of each prompt the grids of its pictures, then those that are generated, from fine to coarse.
+        shapes = [(rows, columns) for _, rows, columns in inputs.image_grid_thw.tolist()]
+        each, count = len(shapes) // len(texts), 0 if pictures is None else len(pictures[0])
+        grids = [shapes[i * each : i * each + count] for i in range(len(texts))]
+        sources = [grid for own in grids for grid in own]
+        codes = source_codes(encoder, inputs.pixel_values.to(device), sources) if sources else []
+        image, *before = shapes[count:each]
+        layout = Layout(image, before=before)
+        call.bind(bind_prompts(encoder, inputs.input_ids, inputs.attention_mask, sources, codes, layout, device))
+        prompts = []
+        for i, text in enumerate(texts):
+            own = codes[i * count : (i + 1) * count]
+            read = zip([] if pictures is None else pictures[i], grids[i], own, strict=True)
+            prompts.append(GlmImagePrompt(text, [Source(*parts) for parts in read]))
+        call.conditions = [prompt for prompt in prompts for _ in range(call.num_images_per_prompt)]
+        return call
 
 
 def _doubled(grid: torch.LongTensor) -> torch.LongTensor:

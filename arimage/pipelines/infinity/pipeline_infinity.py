@@ -2,8 +2,7 @@
 
 import itertools
 import numbers
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +10,12 @@ from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import logging
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ...decoding import Decoding, NextScaleDecoding
+from ...decoding import NextScaleDecoding
 from ...models.conditions import with_unconditional
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..arguments import ScaleArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.class_or_text import check_text_encoder
 from ..output import ImagePipelineOutput
 from ..text.checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, prompt_names, text_length
@@ -206,60 +205,6 @@ class InfinityPipeline(ARImagePipeline):
             for name, value in padded(negative).items()
         }
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        negative_prompt: str | list[str] | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
-        negative_prompt_embeds: torch.Tensor | None = None,
-        negative_prompt_attention_mask: torch.Tensor | None = None,
-        cfg_insertion_layer: int = 0,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        text = prompt, prompt_embeds, prompt_attention_mask
-        negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask
-        count = self._check_text("prompt", *text)
-        negatives = self._check_text("negative_prompt", *negative, optional=True)
-        assert count is not None
-        if negatives not in (None, 1, count):
-            raise ValueError(f"negative_prompt holds {negatives} texts for {count} prompts: give one, or one for each")
-        layers, layer = self.transformer.config.num_layers, cfg_insertion_layer
-        if not isinstance(layer, numbers.Integral) or isinstance(layer, bool) or not -layers <= layer <= 0:
-            raise ValueError(f"cfg_insertion_layer is {layer!r}: give 0 for the logits, or -1 to -{layers}")
-        size = self.check_size(height, width)
-        schedule = self.schedule_of(size)
-        call = self.begin_call(count, size, **settings)
-        if layer and call.sampling.guided_tokens is not None:
-            raise ValueError(
-                f"guided_tokens is {call.sampling.guided_tokens}, which is for guided logits: leave out "
-                "cfg_insertion_layer, or guided_tokens (pipe.generation_config holds the checkpoint's)"
-            )
-        call.sampling.check_scales(len(schedule.scales))
-        self.edit(call, image, mask_image)
-        encoded = self._encode(*text), None if negatives is None else self._encode(*negative)
-        scales = range(len(schedule.scales))
-        model = InfinityScaleModel(
-            self.transformer,
-            self.vq,
-            self.encode_condition(*encoded, call.guided),
-            schedule,
-            guided=call.guided,
-            mixed_layer=layers + layer if layer and call.guided else None,
-            guidance=tuple(float(call.sampling.at_scale(scale).guidance_scale) for scale in scales),
-        )
-        others = prompt_names(negative_prompt, negatives or 1, count)
-        call.bind(model, prompt_names(prompt, count, count), others)
-        return call
-
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
         """The tokens [B, N] of a call as one map of bits [B, h, w, b] per scale."""
         scales, bits = self.schedule_of(call.size).scales, self.transformer.config.bits
@@ -293,7 +238,7 @@ class InfinityPipeline(ARImagePipeline):
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.vq.decode_latents(result)
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -306,23 +251,8 @@ class InfinityPipeline(ARImagePipeline):
         negative_prompt_embeds: torch.Tensor | None = None,
         negative_prompt_attention_mask: torch.Tensor | None = None,
         cfg_insertion_layer: int = 0,
-        guidance_scale: float | list[float] | None = None,
-        temperature: float | list[float] | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[ScaleArguments],
+    ) -> GenerationCall:
         r"""
         Generate images. A token is a bit; the tokens of the output are one map of bits [B, h, w, b] per scale. Steps
         are scales: an interrupted call returns the image of the scales so far.
@@ -362,29 +292,36 @@ class InfinityPipeline(ARImagePipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        text = prompt, prompt_embeds, prompt_attention_mask
+        negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask
+        count = self._check_text("prompt", *text)
+        negatives = self._check_text("negative_prompt", *negative, optional=True)
+        assert count is not None
+        if negatives not in (None, 1, count):
+            raise ValueError(f"negative_prompt holds {negatives} texts for {count} prompts: give one, or one for each")
+        layers, layer = self.transformer.config.num_layers, cfg_insertion_layer
+        if not isinstance(layer, numbers.Integral) or isinstance(layer, bool) or not -layers <= layer <= 0:
+            raise ValueError(f"cfg_insertion_layer is {layer!r}: give 0 for the logits, or -1 to -{layers}")
+        call = self.begin_call(count, **common)
+        schedule = self.schedule_of(call.size)
+        if layer and call.sampling.guided_tokens is not None:
+            raise ValueError(
+                f"guided_tokens is {call.sampling.guided_tokens}, which is for guided logits: leave out "
+                "cfg_insertion_layer, or guided_tokens (pipe.generation_config holds the checkpoint's)"
+            )
+        call.sampling.check_scales(len(schedule.scales))
+        self.edit(call, image, mask_image)
+        encoded = self._encode(*text), None if negatives is None else self._encode(*negative)
+        scales = range(len(schedule.scales))
+        model = InfinityScaleModel(
+            self.transformer,
+            self.vq,
+            self.encode_condition(*encoded, call.guided),
+            schedule,
+            guided=call.guided,
+            mixed_layer=layers + layer if layer and call.guided else None,
+            guidance=tuple(float(call.sampling.at_scale(scale).guidance_scale) for scale in scales),
         )
-        call = self.prepare(
-            prompt=prompt,
-            image=image,
-            mask_image=mask_image,
-            negative_prompt=negative_prompt,
-            prompt_embeds=prompt_embeds,
-            prompt_attention_mask=prompt_attention_mask,
-            negative_prompt_embeds=negative_prompt_embeds,
-            negative_prompt_attention_mask=negative_prompt_attention_mask,
-            cfg_insertion_layer=cfg_insertion_layer,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        others = prompt_names(negative_prompt, negatives or 1, count)
+        call.bind(model, prompt_names(prompt, count, count), others)
+        return call

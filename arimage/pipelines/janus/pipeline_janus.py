@@ -1,7 +1,7 @@
 """Janus (https://arxiv.org/abs/2410.13848) and Janus-Pro (https://arxiv.org/abs/2501.17811): images from text, and
 text from images."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -9,15 +9,15 @@ from diffusers.image_processor import PipelineImageInput
 from PIL import Image
 from transformers import JanusForConditionalGeneration, JanusModel, JanusProcessor
 
-from ...decoding import Decoding, Layout
+from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
 from ...models.language_model import LanguageTokenModel
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..arguments import TokenArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..output import ImagePipelineOutput
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from .prompts import JanusPrompts, begin_of_image
@@ -112,53 +112,6 @@ class JanusPipeline(ARImagePipeline):
         self.maybe_free_model_hooks()
         return self.processor.batch_decode(ids[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        check_one_of(prompt=prompt, input_ids=input_ids)
-        if prompt is None:
-            check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image)
-        else:
-            input_ids, attention_mask = self.encode_prompt(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
-        assert input_ids is not None
-        count = len(input_ids)
-        call = self.begin_call(count, self.check_size(height, width), **settings)
-        self.edit(call, image, mask_image)
-        ids = input_ids.to(self._execution_device)
-        mask = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids.device)
-        if call.guided:
-            # The unconditional rows have padding tokens in place of all words, which are attended to.
-            config = self.model.generation_config
-            stays = (ids == config.bos_token_id) | (ids == self.begin_of_image)
-            ids = torch.cat([ids, torch.where(stays, ids, config.pad_token_id)])
-            mask = mask.repeat(2, 1)
-        parts = self.parts
-        model = LanguageTokenModel(
-            compiled_like(self.model, parts.language_model),
-            embed=self.model.prepare_embeddings_for_image_generation,
-            head=parts.generation_head,
-            layout=Layout(self.grid),
-            input_ids=ids,
-            attention_mask=mask,
-            codebook=self.code_vectors(),
-            groups=1 + call.guided,
-            network=self.model,
-        )
-        call.bind(model)
-        return call
-
     def code_vectors(self) -> torch.Tensor:
         """The unit vectors of all tokens, float32 [V, D]."""
         codebook = self.parts.vqmodel.quantize.embedding
@@ -188,7 +141,7 @@ class JanusPipeline(ARImagePipeline):
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         return pixels.to(self._execution_device)
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -197,23 +150,8 @@ class JanusPipeline(ARImagePipeline):
         mask_image: PipelineImageInput | None = None,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -232,25 +170,34 @@ class JanusPipeline(ARImagePipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        check_one_of(prompt=prompt, input_ids=input_ids)
+        if prompt is None:
+            check_token_ids("input_ids", input_ids, attention_mask, last=self.begin_of_image)
+        else:
+            input_ids, attention_mask = self.encode_prompt(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
+        assert input_ids is not None
+        count = len(input_ids)
+        call = self.begin_call(count, **common)
+        self.edit(call, image, mask_image)
+        ids = input_ids.to(self._execution_device)
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids.device)
+        if call.guided:
+            # The unconditional rows have padding tokens in place of all words, which are attended to.
+            config = self.model.generation_config
+            stays = (ids == config.bos_token_id) | (ids == self.begin_of_image)
+            ids = torch.cat([ids, torch.where(stays, ids, config.pad_token_id)])
+            mask = mask.repeat(2, 1)
+        parts = self.parts
+        model = LanguageTokenModel(
+            compiled_like(self.model, parts.language_model),
+            embed=self.model.prepare_embeddings_for_image_generation,
+            head=parts.generation_head,
+            layout=Layout(self.grid),
+            input_ids=ids,
+            attention_mask=mask,
+            codebook=self.code_vectors(),
+            groups=1 + call.guided,
+            network=self.model,
         )
-        call = self.prepare(
-            prompt=prompt,
-            image=image,
-            mask_image=mask_image,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        call.bind(model)
+        return call

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from typing import Unpack, get_args
 
 import torch
 from diffusers import ModelMixin
@@ -11,8 +11,8 @@ from diffusers.image_processor import PipelineImageInput
 from ...decoding import Decoding, GroupDecoding, Layout, Order, order_of
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
 from .class_or_text import check_text_encoder
@@ -92,45 +92,7 @@ class AnyOrderPipeline(UpscalingPipeline):
         factor = PIXELS_PER_TOKEN if self.vq is None else self.vq.scale_factor
         return (self.transformer.config.grid_size * factor,) * 2
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
-        order: str | torch.LongTensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        groups: GroupDecoding | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. The "locality" order is
-        computed for `groups`. `settings` are the arguments of `__call__` from guidance_scale to guided_tokens,
-        num_images_per_prompt and generator."""
-        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
-        count, size = self.check_condition(*condition), self.check_size(height, width)
-        call = self.begin_call(count, size, **settings)
-        self.edit(call, image, mask_image)
-        layout = self._layout(call, self.order if order is None else order, groups)
-        condition = self.encode_prefix(*condition)
-        # Each image has its own order, also those of one prompt.
-        model = self._token_model(
-            self.transformer,
-            {name: call.per_image(value) for name, value in condition.items()},
-            layout,
-            guided=call.guided,
-            codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
-        )
-        names = prompt_names(prompt, count, count)
-        model.merge_prompts([name for name in names for _ in range(call.num_images_per_prompt)])
-        call.model = model
-        return call
-
-    def _layout(self, call: GenerationCall, order: str | torch.LongTensor, groups: GroupDecoding | None) -> Layout:
+    def _layout(self, call: GenerationCall, order: str | torch.LongTensor, decoding: Decoding | None) -> Layout:
         """The layout of the images of a call. Known tokens come first, so that all others attend to them; `forced` is
         rearranged by rank."""
         shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
@@ -143,7 +105,8 @@ class AnyOrderPipeline(UpscalingPipeline):
                 )
             kept = None if generated is None else ~generated
             first = 0 if kept is None else int(kept.sum(1).max())
-            sizes = LOCALITY.sizes(count) if groups is None else groups.sizes(count, first)
+            grouped = isinstance(decoding, GroupDecoding)
+            sizes = decoding.sizes(count, first) if grouped else LOCALITY.sizes(count)
             places = order_of(order, shape, call.seeds, sizes, kept)
         else:
             whole = isinstance(order, torch.Tensor) and order.dtype in (torch.int64, torch.int32)
@@ -172,7 +135,8 @@ class AnyOrderPipeline(UpscalingPipeline):
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    # The "locality" order is computed for the groups of the decoding.
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput, reads=("decoding", "output_type"))
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -183,23 +147,8 @@ class AnyOrderPipeline(UpscalingPipeline):
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
         order: str | torch.LongTensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -223,33 +172,28 @@ class AnyOrderPipeline(UpscalingPipeline):
 
         {example}
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
+        output_type, decoding = common.pop("output_type", "latent"), common.pop("decoding", None)
         if self.vq is None and (output_type != "latent" or image is not None):
             raise ValueError(
                 'this pipeline has no image tokenizer: give output_type="latent" and no image, or convert the '
                 "checkpoint again with --tokenizer"
             )
-        call = self.prepare(
-            prompt=prompt,
-            class_labels=class_labels,
-            image=image,
-            mask_image=mask_image,
-            prompt_embeds=prompt_embeds,
-            prompt_attention_mask=prompt_attention_mask,
-            order=order,
-            groups=options.decoding if isinstance(options.decoding, GroupDecoding) else None,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count = self.check_condition(*condition)
+        call = self.begin_call(count, **common)
+        self.edit(call, image, mask_image)
+        decoding = None if decoding is None else self.as_decoding(decoding)
+        layout = self._layout(call, self.order if order is None else order, decoding)
+        condition = self.encode_prefix(*condition)
+        # Each image has its own order, also those of one prompt.
+        model = self._token_model(
+            self.transformer,
+            {name: call.per_image(value) for name, value in condition.items()},
+            layout,
+            guided=call.guided,
+            codebook=None if self.vq is None else self.vq.code_vectors().to(self._execution_device),
         )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        names = prompt_names(prompt, count, count)
+        model.merge_prompts([name for name in names for _ in range(call.num_images_per_prompt)])
+        call.model = model
+        return call

@@ -1,19 +1,19 @@
 """Images from a class or a text, generated from continuous tokens one after another."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ...decoding import AutoregressiveDecoding, Decoding, LatentSampling, Layout
+from ...decoding import AutoregressiveDecoding, LatentSampling, Layout
 from ...decoding.run.capture import KEPT_BYTES
 from ...models.denoising_head import diffusion_tables
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import LATENT_SAMPLING, Abilities
+from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -137,30 +137,6 @@ class LatentLlamaPipeline(UpscalingPipeline):
             diffusion_tables(sampling.num_diffusion_steps, self.transformer.config.num_train_timesteps)
         return sampling
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
-        *,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from num_diffusion_steps to temperature, num_images_per_prompt and generator."""
-        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
-        count, size = self.check_condition(*condition), self.check_size(height, width)
-        call = self.begin_call(count, size, **settings)
-        condition = self.encode_prefix(*condition)
-        shared = condition, Layout((self.transformer.config.grid_size,) * 2)
-        drafter = None if self.drafter is None else LatentLlamaModel(self.drafter, *shared, guided=call.guided)
-        model = LatentLlamaModel(self.transformer, *shared, guided=call.guided, drafter=drafter)
-        call.bind(model, prompt_names(prompt, count, count))
-        return call
-
     def to_tokens(self, latents: torch.Tensor) -> torch.FloatTensor:
         """Convert unit vectors [B, C, h, w] of the image tokenizer to tokens [B, N, D], whose elements have a variance
         of about 1."""
@@ -182,7 +158,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         latents = self.to_latents(tokens.to(self._execution_device)).to(self.vq.dtype)
         return self.upscaled(call, self.vq.decode_latents(latents))
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -191,20 +167,8 @@ class LatentLlamaPipeline(UpscalingPipeline):
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
         num_diffusion_steps: int | list[int] | None = None,
-        guidance_scale: float | None = None,
-        guidance_schedule: str | None = None,
-        temperature: float | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[LatentArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -229,22 +193,12 @@ class LatentLlamaPipeline(UpscalingPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt=prompt,
-            class_labels=class_labels,
-            prompt_embeds=prompt_embeds,
-            prompt_attention_mask=prompt_attention_mask,
-            num_diffusion_steps=num_diffusion_steps,
-            guidance_scale=guidance_scale,
-            guidance_schedule=guidance_schedule,
-            temperature=temperature,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count = self.check_condition(*condition)
+        call = self.begin_call(count, **common)
+        condition = self.encode_prefix(*condition)
+        shared = condition, Layout((self.transformer.config.grid_size,) * 2)
+        drafter = None if self.drafter is None else LatentLlamaModel(self.drafter, *shared, guided=call.guided)
+        model = LatentLlamaModel(self.transformer, *shared, guided=call.guided, drafter=drafter)
+        call.bind(model, prompt_names(prompt, count, count))
+        return call

@@ -1,17 +1,17 @@
 """LlamaGen (https://arxiv.org/abs/2406.06525): images from a class or from text."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ...decoding import Decoding, Layout
+from ...decoding import Layout
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -103,39 +103,6 @@ class LlamaGenPipeline(UpscalingPipeline):
     def decoded_size(self) -> tuple[int, int]:
         return (self.transformer.config.grid_size * self.vq.scale_factor,) * 2
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
-        count, size = self.check_condition(*condition), self.check_size(height, width)
-        call = self.begin_call(count, size, **settings)
-        self.edit(call, image, mask_image)
-        condition = self.encode_prefix(*condition)
-        model = LlamaGenTokenModel(
-            self.transformer,
-            condition,
-            Layout((self.transformer.config.grid_size,) * 2),
-            guided=call.guided,
-            codebook=self.vq.code_vectors().to(self._execution_device),
-            drafter=self.drafter,
-            denoiser=self.denoiser,
-        )
-        call.bind(model, prompt_names(prompt, count, count))
-        return call
-
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
         return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
@@ -147,7 +114,7 @@ class LlamaGenPipeline(UpscalingPipeline):
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -157,23 +124,8 @@ class LlamaGenPipeline(UpscalingPipeline):
         mask_image: PipelineImageInput | None = None,
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -189,26 +141,19 @@ class LlamaGenPipeline(UpscalingPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count = self.check_condition(*condition)
+        call = self.begin_call(count, **common)
+        self.edit(call, image, mask_image)
+        condition = self.encode_prefix(*condition)
+        model = LlamaGenTokenModel(
+            self.transformer,
+            condition,
+            Layout((self.transformer.config.grid_size,) * 2),
+            guided=call.guided,
+            codebook=self.vq.code_vectors().to(self._execution_device),
+            drafter=self.drafter,
+            denoiser=self.denoiser,
         )
-        call = self.prepare(
-            prompt=prompt,
-            class_labels=class_labels,
-            image=image,
-            mask_image=mask_image,
-            prompt_embeds=prompt_embeds,
-            prompt_attention_mask=prompt_attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        call.bind(model, prompt_names(prompt, count, count))
+        return call

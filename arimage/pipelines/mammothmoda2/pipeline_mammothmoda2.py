@@ -3,17 +3,17 @@ image tokens and a diffusion decoder that reads its hidden states."""
 
 import math
 import numbers
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
 from transformers import PreTrainedTokenizerFast
 
-from ...decoding import Decoding, Layout
+from ...decoding import Layout
 from ..abilities import TOKEN_SAMPLING, Abilities
+from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import MAX_SIDE, check_one_of
@@ -144,54 +144,6 @@ class MammothModa2Pipeline(HybridPipeline):
         rows, columns = self.config.token_grid
         return MammothModa2Prompts(self.tokenizer, (rows, columns))
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        negative_prompt: str | list[str] | None = None,
-        *,
-        token_grid: Grid | None = None,
-        image: None = None,
-        mask_image: None = None,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        negative_input_ids: torch.LongTensor | None = None,
-        negative_attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_inference_steps: int | None = None,
-        decoder_guidance_scale: float | None = None,
-        latents: torch.Tensor | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        if image is not None or mask_image is not None:
-            raise ValueError(
-                "MammothModa2 cannot edit an image here, which needs its tokenizer of images: leave out image and "
-                "mask_image"
-            )
-        check_one_of(prompt=prompt, input_ids=input_ids)
-        prompts, device = self.prompts, self._execution_device
-        grid = prompts.check_grid(token_grid)
-        ids, mask = prompts.ids(prompt, input_ids, attention_mask, grid)
-        call = self.begin_call(len(ids), self.check_size(height, width), **settings)
-        call.decoder = self.decoder_settings(
-            call, latents, num_inference_steps, decoder_guidance_scale=decoder_guidance_scale
-        )
-        negative = prompts.negative_ids(negative_prompt, negative_input_ids, negative_attention_mask, len(ids))
-        rows, header = unpadded(ids, mask), prompts.header_length(grid)
-        self._check_ids([*rows, *(row for row in negative if row is not None)])
-        ids, mask = ids.to(device), mask.to(device)
-        if call.guided:
-            ids, mask = with_headers(ids, mask, header)
-        num_codes = self.config.num_codes or self.language_model.config.num_codes
-        language_model = self.on_device(self.language_model)
-        call.bind(bind_prompts(language_model, ids, mask, Layout(grid), num_codes, groups=1 + call.guided))
-        own = [MammothModa2Prompt(*parts) for parts in zip(rows, [header] * len(rows), negative, strict=True)]
-        call.conditions = [one for one in own for _ in range(call.num_images_per_prompt)]
-        return call
-
     def _check_ids(self, rows: list[torch.LongTensor]) -> None:
         config = self.language_model.config
         first, end = config.gen_vocab_start_index, config.gen_vocab_start_index + config.gen_vocab_size
@@ -290,7 +242,7 @@ class MammothModa2Pipeline(HybridPipeline):
         latents = latents / config.scaling_factor + (config.shift_factor or 0)
         return self.vae.decode(latents.to(self.vae.dtype)).sample
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -306,23 +258,8 @@ class MammothModa2Pipeline(HybridPipeline):
         num_inference_steps: int | None = None,
         decoder_guidance_scale: float | None = None,
         latents: torch.Tensor | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[TokenArguments],
+    ) -> GenerationCall:
         r"""
         Generate images.
 
@@ -352,34 +289,28 @@ class MammothModa2Pipeline(HybridPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
+        if image is not None or mask_image is not None:
+            raise ValueError(
+                "MammothModa2 cannot edit an image here, which needs its tokenizer of images: leave out image and "
+                "mask_image"
+            )
+        check_one_of(prompt=prompt, input_ids=input_ids)
+        prompts, device = self.prompts, self._execution_device
+        grid = prompts.check_grid(token_grid)
+        ids, mask = prompts.ids(prompt, input_ids, attention_mask, grid)
+        call = self.begin_call(len(ids), **common)
+        call.decoder = self.decoder_settings(
+            call, latents, num_inference_steps, decoder_guidance_scale=decoder_guidance_scale
         )
-        call = self.prepare(
-            prompt=prompt,
-            negative_prompt=negative_prompt,
-            token_grid=token_grid,
-            image=image,
-            mask_image=mask_image,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            negative_input_ids=negative_input_ids,
-            negative_attention_mask=negative_attention_mask,
-            height=height,
-            width=width,
-            num_inference_steps=num_inference_steps,
-            decoder_guidance_scale=decoder_guidance_scale,
-            latents=latents,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        if output_type != "latent":
-            self._check_negative(call)
-        self.check_known(prompt)
-        return self.generate(call, options)
+        negative = prompts.negative_ids(negative_prompt, negative_input_ids, negative_attention_mask, len(ids))
+        rows, header = unpadded(ids, mask), prompts.header_length(grid)
+        self._check_ids([*rows, *(row for row in negative if row is not None)])
+        ids, mask = ids.to(device), mask.to(device)
+        if call.guided:
+            ids, mask = with_headers(ids, mask, header)
+        num_codes = self.config.num_codes or self.language_model.config.num_codes
+        language_model = self.on_device(self.language_model)
+        call.bind(bind_prompts(language_model, ids, mask, Layout(grid), num_codes, groups=1 + call.guided))
+        own = [MammothModa2Prompt(*parts) for parts in zip(rows, [header] * len(rows), negative, strict=True)]
+        call.conditions = [one for one in own for _ in range(call.num_images_per_prompt)]
+        return call

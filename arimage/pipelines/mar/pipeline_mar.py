@@ -1,19 +1,19 @@
 """MAR (https://arxiv.org/abs/2406.11838): images from a class, with continuous tokens in a random order."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.image_processor import PipelineImageInput
 
-from ...decoding import Decoding, LatentSampling, Layout, MaskedDecoding
+from ...decoding import LatentSampling, Layout, MaskedDecoding
 from ...decoding.run.capture import KEPT_BYTES
 from ...models.denoising_head import DenoisingHead, diffusion_tables
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, LATENT_SAMPLING, Abilities
+from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
 from .transformer_mar import MARLatentModel, MARTransformer
@@ -136,31 +136,6 @@ class MARPipeline(ClassOrTextPipeline):
             diffusion_tables(sampling.num_diffusion_steps, self.head.config.num_train_timesteps)
         return sampling
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call and return it with its model. `settings` are the arguments of `__call__` from
-        guidance_scale to num_diffusion_steps, num_images_per_prompt and generator."""
-        condition = prompt, class_labels, None, None
-        count, size = self.check_condition(*condition), self.check_size(height, width)
-        call = self.begin_call(count, size, **settings)
-        self.edit(call, image, mask_image)
-        labels = call.per_image(self.encode_condition(*condition)["class_labels"])
-        drafter, shared = None, (labels, Layout((self.transformer.config.grid_size,) * 2))
-        if self.drafter is not None:
-            drafter = MARLatentModel(self.drafter, self.drafter_head, *shared, guided=call.guided)
-        call.model = MARLatentModel(self.transformer, self.head, *shared, guided=call.guided, drafter=drafter)
-        return call
-
     def to_latents(self, tokens: torch.Tensor) -> torch.Tensor:
         """Convert tokens [B, N, D] to latents [B, C, h, w] of the image tokenizer, times its scaling factor."""
         patch, grid = self.transformer.config.patch_size, self.transformer.config.grid_size
@@ -198,7 +173,7 @@ class MARPipeline(ClassOrTextPipeline):
 
         return self.tiling.in_tiles(decode, latents.to(self.vae.dtype), before=1, after=self.vae_scale_factor)
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -208,20 +183,8 @@ class MARPipeline(ClassOrTextPipeline):
         mask_image: PipelineImageInput | None = None,
         num_inference_steps: int | None = None,
         num_diffusion_steps: int | list[int] | None = None,
-        guidance_scale: float | None = None,
-        guidance_schedule: str | None = None,
-        temperature: float | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[LatentArguments],
+    ) -> GenerationCall:
         r"""
         Generate images. A class id equal to the number of classes means "no class". Steps are forward passes of
         the transformer: an interrupted call returns the image of the tokens so far.
@@ -252,23 +215,13 @@ class MARPipeline(ClassOrTextPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt=prompt,
-            class_labels=class_labels,
-            image=image,
-            mask_image=mask_image,
-            num_inference_steps=num_inference_steps,
-            num_diffusion_steps=num_diffusion_steps,
-            guidance_scale=guidance_scale,
-            guidance_schedule=guidance_schedule,
-            temperature=temperature,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        condition = prompt, class_labels, None, None
+        count = self.check_condition(*condition)
+        call = self.begin_call(count, **common)
+        self.edit(call, image, mask_image)
+        labels = call.per_image(self.encode_condition(*condition)["class_labels"])
+        drafter, shared = None, (labels, Layout((self.transformer.config.grid_size,) * 2))
+        if self.drafter is not None:
+            drafter = MARLatentModel(self.drafter, self.drafter_head, *shared, guided=call.guided)
+        call.model = MARLatentModel(self.transformer, self.head, *shared, guided=call.guided, drafter=drafter)
+        return call

@@ -1,19 +1,19 @@
 """VAR (https://arxiv.org/abs/2404.02905): images from a class or a text, from coarse to fine."""
 
 import itertools
-from collections.abc import Callable
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ...decoding import Decoding, NextScaleDecoding, Sampling
+from ...decoding import NextScaleDecoding, Sampling
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_var import VARVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
+from ..arguments import ScaleArguments, pipeline_call
 from ..call import GenerationCall
-from ..docstrings import fill_docstring
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -117,34 +117,6 @@ class VARPipeline(UpscalingPipeline):
             sampling.check_scales(len(self.vq.config.scales))
         return sampling
 
-    @torch.no_grad()
-    def prepare(
-        self,
-        prompt: str | list[str] | None = None,
-        class_labels: int | str | list[int | str] | torch.LongTensor | None = None,
-        *,
-        image: PipelineImageInput | None = None,
-        mask_image: PipelineImageInput | None = None,
-        prompt_embeds: torch.Tensor | None = None,
-        prompt_attention_mask: torch.Tensor | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        **settings,
-    ) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. `settings` are the
-        arguments of `__call__` from guidance_scale to guided_tokens, num_images_per_prompt and generator."""
-        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
-        count, size = self.check_condition(*condition), self.check_size(height, width)
-        call = self.begin_call(count, size, **settings)
-        self.edit(call, image, mask_image)
-        condition = self.encode_condition(*condition)
-        refiner = None
-        if self.refiner is not None:
-            refiner = VARScaleModel(self.refiner, self.vq, condition, guided=call.guided)
-        model = VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner)
-        call.bind(model, prompt_names(prompt, count, count))
-        return call
-
     def token_maps(self, tokens: torch.LongTensor) -> list[torch.LongTensor]:
         """Split tokens [B, N] of all scales into one map [B, p, p] per scale."""
         return self.vq.to_maps(tokens)
@@ -179,7 +151,7 @@ class VARPipeline(UpscalingPipeline):
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.upscaled(call, self.vq.decode_latents(result))
 
-    @fill_docstring(EXAMPLE_DOC_STRING)
+    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -189,23 +161,8 @@ class VARPipeline(UpscalingPipeline):
         mask_image: PipelineImageInput | None = None,
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
-        guidance_scale: float | list[float] | None = None,
-        temperature: float | list[float] | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        guided_tokens: int | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        generator: torch.Generator | list[torch.Generator] | None = None,
-        decoding: Decoding | str | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable | None = None,
-        callback_on_step_end_tensor_inputs: list[str] = ["tokens"],  # noqa: B006
-    ) -> ImagePipelineOutput | tuple:
+        **common: Unpack[ScaleArguments],
+    ) -> GenerationCall:
         r"""
         Generate images. Guidance grows from 1 at the first scale to `guidance_scale` at the last; the published
         cfg is `guidance_scale` - 1. `guidance_scale` and `temperature` may also be lists with one number per scale. A
@@ -228,26 +185,14 @@ class VARPipeline(UpscalingPipeline):
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
-        options = self.check_options(
-            decoding, output_type, return_dict, callback_on_step_end, callback_on_step_end_tensor_inputs, batch_size
-        )
-        call = self.prepare(
-            prompt=prompt,
-            class_labels=class_labels,
-            image=image,
-            mask_image=mask_image,
-            prompt_embeds=prompt_embeds,
-            prompt_attention_mask=prompt_attention_mask,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            guided_tokens=guided_tokens,
-            height=height,
-            width=width,
-            num_images_per_prompt=num_images_per_prompt,
-            generator=generator,
-        )
-        self.check_known(prompt)
-        return self.generate(call, options)
+        condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
+        count = self.check_condition(*condition)
+        call = self.begin_call(count, **common)
+        self.edit(call, image, mask_image)
+        condition = self.encode_condition(*condition)
+        refiner = None
+        if self.refiner is not None:
+            refiner = VARScaleModel(self.refiner, self.vq, condition, guided=call.guided)
+        model = VARScaleModel(self.transformer, self.vq, condition, guided=call.guided, refiner=refiner)
+        call.bind(model, prompt_names(prompt, count, count))
+        return call

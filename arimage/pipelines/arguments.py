@@ -1,0 +1,156 @@
+"""The arguments that all families' calls end with, and the decorator that makes a call of a family's function."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, get_args
+
+import torch
+
+from ..decoding import Decoding
+from .call import GenerationCall
+from .docstrings import filled
+
+
+class RunArguments(TypedDict, total=False):
+    """How a call runs: the last arguments of every family."""
+
+    batch_size: int | None
+    generator: torch.Generator | list[torch.Generator] | None
+    decoding: Decoding | str | None
+    output_type: str
+    return_dict: bool
+    callback_on_step_end: Callable | None
+    callback_on_step_end_tensor_inputs: list[str]
+
+
+class ImageArguments(RunArguments, total=False):
+    """The size and the number of images."""
+
+    height: int | None
+    width: int | None
+    num_images_per_prompt: int
+
+
+class TokenArguments(ImageArguments, total=False):
+    """How tokens are sampled."""
+
+    guidance_scale: float | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    guided_tokens: int | None
+
+
+class ScaleArguments(ImageArguments, total=False):
+    """How scales are sampled: guidance and temperature may differ from scale to scale."""
+
+    guidance_scale: float | list[float] | None
+    temperature: float | list[float] | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    guided_tokens: int | None
+
+
+class LatentArguments(ImageArguments, total=False):
+    """How continuous tokens are sampled."""
+
+    guidance_scale: float | None
+    guidance_schedule: str | None
+    temperature: float | None
+
+
+class VideoArguments(RunArguments, total=False):
+    """How the tokens of videos are sampled, and how many videos."""
+
+    guidance_scale: float | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    num_videos_per_prompt: int
+
+
+# The defaults that are not None.
+DEFAULTS: dict[str, Any] = {
+    "num_images_per_prompt": 1,
+    "num_videos_per_prompt": 1,
+    "output_type": "pil",
+    "return_dict": True,
+    "callback_on_step_end_tensor_inputs": ["tokens"],
+}
+# What `check_options` checks: the arguments of a run without the seeds, which belong to the images.
+OPTIONS = [name for name in RunArguments.__annotations__ if name != "generator"]
+
+P = ParamSpec("P")
+Pipe = TypeVar("Pipe")
+Output = TypeVar("Output")
+
+
+def pipeline_call(
+    example: str, output: type[Output], reads: tuple[str, ...] = ()
+) -> Callable[[Callable[Concatenate[Pipe, P], GenerationCall]], Callable[Concatenate[Pipe, P], Output | tuple]]:
+    """Make a family's `__call__` of one function, which checks the arguments of a call, encodes its condition and
+    returns it with its model. `ARPipeline` makes `prepare` of the same function.
+
+    The last parameter of the function, as in `**common: Unpack[TokenArguments]`, stands for the arguments that
+    families share. It holds those that the user gives, without those of a run. inspect.signature and help() show them
+    one by one.
+
+    Args:
+        example: the line `{example}` of the docstring.
+        output: what a call returns.
+        reads: arguments of a run that the function takes too.
+    """
+
+    def decorate(function: Callable[Concatenate[Pipe, P], GenerationCall]) -> Any:
+        this, *own, common = inspect.signature(function).parameters.values()
+        [arguments] = get_args(common.annotation)
+        hints = arguments.__annotations__
+        # Those that fewer families have come first.
+        shared = sorted(
+            hints, key=lambda name: (name in RunArguments.__annotations__, name in ImageArguments.__annotations__)
+        )
+        of_call = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=hints[name])
+            for name in shared
+        ]
+        of_prepare = [parameter for parameter in of_call if parameter.name not in {*OPTIONS} - {*reads}]
+        function.__doc__ = filled(function.__doc__ or "", example)
+
+        @_shown_as("__call__", function, [this, *own, *of_call], output | tuple)
+        def call(pipe: Any, **given: Any) -> Any:
+            options = pipe.check_options(**{name: given.pop(name, DEFAULTS.get(name)) for name in OPTIONS})
+            prepared = pipe.prepare(**given, **{name: getattr(options, name) for name in reads})
+            pipe.check_known(given.get("prompt"))
+            return pipe.generate(prepared, options)
+
+        prepare = _shown_as("prepare", function, [this, *own, *of_prepare], GenerationCall)(torch.no_grad()(function))
+        prepare.__doc__ = None
+        call.prepare = prepare
+        return call
+
+    return decorate
+
+
+def _shown_as(name: str, function: Callable, parameters: list[inspect.Parameter], returns: Any) -> Callable:
+    """Give a function of keywords a name and a signature, by which its arguments are bound."""
+    signature = inspect.Signature(parameters, return_annotation=returns)
+
+    def decorate(run: Callable) -> Any:
+        @functools.wraps(function)
+        def bound(self, *args, **kwargs):
+            try:
+                given = signature.bind(self, *args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{type(self).__name__}.{name}() {error}") from None
+            del given["self"]
+            return run(self, **given)
+
+        bound.__name__, bound.__qualname__ = name, function.__qualname__.replace("__call__", name)
+        bound.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        return bound
+
+    return decorate
