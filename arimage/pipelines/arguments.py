@@ -106,7 +106,7 @@ def pipeline_call(
     """
 
     def decorate(function: Callable[Concatenate[Pipe, P], GenerationCall]) -> Any:
-        this, *own, common = inspect.signature(function).parameters.values()
+        *own, common = inspect.signature(function).parameters.values()
         [arguments] = get_args(common.annotation)
         hints = arguments.__annotations__
         # Those that fewer families have come first.
@@ -120,14 +120,14 @@ def pipeline_call(
         of_prepare = [parameter for parameter in of_call if parameter.name not in {*OPTIONS} - {*reads}]
         function.__doc__ = filled(function.__doc__ or "", example)
 
-        @_shown_as("__call__", function, [this, *own, *of_call], output | tuple)
+        @_shown_as("__call__", function, [*own, *of_call], output | tuple)
         def call(pipe: Any, **given: Any) -> Any:
             options = pipe.check_options(**{name: given.pop(name, DEFAULTS.get(name)) for name in OPTIONS})
             prepared = pipe.prepare(**given, **{name: getattr(options, name) for name in reads})
             pipe.check_known(given.get("prompt"))
             return pipe.generate(prepared, options)
 
-        prepare = _shown_as("prepare", function, [this, *own, *of_prepare], GenerationCall)(torch.no_grad()(function))
+        prepare = _shown_as("prepare", function, [*own, *of_prepare], GenerationCall)(torch.no_grad()(function))
         prepare.__doc__ = None
         call.prepare = prepare
         return call

@@ -403,7 +403,7 @@ class ARPipeline(FuseMixin, CompileMixin):
         """Decode whole images to pixels again."""
         self.tiling.disable_tiling()
 
-    # Parts of a family's `__call__`
+    # Parts of a family's call
 
     def prepare(self, *args: Any, **kwargs: Any) -> GenerationCall:
         """Check the arguments of a call, encode its condition, and return it with its model. Takes the arguments of

@@ -43,7 +43,7 @@ def first_code_of(vocabulary: dict[str, int], count: int) -> int:
 
 class ChameleonPipeline(ARImagePipeline):
     """Base of pipelines with the components `transformer`, `vq` and `tokenizer`. A family adds `header`, and calls
-    `prompt_ids` and `add_model` in its `prepare`."""
+    `check_prompt` and `add_model` in its `__call__`."""
 
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "transformer->vq"

@@ -139,7 +139,7 @@ class CosmosPipeline(ARPipeline):
             example["image"] = Image.new("RGB", (width, height), "grey")
         return example
 
-    # Parts of `prepare`
+    # Parts of `__call__`
 
     def check_text(self, prompt: str | list[str] | None, prompt_embeds: torch.Tensor | None) -> int:
         """Refuse a text that the checkpoint cannot read; return the number of texts."""

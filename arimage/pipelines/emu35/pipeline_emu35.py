@@ -214,7 +214,7 @@ class Emu35Pipeline(ARImagePipeline):
                 raise ValueError("input_ids hold their reference images already: give a prompt with references")
             name = "image" if image_reference is None else "image_reference"
             listed = as_references(name, given, count, self.abilities.max_references)
-            # Prompts may share references, each of which is resized once.
+            # Prompts may share references: each is resized once.
             different = {id(one): one for images in listed for one in images}
             resized = {key: smart_resize(name, one, self.config.image_area) for key, one in different.items()}
             references = [[resized[id(one)] for one in images] for images in listed]

@@ -20,7 +20,7 @@ GREY = 0.7
 
 class HybridPipeline(ARImagePipeline):
     """Base class of pipelines whose tokens are the condition of a diffusion decoder. A family adds `latent_shape` and
-    the three steps from tokens to pixels, `decoder_inputs`, `denoise` and `decode_latents`; its `prepare` sets
+    the three steps from tokens to pixels, `decoder_inputs`, `denoise` and `decode_latents`; its `__call__` sets
     `call.decoder`, and `call.conditions` to what the decoder reads about each image besides its tokens.
 
     `decoding`, `stats.exact` and `stats.forward_passes` are about the tokens. `stats.seconds` has the seconds of

@@ -195,7 +195,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)
-        call = self.begin_call(count, **common)
+        call = self.begin_call(count, num_diffusion_steps=num_diffusion_steps, **common)
         condition = self.encode_prefix(*condition)
         shared = condition, Layout((self.transformer.config.grid_size,) * 2)
         drafter = None if self.drafter is None else LatentLlamaModel(self.drafter, *shared, guided=call.guided)

@@ -217,7 +217,8 @@ class MARPipeline(ClassOrTextPipeline):
         """
         condition = prompt, class_labels, None, None
         count = self.check_condition(*condition)
-        call = self.begin_call(count, **common)
+        steps = {"num_inference_steps": num_inference_steps, "num_diffusion_steps": num_diffusion_steps}
+        call = self.begin_call(count, **steps, **common)
         self.edit(call, image, mask_image)
         labels = call.per_image(self.encode_condition(*condition)["class_labels"])
         drafter, shared = None, (labels, Layout((self.transformer.config.grid_size,) * 2))
