@@ -23,6 +23,7 @@ class Conditions:
         seen: bool [groups * B, P], which positions of its prefix a row sees; None without a prefix, for which P is 0.
         ids: int64 [groups * B, P], what the embeddings among the values were looked up by; None where they come from
             elsewhere.
+        alike: whether the embeddings of all rows without a condition are equal.
     """
 
     def __init__(
@@ -31,10 +32,11 @@ class Conditions:
         groups: int = 1,
         seen: torch.BoolTensor | None = None,
         ids: torch.LongTensor | None = None,
+        alike: bool = False,
     ):
         first = next(iter(values.values()))
         self.seen = first.new_ones(len(first), 0, dtype=torch.bool) if seen is None else seen
-        self.groups, self._values, self.ids = groups, values, ids
+        self.groups, self._values, self.ids, self.alike = groups, values, ids, alike
         # The index of each row's condition in `_values`. None: row i has condition i.
         self._index: list[int] | None = None
 
@@ -67,7 +69,7 @@ class Conditions:
         Args:
             prompts: a name for each of the B embeddings of rows with a condition, without `ids`: those with equal
                 names are equal. None: each may differ from all others.
-            negatives: the same for the rows without a condition.
+            negatives: the same for the rows without a condition, unless they are `alike`.
         """
         if self._index is not None:
             return
@@ -77,7 +79,7 @@ class Conditions:
         if self.ids is not None:
             compared.append(self.ids.to(self.seen.device))
         elif embedded:
-            groups = (prompts, negatives)[: self.groups]
+            groups = (prompts, [None] * self.images if self.alike else negatives)[: self.groups]
             names = [(group, name) for group, given in enumerate(groups) for name in given or range(self.images)]
         first, self._index = distinct(names)
         if compared and len(first) < len(names):
@@ -107,7 +109,7 @@ class Conditions:
         if index is None:
             values = {name: value[rows] for name, value in values.items()}
             ids = None if ids is None else ids[rows]
-        other = type(self)(values, self.groups, self.seen[rows], ids)
+        other = type(self)(values, self.groups, self.seen[rows], ids, self.alike)
         other._index = None if index is None else [index[row] for row in rows.tolist()]
         return other
 
@@ -174,13 +176,6 @@ def row_bits(*tensors: torch.Tensor) -> list[bytes]:
     """The bits of the rows of tensors [R, ...] of whole numbers or flags, R in all. Reads the device."""
     rows = torch.cat([tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None] for tensor in tensors], dim=1)
     return [row.tobytes() for row in rows.cpu().numpy()]
-
-
-def put_codebook(model, other) -> None:
-    """Let a model use the codebook that another model of the same network has looked up since: weights may have
-    changed in place."""
-    if model.codebook is not None:
-        model.codebook.copy_(other.codebook)
 
 
 def rows_of(images: torch.LongTensor, groups: int, count: int) -> torch.LongTensor:

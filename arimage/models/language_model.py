@@ -1,8 +1,7 @@
 """Language models that generate images: any decoder of transformers with the prompts of one call."""
 
-import copy
 from collections.abc import Callable, Hashable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +10,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from .attention_transformers import FOLDED, fold_heads
+from .bound import BoundTokenModel
 from .cache_transformers import LanguageCache, cache_argument
-from .conditions import Conditions, Names, check_raster, put_codebook, rows_of, spread
+from .conditions import Conditions, check_raster, rows_of, spread
 from .layers import additive, causal_mask
 
 
@@ -40,7 +40,7 @@ def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Ten
     return head
 
 
-class LanguageTokenModel:
+class LanguageTokenModel(BoundTokenModel):
     """A decoder of transformers with the prompts of one call, as a `TokenModel` (see
     `arimage.decoding.contract.models`).
 
@@ -85,14 +85,6 @@ class LanguageTokenModel:
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
-    predicts_groups: ClassVar[bool] = False
-
-    # Images do not continue a frame.
-    context = None
-    denoises = False
-    block = 1
-    # See `Cache`.
-    compact = False
 
     def __init__(
         self,
@@ -141,19 +133,16 @@ class LanguageTokenModel:
             positions = _check_positions(prompt_positions, token_positions, rows, length, layout.num_tokens)
             values["positions"], self._steps = (given.to(prompt.device) for given in positions)
             self._first = values["positions"][..., -1].T + 1
-        self.conditions = Conditions(values, groups, seen, input_ids)
+        conditions = Conditions(values, groups, seen, input_ids)
+        super().__init__(decoder if network is None else network, conditions, layout, codebook)
         self._decoder, self._embed, self._head = decoder, embed, head
         self._cache_argument = cache_argument(decoder)
-        self._groups, self._dtype = groups, prompt.dtype
+        self._dtype = prompt.dtype
         self._heads_per_key = fold_heads(decoder.config)
         self._row_end = None
         if row_end is not None:
             token = torch.tensor(row_end, device=prompt.device)
             self._row_end = decoder.get_input_embeddings()(token).to(prompt)
-        self.layout, self.num_tokens = layout, layout.num_tokens
-        self.device = prompt.device
-        self.codebook, self.drafter = codebook, None
-        self.network = decoder if network is None else network
         self.vocab_size = head(prompt[:1, 0]).shape[-1]
 
     @torch.no_grad()
@@ -170,7 +159,7 @@ class LanguageTokenModel:
             layout=self.layout,
             slots=slots,
             scratch=scratch,
-            groups=self._groups,
+            groups=self.groups,
             has_row_ends=self._row_end is not None,
             compact=self.compact,
             together=self._decoder.config.num_hidden_layers if self._on_one_device else 1,
@@ -224,11 +213,11 @@ class LanguageTokenModel:
             index = torch.cat([index, cache.row_end_index(end_slots)], dim=1)
             embedded = torch.cat([embedded, self._row_end.expand(len(tokens), room, -1)], dim=1)
             rank = count + ends.long().cumsum(1) - 1
-            last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self._groups, 1)[..., None]
-        at = at.repeat(self._groups, 1)
+            last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self.groups, 1)[..., None]
+        at = at.repeat(self.groups, 1)
         cache.write_next_at(index)
         hidden = self._run(
-            embedded.repeat(self._groups, 1, 1),
+            embedded.repeat(self.groups, 1, 1),
             (at if self._steps is None else self._steps[:, at]) + self._first[..., None],
             self.conditions.visible_keys(cache.prefix, seen),
             cache,
@@ -294,31 +283,25 @@ class LanguageTokenModel:
             self.network,
             self.layout.grids,
             steps,
-            self._groups,
+            self.groups,
             self._row_end is None,
             width.bit_length(),
             attention,
         )
 
-    def take(self, images: torch.LongTensor) -> "LanguageTokenModel":
+    def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""
-        other = copy.copy(self)
-        other.conditions = self.conditions.take(images)
-        other._first = self._first[..., rows_of(images, self._groups, self.conditions.images)]
+        other = super().take(images)
+        other._first = self._first[..., rows_of(images, self.groups, self.conditions.images)]
         return other
 
-    def merge_prompts(self, prompts: Names = None, negatives: Names = None) -> None:
-        """Prefill equal prompts once; see `Conditions.merge`."""
-        self.conditions.merge(prompts, negatives)
-
-    def put(self, images: torch.LongTensor, other: "LanguageTokenModel") -> bool:
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
         """See `TokenModel.put`."""
-        rows = rows_of(images, self._groups, self.conditions.images)
+        rows = rows_of(images, self.groups, self.conditions.images)
         self._first.index_copy_(-1, rows, other._first)
-        put_codebook(self, other)
         if self._row_end is not None:
             self._row_end.copy_(other._row_end)
-        return self.conditions.put(images, other.conditions)
+        return super().put(images, other)
 
     @property
     def _on_one_device(self) -> bool:
@@ -343,7 +326,7 @@ class LanguageTokenModel:
         ).last_hidden_state
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden).to(self.device).unflatten(0, (self._groups, -1))
+        return self._head(hidden).to(self.device).unflatten(0, (self.groups, -1))
 
 
 def _check_positions(

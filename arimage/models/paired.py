@@ -52,7 +52,7 @@ class PairedModel(PrefixModel):
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
-    predicts_groups: ClassVar[bool] = True
+    predicts_groups = True
 
     # Whether later tokens see the queries before them.
     keeps_queries: bool
@@ -153,7 +153,8 @@ class PairedModel(PrefixModel):
         config = self.transformer.config
         layers, heads = config.num_layers, config.num_attention_heads
         # Images of one prompt have prefixes of their own, which end with the first query of an image's order.
-        return self.open_prefill(PairedCache, batch_size, layers, heads, scratch, False, filled)[:2]
+        room = {"slots": self.num_tokens, "scratch": scratch, "filled": filled, "shared": False}
+        return self.open_prefill(PairedCache, batch_size, layers, heads, **room)[:2]
 
     def _seen_by(
         self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None

@@ -1,18 +1,18 @@
 """Token models whose transformer reads a condition as a prefix of the image tokens."""
 
-import copy
-from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Hashable
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .conditions import Conditions, Names, put_codebook, with_unconditional
+from .bound import BoundTokenModel
+from .conditions import Conditions, with_unconditional
 from .layers import causal_mask
 
 
-class PrefixModel:
+class PrefixModel(BoundTokenModel):
     """Base of the `TokenModel`s whose transformer reads a condition as a prefix.
 
     Args:
@@ -22,14 +22,6 @@ class PrefixModel:
         guided: also compute the logits without the condition.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
     """
-
-    predicts_groups: ClassVar[bool] = False
-
-    drafter = None
-    denoises = False
-    block = 1
-    # See `Cache`.
-    compact = False
 
     def __init__(
         self,
@@ -41,13 +33,9 @@ class PrefixModel:
         codebook: torch.Tensor | None = None,
     ):
         condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
-        self.groups = 2 if guided else 1
-        self.conditions = Conditions(condition, self.groups, seen=transformer.prefix_mask(**condition))
-        self.transformer, self.layout, self.network = transformer, layout, transformer
-        self.num_tokens = layout.num_tokens
-        self.device = next(iter(condition.values())).device
-        # The tokenizer may be offloaded.
-        self.codebook = None if codebook is None else codebook.to(self.device)
+        seen = transformer.prefix_mask(**condition)
+        super().__init__(transformer, Conditions(condition, 1 + guided, seen, alike=True), layout, codebook)
+        self.transformer = transformer
 
     @property
     def vocab_size(self) -> int:
@@ -56,7 +44,7 @@ class PrefixModel:
     @property
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
-        return self.network, self.layout.shape, self.layout.order is None, self.conditions.key
+        return super().put_key, self.layout.shape, self.layout.order is None
 
     @property
     def condition(self) -> dict[str, torch.Tensor]:
@@ -65,53 +53,14 @@ class PrefixModel:
 
     def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""
-        other = copy.copy(self)
-        other.conditions, other.layout = self.conditions.take(images), self.layout.take(images)
+        other = super().take(images)
+        other.layout = self.layout.take(images)
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         """See `TokenModel.put`."""
         self.layout.put(images, other.layout)
-        put_codebook(self, other)
-        return self.conditions.put(images, other.conditions)
-
-    def merge_prompts(self, prompts: Names = None) -> None:
-        """Prefill equal conditions once; see `Conditions.merge`."""
-        # The embeddings of all rows without a condition are equal.
-        self.conditions.merge(prompts, [None] * self.conditions.images)
-
-    def open_prefill(
-        self,
-        kind: type,
-        batch_size: int,
-        layers: int,
-        heads: int,
-        scratch: int,
-        shared: bool = True,
-        filled: int = 0,
-        slots: int | None = None,
-    ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
-        """An empty cache of this kind, with N or so many `slots`, for the conditions that a prefill computes, which
-        fills the first `filled` slots, and these conditions; see `Conditions.to_prefill`.
-
-        Raises:
-            ValueError: if the model is bound to another number of images.
-        """
-        condition, copies = self.conditions.to_prefill(batch_size, shared)
-        cache = kind(
-            layers,
-            len(next(iter(condition.values()))),
-            heads,
-            self.transformer.head_dim,
-            prefix=self.conditions.length,
-            slots=slots or self.num_tokens,
-            scratch=scratch,
-            filled=filled if self.compact else None,
-            groups=self.groups,
-            dtype=self.transformer.dtype,
-            device=self.device,
-        )
-        return cache, condition, copies
+        return super().put(images, other)
 
     def write_prefix(self, cache, condition: dict[str, torch.Tensor]) -> torch.BoolTensor:
         """Let the next forward pass write the prefixes [R, P] to the cache. Returns which keys each of their positions

@@ -309,7 +309,7 @@ class ARPGTokenModel(PrefixModel):
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
-    predicts_groups: ClassVar[bool] = True
+    predicts_groups = True
 
     def __init__(self, transformer: nn.Module, condition: dict[str, torch.Tensor], layout, **settings):
         check_image(layout, "ARPG")
@@ -333,7 +333,8 @@ class ARPGTokenModel(PrefixModel):
     ) -> tuple[SlotCache, dict[str, torch.Tensor], Sequence[int]]:
         """See `open_prefill`."""
         layers, heads = self.transformer.config.num_layers // 2 + 1, self.transformer.config.num_attention_heads
-        return self.open_prefill(SlotCache, batch_size, layers, heads, scratch, shared, filled)
+        room = {"slots": self.num_tokens, "scratch": scratch, "filled": filled, "shared": shared}
+        return self.open_prefill(SlotCache, batch_size, layers, heads, **room)
 
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None

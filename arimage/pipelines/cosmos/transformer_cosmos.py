@@ -2,7 +2,6 @@
 tokens of a video in raster order, frame after frame, with three-dimensional positions and, for text,
 cross-attention."""
 
-import copy
 import math
 from collections.abc import Hashable
 from typing import ClassVar, Literal, Self
@@ -15,8 +14,9 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
+from ...models.bound import BoundTokenModel
 from ...models.cache import SlotCache
-from ...models.conditions import Conditions, Names, put_codebook, spread
+from ...models.conditions import Conditions, spread
 from ...models.layers import FeedForward, Linear, additive, attend, check_groups, heads_per_key, init_normal
 from ...models.mixin import ModelMixin
 from ...schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
@@ -210,6 +210,10 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         nn.init.zeros_(self.head.weight)
 
     @property
+    def head_dim(self) -> int:
+        return self.config.head_dim
+
+    @property
     def reads_text(self) -> bool:
         return self.config.context_dim is not None
 
@@ -328,7 +332,7 @@ class CosmosCache(SlotCache):
                 part.index_copy_(0, self.rows(images), new)
 
 
-class CosmosTokenModel:
+class CosmosTokenModel(BoundTokenModel):
     """A `CosmosTransformer` with the conditions of one call, as a `TokenModel` (see
     `arimage.decoding.contract.models`).
 
@@ -348,12 +352,6 @@ class CosmosTokenModel:
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
-    predicts_groups: ClassVar[bool] = False
-
-    drafter = None
-    denoises = False
-    # See `Cache`.
-    compact = False
 
     def __init__(
         self,
@@ -388,14 +386,10 @@ class CosmosTokenModel:
             if prompt_embeds is None:
                 raise ValueError("guided needs a model with text: give guided=False")
             prefix, prompt_embeds = prefix.repeat(2, 1), torch.cat([prompt_embeds, torch.zeros_like(prompt_embeds)])
-        self.transformer, self.network, self.layout = transformer, transformer, layout
-        self.groups = 2 if guided else 1
         condition = {"tokens": prefix} if prompt_embeds is None else {"tokens": prefix, "prompt_embeds": prompt_embeds}
-        self.conditions = Conditions(condition, self.groups, seen=torch.ones_like(prefix, dtype=torch.bool))
-        self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
-        self.device = given.device
-        # The tokenizer may be offloaded.
-        self.codebook = None if codebook is None else codebook.to(self.device)
+        seen = torch.ones_like(prefix, dtype=torch.bool)
+        super().__init__(transformer, Conditions(condition, 1 + guided, seen, alike=True), layout, codebook)
+        self.transformer, self.vocab_size = transformer, transformer.config.vocab_size
         shape = (given.shape[1] + layout.shape[0], *layout.shape[1:])
         self._rotary, self._absolute = transformer.positions(shape, self.device)
         self.context = given[:, -1].flatten(1).clone() if given.shape[1] else None
@@ -403,26 +397,19 @@ class CosmosTokenModel:
     @property
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
-        return self.network, self.layout.shape, self.context is None, self.conditions.key
+        return super().put_key, self.layout.shape, self.context is None
 
-    def take(self, images: torch.LongTensor) -> "CosmosTokenModel":
+    def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""
-        other = copy.copy(self)
-        other.conditions = self.conditions.take(images)
+        other = super().take(images)
         other.context = None if self.context is None else self.context[images]
         return other
 
-    def merge_prompts(self, prompts: Names = None) -> None:
-        """Prefill equal conditions once; see `Conditions.merge`."""
-        # The embeddings of all rows without a condition are equal.
-        self.conditions.merge(prompts, [None] * self.conditions.images)
-
-    def put(self, images: torch.LongTensor, other: "CosmosTokenModel") -> bool:
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
         """See `TokenModel.put`."""
         if self.context is not None:
             self.context.index_copy_(0, images, other.context)
-        put_codebook(self, other)
-        return self.conditions.put(images, other.conditions)
+        return super().put(images, other)
 
     def prefill(
         self, batch_size: int, scratch: int = 0, *, slots: int | None = None
@@ -430,21 +417,10 @@ class CosmosTokenModel:
         """A cache with the given maps in it, and the logits of the first position or block; see
         `TokenModel.prefill`."""
         config, block = self.transformer.config, self.block
-        condition, copies = self.conditions.to_prefill(batch_size)
+        room = {"slots": slots or self.num_tokens, "scratch": scratch}
+        shape = config.num_layers, config.num_key_value_heads
+        cache, condition, copies = self.open_prefill(CosmosCache, batch_size, *shape, **room)
         prompts, length = condition["tokens"].shape
-        cache = CosmosCache(
-            config.num_layers,
-            prompts,
-            config.num_key_value_heads,
-            config.head_dim,
-            prefix=length,
-            slots=slots or self.num_tokens,
-            scratch=scratch,
-            filled=0 if self.compact else None,
-            groups=self.groups,
-            dtype=self.transformer.dtype,
-            device=self.device,
-        )
         cache.write_prompts(prompts, length)
         logits = self.transformer(
             condition["tokens"],

@@ -1,14 +1,14 @@
 """What the students of Distilled Decoding (https://arxiv.org/abs/2412.17153) share, for every teacher."""
 
-import copy
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...models.conditions import Conditions, Names, put_codebook
+from ...models.bound import BoundNetwork
+from ...models.conditions import Conditions
 from ...models.layers import Linear
 
 
@@ -32,7 +32,7 @@ def known_flags(start: int, count: int, device: torch.device, prefix: int = 1) -
     return (torch.arange(prefix + count, device=device) < prefix + start).long()
 
 
-class DistilledModel:
+class DistilledModel(BoundNetwork):
     """A student with the conditions of one call, as a `VectorModel` (see `arimage.decoding.contract.models`).
 
     Args:
@@ -46,6 +46,7 @@ class DistilledModel:
     """
 
     kind: ClassVar[Literal["vectors"]] = "vectors"
+    companions, reads_values = ("teacher",), True
 
     def __init__(
         self,
@@ -57,39 +58,24 @@ class DistilledModel:
         layout: Any = None,
         teacher: Any = None,
     ):
-        self.transformer, self.conditions = transformer, Conditions(condition)
+        super().__init__(transformer, Conditions(condition), codebook.float())
         self.offsets: Sequence[int] = tuple(offsets)
-        self.layout, self.teacher, self.network = layout, teacher, transformer
+        self.layout, self.teacher = layout, teacher
         self.num_tokens, self.vocab_size = self.offsets[-1], transformer.config.vocab_size
         self.codes_until = transformer.config.codes_until
-        self.device = next(iter(condition.values())).device
-        # The tokenizer may be offloaded.
-        self.codebook = codebook.to(self.device, torch.float32)
         self.noise: torch.FloatTensor | None = None
 
     def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `VectorModel.predict`."""
-        return self.transformer(vectors, start=start, **self.conditions.values)
+        return self.network(vectors, start=start, **self.conditions.values)
 
     @property
     def put_key(self) -> Hashable:
         """See `VectorModel.put`."""
-        return self.network, self.offsets, self.conditions.key
+        return super().put_key, self.offsets
 
-    def take(self, images: torch.LongTensor) -> "DistilledModel":
+    def take(self, images: torch.LongTensor) -> Self:
         """See `VectorModel.take`."""
-        other = copy.copy(self)
-        other.conditions = self.conditions.take(images)
+        other = super().take(images)
         other.noise = None if self.noise is None else self.noise[images]
-        other.teacher = None if self.teacher is None else self.teacher.take(images)
         return other
-
-    def put(self, images: torch.LongTensor, other: "DistilledModel") -> bool:
-        """See `VectorModel.put`."""
-        put_codebook(self, other)
-        return self.conditions.put_values(images, other.conditions)
-
-    def merge_prompts(self, prompts: Names = None) -> None:
-        """Let the teacher prefill equal conditions once; see `Conditions.merge`."""
-        if self.teacher is not None:
-            self.teacher.merge_prompts(prompts)

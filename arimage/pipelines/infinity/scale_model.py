@@ -1,21 +1,21 @@
 """An Infinity transformer with the conditions of one call, as a `ScaleModel`."""
 
-import copy
 from collections.abc import Hashable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import nn
 
+from ...models.bound import BoundNetwork
 from ...models.cache import GrowingCache
-from ...models.conditions import Conditions, Names, spread
+from ...models.conditions import Conditions, spread
 from ...models.modulated_blocks import block_causal_mask
 from ...models.pruning import fed_cells, pruning_of
 from .schedules import Schedule
 from .transformer_infinity import levels_of, rotary_table
 
 
-class InfinityScaleModel:
+class InfinityScaleModel(BoundNetwork):
     """An `InfinityTransformer` with the conditions of one call, as a `ScaleModel` (see
     `arimage.decoding.contract.models`). A bit is a token of a vocabulary of 2; the tokens of a map are its cells row
     by row, bit by bit.
@@ -34,10 +34,8 @@ class InfinityScaleModel:
     kind: ClassVar[Literal["scales"]] = "scales"
     guidance_schedule: ClassVar[Literal["linear", "constant"]] = "constant"
     prunes: ClassVar[bool] = True
-    codebook = refiner = None
+    refiner = None
     vocab_size = 2
-    # See `Cache`.
-    compact = False
 
     def __init__(
         self,
@@ -50,14 +48,12 @@ class InfinityScaleModel:
         mixed_layer: int | None = None,
         guidance: tuple[float, ...] = (),
     ):
-        self.transformer, self.vq, self.network, self.groups = transformer, vq, transformer, 2 if guided else 1
-        self.conditions = Conditions(condition, self.groups)
-        self.schedule = schedule
+        super().__init__(transformer, Conditions(condition, 1 + guided))
+        self.transformer, self.vq, self.schedule = transformer, vq, schedule
         self.scales: tuple[tuple[int, ...], ...] = schedule.scales
         self.cells = tuple(rows * columns for rows, columns in schedule.scales)
         self.scale_sizes: tuple[int, ...] = tuple(count * transformer.config.bits for count in self.cells)
         self.num_tokens = sum(self.scale_sizes)
-        self.device = next(iter(condition.values())).device
         self._mixed_layer, self._numbers = mixed_layer, guidance
         self._guidance = torch.tensor(guidance, device=self.device, dtype=torch.float32)
         self._levels = levels_of(schedule.scales, self.device)
@@ -66,23 +62,19 @@ class InfinityScaleModel:
     @property
     def put_key(self) -> Hashable:
         """See `ScaleModel.put`."""
-        return self.network, self.conditions.key, self.schedule, self._mixed_layer
+        return super().put_key, self.schedule, self._mixed_layer
 
-    def take(self, images: torch.LongTensor) -> "InfinityScaleModel":
+    def take(self, images: torch.LongTensor) -> Self:
         """See `ScaleModel.take`."""
-        other = copy.copy(self)
-        other.conditions, other._guidance = self.conditions.take(images), self._guidance.clone()
+        other = super().take(images)
+        other._guidance = self._guidance.clone()
         return other
 
-    def put(self, images: torch.LongTensor, other: "InfinityScaleModel") -> bool:
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
         """See `ScaleModel.put`."""
         self._numbers = other._numbers
         self._guidance.copy_(other._guidance)
-        return self.conditions.put(images, other.conditions)
-
-    def merge_prompts(self, prompts: Names = None, negatives: Names = None) -> None:
-        """Prefill equal conditions once; see `Conditions.merge`."""
-        self.conditions.merge(prompts, negatives)
+        return super().put(images, other)
 
     def _fed(self, scale: int) -> slice:
         first = sum(self.cells[:scale])
@@ -106,20 +98,16 @@ class InfinityScaleModel:
         config, scale = self.transformer.config, len(latents)
         # With latents, images of equal conditions differ; so do the halves of rows that are mixed.
         mix = self._mix(scale, self.groups)
-        condition, copies = self.conditions.to_prefill(batch_size, shared=not latents and mix is None)
         fed = self._fed(scale)
-        cache = GrowingCache(
+        cache, condition, copies = self.open_prefill(
+            GrowingCache,
+            batch_size,
             config.num_layers,
-            len(next(iter(condition.values()))),
             config.num_attention_heads,
-            self.transformer.head_dim,
-            prefix=0,
             # No later scale reads the last one.
             slots=sum(fed_cells(self.cells, pruned)[:-1]),
-            filled=fed.stop if self.compact else None,
-            groups=self.groups,
-            dtype=self.transformer.dtype,
-            device=self.device,
+            filled=fed.stop,
+            shared=not latents and mix is None,
         )
         levels, inputs = self._levels[: fed.stop], None
         if latents:

@@ -1,7 +1,7 @@
 """A Llama decoder over continuous tokens in raster order with a head that denoises the next token, like SphereAR
 (https://arxiv.org/abs/2509.24335) and NextStep-1 (https://arxiv.org/abs/2508.10711)."""
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from diffusers import ConfigMixin
@@ -10,7 +10,7 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.cache import SlotCache
-from ...models.conditions import Names, check_raster, spread
+from ...models.conditions import check_raster, spread
 from ...models.denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
 from ...models.layers import Linear, additive, heads_per_key, init_normal
 from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
@@ -171,6 +171,7 @@ class LatentLlamaModel(PrefixModel):
     """
 
     kind: ClassVar[Literal["causal_latents"]] = "causal_latents"
+    companions = ("drafter",)
 
     def __init__(
         self,
@@ -187,30 +188,13 @@ class LatentLlamaModel(PrefixModel):
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
 
-    def merge_prompts(self, prompts: Names = None) -> None:
-        super().merge_prompts(prompts)
-        if self.drafter is not None:
-            self.drafter.merge_prompts(prompts)
-
-    def take(self, images: torch.LongTensor) -> Self:
-        """See `LatentModel.take`."""
-        other = super().take(images)
-        if self.drafter is not None:
-            other.drafter = self.drafter.take(images)
-        return other
-
-    def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
-        if self.drafter is not None and other.drafter is not None:
-            self.drafter.put(images, other.drafter)
-        return super().put(images, other)
-
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
         """A cache with the condition in it, and the conditions [G, B, C] of position 0; see
         `CausalLatentModel.prefill`."""
         config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
-        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch)
+        room = {"slots": self.num_tokens, "scratch": scratch}
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, **room)
         conditions = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),

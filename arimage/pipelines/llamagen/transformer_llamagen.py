@@ -217,9 +217,6 @@ class LlamaGenTokenModel(PrefixModel):
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
 
-    # Images do not continue a frame.
-    context = None
-
     def __init__(
         self,
         transformer: nn.Module,
@@ -243,9 +240,8 @@ class LlamaGenTokenModel(PrefixModel):
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
-        cache, condition, copies = self.open_prefill(
-            SlotCache, batch_size, config.num_layers, heads, scratch, slots=slots
-        )
+        room = {"slots": slots or self.num_tokens, "scratch": scratch}
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, **room)
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),

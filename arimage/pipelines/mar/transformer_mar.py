@@ -1,7 +1,6 @@
 """The transformer of MAR (https://arxiv.org/abs/2406.11838): masked generation of continuous tokens in any order,
 conditioned on a class."""
 
-import copy
 from collections.abc import Hashable
 from typing import ClassVar, Literal
 
@@ -12,6 +11,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
+from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions
 from ...models.denoising_head import diffusion_tables
 from ...models.layers import Linear, additive, attend
@@ -149,7 +149,7 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         return self.decoder_projection(self.encoder_norm(hidden))
 
 
-class MARLatentModel:
+class MARLatentModel(BoundNetwork):
     """A `MARTransformer` and its head with the classes of one call, as a `MaskedLatentModel` (see
     `arimage.decoding.contract.models`).
 
@@ -163,6 +163,7 @@ class MARLatentModel:
     """
 
     kind: ClassVar[Literal["masked_latents"]] = "masked_latents"
+    companions, reads_values = ("drafter",), True
 
     def __init__(
         self,
@@ -174,31 +175,17 @@ class MARLatentModel:
         guided: bool = False,
         drafter: "MARLatentModel | None" = None,
     ):
-        self.transformer, self.head, self.network = transformer, head, transformer
-        self.drafter = drafter
-        self.groups, self.device = 2 if guided else 1, class_labels.device
         config = transformer.config
-        self.num_tokens, self.dim = config.grid_size**2, config.token_dim
-        self.layout = layout
         if guided:
             class_labels = torch.cat([class_labels, torch.full_like(class_labels, config.num_classes)])
-        self.conditions = Conditions({"class_labels": class_labels}, self.groups)
+        super().__init__(transformer, Conditions({"class_labels": class_labels}, 1 + guided))
+        self.transformer, self.head, self.drafter, self.layout = transformer, head, drafter, layout
+        self.num_tokens, self.dim = config.grid_size**2, config.token_dim
 
     @property
     def put_key(self) -> Hashable:
         """See `LatentModel.put`."""
-        return self.network, self.head, self.conditions.key
-
-    def take(self, images: torch.LongTensor) -> "MARLatentModel":
-        """See `LatentModel.take`."""
-        other = copy.copy(self)
-        other.conditions = self.conditions.take(images)
-        other.drafter = None if self.drafter is None else self.drafter.take(images)
-        return other
-
-    def put(self, images: torch.LongTensor, other: "MARLatentModel") -> bool:
-        """See `LatentModel.put`."""
-        return self.conditions.put_values(images, other.conditions)
+        return super().put_key, self.head
 
     def forward(
         self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False

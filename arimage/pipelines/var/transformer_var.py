@@ -1,8 +1,7 @@
 """The transformer of VAR (https://arxiv.org/abs/2404.02905): next-scale prediction with adaptive layer norms,
 conditioned on a class or, as an extension, on text."""
 
-import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -14,8 +13,9 @@ from torch import nn
 
 from ...kernels.step.modulated import modulated
 from ...kernels.step.unit_heads import unit_heads
+from ...models.bound import BoundNetwork
 from ...models.cache import GrowingCache
-from ...models.conditions import Conditions, Names, put_codebook, spread, with_unconditional
+from ...models.conditions import Conditions, spread, with_unconditional
 from ...models.layers import Linear, attend, init_normal
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import (
@@ -151,6 +151,10 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.head_modulation = Linear(hidden_size, 2 * hidden_size)
         self.head = Float32Linear(hidden_size, vocab_size)
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.hidden_size // self.config.num_attention_heads
 
     @property
     def step_parts(self) -> nn.ModuleList:
@@ -294,7 +298,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         return self(inputs, levels=levels, mask=mask, condition=condition)
 
 
-class VARScaleModel:
+class VARScaleModel(BoundNetwork):
     """A `VARTransformer` with the conditions of one call, as a `ScaleModel` (see `arimage.decoding.contract.models`).
 
     Args:
@@ -308,8 +312,7 @@ class VARScaleModel:
     kind: ClassVar[Literal["scales"]] = "scales"
     guidance_schedule: ClassVar[Literal["linear", "constant"]] = "linear"
     prunes: ClassVar[bool] = True
-    # See `Cache`.
-    compact = False
+    companions = ("refiner",)
 
     def __init__(
         self,
@@ -321,45 +324,19 @@ class VARScaleModel:
         refiner: "VARScaleModel | None" = None,
     ):
         condition = with_unconditional(condition) if guided else condition
-        self.transformer, self.vq, self.groups = transformer, vq, 2 if guided else 1
-        self.conditions = Conditions(condition, self.groups, seen=transformer.prefix_mask(**condition))
+        conditions = Conditions(condition, 1 + guided, transformer.prefix_mask(**condition), alike=True)
+        super().__init__(transformer, conditions, vq.code_vectors().float())
+        self.transformer, self.vq, self.refiner = transformer, vq, refiner
         self.scales: tuple[tuple[int, ...], ...] = tuple((side, side) for side in transformer.config.scales)
         self.scale_sizes: tuple[int, ...] = tuple(side**2 for side in transformer.config.scales)
         self.num_tokens = sum(self.scale_sizes)
         self.vocab_size = transformer.config.vocab_size
-        self.refiner, self.network = refiner, transformer
-        self.device = next(iter(condition.values())).device
-        self.codebook = vq.code_vectors().to(self.device, torch.float32)
         self._levels = transformer.levels(self.device)
 
     @property
     def condition(self) -> dict[str, torch.Tensor]:
         """Arguments of the transformer's `embed_condition` for every row."""
         return self.conditions.values
-
-    @property
-    def put_key(self) -> Hashable:
-        """See `ScaleModel.put`."""
-        return self.network, self.conditions.key
-
-    def take(self, images: torch.LongTensor) -> "VARScaleModel":
-        """See `ScaleModel.take`."""
-        other = copy.copy(self)
-        other.conditions = self.conditions.take(images)
-        other.refiner = None if self.refiner is None else self.refiner.take(images)
-        return other
-
-    def put(self, images: torch.LongTensor, other: "VARScaleModel") -> bool:
-        """See `ScaleModel.put`."""
-        put_codebook(self, other)
-        return self.conditions.put(images, other.conditions)
-
-    def merge_prompts(self, prompts: Names = None) -> None:
-        """Prefill equal conditions once; see `Conditions.merge`."""
-        # The embeddings of all rows without a condition are equal.
-        self.conditions.merge(prompts, [None] * self.conditions.images)
-        if self.refiner is not None:
-            self.refiner.merge_prompts(prompts)
 
     def _tokens(self, scale: int) -> slice:
         first = sum(self.scale_sizes[:scale])
@@ -374,21 +351,18 @@ class VARScaleModel:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last
         of them; see `ScaleModel.prefill`."""
         config = self.transformer.config
-        # With latents, images of equal conditions differ.
-        condition, copies = self.conditions.to_prefill(batch_size, shared=not latents)
-        prefix_mask, fed = self.transformer.prefix_mask(**condition), self._tokens(len(latents))
-        cache = GrowingCache(
+        fed = self._tokens(len(latents))
+        cache, condition, copies = self.open_prefill(
+            GrowingCache,
+            batch_size,
             config.num_layers,
-            len(next(iter(condition.values()))),
             config.num_attention_heads,
-            config.hidden_size // config.num_attention_heads,
-            prefix=self.conditions.length,
             slots=sum(fed_cells(self.scale_sizes, pruned)),
-            filled=fed.stop if self.compact else None,
-            groups=self.groups,
-            dtype=self.transformer.dtype,
-            device=self.device,
+            filled=fed.stop,
+            # With latents, images of equal conditions differ.
+            shared=not latents,
         )
+        prefix_mask = self.transformer.prefix_mask(**condition)
         levels = self._levels[: fed.stop]
         everything = prefix_mask is None and not latents
         logits = self.transformer(

@@ -1,0 +1,127 @@
+"""What the models of all kinds share: a network with the conditions of the images of one call."""
+
+import copy
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+
+from .conditions import Conditions, Names
+
+
+class BoundNetwork:
+    """Base of the models in `arimage.decoding.contract.models`.
+
+    Args:
+        network: runs the forward passes: a transformer, or what `torch.compile` made of it.
+        conditions: the `Conditions` of the images.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], on any device, since that may be offloaded.
+
+    Attributes:
+        companions: the names of attributes that are models bound to the same images, or None.
+        reads_values: whether every forward pass reads the values of the conditions, and not the prefill alone.
+        device: where its tensors live.
+        groups: 1, or 2 under guidance.
+    """
+
+    companions: ClassVar[tuple[str, ...]] = ()
+    reads_values: ClassVar[bool] = False
+
+    # A tensor in some models, None in others.
+    codebook: Any
+    # See `Cache`.
+    compact = False
+
+    def __init__(self, network: Any, conditions: Conditions, codebook: torch.Tensor | None = None):
+        self.network, self.conditions, self.groups = network, conditions, conditions.groups
+        self.device = conditions.seen.device
+        self.codebook = None if codebook is None else codebook.to(self.device)
+
+    @property
+    def put_key(self) -> Hashable:
+        """See `TokenModel.put`."""
+        return self.network, self.conditions.key
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """See `TokenModel.take`."""
+        other = copy.copy(self)
+        other.conditions = self.conditions.take(images)
+        for name, companion in self._companions():
+            setattr(other, name, companion.take(images))
+        return other
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
+        if self.codebook is not None:
+            # It was looked up again: weights may have changed in place since.
+            self.codebook.copy_(other.codebook)
+        put = self.conditions.put_values if self.reads_values else self.conditions.put
+        replaced, theirs = put(images, other.conditions), dict(other._companions())
+        for name, companion in self._companions():
+            replaced |= name in theirs and companion.put(images, theirs[name])
+        return replaced
+
+    def merge_prompts(self, prompts: Names = None, negatives: Names = None) -> None:
+        """Prefill equal conditions once; see `Conditions.merge`."""
+        if not self.reads_values:
+            self.conditions.merge(prompts, negatives)
+        for _, companion in self._companions():
+            companion.merge_prompts(prompts, negatives)
+
+    def _companions(self) -> list[tuple[str, Any]]:
+        named = [(name, getattr(self, name)) for name in self.companions]
+        return [(name, companion) for name, companion in named if companion is not None]
+
+    def open_prefill(
+        self,
+        kind: type,
+        batch_size: int,
+        layers: int,
+        heads: int,
+        *,
+        slots: int,
+        filled: int = 0,
+        shared: bool = True,
+        **options,
+    ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
+        """An empty cache of this kind with so many `slots`, of which a prefill fills the first `filled`, and the
+        conditions that it computes; see `Conditions.to_prefill`.
+
+        Raises:
+            ValueError: if the model is bound to another number of images.
+        """
+        condition, copies = self.conditions.to_prefill(batch_size, shared)
+        cache = kind(
+            layers,
+            len(next(iter(condition.values()))),
+            heads,
+            self.network.head_dim,
+            prefix=self.conditions.length,
+            slots=slots,
+            filled=filled if self.compact else None,
+            groups=self.groups,
+            dtype=self.network.dtype,
+            device=self.device,
+            **options,
+        )
+        return cache, condition, copies
+
+
+class BoundTokenModel(BoundNetwork):
+    """Base of the models whose tokens have a `Layout`, which each has by one forward pass of its own unless it says
+    otherwise.
+
+    Args:
+        network, conditions, codebook: see `BoundNetwork`.
+        layout: the `Layout` of the tokens.
+    """
+
+    predicts_groups: ClassVar[bool] = False
+
+    drafter = context = None
+    denoises = False
+    block = 1
+
+    def __init__(self, network: Any, conditions: Conditions, layout, codebook: torch.Tensor | None = None):
+        super().__init__(network, conditions, codebook)
+        self.layout, self.num_tokens = layout, layout.num_tokens
