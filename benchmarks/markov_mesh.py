@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_text
+from arimage.decoding.contract.cache import Cache
 from arimage.eval.bench.deviation import deviation, token_places
 
 
@@ -23,7 +24,7 @@ WEIGHTS = (1.0, 1.0, 0.5, 0.5)
 
 
 @dataclass
-class MeshCache:
+class MeshCache(Cache):
     """Tokens and their positions by slot [B, S + 1]; the last slot takes padding."""
 
     tokens: torch.LongTensor

@@ -6,10 +6,11 @@ import copy
 import torch
 
 from arimage.decoding import Layout
+from arimage.decoding.contract.cache import Cache
 from arimage.models.denoising_head import diffusion_tables
 
 
-class VectorCache:
+class VectorCache(Cache):
     """The tokens that were fed, by slot [B, N + 1, D], and which slots were written; the last takes what is to be
     thrown away."""
 

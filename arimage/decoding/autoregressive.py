@@ -1,7 +1,7 @@
 """One token, or one block, per forward pass: the distribution that every exact decoding reproduces."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -9,7 +9,7 @@ from ..kernels.coupling import sample_at
 from ..kernels.cursor import close_step, open_step
 from .continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from .contract.distribution import Sampling
-from .contract.models import CausalLatentModel, TokenModel
+from .contract.models import CausalLatentModel, OrderedModel, TokenModel
 from .contract.noise import Purpose
 from .contract.state import CursorState, DecodingState
 from .contract.supports import DecodingMethod
@@ -32,7 +32,7 @@ def prefill(
         return *model.prefill(batch_size, scratch), none
     ranks = torch.arange(count, device=model.device)
     given = torch.where(ranks < known[:, None], forced[:, :count], -1)
-    return *model.prefill(batch_size, scratch, given), known  # pyright: ignore[reportCallIssue] in any order, see `TokenModel.prefill`
+    return *cast(OrderedModel, model).prefill(batch_size, scratch, given), known
 
 
 def decide_first(state: DecodingState, logits: torch.FloatTensor, known: torch.LongTensor | None = None) -> None:

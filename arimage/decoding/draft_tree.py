@@ -12,7 +12,7 @@ from .acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from .autoregressive import decide_first
 from .contract.distribution import Sampling
 from .contract.layout import Layout
-from .contract.models import Drafter, DraftModel, TokenModel
+from .contract.models import Drafter, DraftModel, FeatureModel, TokenModel
 from .contract.noise import Purpose, uniforms
 from .contract.settings import check_settings
 from .contract.state import CursorState
@@ -40,7 +40,7 @@ class DraftTreeState(CursorState):
     image_dims = {**CursorState.image_dims, "features": 1}
     settled = CursorState.settled | {"shape", "drafter", "drafter_cache", "accepts"}
 
-    model: TokenModel
+    model: FeatureModel
     shape: TreeShape
     fed_tokens: torch.LongTensor
     places: torch.LongTensor
@@ -104,7 +104,7 @@ class DraftTreeDecoding(DecodingMethod):
 
     def __post_init__(self):
         check_settings(self, {"depth": 1, "width": 1, "nodes": 1}, {"tree": get_args(Tree)}, largest=1024)
-        if self.drafter is not None and not callable(getattr(self.drafter, "bind", None)):
+        if self.drafter is not None and not isinstance(self.drafter, Drafter):
             raise ValueError(f"drafter is {self.drafter!r}: give a drafter for the model, or leave it out")
         check_acceptance(self)
 
@@ -123,10 +123,10 @@ class DraftTreeDecoding(DecodingMethod):
     def positions(self, layout: Layout) -> int | None:
         return self.nodes + 1 + self.depth * self.width
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> DraftTreeState:
+    def start(self, model: FeatureModel, sampling: Sampling, seeds: torch.LongTensor) -> DraftTreeState:
         width = min(self.width, model.vocab_size)
         shape = TreeShape(self.depth, width, self.nodes, model.num_tokens, model.device)
-        cache, logits, features = model.prefill(len(seeds), shape.nodes, return_features=True)  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
+        cache, logits, features = model.prefill(len(seeds), shape.nodes, return_features=True)
         trained = self._drafter(model)
         assert trained is not None
         drafter = trained.bind(model)
@@ -166,7 +166,7 @@ class DraftTreeDecoding(DecodingMethod):
             state.cache,
             visible=torch.cat([seen[:, :1, :size].expand(-1, shape.nodes + 1, -1), ancestors[..., 1:]], dim=2),
             slots=slots,
-            return_features=True,  # pyright: ignore[reportCallIssue] with a drafter, see `Drafter`
+            return_features=True,
         )
         after = tree.positions + 1
         probabilities = state.probabilities(logits, after, tree.ended)

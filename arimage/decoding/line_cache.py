@@ -6,7 +6,7 @@ import torch
 
 from .autoregressive import AutoregressiveState, decide_first, step_token
 from .contract.distribution import Sampling
-from .contract.models import TokenModel
+from .contract.models import RasterModel
 from .contract.settings import check_settings
 from .contract.state import attention_limit
 from .contract.supports import DecodingMethod
@@ -20,7 +20,7 @@ class LineCacheState(AutoregressiveState):
     rows: torch.LongTensor
 
     def limit_attention(self, steps: int, multiple: int = 64) -> None:
-        if not getattr(self.cache, "finds_ends", False):
+        if not self.cache.finds_ends:
             self.cache.limit = attention_limit(int(self.furthest) + steps, self.rows.shape[1], multiple)
 
 
@@ -53,7 +53,7 @@ class LineCacheDecoding(DecodingMethod):
     def __post_init__(self):
         check_settings(self, {} if self.lines is None else {"lines": 2})
 
-    def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> LineCacheState:
+    def start(self, model: RasterModel, sampling: Sampling, seeds: torch.LongTensor) -> LineCacheState:
         layout, batch = model.layout, len(seeds)
         slots = min(self.lines or max(8, layout.rows // 4), layout.rows) * layout.columns
         cache, logits = model.prefill(batch) if slots == layout.num_tokens else model.prefill(batch, slots=slots)

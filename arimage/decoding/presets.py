@@ -79,7 +79,7 @@ def decoding_to_dict(decoding: Decoding) -> dict:
     Raises:
         ValueError: if the decoding has a drafter of its own.
     """
-    if getattr(decoding, "drafter", None) is not None:
+    if isinstance(decoding, DraftTreeDecoding) and decoding.drafter is not None:
         raise ValueError("a drafter cannot be saved as a setting: register it as `pipe.drafter`")
     settings = {field.name: getattr(decoding, field.name) for field in dataclasses.fields(decoding)}
     parts = {

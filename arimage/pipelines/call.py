@@ -126,7 +126,8 @@ class GenerationCall:
     @property
     def layout(self) -> Layout:
         """The layout of the tokens, for a model that does not generate maps."""
-        layout = getattr(self.model, "layout", None)
+        assert self.model.kind != "scales"
+        layout = self.model.layout
         assert layout is not None
         return layout if self.images is None else layout.take(self.images)
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from arimage.decoding import Layout
+from arimage.decoding.contract.cache import Cache
 
 
-class TokenCache:
+class TokenCache(Cache):
     """The tokens that were fed, their positions and a number of their noise (0 is none), by slot [B, S + 1]; -1 was
     never written. The last slot takes what is to be thrown away."""
 

@@ -11,6 +11,7 @@ from arimage.decoding import (
     TreeJacobiDecoding,
     decode,
 )
+from arimage.decoding.contract.cache import Cache
 
 
 SHAPE = (3, 2, 3)
@@ -21,8 +22,8 @@ PREVIOUS = [
 ]
 
 
-class StillModel:
-    """A `TokenModel` whose every frame repeats the one before, `context` at first; it counts its forward passes."""
+class StillModel(Cache):
+    """A `TokenModel` whose every frame repeats the one before, `context` at first, and its cache."""
 
     kind = "tokens"
     predicts_groups = denoises = False

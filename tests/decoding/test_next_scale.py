@@ -19,6 +19,7 @@ from arimage.decoding import (
     decoding_from_name,
     next_scale,
 )
+from arimage.decoding.contract.cache import ImageCache
 from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
@@ -26,7 +27,7 @@ SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, 77])
 SIZES = {"1 2 of 3": ((1, 2), 3), "1 1 2 of 2": ((1, 1, 2), 2)}
 
 
-class FedCache:
+class FedCache(ImageCache):
     """How many scales were fed."""
 
     def __init__(self, scales):

@@ -17,6 +17,7 @@ from arimage.decoding import (
     ZipARDecoding,
     decode,
 )
+from arimage.decoding.contract.cache import Cache
 from arimage.kernels.coupling import couple_at, sample
 from arimage.models.llama_blocks import rotary_table
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -335,6 +336,13 @@ def test_rows_begin_a_window_apart(grid, window):
     assert decode(model, ZipARDecoding(window), Sampling(), SEEDS).forward_passes == columns + (rows - 1) * window
 
 
+class MeshCache(Cache):
+    """The tokens [B, S + 1] by slot; the last takes padding."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+
 class Mesh:
     """A `TokenModel` of any size whose tokens depend on those to the left and above, which must be visible."""
 
@@ -348,12 +356,13 @@ class Mesh:
         self.left, self.above = sharpness * tables
 
     def prefill(self, batch_size, scratch=0):
-        cache = torch.zeros(batch_size, self.num_tokens + scratch + 1, dtype=torch.long)
+        cache = MeshCache(torch.zeros(batch_size, self.num_tokens + scratch + 1, dtype=torch.long))
         return cache, torch.zeros(1, batch_size, self.vocab_size)
 
     def forward(self, tokens, positions, cache, *, visible=None, slots=None):
-        slots = torch.where(positions < 0, cache.shape[1] - 1, positions if slots is None else slots)
-        cache.scatter_(1, slots, tokens)
+        held = cache.tokens
+        slots = torch.where(positions < 0, held.shape[1] - 1, positions if slots is None else slots)
+        held.scatter_(1, slots, tokens)
         target, columns = positions + 1, self.layout.columns
         logits = torch.zeros(*positions.shape, self.vocab_size)
         for table, distance, inside in (
@@ -362,7 +371,7 @@ class Mesh:
         ):
             at = (target - distance).clamp(min=0)
             assert visible is None or visible.gather(2, at[..., None])[inside & (positions >= 0)].all()
-            logits += torch.where(inside[..., None], table[cache.gather(1, at)], 0)
+            logits += torch.where(inside[..., None], table[held.gather(1, at)], 0)
         return logits[None]
 
 

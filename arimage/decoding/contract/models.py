@@ -1,11 +1,11 @@
 """The interface between decodings and models: a Protocol for every kind of model."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, Self
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, Self, overload, runtime_checkable
 
 import torch
 
-from .cache import Cache
+from .cache import Cache, ImageCache
 from .layout import Layout
 
 
@@ -13,23 +13,54 @@ Kind = Literal["tokens", "scales", "vectors", "masked_latents", "causal_latents"
 """What a model generates, and how. Every model has one as its `kind`, which also narrows its type."""
 
 
-class TokenModel(Protocol):
-    """A model that predicts one token after another, bound to the conditions of the B images (or videos) of one call.
+class BoundModel(Protocol):
+    """A model of any kind, bound to the conditions of the B images (or videos) of one call.
+
+    Attributes:
+        num_tokens: N tokens per image.
+        device: where its tensors live.
+        network: the network that runs the forward passes; tables and measured times are stored per network.
+        compact: whether `prefill` returns a cache with only the slots that it fills, so that images which are `put`
+            into another cache take little memory of their own; `ImageCache.allocate` allocates the others. The loop
+            sets it. A model without a cache ignores it.
+    """
+
+    num_tokens: int
+    device: torch.device
+    network: object
+    compact: bool
+
+    @property
+    def put_key(self) -> Hashable:
+        """A call may use the memory and the CUDA graphs of an earlier call whose model has an equal key. None: those
+        of no other call."""
+        ...
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """The same model bound to the conditions of `images` [M], in this order."""
+        ...
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """Bind `images` [M] to the conditions of `other`, a model of M images with the same network, layout and
+        guidance, for later calls of `forward`; the caller puts the cache of `other` into the cache. Returns whether
+        tensors of this model were replaced rather than written in place."""
+        ...
+
+
+class TokenModel(BoundModel, Protocol):
+    """A model that predicts one token after another.
 
     Tokens are addressed by rank, the order in which they are generated; `layout` knows the place of each rank in the
     image. Logits have the dtype of the network.
 
     Attributes:
-        num_tokens: N tokens per image.
         vocab_size: V tokens, ids 0 .. V - 1.
-        layout: the `Layout` of the tokens.
+        layout: the `Layout` of the tokens. Where it has an order, the model is an `OrderedModel`.
         block: how many consecutive ranks are predicted together, 1 in most models; a divisor of N. A token is
             conditioned on the tokens before its block, so tokens of one block are independent of each other.
-        device: where its tensors live.
         codebook: the vectors of the tokens in the image tokenizer [V, D], for decodings that compare tokens by them;
             None where they are not known.
-        network: the network that runs the forward passes; tables and measured times are stored per network.
-        drafter: a `Drafter` trained for this model; None where there is none.
+        drafter: a `Drafter` trained for this model, which is then a `FeatureModel`; None where there is none.
         denoises: whether it is a `DenoisingModel`.
         predicts_groups: whether it is a `GroupModel`.
         context: int64 [B, rows * columns], the tokens of the frame before the first one, where the videos continue
@@ -38,12 +69,9 @@ class TokenModel(Protocol):
 
     kind: ClassVar[Literal["tokens"]]
     predicts_groups: ClassVar[bool]
-    num_tokens: int
     layout: Layout
     block: int
-    device: torch.device
     codebook: torch.Tensor | None
-    network: object
     denoises: bool
 
     @property
@@ -55,16 +83,11 @@ class TokenModel(Protocol):
     @property
     def context(self) -> torch.LongTensor | None: ...
 
-    def prefill(self, batch_size: int, scratch: int = 0, *, slots: int | None = None) -> tuple[Cache, torch.Tensor]:
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]:
         """Return a cache of N + `scratch` slots that holds the condition, and the logits [G, B, V] of rank 0; where
         `block` is larger than 1, the logits [G, B, block, V] of the first block.
 
-        A model in raster order, with single tokens, also takes `slots`, the number of slots in place of N: whole rows.
-        `forward` is then called with slots, each in the column of its token, and with `visible`.
-
-        G is 1, or 2 under guidance: conditional, then unconditional. A model whose layout has an order also takes
-        `given`, int64 [B, M]: the known tokens of the first ranks, padded with -1. The same forward pass writes them
-        to the cache, and the logits are those of the rank after them.
+        G is 1, or 2 under guidance: conditional, then unconditional.
         """
         ...
 
@@ -91,18 +114,64 @@ class TokenModel(Protocol):
         """
         ...
 
-    def take(self, images: torch.LongTensor) -> Self:
-        """The same model bound to the conditions of `images` [M], in this order."""
+
+class RasterModel(TokenModel, Protocol):
+    """A `TokenModel` of one grid of single tokens in raster order, whose cache may have fewer slots than the image has
+    tokens."""
+
+    def prefill(self, batch_size: int, scratch: int = 0, *, slots: int | None = None) -> tuple[Cache, torch.Tensor]:
+        """As `TokenModel.prefill`, with `slots` slots in place of N: whole rows. `forward` is then called with slots,
+        each in the column of its token, and with `visible`."""
         ...
 
-    def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """Bind `images` [M] to the conditions of `other`, a model of M images with the same network, layout and
-        guidance, for later calls of `forward`; the caller puts the cache of `other` into the cache. Returns whether
-        tensors of this model were replaced rather than written in place.
 
-        A model may have a `put_key`, all that such models have in common: then a call may use the memory and the CUDA
-        graphs of an earlier call whose model has an equal one. It may also be `compact`, see `Cache`.
-        """
+class OrderedModel(TokenModel, Protocol):
+    """A `TokenModel` whose layout has an order."""
+
+    def prefill(
+        self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
+    ) -> tuple[Cache, torch.Tensor]:
+        """As `TokenModel.prefill`, but the same forward pass writes the known tokens of the first ranks to the cache,
+        `given` [B, M], padded with -1; the logits are those of the rank after them."""
+        ...
+
+
+class FeatureModel(TokenModel, Protocol):
+    """A `TokenModel` with a drafter. Its methods can also return the features that the logits were computed from."""
+
+    @overload
+    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]: ...
+
+    @overload
+    def prefill(
+        self, batch_size: int, scratch: int = 0, *, return_features: Literal[True]
+    ) -> tuple[Cache, torch.Tensor, torch.Tensor]:
+        """As `TokenModel.prefill`; the third value is the features [G, B, D]."""
+        ...
+
+    @overload
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: Any,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+    ) -> torch.Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: Any,
+        *,
+        visible: torch.BoolTensor | None = None,
+        slots: torch.LongTensor | None = None,
+        return_features: Literal[True],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `TokenModel.forward`; the second value is the features [G, B, Q, D]."""
         ...
 
 
@@ -148,8 +217,8 @@ class GroupModel(TokenModel, Protocol):
         ...
 
 
-class ScaleModel(Protocol):
-    """A next-scale model of K token maps, from coarse to fine, bound to the conditions of the B images of one call.
+class ScaleModel(BoundModel, Protocol):
+    """A next-scale model of K token maps, from coarse to fine.
 
     Its input for a scale is made from latents [B, D, *shape], the sum of all maps before it. A bit of a model that
     predicts bits is a token of a vocabulary of 2; a cell of a map then has several tokens.
@@ -157,14 +226,12 @@ class ScaleModel(Protocol):
     Attributes:
         scales: the shape of each of the K maps in cells, (rows, columns) or (frames, rows, columns).
         scale_sizes: the number of tokens of each map.
-        num_tokens: N, the tokens of all maps together.
+        num_tokens: the tokens of all maps together.
         vocab_size: V tokens, ids 0 .. V - 1.
         guidance_schedule: what a single guidance scale s means at scale k: "linear" is 1 + (s - 1) k / (K - 1),
             "constant" is s.
-        device: where its tensors live.
         codebook: the vectors of the tokens in the image tokenizer [V, D], float32; None for a model that predicts
             bits.
-        network: the network that runs the forward passes.
         refiner: a smaller model of the same maps, bound to the same images, for collaborative decoding; None where
             there is none.
         prunes: whether `prefill` takes `pruned`.
@@ -175,10 +242,7 @@ class ScaleModel(Protocol):
     guidance_schedule: ClassVar[Literal["linear", "constant"]]
     scales: tuple[tuple[int, ...], ...]
     scale_sizes: tuple[int, ...]
-    num_tokens: int
     vocab_size: int
-    device: torch.device
-    network: object
 
     @property
     def codebook(self) -> torch.FloatTensor | None: ...
@@ -188,7 +252,7 @@ class ScaleModel(Protocol):
 
     def prefill(
         self, batch_size: int, latents: Sequence[torch.FloatTensor] = (), *, pruned: Mapping[int, float] | None = None
-    ) -> tuple[Any, torch.FloatTensor]:
+    ) -> tuple[ImageCache, torch.FloatTensor]:
         """Feed the scales 0 .. k in one forward pass, where `latents` holds the latents after each of the first k
         scales; return a cache that holds the condition and these scales, and the logits [G, B, n, V] of the n tokens
         of scale k.
@@ -218,42 +282,29 @@ class ScaleModel(Protocol):
         [B, D, *shape]."""
         ...
 
-    def take(self, images: torch.LongTensor) -> Self:
-        """The same model bound to the conditions of `images` [M], in this order."""
-        ...
 
-    def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
-        ...
-
-
-class VectorModel(Protocol):
-    """A distilled model that turns noise into the vectors of all N tokens in one forward pass, bound to the conditions
-    of the B images of one call. Its tokens come in levels: single tokens if its teacher is a raster model, maps if it
-    is a next-scale model.
+class VectorModel(BoundModel, Protocol):
+    """A distilled model that turns noise into the vectors of all N tokens in one forward pass. Its tokens come in
+    levels: single tokens if its teacher is a raster model, maps if it is a next-scale model.
 
     Attributes:
         offsets: how many tokens come before each level, followed by N.
-        num_tokens: N tokens per image.
         vocab_size: V tokens, ids 0 .. V - 1.
-        device: where its tensors live.
+        layout: the `Layout` of the tokens; None for maps.
         codebook: the vectors of the tokens in the image tokenizer [V, D], float32.
         codes_until: the checkpoint was tuned to use codes before this level and vectors from it on; None where it
             names none.
         noise: the noise that the images are generated from, float32 [B, N, D]; None derives it from their seeds.
-        network: the network that runs the forward passes.
         teacher: the model that it was distilled from, bound to the same images; None where there is none.
     """
 
     kind: ClassVar[Literal["vectors"]]
     offsets: Sequence[int]
-    num_tokens: int
     vocab_size: int
-    device: torch.device
+    layout: Layout | None
     codebook: torch.FloatTensor
     codes_until: int | None
     noise: torch.FloatTensor | None
-    network: object
 
     @property
     def teacher(self) -> TokenModel | ScaleModel | None: ...
@@ -264,33 +315,18 @@ class VectorModel(Protocol):
         undefined."""
         ...
 
-    def take(self, images: torch.LongTensor) -> Self:
-        """The same model bound to the conditions of `images` [M], in this order."""
-        ...
 
-    def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
-        ...
-
-
-class LatentModel(Protocol):
-    """A model of continuous tokens, bound to the conditions of the B images of one call. A token is a vector [D] that
-    a denoising head samples, given a conditioning vector from the network. It is a `MaskedLatentModel` or a
-    `CausalLatentModel`.
+class LatentModel(BoundModel, Protocol):
+    """A model of continuous tokens. A token is a vector [D] that a denoising head samples, given a conditioning vector
+    from the network. It is a `MaskedLatentModel` or a `CausalLatentModel`.
 
     Attributes:
-        num_tokens: N tokens per image.
         dim: D, the width of a token.
         layout: the `Layout` of the tokens.
-        device: where its tensors live.
-        network: the network that runs the forward passes.
     """
 
-    num_tokens: int
     dim: int
     layout: Layout
-    device: torch.device
-    network: object
 
     def denoise(
         self,
@@ -302,14 +338,6 @@ class LatentModel(Protocol):
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """Mean and standard deviation [B, Q, D] of the tokens [B, Q, D] after the denoising step `step` (0 is the
         last), given their conditions [G, B, Q, C] and guidance scales [B, 1 or Q, 1]. All in float32."""
-        ...
-
-    def take(self, images: torch.LongTensor) -> Self:
-        """The same model bound to the conditions of `images` [M], in this order."""
-        ...
-
-    def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
         ...
 
 
@@ -377,10 +405,9 @@ class CausalLatentModel(LatentModel, Protocol):
 Model = TokenModel | ScaleModel | VectorModel | MaskedLatentModel | CausalLatentModel
 
 
+@runtime_checkable
 class Drafter(Protocol):
-    """A small network that predicts further tokens from a model's features. A `TokenModel` with a drafter returns its
-    features on request: with `return_features=True`, `prefill` and `forward` return one more value, the features that
-    the logits were computed from, [G, B, D] and [G, B, Q, D]."""
+    """A small network that predicts further tokens from the features of a `FeatureModel`."""
 
     def bind(self, model: TokenModel) -> "DraftModel":
         """The drafter for the images that `model` is bound to."""

@@ -122,7 +122,7 @@ class DecodingState:
     def step_shape(self) -> Hashable:
         """A key of all that the host decides about the next step, such as its shapes: steps with equal keys launch the
         same kernels. None where the host reads the device, or allocates memory that stays."""
-        return getattr(self.cache, "limit", ())
+        return self.cache.limit
 
     @property
     def forward_passes(self) -> int:
@@ -222,10 +222,9 @@ class DecodingState:
         return [] if self.cache is None else [self.cache]
 
     def allocate(self) -> None:
-        """Allocate what steps need; see `Cache`."""
+        """Allocate what steps need; see `ImageCache`."""
         for cache in self.caches:
-            if hasattr(cache, "allocate"):
-                cache.allocate()
+            cache.allocate()
 
     @property
     def nbytes(self) -> int:
@@ -257,7 +256,7 @@ class DecodingState:
     def limit_attention(self, steps: int, multiple: int = 64) -> None:
         """Called by the loop on the host: limit attention to the slots that the next `steps` steps can use, rounded up
         to a `multiple`. Reads the device, unless forward passes find the end themselves."""
-        if self.reach is not None and not getattr(self.cache, "finds_ends", False):
+        if self.reach is not None and not self.cache.finds_ends:
             slot, stride = self.reach
             self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
 

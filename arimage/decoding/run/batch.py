@@ -3,7 +3,7 @@ is waiting."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -12,12 +12,27 @@ from ..contract.models import Model
 from ..contract.state import DecodingState, captured_multiple
 from ..contract.supports import Decoding
 from .kept import Kept, KeptStates, can_be_kept, key_of
+from .taker import StepTaker
 from .watch import INTERVAL, Watch
 
 
-Compiled = Callable[[Decoding, DecodingState], Callable[[DecodingState], None]]
-"""Returns the function that takes the steps of a state; a `CompiledSteps`, which also keeps states. Its `str` says
-how, see `DecodingState.time_steps`."""
+class Compiled(Protocol):
+    """What compiles or captures steps, a `CompiledSteps`. Its `str` says how, see `DecodingState.time_steps`.
+
+    Attributes:
+        compiles: whether steps are compiled; otherwise they are captured as they are.
+        kept: the states of finished calls that further calls use; None keeps none.
+    """
+
+    @property
+    def compiles(self) -> bool: ...
+
+    @property
+    def kept(self) -> KeptStates | None: ...
+
+    def __call__(self, decoding: Decoding, state: DecodingState) -> StepTaker:
+        """What takes the steps of `state`, which `decoding` has started."""
+        ...
 
 
 _T = TypeVar("_T")
@@ -69,8 +84,8 @@ class Batch:
         self.begins = self.steps = 0
         self.calls_per_pass: list[int] = []
         self._compiled = compiled
-        self._kept: KeptStates | None = getattr(compiled, "kept", None)
-        self._take_step: Callable[[DecodingState], None] | None = None
+        self._kept = None if compiled is None else compiled.kept
+        self._take_step: StepTaker | None = None
         self._watch: Any = None
         # Whether the state may be kept, and its `Kept.began`.
         self._keeps, self._captured_since = False, 0
@@ -98,9 +113,9 @@ class Batch:
     def how(self) -> str:
         """How steps were taken: "compiled"; "captured" if any were replayed from CUDA graphs, and no capture failed;
         else "eager"."""
-        if getattr(self._compiled, "compiles", False):
+        if self._compiled is not None and self._compiled.compiles:
             return "compiled"
-        return "captured" if self._replays and not getattr(self._take_step, "failed", False) else "eager"
+        return "captured" if self._replays and not self._failed else "eager"
 
     def begin(self, images: Images) -> None:
         """Prefill `images`, at most `room`, and assign rows to them.
@@ -140,11 +155,9 @@ class Batch:
         if self._kept is not None:
             # Another call may write its images over these, while this one decodes tokens to pixels.
             images = images.copy()
-        model: Any = images.model
-        if hasattr(model, "compact"):
-            model.compact = True
+        images.model.compact = True
         decoding = self.state.starter(self.decoding) if self.running else self.decoding
-        state = decoding.start(model, images.sampling, images.seeds)
+        state = decoding.start(images.model, images.sampling, images.seeds)
         if self._compiled is not None:
             state.stack_sampling()
         return state
@@ -174,10 +187,10 @@ class Batch:
         """One forward pass of the running images."""
         if not self._fixed and self.state.refillable:
             self._resize(len(self.running))
-        before, replays = self.state.head_calls, getattr(self._take_step, "replays", 0)
         assert self._take_step is not None
+        before, replays = self.state.head_calls, self._take_step.replays
         self._take_step(self.state)
-        self._replays += getattr(self._take_step, "replays", 0) - replays
+        self._replays += self._take_step.replays - replays
         self.calls_per_pass.append(self.state.head_calls - before)
         self.steps += 1
         if self.steps % INTERVAL == 0:
@@ -212,7 +225,7 @@ class Batch:
 
     def _keep(self) -> None:
         """Keep the state, whose rows are all idle, for further calls."""
-        if self._kept is None or not self._keeps or getattr(self._take_step, "failed", False):
+        if self._kept is None or not self._keeps or self._failed:
             return
         assert self._take_step is not None
         # The images may have been interrupted.
@@ -233,7 +246,7 @@ class Batch:
     def use(self, compiled: Compiled | None) -> None:
         """Take the further steps with `compiled`. If weights have changed since their graphs were captured, they are
         captured again."""
-        kept = getattr(compiled, "kept", None)
+        kept = None if compiled is None else compiled.kept
         if compiled is self._compiled and (kept is None or kept.cleared == self._captured_since):
             return
         self._compiled, self._kept = compiled, kept
@@ -244,7 +257,15 @@ class Batch:
 
     def _capture_again(self) -> None:
         self._captured_since = 0 if self._kept is None else self._kept.cleared
-        self._take_step = (self._compiled or _step_of)(self.decoding, self.state)
+        if self._compiled is None:
+            self._take_step = StepTaker(self.decoding.step)
+        else:
+            self._take_step = self._compiled(self.decoding, self.state)
+
+    @property
+    def _failed(self) -> bool:
+        """Whether a capture has failed."""
+        return self._take_step is not None and self._take_step.failed
 
     @property
     def _fixed(self) -> bool:
@@ -271,10 +292,6 @@ class Batch:
             self.state.limit_attention(steps)
         else:
             self.state.limit_attention(steps, captured_multiple(self.state.model.num_tokens))
-
-
-def _step_of(decoding: Decoding, state: DecodingState) -> Callable[[DecodingState], None]:
-    return decoding.step
 
 
 def run_batch(

@@ -18,11 +18,10 @@ from torch import nn
 from ..contract.state import DecodingState, LockstepState
 from ..contract.supports import Decoding
 from .kept import KeptStates
+from .taker import Step, StepTaker
 
 
 logger = logging.getLogger(__name__)
-
-Step = Callable[[DecodingState], None]
 
 # Uncaptured steps per shape, in which steps are compiled and libraries allocate their workspaces, and those of a shape
 # that an image may have only once.
@@ -110,8 +109,8 @@ class CompiledSteps:
                 self._weights, self._tensors = weights, [weakref.ref(each) for each in tensors]
         return not same
 
-    def __call__(self, decoding: Decoding, state: DecodingState) -> Step:
-        """The function that takes the steps of `state`, which `decoding` has started."""
+    def __call__(self, decoding: Decoding, state: DecodingState) -> StepTaker:
+        """What takes the steps of `state`, which `decoding` has started."""
         key, step = (type(decoding), len(state.seeds)), decoding.step
         with self._lock:
             if self.compiles:
@@ -119,7 +118,7 @@ class CompiledSteps:
                     self._compiled[key] = self._compile(type(decoding).step, state.seeds.is_cuda)
                 step = partial(self._compiled[key], decoding)
             if not state.seeds.is_cuda or key in self._eager:
-                return step
+                return StepTaker(step)
             device = state.seeds.device
             user = device, torch.cuda.current_stream(device).cuda_stream
             if user not in self._places:
@@ -158,7 +157,7 @@ class Capture:
     nbytes: int
 
 
-class CapturedStep:
+class CapturedStep(StepTaker):
     """Takes the steps of one state on a CUDA device: captures a CUDA graph per `DecodingState.step_shape`, and replays
     it from then on.
 
@@ -176,17 +175,13 @@ class CapturedStep:
     Args:
         step: the function to capture, which must not read the device.
         on_failure: called when a capture has failed.
-
-    Attributes:
-        failed: whether a capture has failed.
-        replays: how many steps were replays.
     """
 
     def __init__(self, step: Step, device: torch.device, place: Place, on_failure: Callable[[RuntimeError], None]):
-        self._step, self._device, self._place, self._on_failure = step, device, place, on_failure
+        super().__init__(step)
+        self._device, self._place, self._on_failure = device, place, on_failure
         self._captures: dict[Hashable, Capture] = {}
         self._taken = Counter()
-        self.failed, self.replays = False, 0
 
     @property
     def nbytes(self) -> int:

@@ -2,15 +2,15 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 
 from ..contract.distribution import OPTIONAL, ROWS
 from ..contract.state import DecodingState
 from ..contract.supports import Decoding
+from .taker import StepTaker
 from .watch import Watch
 
 
@@ -20,21 +20,21 @@ SHARE = 0.5
 
 @dataclass
 class Kept:
-    """A state whose images are all finished, the function that takes its steps, and its watch.
+    """A state whose images are all finished, what takes its steps, and its watch.
 
     Attributes:
         began: the `KeptStates.cleared` of the moment when its steps were compiled or captured.
     """
 
     state: DecodingState
-    take_step: Callable[[DecodingState], None]
+    take_step: StepTaker
     watch: Watch
     began: int
 
     @property
     def nbytes(self) -> int:
         """Its memory: the state and the graphs of its steps."""
-        return self.state.nbytes + getattr(self.take_step, "nbytes", 0)
+        return self.state.nbytes + self.take_step.nbytes
 
 
 class KeptStates:
@@ -96,15 +96,14 @@ def room_for(device: torch.device, kept: int) -> float:
 def can_be_kept(state: DecodingState) -> bool:
     """Whether further images may use the memory and the graphs of a state that has just been started: its steps can be
     captured, and its model says what they must have in common."""
-    return hasattr(state.model, "put_key") and not state.over and state.step_shape is not None
+    return state.model.put_key is not None and not state.over and state.step_shape is not None
 
 
 def key_of(decoding: Decoding, size: int, state: DecodingState) -> Hashable:
     """What images must have in common to use the memory and the graphs of a state with `size` rows after each
     other."""
-    models: Any = state.model
     structure = tuple((name, getattr(state, name)) for name in sorted(state.structure))
-    return decoding, size, models.put_key, state.shapes, structure, _settings(state), modes(state.seeds.device)
+    return decoding, size, state.model.put_key, state.shapes, structure, _settings(state), modes(state.seeds.device)
 
 
 def _settings(state: DecodingState) -> tuple:

@@ -1,10 +1,11 @@
 """Measures how far a decoding's tokens are from the model's distribution, and how many tokens it feeds the model."""
 
 import dataclasses
+from typing import cast
 
 import torch
 
-from ...decoding import Decoding, decode
+from ...decoding import Decoding, TokenModel, decode
 from ...pipelines.base import ARImagePipeline
 from .deviation import deviation, token_places
 from .measure import take
@@ -13,7 +14,7 @@ from .measure import take
 class CountedModel:
     """A `TokenModel` that counts in `fed` how many tokens it is fed."""
 
-    def __init__(self, model):
+    def __init__(self, model: TokenModel):
         self._model, self.fed = model, 0
 
     def __getattr__(self, name):
@@ -68,11 +69,13 @@ def judge(
         generators = [torch.Generator().manual_seed(seed + image) for image in range(start, start + count)]
         call = pipe.prepare(**batch, **sampling, generator=generators)
         model = call.model
-        counted = model if pipe.abilities.kind == "scales" else CountedModel(model)
+        counter = CountedModel(model) if model.kind == "tokens" else None
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
-        state = decode(counted, decoding, call.sampling, seeds)  # pyright: ignore[reportArgumentType] it has all that its model has
-        if isinstance(counted, CountedModel):
-            fed += int(counted.fed)
+        # The counter has all that its model has.
+        counted = model if counter is None else cast(TokenModel, counter)
+        state = decode(counted, decoding, call.sampling, seeds)
+        if counter is not None:
+            fed += int(counter.fed)
             passes += int((state.accepted_per_step()[1:] > 0).sum())
         places.append(token_places(model, call.sampling, state.tokens))
     found = deviation(*(torch.cat(parts) for parts in zip(*places, strict=True)))

@@ -58,7 +58,7 @@ def choose_decodings(
 
 def _variants(pipe: ARImagePipeline, text: str, windows: list[int]) -> dict[str, Decoding]:
     decoding, (_, settings) = pipe.as_decoding(text), parse_decoding(text)
-    if not windows or not hasattr(decoding, "window") or "window" in settings:
+    if not windows or "window" not in decoding.__dataclass_fields__ or "window" in settings:
         return {text: decoding}
     separator = "," if settings else ":"
     return {f"{text}{separator}window={window}": dataclasses.replace(decoding, window=window) for window in windows}

@@ -100,8 +100,8 @@ class HybridPipeline(ARImagePipeline):
     def preview(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [1, 3, H, W] that show the grid of the tokens so far [1, N] of one image: tokens with similar vectors
         have similar colours, and unknown ones are grey."""
-        grid, codebook = call.layout.current(tokens, tokens >= 0), getattr(call.model, "codebook", None)
-        assert codebook is not None
+        assert call.model.kind == "tokens" and call.model.codebook is not None
+        grid, codebook = call.layout.current(tokens, tokens >= 0), call.model.codebook
         axes = torch.randn(codebook.shape[1], 3, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         vectors = F.normalize(codebook[grid.clamp(min=0).to(codebook.device)].float(), dim=-1)
         colours = (

@@ -13,6 +13,7 @@ from arimage.decoding.run import batch
 from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
 from arimage.decoding.run.capture import WARM_UP, CompiledSteps
 from arimage.decoding.run.step_seconds import SIZES, TABLE, _time, step_seconds
+from arimage.decoding.run.taker import StepTaker
 from arimage.decoding.run.watch import INTERVAL
 from arimage.kernels.timings import table_path
 
@@ -133,6 +134,8 @@ def test_the_steps_that_run_are_timed(table_model):
     model, seeds, taken = table_model(grid=(2, 5), vocab_size=3), torch.arange(6), []
 
     class Compiled:
+        kept, compiles = None, True
+
         def __str__(self):
             return "compiled by a test"
 
@@ -141,7 +144,7 @@ def test_the_steps_that_run_are_timed(table_model):
                 taken.append((state, state.window))
                 decoding.step(state)
 
-            return step
+            return StepTaker(step)
 
     decoding = decoding_from_name("sjd-coupled", window="auto")
     measured = decode(model, decoding, Sampling(), seeds, compiled=Compiled())

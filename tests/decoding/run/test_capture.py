@@ -23,6 +23,7 @@ from arimage.decoding import (
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.batch import Batch, Images
 from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps, Place
+from arimage.decoding.run.taker import StepTaker
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 from arimage.pipelines.var.transformer_var import VARScaleModel
 
@@ -107,7 +108,7 @@ def test_every_window_has_a_graph_of_its_own(device, monkeypatch):
                 windows.append(state.window)
                 captured(state)
 
-            return step
+            return StepTaker(step)
 
     decoding = decoding_from_name("sjd-coupled", window="auto")
     expected = run(lambda place: llamagen(place, 8), decoding)

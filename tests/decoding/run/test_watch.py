@@ -27,8 +27,8 @@ def waits(monkeypatch):
         def synchronize(self):
             waits.append(len(recorded) - recorded[::-1].index(self) - 1 if self in recorded else None)
 
-    def pinned_zeros(*shape, dtype, pin_memory):
-        assert pin_memory
+    def pinned_zeros(*shape, dtype, device, pin_memory):
+        assert device == "cpu" and pin_memory
         return zeros(*shape, dtype=dtype)
 
     monkeypatch.setattr(watch.torch, "zeros", pinned_zeros)

@@ -9,6 +9,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name, decoding_names
+from arimage.decoding.contract.cache import Cache
 from arimage.eval.bench.deviation import deviation, token_places
 
 
@@ -17,7 +18,7 @@ EXACT = [
 ]
 
 
-class NoCache:
+class NoCache(Cache):
     def move(self, source, target):
         """Nothing is cached."""
 
