@@ -16,7 +16,7 @@ class CollaborativeState(ScaleState):
     """Adds to `ScaleState`: `drafted`, the latents after each scale of the large model, until that model is done.
     `model` and `cache` belong to the model in use."""
 
-    settled = ScaleState.settled | {"drafted"}
+    settled = frozenset({"drafted"})
 
     drafted: list[torch.FloatTensor] = field(default_factory=list)
 

@@ -38,7 +38,8 @@ class DraftTreeState(CursorState):
     """
 
     image_dims = {**CursorState.image_dims, "features": 1}
-    settled = CursorState.settled | {"shape", "drafter", "drafter_cache", "accepts"}
+    caches = ("cache", "drafter_cache")
+    settled = frozenset({"shape", "drafter", "accepts"})
 
     model: FeatureModel
     shape: TreeShape
@@ -49,18 +50,9 @@ class DraftTreeState(CursorState):
     drafter_cache: Any
     accepts: Accepts
 
-    @property
-    def caches(self) -> list[Any]:
-        return [self.cache, self.drafter_cache]
-
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        self.drafter_cache.put(rows, other.drafter_cache)
         self.accepts.put(other.accepts)
         return super().put(rows, other)
-
-    def select(self, rows: torch.LongTensor) -> None:
-        super().select(rows)
-        self.drafter_cache.expand(rows)
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:

@@ -53,7 +53,7 @@ def test_a_state_declares_what_belongs_to_a_call(family, monkeypatch):
         call(pipe, small(name), 1)
     assert states
     for state in states:
-        named = state.structure | state.renewed | state.settled | {"model", "sampling", "head_calls"}
+        named = {*state.caches, *state.structure, *state.renewed, *state.settled, "model", "sampling", "head_calls"}
         values = {name: value for name, value in vars(state).items() if value is not None}
         left = [name for name, value in values.items() if not isinstance(value, torch.Tensor) and name not in named]
         assert left == [], type(state)

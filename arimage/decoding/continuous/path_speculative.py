@@ -1,7 +1,7 @@
 """Speculative decoding of continuous tokens: a smaller model drafts denoising paths, and the model tests them."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -18,25 +18,13 @@ from .path_coupling import PathState, log_ratio, sample_again, sample_paths, sta
 class PathDraftState(PathState):
     """Adds to `PathState`: `draft_cache`, the cache of the drafter. Undecided positions do not hold paths."""
 
-    settled = PathState.settled | {"draft_cache"}
+    caches = ("cache", "draft_cache")
 
     draft_cache: Any
 
     @property
     def step_shape(self) -> None:
         return None
-
-    @property
-    def caches(self) -> list[Any]:
-        return [self.cache, self.draft_cache]
-
-    def select(self, rows: torch.LongTensor) -> None:
-        super().select(rows)
-        self.draft_cache.expand(rows)
-
-    def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        self.draft_cache.put(rows, other.draft_cache)
-        return super().put(rows, other)
 
 
 @dataclass(frozen=True)

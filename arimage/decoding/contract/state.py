@@ -1,116 +1,20 @@
-"""The state of a decoding: buffers that its steps write in place."""
+"""The state of a decoding: its data, how images enter it, what it reports, and what the loop asks of it."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Self
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from ...kernels.cursor import advance
-from .distribution import Sampling
-from .models import Model
+from .admission import Admission
+from .report import Report
 
 
 @dataclass
-class DecodingState:
-    """A batch of B images of N tokens that are being decoded. All tensors are allocated once and written in place.
-
-    Attributes:
-        model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
-        cache: the model's cache of this call.
-        token_buffer: int64 [B, N + spare], spare >= 1; the spare columns collect tokens after the end of the image,
-            which are discarded. See `tokens`.
-        finished: bool [B].
-        steps: int64 [B], the forward passes of the model so far, per image, prefill included; a finished image is no
-            longer counted.
-        accepted: int64 [N + 1, B], the number of tokens that each step of an image decided.
-        invalid: bool [B], whether any probabilities of the image were not finite.
-        head_calls: sequential calls of denoising heads so far; 0 for models without one.
-        image_dims: the batch dimension of those tensors where it is not the first.
-        shared: the tensors that all images share, which have no batch dimension.
-        structure: the values that steps are made for, hashable: images may use a state one after another only if these
-            are equal.
-        renewed: the values that further images bring with them, see `restart`.
-        settled: the values that follow from the decoding and the network, or that `put` of the class takes care of. A
-            field that holds no tensor is the model, the sampling settings, or in one of these three.
-        refillable: whether finished images may be replaced by others, see `put`.
-        student_passes: forward passes of a student that drafted these images at the start.
-    """
-
-    image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
-    shared: ClassVar[frozenset[str]] = frozenset()
-    structure: ClassVar[frozenset[str]] = frozenset()
-    renewed: ClassVar[frozenset[str]] = frozenset()
-    settled: ClassVar[frozenset[str]] = frozenset({"cache"})
-    # Set by decodings of models with a denoising head.
-    head_calls = 0
-    refillable: ClassVar[bool] = True
-    student_passes = 0
-
-    model: Model
-    sampling: Sampling
-    seeds: torch.LongTensor
-    cache: Any
-    token_buffer: torch.LongTensor
-    finished: torch.BoolTensor
-    steps: torch.LongTensor
-    accepted: torch.LongTensor
-    invalid: torch.BoolTensor
-
-    @classmethod
-    def open(
-        cls,
-        model: Model,
-        sampling: Sampling,
-        seeds: torch.LongTensor,
-        cache: Any,
-        *,
-        spare: int = 1,
-        **buffers,
-    ) -> Self:
-        """A state in which nothing is decided; `buffers` are the fields that a subclass adds."""
-        batch, size = len(seeds), model.num_tokens
-        return cls(
-            model=model,
-            sampling=sampling,
-            seeds=seeds,
-            cache=cache,
-            token_buffer=F.pad(seeds.new_full((batch, size), -1), (0, spare)),
-            finished=torch.zeros_like(seeds, dtype=torch.bool),
-            steps=torch.zeros_like(seeds),
-            accepted=seeds.new_zeros(size + 1, batch),
-            invalid=torch.zeros_like(seeds, dtype=torch.bool),
-            **buffers,
-        )
-
-    @property
-    def tokens(self) -> torch.LongTensor:
-        """Int64 [B, N] by rank: decided tokens and drafts; -1 where there is neither."""
-        return self.token_buffer[:, : self.model.num_tokens]
-
-    @property
-    def decided(self) -> torch.BoolTensor:
-        """Bool [B, N], which tokens are final: by default the first ones, as many as the steps decided."""
-        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
-        return ranks < self.accepted.sum(0)[:, None]
-
-    @property
-    def newest(self) -> torch.BoolTensor:
-        """Bool [B, N], which tokens the last step of each image decided."""
-        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
-        end = self.accepted.sum(0)[:, None]
-        return (ranks < end) & (ranks >= end - self.accepted.gather(0, self.steps[None] - 1).T)
-
-    @property
-    def replaceable(self) -> bool:
-        """Whether the `newest` tokens may be replaced, since nothing has been computed from them yet."""
-        return False
-
-    def replace(self, tokens: torch.LongTensor) -> None:
-        """Set the tokens to `tokens` [B, N], which may differ only in the `newest` ones."""
-        self.tokens.copy_(tokens)
+class DecodingState(Admission, Report):
+    """A batch of B images of N tokens that are being decoded: its `StateData`, `Admission` and `Report`, and what the
+    loop asks on the host between steps."""
 
     @property
     def over(self) -> bool:
@@ -125,129 +29,6 @@ class DecodingState:
         return self.cache.limit
 
     @property
-    def forward_passes(self) -> int:
-        """Forward passes of the model until every image was finished, prefill included. Reads the device."""
-        return int(self.steps.max())
-
-    def accepted_per_step(self) -> torch.LongTensor:
-        """Int64 [forward_passes, B] on the CPU: the number of tokens that each step of each image decided. Reads the
-        device."""
-        return self.accepted[: self.forward_passes].cpu()
-
-    def probabilities(
-        self,
-        logits: torch.Tensor,
-        positions: torch.LongTensor,
-        ended: torch.BoolTensor | None = None,
-        sampling: Sampling | None = None,
-    ) -> torch.FloatTensor:
-        """The `distribution`. An image with probabilities that are not finite becomes `invalid`, but where `ended`
-        [B, Q], at positions that were not fed and at those after the end of the image."""
-        return (sampling or self.sampling).probabilities(logits, positions, self.invalid, ended)
-
-    def distribution(
-        self, logits: torch.Tensor, positions: torch.LongTensor, sampling: Sampling | None = None
-    ) -> torch.FloatTensor:
-        """`Sampling.probabilities` with `sampling`, by default the state's; positions may be after the end of the
-        image."""
-        return (sampling or self.sampling).probabilities(logits, positions)
-
-    def write_tokens(self, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:
-        """Write `tokens` [B, Q] at `positions` [B, Q] where the mask [B, Q] is True."""
-        self.token_buffer.scatter_(1, torch.where(where, positions, self.model.num_tokens), tokens)
-
-    def record(self, accepted: torch.LongTensor) -> None:
-        """Count a step that decided `accepted` [B] tokens (0 for a finished image). Call it before `finished` is
-        updated."""
-        self.accepted.scatter_(0, self.steps[None], accepted[None])
-        self.steps += ~self.finished
-
-    def stack_sampling(self) -> None:
-        """Called by the loop before steps are compiled or captured: put the sampling settings into tensors, so that
-        the same steps serve images with others."""
-        self.sampling = self.sampling.as_stack(len(self.seeds), self.seeds.device)
-
-    def starter(self, decoding: Any) -> Any:
-        """The decoding to `start` further images with, so that they can be `put` into this state, which `decoding`
-        opened."""
-        return decoding
-
-    def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        """Replace the images in `rows` [M] with the images of `other`, a state of M images that the same decoding has
-        started with the same network. Everything is written in place, except for prompts or sampling settings that
-        there is no room for; in this case it returns True.
-
-        Raises:
-            ValueError: if the images have settings that cannot be in one batch with these.
-        """
-        sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
-        return self._put_images(rows, other) or self.sampling is not sampling
-
-    def restart(self, rows: torch.LongTensor, other: Self) -> bool:
-        """`put` into a state whose images are all finished."""
-        for name in self.renewed:
-            setattr(self, name, getattr(other, name))
-        return self.put(rows, other)
-
-    def finish(self) -> None:
-        """Finish all images as they are: further steps change nothing."""
-        self.finished.fill_(True)
-
-    def _put_images(self, rows: torch.LongTensor, other: Self) -> bool:
-        if other.cache is None:
-            self.cache = None
-        else:
-            self.cache.put(rows, other.cache)
-        for name, dim, values in self._per_image():
-            theirs = getattr(other, name)
-            if dim == 0 and values.ndim > 1:
-                # The states may have different numbers of spare columns.
-                values = values[:, : theirs.shape[1]]
-            values.index_copy_(dim, rows, theirs)
-        for name in self.shared:
-            getattr(self, name).copy_(getattr(other, name))
-        # Two calls of `decode` may have one model.
-        return self.model is not other.model and self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] of the same kind
-
-    def select(self, rows: torch.LongTensor) -> None:
-        """Make image j the former image `rows[j]`, [M], to drop images or to make room for others."""
-        for name, dim, values in list(self._per_image()):
-            setattr(self, name, values.index_select(dim, rows))
-        self.model, self.sampling = self.model.take(rows), self.sampling.take(rows)
-        self.cache.expand(rows)
-
-    @property
-    def caches(self) -> list[Any]:
-        """All caches that steps use."""
-        return [] if self.cache is None else [self.cache]
-
-    def allocate(self) -> None:
-        """Allocate what steps need; see `ImageCache`."""
-        for cache in self.caches:
-            cache.allocate()
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that the state holds: its tensors, those of its caches and of its sampling settings, and the
-        conditions of its images."""
-        return held_bytes(self)
-
-    @property
-    def shapes(self) -> tuple:
-        """The shapes of its tensors, but for the number of images, and their dtypes."""
-        return tuple(
-            (name, values.dtype, values.shape[:dim], values.shape[dim + 1 :])
-            for name, dim, values in self._per_image()
-        )
-
-    def _per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """The tensors with a batch dimension: name, batch dimension, tensor."""
-        for item in fields(self):
-            values = getattr(self, item.name)
-            if isinstance(values, torch.Tensor) and item.name not in self.shared:
-                yield item.name, self.image_dims.get(item.name, 0), values
-
-    @property
     def reach(self) -> tuple[torch.LongTensor, int] | None:
         """Exclusive upper bound [] of the cache slots in use, and how far one step can raise it; None where
         unknown."""
@@ -259,24 +40,6 @@ class DecodingState:
         if self.reach is not None and not self.cache.finds_ends:
             slot, stride = self.reach
             self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
-
-    def check(self, names: Sequence[Any] | None = None) -> None:
-        """Raise an error if any probabilities were not finite. Reads the device.
-
-        Args:
-            names: the name of the image in each row, None for an idle row; by default the index of the row.
-
-        Raises:
-            ValueError: naming the images.
-        """
-        names = range(len(self.seeds)) if names is None else names
-        broken = [names[row] for row in self.invalid.nonzero().flatten().tolist() if names[row] is not None]
-        if broken:
-            what, images = "tokens" if self.tokens.is_floating_point() else "logits", ", ".join(map(str, broken))
-            raise ValueError(
-                f"the {what} of the model are not finite (images {images} of the batch): check its weights, or load "
-                "it with dtype float32 or bfloat16"
-            )
 
     def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
         """Called by the loop on the host before the first step of a state. It may take steps with `take_step`, as all
@@ -337,27 +100,6 @@ class LockstepState(DecodingState):
     @property
     def step_shape(self) -> Hashable:
         return self.taken
-
-
-def held_bytes(*values: Any) -> int:
-    """The memory of all tensors in these objects, their attributes and containers, each storage once. The weights of
-    networks belong to others."""
-    waiting, seen, storages = list(values), set(), {}
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or isinstance(value, nn.Module | type):
-            continue
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-        elif isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list | tuple):
-            waiting += value
-        else:
-            waiting += getattr(value, "__dict__", {}).values()
-    return sum(storages.values())
 
 
 def not_finite(vectors: torch.Tensor) -> torch.BoolTensor:

@@ -39,7 +39,7 @@ class JacobiState(WindowState):
     """
 
     structure = WindowState.structure | {"levels", "guided"}
-    settled = WindowState.settled | {"accepts", "adaptive"}
+    settled = frozenset({"accepts", "adaptive"})
 
     accepts: Accepts
     adaptive: AdaptiveWindow | None
@@ -54,7 +54,7 @@ class JacobiState(WindowState):
         window, before = self.window, {}
 
         def start() -> Callable[[int], None]:
-            before.update({name: values.clone() for name, _, values in self._per_image()})
+            before.update({name: values.clone() for name, _, values in self.per_image()})
 
             def step(size: int) -> None:
                 resize_window(self, size)
