@@ -1,5 +1,5 @@
-"""A griffe extension: `__call__` as help() shows it. Shared parts of its docstring are filled in, and its shared arguments
-listed, when a pipeline is imported."""
+"""A griffe extension: `__call__` as help() shows it. Shared parts of its docstring are filled in, and its shared
+arguments listed, when a pipeline is imported."""
 
 import importlib
 import inspect
