@@ -2,12 +2,12 @@
 
 import shutil
 
-import published_layouts as layouts
 import pytest
 import torch
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.lpd import tiny as tiny_lpd
+from pipelines.randar.published import original_state
 from safetensors.torch import save_file
 
 from arimage import AutoPipeline
@@ -26,7 +26,7 @@ def published(request, tmp_path):
     folder = tmp_path / request.param
     if request.param == "randar":
         folder.mkdir()
-        save_file(layouts.randar_state(), folder / "randar.safetensors")
+        save_file(original_state(), folder / "randar.safetensors")
         (folder / "config.json").write_text('{"block_size": 36, "n_head": 4}')
     else:
         shutil.copytree(FOLDERS[request.param], folder)
@@ -38,7 +38,7 @@ def rewrite(folder, change):
     """Change the tensors of the model in a folder."""
     (file,) = [path for path in folder.iterdir() if path.suffix != ".json"]
     if file.suffix == ".safetensors":
-        state = layouts.randar_state()
+        state = original_state()
         change(state)
         save_file(state, file)
     else:

@@ -8,6 +8,7 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 
 import published_layouts as layouts
@@ -15,7 +16,7 @@ import pytest
 import torch
 import typer
 from huggingface_hub import snapshot_download
-from PIL import Image
+from pipelines.chameleon.published import chameleon_tokenizer
 from stand_in_hub import TOKEN, StandInHub
 from transformers import T5Config, T5EncoderModel
 
@@ -40,58 +41,12 @@ ANY_ORDER = [entry for entry in PUBLISHED if entry.family in ("arpg", "lpd", "ra
 LLAMAGEN, VAR = ([entry for entry in PUBLISHED if entry.family == family] for family in ("llamagen", "var"))
 # Their repositories hold several models.
 SEVERAL = ("llamagen", "var", "arpg", "randar")
-SMALL = {"height": 64, "width": 64}
-# Name or Hub id: what publishes a tiny one, how it is called, and the class of its pipeline.
-MODELS = {
-    "llamagen-c2i-b-256": (layouts.llamagen, {"class_labels": [1]}, "LlamaGenPipeline"),
-    "llamagen-t2i-xl-256": (layouts.llamagen_text, {"prompt": "heart"}, "LlamaGenPipeline"),
-    "var-d16-256": (layouts.var, {"class_labels": [1]}, "VARPipeline"),
-    "arpg-300m-256": (layouts.arpg, {"class_labels": [1]}, "ARPGPipeline"),
-    "mit-han-lab/lpd_l_256": (layouts.lpd, {"class_labels": [1]}, "LPDPipeline"),
-    "randar-0.3b-256": (layouts.randar, {"class_labels": [1]}, "RandARPipeline"),
-    "janus-1.3b": (layouts.janus("deepseek-ai/Janus-1.3B"), {"prompt": "a cat"}, "JanusPipeline"),
-    "janus-pro-1b": (layouts.janus("deepseek-ai/Janus-Pro-1B"), {"prompt": "a cat"}, "JanusPipeline"),
-    "deepseek-ai/Janus-Pro-7B": (layouts.janus("deepseek-ai/Janus-Pro-7B"), {"prompt": "a cat"}, "JanusPipeline"),
-    "deepseek-community/Janus-Pro-1B": (layouts.janus_of_transformers, {"prompt": "a cat"}, "JanusPipeline"),
-    "glm-image": (
-        layouts.glm_image,
-        {"prompt": "a cat", "height": 64, "width": 32, "num_inference_steps": 1},
-        "GlmImagePipeline",
-    ),
-    "emu3-gen": (layouts.emu3, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
-    "BAAI/Emu3-Gen-hf": (layouts.emu3_of_transformers, {"prompt": "a cat", "height": 32, "width": 40}, "Emu3Pipeline"),
-    "emu3.5-image": (layouts.emu35, {"prompt": "a cat", "height": 32, "width": 48}, "Emu35Pipeline"),
-    "mammothmoda2-preview": (
-        layouts.mammothmoda2,
-        {"prompt": "a cat", "token_grid": (10, 10), "num_inference_steps": 1} | SMALL,
-        "MammothModa2Pipeline",
-    ),
-    "lumina-mgpt-7b-512": (
-        layouts.lumina("Alpha-VLLM/Lumina-mGPT-7B-512"),
-        {"prompt": "a cat"} | SMALL,
-        "LuminaMGPTPipeline",
-    ),
-    "Alpha-VLLM/Lumina-mGPT-7B-768": (
-        layouts.lumina("Alpha-VLLM/Lumina-mGPT-7B-768"),
-        {"prompt": "a cat"} | SMALL,
-        "LuminaMGPTPipeline",
-    ),
-    "lumina-mgpt-2": (layouts.lumina_2, {"prompt": "a cat"} | SMALL, "LuminaMGPTPipeline"),
-    "anole-7b": (layouts.anole, {"prompt": "a cat"}, "AnolePipeline"),
-    "leloy/Anole-7b-v0.1-hf": (layouts.anole_of_transformers, {"prompt": "a cat"}, "AnolePipeline"),
-    "cosmos-4b": (layouts.cosmos, {"image": Image.new("RGB", (64, 48)), "num_frames": 9}, "CosmosPipeline"),
-}
-# What the tiny files need in place of the published settings.
-TINY = {
-    "llamagen-c2i-b-256": {"image_size": 24, "num_heads": 4},
-    "llamagen-t2i-xl-256": {"image_size": 16, "num_heads": 4},
-    "arpg-300m-256": {"image_size": 96, "num_heads": 4},
-    "lpd-l-256": {"num_heads": 4},
-    "randar-0.3b-256": {"image_size": 96, "num_heads": 4},
-    "anole-7b": {"image_size": 64},
-    "leloy/Anole-7b-v0.1-hf": {"image_size": 64},
-    "cosmos-4b": {"num_frames": 17, "height": 48, "width": 64},
-}
+# Name or Hub id: what publishes a tiny one, how it is called, the class of its pipeline, and what the tiny files need
+# in place of the published settings.
+MODELS = {}
+for file in sorted(Path(__file__).parents[1].glob("pipelines/*/published.py")):
+    MODELS |= import_module(f"pipelines.{file.parent.name}.published").MODELS
+TINY = {find_published(name).name: options for name, (*_, options) in MODELS.items() if options}
 
 
 @pytest.fixture
@@ -144,10 +99,10 @@ ALIKE = ("janus-1.3b", "deepseek-ai/Janus-Pro-7B", "Alpha-VLLM/Lumina-mGPT-7B-76
 def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish, tmp_path, caplog):
     hub, entry = publish(name), find_published(name)
     if entry.needs_chameleon:
-        layouts.chameleon_tokenizer(tmp_path / "home" / "arimage" / "chameleon-tokenizer")
+        chameleon_tokenizer(tmp_path / "home" / "arimage" / "chameleon-tokenizer")
     pipe = AutoPipeline.from_pretrained(name)
     pipe.set_progress_bar_config(disable=True)
-    _, call, class_name = MODELS[name]
+    _, call, class_name, _ = MODELS[name]
     images = pipe(**call, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
     image = images[0][0] if pipe.abilities.generates_video else images[0]
     assert type(pipe).__name__ == class_name and image.width >= 16
@@ -398,7 +353,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
 def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
     if entry.needs_chameleon:
-        layouts.chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
+        chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
     with pytest.raises(ConnectionError) as refusal:
         load_published(entry.name, cache_dir=tmp_path, local_files_only=True)
     said = str(refusal.value)
