@@ -17,7 +17,6 @@ from pipelines.mar import tiny as tiny_mar
 
 from arimage.decoding import PRESETS, Decoding
 from arimage.decoding.jacobi import speculative_jacobi
-from arimage.pipelines.mar.pipeline_mar import MARPipeline
 
 
 pytest.importorskip("triton", reason="triton is not installed, and its kernels are what runs on a card")
@@ -25,15 +24,7 @@ pytest.importorskip("triton", reason="triton is not installed, and its kernels a
 PROMPTS = ["a red heart", "a blue book, flat style", "tree", "cat", "a grinning cat face", "book", "green tree"]
 
 
-def mar_with_drafter() -> MARPipeline:
-    parts = {"drafter": tiny_mar.transformer(num_layers=1), "drafter_head": tiny_mar.head()}
-    pipe = MARPipeline(**{**tiny_mar.pipeline().components, **parts})
-    pipe.generation_config.update(tiny_mar.STEPS)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-FAMILIES = {**EVERY, "mar": mar_with_drafter}
+FAMILIES = {**EVERY, "mar": tiny_mar.pipeline_with_drafter}
 # Images of 256 and of 64 tokens.
 LARGE = {
     "arpg-large": lambda: tiny_arpg.pipeline(grid=16),

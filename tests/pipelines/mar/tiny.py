@@ -61,6 +61,14 @@ def pipeline() -> MARPipeline:
     return pipe
 
 
+def pipeline_with_drafter() -> MARPipeline:
+    parts = {"drafter": transformer(num_layers=1), "drafter_head": head()}
+    pipe = MARPipeline(**{**pipeline().components, **parts})
+    pipe.generation_config.update(STEPS)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 PIPELINES = {
     "mar": (pipeline, {"special"}),
 }
