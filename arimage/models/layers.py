@@ -32,6 +32,11 @@ class FeedForward(nn.Module):
         return self.dropout(hidden) if self.training else hidden
 
 
+def embed_known(embedding: nn.Module, tokens: torch.LongTensor) -> torch.Tensor:
+    """The embeddings of tokens [...], where -1 is not known yet: a zero vector is neutral."""
+    return embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
+
+
 def init_normal(network: nn.Module, std: float = 0.02) -> None:
     """Initialise the weights of all linear layers and embeddings with N(0, std), in place."""
     for module in network.modules():
@@ -51,6 +56,13 @@ def causal_mask(prefix_mask: torch.BoolTensor, count: int, first: int = 0) -> to
     # A hidden prefix position would see nothing and become NaN.
     mask.diagonal(first, dim1=1, dim2=2).fill_(True)
     return mask
+
+
+def check_heads(hidden_size: int, heads: int, multiple: int = 1) -> None:
+    """Refuse attention heads whose width is not a whole `multiple` of channels."""
+    if hidden_size % heads or hidden_size // heads % multiple:
+        width = "a whole number" if multiple == 1 else f"a multiple of {multiple}"
+        raise ValueError(f"hidden_size {hidden_size} over {heads} heads: the width of a head must be {width}")
 
 
 def heads_per_key(config) -> int:
@@ -103,3 +115,20 @@ def attend(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=group > 1
     )
     return attended[:, :, :1] if alone else attended
+
+
+def attend_heads(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    cache=None,
+    layer: int = 0,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """`attend` of [B, T, heads, D] each, whose keys and values are first written to the cache, if there is one:
+    [B, T, heads * D]."""
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+    if cache is not None:
+        key, value = cache.write(layer, key, value)
+    return attend(query, key, value, mask, scale).transpose(1, 2).flatten(2)

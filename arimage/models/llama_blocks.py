@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..kernels.rotary import rotate
-from ..kernels.step.qkv import qkv
-from .layers import FeedForward, Linear, attend, causal_mask, check_groups
-from .step import StepPlaces, attend_and_feed
+from .layers import FeedForward, Linear, attend_heads, causal_mask, check_groups
+from .rotary import frequencies_of, grid_turns
+from .step import StepPlaces, attend_and_feed, project
 
 
 def rotary_table(
@@ -18,17 +18,8 @@ def rotary_table(
     """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32. The first half of the angles depends on
     the row, the second on the column. The prefix rows are zero, so that condition tokens have zero queries and keys
     and attention averages them; with `prefix_keys` they rotate by nothing."""
-    quarter = head_dim // 4
-    frequencies = theta ** (-torch.arange(quarter, device=device, dtype=torch.float32) * 2.0 / (head_dim // 2))
-    row, column = (torch.arange(n, device=device, dtype=torch.float32) for n in grid)
-    angles = torch.cat(
-        [
-            torch.outer(row, frequencies)[:, None].expand(-1, grid[1], -1),
-            torch.outer(column, frequencies)[None].expand(grid[0], -1, -1),
-        ],
-        dim=-1,
-    ).flatten(0, 1)
-    table = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    places = [torch.arange(side, device=device, dtype=torch.float32) for side in grid]
+    table = grid_turns(places, [frequencies_of(head_dim // 2, theta, device)] * 2)
     table = F.pad(table, (0, 0, 0, 0, prefix, 0))
     if prefix_keys:
         table[:prefix, :, 0] = 1
@@ -60,10 +51,7 @@ class Attention(nn.Module):
         query, key, value = self.heads
         rotated, value = states.split([query + key, value], dim=2)
         query, key = rotate(rotated, rotary).split([query, key], dim=2)
-        query, key, value = (states.transpose(1, 2) for states in (query, key, value))
-        if cache is not None:
-            key, value = cache.write(layer, key, value)
-        hidden = self.out_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        hidden = self.out_proj(attend_heads(query, key, value, mask, cache, layer))
         return self.dropout(hidden) if self.training else hidden
 
 
@@ -83,22 +71,9 @@ class Block(nn.Module):
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` of the rows `hidden` [R, hidden_size] by the kernels of a step, in five launches if they are few,
         otherwise in place. `keys` and `values` are all those that the cache has of the layer."""
-        norm, layer = self.attention_norm, self.attention
-        query = qkv(
-            hidden,
-            norm.weight,
-            norm.eps,
-            layer.qkv_proj.weight,
-            at.table,
-            at.positions,
-            layer.head_dim,
-            keys,
-            values,
-            at.index,
-            layer.qkv_proj.scale,
-        )
-        rest = layer.out_proj, self.feed_forward_norm, self.feed_forward
-        return attend_and_feed(hidden, query, at, keys, values, *rest)
+        attention, rest = self.attention, (self.feed_forward_norm, self.feed_forward)
+        query = project(hidden, self.attention_norm, attention.qkv_proj, attention.head_dim, at, keys, values)
+        return attend_and_feed(hidden, query, at, keys, values, attention.out_proj, *rest)
 
 
 class CaptionProjection(nn.Module):
@@ -115,14 +90,6 @@ class CaptionProjection(nn.Module):
         return self.fc2(F.gelu(self.fc1(caption), approximate="tanh"))
 
 
-def check_heads(hidden_size: int, num_attention_heads: int) -> None:
-    """Refuse heads whose width does not suit the rotary embedding."""
-    if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
-        raise ValueError(
-            f"hidden_size {hidden_size} over {num_attention_heads} heads: the width of a head must be a multiple of 4"
-        )
-
-
 class ClassOrTextCondition:
     """The prefix of a transformer: a class or a text, as `conditioning` in its config says."""
 
@@ -133,15 +100,19 @@ class ClassOrTextCondition:
     def head_dim(self) -> int:
         return self.config.hidden_size // self.config.num_attention_heads
 
+    @property
+    def reads_text(self) -> bool:
+        return self.config.conditioning == "text"
+
     def add_condition(self) -> None:
         """Add the parameters of the condition."""
         config = self.config
-        if config.conditioning == "class":
-            self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
-        else:
+        if self.reads_text:
             self.caption_projection = CaptionProjection(
                 config.caption_dim, config.hidden_size, config.num_condition_tokens
             )
+        else:
+            self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
 
     def embed_condition(
         self,
@@ -157,7 +128,7 @@ class ClassOrTextCondition:
             prompt_embeds: [B, P, caption_dim], **left**-padded, for "text", with `prompt_attention_mask` [B, P].
             unconditional: bool [B], which images get the learned "no condition" in place of theirs.
         """
-        if self.config.conditioning == "class":
+        if not self.reads_text:
             if unconditional is not None:
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             return self.class_embedding(class_labels)[:, None]
@@ -168,7 +139,7 @@ class ClassOrTextCondition:
     def prefix_mask(self, class_labels=None, prompt_attention_mask=None, **_) -> torch.BoolTensor:
         """Which prefix positions are visible, bool [B, P]. As in the original, a prompt's positions stay visible
         without its text."""
-        if self.config.conditioning == "class":
+        if not self.reads_text:
             return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
         assert prompt_attention_mask is not None
         return prompt_attention_mask.bool()

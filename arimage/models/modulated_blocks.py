@@ -1,13 +1,16 @@
 """Layers of next-scale transformers, modulated by their condition."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ..kernels.linear import linear
-from .layers import Linear, attend
+from ..kernels.step.modulated import modulated
+from ..kernels.step.unit_heads import unit_heads
+from .layers import Linear, attend, attend_heads, init_normal
 
 
 NORM_EPS = 1e-6
@@ -34,14 +37,22 @@ def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -
 
 
 class Attention(nn.Module):
-    def __init__(self, hidden_size: int, num_heads: int, qk_norm: bool, dropout: float):
+    """Attention whose queries and keys may have one length, and the queries a learned factor per head.
+
+    Args:
+        qk_norm: whether they have.
+        first: the class of the layer that makes queries, keys and values.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, qk_norm: bool, dropout: float, first: type[Linear] = Linear):
         super().__init__()
         self.num_heads = num_heads
-        self.qkv_proj = Linear(hidden_size, 3 * hidden_size)
+        self.qkv_proj = first(hidden_size, 3 * hidden_size)
         self.out_proj = Linear(hidden_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
         width = hidden_size // num_heads
         # `rms_norm` makes vectors longer than unit vectors by the root of their width.
+        self.length = width**0.5
         self.softmax_scale = 1 / width if qk_norm else 0.25 / math.sqrt(width)
         self.log_query_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(4.0))) if qk_norm else None
 
@@ -52,23 +63,40 @@ class Attention(nn.Module):
             query, key = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:], eps=1e-24).unbind(2)
             query_scale = self.log_query_scale.clamp(max=math.log(100.0)).exp()
             query = query * query_scale[..., 0].to(query.dtype)
-        query, key, value = (states.transpose(1, 2) for states in (query, key, value))
-        if cache is not None:
-            key, value = cache.write(layer, key, value)
-        hidden = self.out_proj(attend(query, key, value, mask, self.softmax_scale).transpose(1, 2).flatten(2))
+        hidden = self.out_proj(attend_heads(query, key, value, mask, cache, layer, self.softmax_scale))
         return self.dropout(hidden) if self.training else hidden
+
+    def step(self, hidden, scale, shift, gate, mask, cache, layer, rotary=None):
+        """`forward` with `qk_norm`, the norm before it and the residual connection around it by the kernels of
+        `arimage.kernels.step`: [B, T, C]. The modulation is [B, 1, C] each."""
+        rows, (batch, count) = hidden.flatten(0, 1), hidden.shape[:2]
+        assert self.log_query_scale is not None
+        qkv = modulated(rows, *parameters(self.qkv_proj), eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0])
+        qkv = qkv.view(batch, count, 3, self.num_heads, -1)
+        keys, values = cache.open(layer, batch)
+        query = unit_heads(qkv, self.log_query_scale.flatten(), self.length, keys, values, cache.first, rotary)
+        key, value = (cached[:batch, :, : cache.length] for cached in (keys, values))
+        attended = attend(query.transpose(1, 2), key, value, mask, self.softmax_scale).transpose(1, 2)
+        attended = attended.reshape(rows.shape)
+        return modulated(attended, *parameters(self.out_proj), residual=rows, gate=gate[:, 0]).view_as(hidden)
 
 
 class FeedForward(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float, first: type[Linear] = Linear):
         super().__init__()
-        self.fc1 = Linear(hidden_size, intermediate_size)
+        self.fc1 = first(hidden_size, intermediate_size)
         self.fc2 = Linear(intermediate_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden):
         hidden = self.fc2(F.gelu(self.fc1(hidden), approximate="tanh"))
         return self.dropout(hidden) if self.training else hidden
+
+    def step(self, hidden, scale, shift, gate):
+        """See `Attention.step`."""
+        rows, modulation = hidden.flatten(0, 1), {"scale": scale[:, 0], "shift": shift[:, 0]}
+        inner = modulated(rows, *parameters(self.fc1), eps=NORM_EPS, **modulation, activation="gelu")
+        return modulated(inner, *parameters(self.fc2), residual=rows, gate=gate[:, 0]).view_as(hidden)
 
 
 class Offset(nn.Module):
@@ -84,6 +112,25 @@ class Offset(nn.Module):
 
 def parameters(layer: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.weight, layer.bias
+
+
+def init_modulated(network: Any, *embeddings: nn.Parameter) -> None:
+    """Initialise the `blocks` and the `head` of a network for training: N(0, 1 / (3 hidden_size)), also in
+    `embeddings`, modulations that start as those of a plain transformer, and a head of zeros."""
+    width = network.config.hidden_size
+    std = (3 * width) ** -0.5
+    init_normal(network, std)
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+    for embedding in embeddings:
+        nn.init.normal_(embedding, std=std)
+    for block in network.blocks:
+        for name, layer in block.named_modules():
+            if name.endswith(("out_proj", "fc2")):
+                layer.weight.data.div_((2 * len(network.blocks)) ** 0.5)
+        nn.init.ones_(block.modulation.bias[: 2 * width])
+    nn.init.zeros_(network.head.weight)
 
 
 class Float32Linear(nn.Linear):

@@ -1,7 +1,7 @@
 """Layers by the kernels of `arimage.kernels.step`, and which forward passes take them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..kernels.step import DTYPES, ENABLED, MOST_ROWS, WIDTH, has_kernels, has_many_rows
 from ..kernels.step.attention import attention
+from ..kernels.step.embedding import embedding
 from ..kernels.step.linear import linear
+from ..kernels.step.qkv import qkv
 from .layers import FeedForward, Linear
 from .mixin import ModelMixin
 from .quantized import QuantizedLinear
@@ -32,6 +34,70 @@ class StepPlaces:
     first: int
     slots: torch.LongTensor
     visible: torch.BoolTensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        cache,
+        table: torch.FloatTensor,
+        seen: torch.BoolTensor,
+        positions: torch.LongTensor,
+        slots: torch.LongTensor,
+        index: torch.LongTensor | None = None,
+        visible: torch.BoolTensor | None = None,
+    ) -> Self:
+        """The places of fed tokens [B, M]: `positions` in the table, `slots` up to which they see, and the `index` in
+        the cache that they are written to, by default that of the slots. `visible` is [B, M, K]."""
+        slots = slots.flatten()
+        return cls(
+            table=table,
+            positions=positions.flatten(),
+            index=cache.places[slots] if index is None else index,
+            seen=seen,
+            prefix=cache.prefix,
+            first=cache.first,
+            slots=slots,
+            visible=None if visible is None else visible.flatten(0, 1),
+        )
+
+
+def embed(
+    layer: nn.Embedding,
+    tokens: torch.LongTensor,
+    positions: torch.LongTensor,
+    cache,
+    table: torch.FloatTensor,
+    seen: torch.BoolTensor,
+    slots: torch.LongTensor | None = None,
+    visible: torch.BoolTensor | None = None,
+    places: torch.LongTensor | None = None,
+) -> tuple[torch.Tensor, StepPlaces]:
+    """The embeddings [R, hidden_size] of `tokens` [B, M] of all groups, and where they are; see `TokenModel.forward`.
+    `places` are the rows of the table, by default the `positions`."""
+    hidden, last, index = embedding(tokens, positions, slots, cache.places, layer.weight, cache.groups)
+    return hidden, StepPlaces.of(cache, table, seen, positions if places is None else places, last, index, visible)
+
+
+def product(layer: Linear, hidden: torch.Tensor, norm: Any = None) -> torch.Tensor:
+    """What a layer makes of the rows `hidden` [R, D], perhaps after a norm, in one launch."""
+    before = {} if norm is None else {"gain": norm.weight, "eps": norm.eps}
+    return linear(hidden, layer.weight, scale=layer.scale, **before)
+
+
+def project(
+    hidden: torch.Tensor,
+    norm: Any,
+    layer: Linear,
+    head_dim: int,
+    at: StepPlaces,
+    keys: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The queries [R, heads, head_dim] that a layer makes of the rows `hidden` after a norm. Its keys and values, if
+    there are any, are written to `keys` and `values`. See `arimage.kernels.step.qkv`."""
+    index = None if keys is None else at.index
+    turns = at.table, at.positions, head_dim
+    return qkv(hidden, norm.weight, norm.eps, layer.weight, *turns, keys, values, index, layer.scale)
 
 
 def attend_and_feed(
@@ -63,6 +129,19 @@ def runs_step(network: Any) -> bool:
     """Whether forward passes of any number of rows take the kernels of a step of a Llama decoder, see `runs_kernels`:
     `network` also has `head_dim`."""
     return runs_kernels(network, quantized=True) and network.head_dim in HEAD_DIMS
+
+
+def begins_step(
+    cache, *networks: Any, slots: torch.LongTensor | None = None, visible: torch.BoolTensor | None = None
+) -> bool:
+    """Whether the next forward pass of `networks` is a step, see `runs_step`, for which the cache then has all its
+    slots."""
+    # Slots of a tree say nothing about what they see.
+    steps = (slots is None or visible is not None) and all(map(runs_step, networks))
+    cache.leave_ends(steps)
+    if steps:
+        cache.allocate()
+    return steps
 
 
 def runs_kernels(network: Any, rows: int = 1, *, float32: bool = False, quantized: bool = False) -> bool:

@@ -13,16 +13,22 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
-from ...kernels.step.embedding import embedding
-from ...kernels.step.linear import linear
-from ...kernels.step.qkv import qkv
 from ...models.cache import SlotCache
 from ...models.conditions import check_image
-from ...models.layers import FeedForward, Linear, additive, attend, heads_per_key, init_normal
-from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
+from ...models.layers import (
+    FeedForward,
+    Linear,
+    additive,
+    attend,
+    check_heads,
+    embed_known,
+    heads_per_key,
+    init_normal,
+)
+from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
-from ...models.step import StepPlaces, attend_and_feed, runs_step
+from ...models.step import StepPlaces, attend_and_feed, begins_step, embed, product, project
 from ...schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
 
 
@@ -48,11 +54,8 @@ class QueryBlock(nn.Module):
 
     def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """`forward` by the kernels of a step; see `Block.step`."""
-        norm, layer = self.attention_norm, self.q_proj
-        turns = at.table, at.positions, self.head_dim
-        query = qkv(hidden, norm.weight, norm.eps, layer.weight, *turns, scale=layer.scale)
-        rest = self.out_proj, self.feed_forward_norm, self.feed_forward
-        return attend_and_feed(hidden, query, at, keys, values, *rest)
+        query, rest = project(hidden, self.attention_norm, self.q_proj, self.head_dim, at), (self.feed_forward,)
+        return attend_and_feed(hidden, query, at, keys, values, self.out_proj, self.feed_forward_norm, *rest)
 
 
 class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
@@ -110,7 +113,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         reads_words: Flag = False,
     ):
         super().__init__()
-        check_heads(hidden_size, num_attention_heads)
+        check_heads(hidden_size, num_attention_heads, 4)
         if num_layers % 2:
             raise ValueError(f"num_layers is {num_layers}: give an even number, half of it for each half")
         if reads_words and conditioning == "class":
@@ -182,8 +185,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
-            # A zero vector is neutral: the token is not known yet.
-            parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
+            parts.append(embed_known(self.token_embedding, tokens))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
         scores = additive(mask, hidden.dtype, heads_per_key(self.config))
         for layer, block in enumerate(self.blocks):
@@ -235,33 +237,23 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
             places, query_places: of the tokens and the queries in the image, [B, T] and [B, Q].
             sees, query_sees: up to which slot tokens and queries see, [B, T] and [B, Q]; None for that of each token.
         """
-        weight, norm = self.token_embedding.weight, self.memory_norm
-        hidden, last, index = embedding(tokens, positions, slots, cache.places, weight, cache.groups)
-        at = StepPlaces(
-            table=table,
-            positions=places.flatten(),
-            index=index,
-            seen=seen,
-            prefix=cache.prefix,
-            first=cache.first,
-            slots=last if sees is None else sees.flatten(),
-            visible=None if visible is None else visible.flatten(0, 1),
-        )
+        hidden, at = embed(self.token_embedding, tokens, positions, cache, table, seen, slots, visible, places)
+        asked = at.slots if query_sees is None else query_sees.flatten()
+        if sees is not None:
+            at = replace(at, slots=sees.flatten())
         for layer, block in enumerate(self.blocks):
             hidden = block.step(hidden, at, *cache.of_layer(layer))
         keys, values = memory = cache.of_layer(len(self.blocks))
-        layer, turns = self.memory_proj, (table, at.positions, self.head_dim)
-        qkv(hidden, norm.weight, norm.eps, layer.weight, *turns, keys, values, index, layer.scale)
+        project(hidden, self.memory_norm, self.memory_proj, self.head_dim, at, keys, values)
         queries = self.query_embedding.expand(cache.groups * query_places.numel(), -1)
         if self.place_embedding is None:
             queries = queries.contiguous()
         else:
             queries = queries + self.place_embedding(query_places.flatten()).repeat(cache.groups, 1)
-        asked = last if query_sees is None else query_sees.flatten()
         at = replace(at, positions=query_places.flatten(), slots=asked)
         for block in self.query_blocks:
             queries = block.step(queries, at, *memory)
-        return linear(queries, self.head.weight, gain=self.norm.weight, eps=self.norm.eps, scale=self.head.scale)
+        return product(self.head, queries, self.norm)
 
     def predict(
         self,
@@ -397,8 +389,7 @@ class ARPGTokenModel(PrefixModel):
         # Padding reads rank 0, and the last rank asks for itself.
         ranks = positions.clamp(min=0)
         asked = (ranks + 1).clamp(max=self.num_tokens - 1)
-        # Slots of a tree say nothing about what they see.
-        if (slots is None or visible is not None) and self._steps(cache):
+        if begins_step(cache, self.transformer, slots=slots, visible=visible):
             return self._step(tokens, positions, ranks, asked, cache, slots=slots, visible=visible)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
@@ -411,7 +402,7 @@ class ARPGTokenModel(PrefixModel):
         """See `GroupModel.forward_group`."""
         ranks = (rank + torch.arange(tokens.shape[1] + count, device=self.device)).expand(len(tokens), -1)
         fed, asked = ranks.split([tokens.shape[1], count], dim=1)
-        if self._steps(cache):
+        if begins_step(cache, self.transformer):
             last = fed[:, -1:]
             sees = {"sees": None if causal else last.expand_as(fed), "query_sees": last.expand_as(asked)}
             return self._step(tokens, fed, fed, asked, cache, **sees)
@@ -424,16 +415,9 @@ class ARPGTokenModel(PrefixModel):
         """See `GroupModel.guidance_progress`. The authors count the group itself."""
         return torch.full((count,), (rank + count) / self.num_tokens, device=self.device, dtype=torch.float32)
 
-    def _steps(self, cache: SlotCache) -> bool:
-        """Whether the next forward pass can be a step; see `runs_step`."""
-        steps = runs_step(self.transformer)
-        cache.leave_ends(steps)
-        return steps
-
     def _step(self, tokens, positions, ranks, asked, cache, **options) -> torch.Tensor:
         """Feed `tokens` [B, T] of `ranks` to the step of the transformer, with its `options`; return the logits of the
         ranks `asked` [B, Q]."""
-        cache.allocate()
         logits = self.transformer.step(
             tokens,
             positions,

@@ -17,8 +17,18 @@ from ...kernels.rotary import rotate
 from ...models.bound import BoundTokenModel
 from ...models.cache import SlotCache
 from ...models.conditions import Conditions, spread
-from ...models.layers import FeedForward, Linear, additive, attend, check_groups, heads_per_key, init_normal
+from ...models.layers import (
+    FeedForward,
+    Linear,
+    additive,
+    attend,
+    check_groups,
+    embed_known,
+    heads_per_key,
+    init_normal,
+)
 from ...models.mixin import ModelMixin
+from ...models.rotary import frequencies_of, grid_angles, grid_turns
 from ...schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 
 
@@ -34,15 +44,9 @@ def axis_widths(width: int) -> tuple[int, int, int]:
     return width - 2 * side, side, side
 
 
-def axis_table(shape: tuple[int, int, int], frequencies: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The angles [T, H, W, F] of every place in a grid, one tensor per axis with frequencies [F]."""
-    tables = []
-    for axis, (size, frequency) in enumerate(zip(shape, frequencies, strict=True)):
-        angles = torch.outer(torch.arange(size, device=frequency.device).to(frequency), frequency)
-        view = [1, 1, 1, -1]
-        view[axis] = size
-        tables.append(angles.view(view).expand(*shape, -1))
-    return tables
+def positions_in(shape: tuple[int, int, int], like: torch.Tensor) -> list[torch.Tensor]:
+    """The positions along each axis of a grid."""
+    return [torch.arange(size, device=like.device).to(like) for size in shape]
 
 
 def rotary_table(
@@ -51,14 +55,13 @@ def rotary_table(
     """Cosines and sines [T * H * W, head_dim / 2, 2] in float32 for a grid of (frames, rows, columns)."""
     frequencies = []
     for width, length in zip(axis_widths(head_dim), YARN_LENGTHS, strict=True):
-        frequency = theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+        frequency = frequencies_of(width, theta, device)
         if yarn:
             slow, fast = (2 * math.pi * turns / length for turns in (YARN_SLOW, YARN_FAST))
             kept = ((frequency - slow) / (fast - slow)).clamp(0, 1)
             frequency = frequency * (kept + (1 - kept) / YARN_SCALE)
         frequencies.append(frequency)
-    angles = torch.cat(axis_table(shape, frequencies), dim=-1).flatten(0, 2)
-    return torch.stack([angles.cos(), angles.sin()], dim=-1)
+    return grid_turns(positions_in(shape, frequencies[0]), frequencies)
 
 
 def position_table(width: int, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
@@ -68,7 +71,8 @@ def position_table(width: int, shape: tuple[int, int, int], device: torch.device
         10000 ** (-torch.arange(part // 2, dtype=torch.float64, device=device) / (part // 2))
         for part in axis_widths(width)
     ]
-    parts = [part for angles in axis_table(shape, frequencies) for part in (angles.sin(), angles.cos())]
+    tables = grid_angles(positions_in(shape, frequencies[0]), frequencies)
+    parts = [part for angles in tables for part in (angles.sin(), angles.cos())]
     return torch.cat([part.bfloat16() for part in parts], dim=-1).flatten(0, 2)
 
 
@@ -274,8 +278,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             texts = self.read_text(prompt_embeds)
             if cache is not None:
                 cache.texts = texts
-        # A zero vector is neutral: the token is not known yet.
-        hidden = self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
+        hidden = embed_known(self.token_embedding, tokens)
         scores = None if mask is None else additive(mask, hidden.dtype, heads_per_key(self.config))
         absolute = None if absolute is None else absolute.to(hidden.dtype)
         for layer, block in enumerate(self.blocks):

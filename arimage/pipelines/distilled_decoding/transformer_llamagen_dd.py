@@ -9,8 +9,8 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ...models.layers import Linear, additive, heads_per_key
-from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, check_heads
+from ...models.layers import Linear, additive, check_heads, heads_per_key
+from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm
 from ...models.mixin import ModelMixin
 from ...schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
 from ..llamagen.transformer_llamagen import LlamaGenTransformer
@@ -64,7 +64,7 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         place_embeddings: Flag = False,
     ):
         super().__init__()
-        check_heads(hidden_size, num_attention_heads)
+        check_heads(hidden_size, num_attention_heads, 4)
         self.add_condition()
         self.input_projection = Linear(codebook_dim, hidden_size)
         self.known_embedding = nn.Embedding(2, hidden_size)

@@ -8,7 +8,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ...models.layers import Linear
+from ...models.layers import Linear, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm
 from ...schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
@@ -70,10 +70,7 @@ class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         dropout: Share = 0.0,
     ):
         super().__init__()
-        if hidden_size % num_attention_heads:
-            raise ValueError(
-                f"hidden_size {hidden_size} is not a multiple of the {num_attention_heads} heads: change either"
-            )
+        check_heads(hidden_size, num_attention_heads)
         # One more than there are classes, as in the teacher.
         self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
         self.start_position = nn.Parameter(torch.zeros(1, 1, hidden_size))

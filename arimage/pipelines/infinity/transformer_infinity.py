@@ -12,12 +12,22 @@ from torch import nn
 
 from ...kernels.rotary import rotate
 from ...kernels.step.modulated import modulated
-from ...kernels.step.unit_heads import unit_heads
+from ...models import modulated_blocks
 from ...models.cache import GrowingCache
-from ...models.layers import Linear, attend, init_normal
+from ...models.layers import Linear, attend, attend_heads, check_heads
 from ...models.mixin import ModelMixin
-from ...models.modulated_blocks import NORM_EPS, Float32Linear, Offset, block_causal_mask, layer_norm, parameters
+from ...models.modulated_blocks import (
+    NORM_EPS,
+    FeedForward,
+    Float32Linear,
+    Offset,
+    block_causal_mask,
+    init_modulated,
+    layer_norm,
+    parameters,
+)
 from ...models.pruning import Pruning, only
+from ...models.rotary import frequencies_of, grid_turns
 from ...models.step import runs_kernels
 from ...schema import Count, Layers, Width, checked
 from .schedules import Grid, PixelClass, Schedule
@@ -26,17 +36,13 @@ from .schedules import Grid, PixelClass, Schedule
 def rotary_table(schedule: Schedule, head_dim: int, device: torch.device) -> torch.Tensor:
     """The cosines and sines [N, head_dim / 2, 2] of the cells of all maps, for `rotate`. Half of the angles are those
     of the rows, half those of the columns; every map is stretched onto the finest of the largest images."""
-    steps = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)
-    frequencies = 10000.0**-steps
-    tables = []
+    frequencies, tables = [frequencies_of(head_dim // 2, 10000.0, device)] * 2, []
     for grid in schedule.scales:
         places = [
             torch.round(torch.arange(length, dtype=torch.float32, device=device) * whole / length)
             for length, whole in zip(grid, schedule.whole, strict=True)
         ]
-        rows, columns = torch.meshgrid(*places, indexing="ij")
-        angles = torch.cat([place.flatten()[:, None] * frequencies for place in (rows, columns)], dim=1)
-        tables.append(torch.stack([angles.cos(), angles.sin()], dim=-1))
+        tables.append(grid_turns(places, frequencies))
     return torch.cat(tables)
 
 
@@ -64,25 +70,21 @@ class CastingLinear(Linear):
         return super().forward(hidden.to(self.weight.dtype))
 
 
-class Attention(nn.Module):
+class Attention(modulated_blocks.Attention):
+    """Attention of unit vectors, which are rotated, in float32."""
+
     def __init__(self, hidden_size: int, num_heads: int):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv_proj = CastingLinear(hidden_size, 3 * hidden_size)
-        self.out_proj = Linear(hidden_size, hidden_size)
+        super().__init__(hidden_size, num_heads, qk_norm=True, dropout=0.0, first=CastingLinear)
         self.log_query_scale = nn.Parameter(torch.full((num_heads,), math.log(4.0)))
+        self.length = self.softmax_scale = 1.0
 
     def forward(self, hidden, rotary, mask, cache, layer):
         qkv = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1))
         value = qkv[:, :, 2]
         query, key = F.normalize(qkv[:, :, :2].float(), dim=-1).unbind(2)
         query = query * self.log_query_scale.float().clamp(max=math.log(100.0)).exp()[:, None]
-        query, key, value = (
-            states.to(value.dtype).transpose(1, 2) for states in (rotate(query, rotary), rotate(key, rotary), value)
-        )
-        if cache is not None:
-            key, value = cache.write(layer, key, value)
-        return self.out_proj(attend(query, key, value, mask, 1.0).transpose(1, 2).flatten(2))
+        query, key = (rotate(states, rotary).to(value.dtype) for states in (query, key))
+        return self.out_proj(attend_heads(query, key, value, mask, cache, layer, self.softmax_scale))
 
 
 class CrossAttention(nn.Module):
@@ -105,15 +107,13 @@ class CrossAttention(nn.Module):
         attended = attend(query, key, value, mask.to(query.dtype))
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
-
-class FeedForward(nn.Module):
-    def __init__(self, hidden_size: int, intermediate_size: int):
-        super().__init__()
-        self.fc1 = CastingLinear(hidden_size, intermediate_size)
-        self.fc2 = Linear(intermediate_size, hidden_size)
-
-    def forward(self, hidden):
-        return self.fc2(F.gelu(self.fc1(hidden), approximate="tanh"))
+    def step(self, hidden, key, value, mask):
+        """`forward` and the residual connection around it by the kernels of `arimage.kernels.step`."""
+        rows, norm = hidden.flatten(0, 1), {"norm_weight": self.norm.weight, "norm_bias": self.norm.bias}
+        query = modulated(rows, *parameters(self.q_proj), eps=NORM_EPS, **norm)
+        query = query.view(*hidden.shape[:2], self.num_heads, -1)
+        attended = attend(query.transpose(1, 2), key, value, mask).transpose(1, 2).reshape(rows.shape)
+        return modulated(attended, *parameters(self.out_proj), residual=rows).view_as(hidden)
 
 
 class Block(nn.Module):
@@ -122,7 +122,7 @@ class Block(nn.Module):
         size = config.hidden_size
         self.attention = Attention(size, config.num_attention_heads)
         self.cross_attention = CrossAttention(size, config.num_attention_heads)
-        self.feed_forward = FeedForward(size, config.intermediate_size)
+        self.feed_forward = FeedForward(size, config.intermediate_size, 0.0, CastingLinear)
         self.modulation = Offset(6 * size)
 
     def forward(self, hidden, condition, text_mask, rotary, mask, cache=None, layer=0):
@@ -135,26 +135,10 @@ class Block(nn.Module):
 
     def step(self, hidden, condition, text_mask, rotary, mask, cache, layer):
         """`forward` by the kernels of `arimage.kernels.step`, in nine launches over few cells, 16 over many."""
-        *modulation, text_key, text_value = condition
-        gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
-        attention, cross, feed, shape = self.attention, self.cross_attention, self.feed_forward, hidden.shape[:2]
-        flat = hidden.flatten(0, 1)
-
-        qkv = modulated(flat, *parameters(attention.qkv_proj), eps=NORM_EPS, scale=scale1, shift=shift1)
-        qkv = qkv.view(*shape, 3, attention.num_heads, -1)
-        keys, values = cache.open(layer, len(hidden))
-        query = unit_heads(qkv, attention.log_query_scale, 1.0, keys, values, cache.first, rotary).transpose(1, 2)
-        key, value = (cached[: len(hidden), :, : cache.length] for cached in (keys, values))
-        attended = attend(query, key, value, mask, 1.0).transpose(1, 2).reshape(flat.shape)
-        flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
-
-        norm = {"norm_weight": cross.norm.weight, "norm_bias": cross.norm.bias}
-        query = modulated(flat, *parameters(cross.q_proj), eps=NORM_EPS, **norm).view(*shape, cross.num_heads, -1)
-        attended = attend(query.transpose(1, 2), text_key, text_value, text_mask).transpose(1, 2).reshape(flat.shape)
-        flat = modulated(attended, *parameters(cross.out_proj), residual=flat)
-
-        inner = modulated(flat, *parameters(feed.fc1), eps=NORM_EPS, scale=scale2, shift=shift2, activation="gelu")
-        return modulated(inner, *parameters(feed.fc2), residual=flat, gate=gate2).view_as(hidden)
+        gate1, gate2, scale1, scale2, shift1, shift2, key, value = condition
+        hidden = self.attention.step(hidden, scale1, shift1, gate1, mask, cache, layer, rotary)
+        hidden = self.cross_attention.step(hidden, key, value, text_mask)
+        return self.feed_forward.step(hidden, scale2, shift2, gate2)
 
 
 class TextPool(nn.Module):
@@ -209,12 +193,8 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         pixels: PixelClass = "1M",
     ):
         super().__init__()
-        for heads, multiple in ((num_attention_heads, 4), (num_pool_heads, 1)):
-            if hidden_size % heads or hidden_size // heads % multiple:
-                raise ValueError(
-                    f"hidden_size {hidden_size} does not give {heads} heads a multiple of {multiple} channels each: "
-                    "change either"
-                )
+        check_heads(hidden_size, num_attention_heads, 4)
+        check_heads(hidden_size, num_pool_heads)
         self.text_norm = Float32RMSNorm(caption_dim, eps=NORM_EPS)
         self.null_embedding = nn.Parameter(torch.zeros(num_text_tokens, caption_dim))
         self.text_pool = TextPool(caption_dim, hidden_size, num_pool_heads)
@@ -239,20 +219,8 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         return self.blocks
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 1 / (3 hidden_size)), modulations that start as those of a plain transformer,
-        and a head of zeros."""
-        std = (3 * self.config.hidden_size) ** -0.5
-        init_normal(self, std)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-        for embedding in (self.start_position, self.text_pool.query, self.null_embedding):
-            nn.init.normal_(embedding, std=std)
-        for block in self.blocks:
-            for projection in (block.attention.out_proj, block.cross_attention.out_proj, block.feed_forward.fc2):
-                projection.weight.data.div_((2 * len(self.blocks)) ** 0.5)
-            nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
-        nn.init.zeros_(self.head.weight)
+        """Initialise for training: see `init_modulated`."""
+        init_modulated(self, self.start_position, self.text_pool.query, self.null_embedding)
 
     def embed_condition(
         self,

@@ -12,11 +12,11 @@ from torch import nn
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, spread
 from ...models.denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
-from ...models.layers import Linear, additive, heads_per_key, init_normal
-from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
+from ...models.layers import Linear, additive, check_heads, heads_per_key, init_normal
+from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
-from ...models.step import StepPlaces, runs_step
+from ...models.step import StepPlaces, begins_step
 from ...schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
@@ -71,7 +71,7 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrT
         dropout: Share = 0.0,
     ):
         super().__init__()
-        check_heads(hidden_size, num_attention_heads)
+        check_heads(hidden_size, num_attention_heads, 4)
         self.add_condition()
         self.input_projection = Linear(token_dim, hidden_size)
         self.input_norm = RMSNorm(hidden_size, norm_eps)
@@ -208,20 +208,8 @@ class LatentLlamaModel(PrefixModel):
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: SlotCache) -> torch.Tensor:
         """Conditions [G, B, Q, C] of the positions after `positions`; see `CausalLatentModel.forward`."""
         table = self._rotary[self.conditions.length :]
-        steps = runs_step(self.transformer)
-        cache.leave_ends(steps)
-        if steps:
-            cache.allocate()
-            own = positions.flatten()
-            at = StepPlaces(
-                table=table,
-                positions=own,
-                index=cache.places[own],
-                seen=self.conditions.seen,
-                prefix=cache.prefix,
-                first=cache.first,
-                slots=own,
-            )
+        if begins_step(cache, self.transformer):
+            at = StepPlaces.of(cache, table, self.conditions.seen, positions, positions)
             conditions = self.transformer.step(tokens.repeat(self.groups, 1, 1), cache, at)
             return conditions.unflatten(0, (self.groups, -1))
         slots = cache.slots_of(positions, None)

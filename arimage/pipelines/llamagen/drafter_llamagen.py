@@ -7,13 +7,11 @@ from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from ...kernels.step.embedding import embedding
-from ...kernels.step.linear import linear
 from ...models.cache import SlotCache
 from ...models.layers import Linear, additive, heads_per_key
 from ...models.llama_blocks import Block, rotary_table
 from ...models.mixin import ModelMixin
-from ...models.step import StepPlaces, runs_step
+from ...models.step import StepPlaces, begins_step, embed, product
 from ...schema import Count, Epsilon, Positive, Share, Width, checked
 from .transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
@@ -94,7 +92,7 @@ class LlamaGenDrafter(ModelMixin, ConfigMixin):
 
     def step(self, embedded: torch.Tensor, features: torch.Tensor, cache: SlotCache, at: StepPlaces) -> torch.Tensor:
         """`forward` of rows [R, hidden_size] by the kernels of `arimage.kernels.step`, where `runs_step` allows it."""
-        hidden = linear(torch.cat([embedded, features], dim=-1), self.fc.weight, scale=self.fc.scale)
+        hidden = product(self.fc, torch.cat([embedded, features], dim=-1))
         return self.block.step(hidden, at, *cache.of_layer(0))
 
     def predict(
@@ -154,27 +152,13 @@ class LlamaGenDraftModel:
         """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see
         `DraftModel.forward`."""
         groups, transformer = self.model.groups, self.model.transformer
-        # Slots of a tree say nothing about what they see.
-        steps = (slots is None or visible is not None) and runs_step(self.drafter) and runs_step(transformer)
-        cache.leave_ends(steps)
-        if steps:
-            cache.allocate()
-            embedded, last, index = embedding(
-                tokens, positions, slots, cache.places, transformer.token_embedding.weight, groups
-            )
-            at = StepPlaces(
-                table=self._rotary,
-                positions=positions.flatten(),
-                index=index,
-                seen=features.new_empty(len(features) * features.shape[1], 0, dtype=torch.bool),
-                prefix=cache.prefix,
-                first=cache.first,
-                slots=last,
-                visible=None if visible is None else visible.flatten(0, 1),
-            )
+        if begins_step(cache, self.drafter, transformer, slots=slots, visible=visible):
+            seen = features.new_empty(len(features) * features.shape[1], 0, dtype=torch.bool)
+            layer, table = transformer.token_embedding, self._rotary
+            embedded, at = embed(layer, tokens, positions, cache, table, seen, slots, visible)
             hidden = self.drafter.step(embedded, features.flatten(0, 2), cache, at)
             features, shape = transformer.norm(hidden), (groups, *tokens.shape, -1)
-            logits = linear(features, transformer.head.weight, scale=transformer.head.scale)
+            logits = product(transformer.head, features)
             return logits.view(shape), features.view(shape)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)

@@ -10,21 +10,21 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.step import has_many_rows
-from ...kernels.step.embedding import embedding
-from ...kernels.step.linear import linear
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, spread
 from ...models.layers import (
     Linear,
     additive,
+    check_heads,
+    embed_known,
     heads_per_key,
     init_normal,
 )
-from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, check_heads, rotary_table
+from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.prefix import PrefixModel
-from ...models.step import StepPlaces, runs_step
+from ...models.step import begins_step, embed, product
 from ...schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
@@ -69,7 +69,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         dropout: Share = 0.0,
     ):
         super().__init__()
-        check_heads(hidden_size, num_attention_heads)
+        check_heads(hidden_size, num_attention_heads, 4)
         self.add_condition()
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.embedding_dropout = nn.Dropout(dropout)
@@ -111,8 +111,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         """
         parts = [] if condition is None else [self.embed_condition(**condition)]
         if tokens is not None:
-            # A zero vector is neutral: the token is not known yet.
-            parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
+            parts.append(embed_known(self.token_embedding, tokens))
         hidden, noisy = torch.cat(parts, dim=1), None
         if denoiser is not None and noise is not None:
             noisy = (noise > 0)[..., None]
@@ -157,18 +156,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
             seen: bool [rows, P], which tokens of the prompt a row sees.
             denoiser, vectors, noise: see `forward`, of all rows.
         """
-        weight = self.token_embedding.weight
-        hidden, last, index = embedding(tokens, positions, slots, cache.places, weight, cache.groups)
-        at = StepPlaces(
-            table=table,
-            positions=positions.flatten(),
-            index=index,
-            seen=seen,
-            prefix=cache.prefix,
-            first=cache.first,
-            slots=last,
-            visible=None if visible is None else visible.flatten(0, 1),
-        )
+        hidden, at = embed(self.token_embedding, tokens, positions, cache, table, seen, slots, visible)
         noisy = None
         if denoiser is not None and noise is not None:
             noisy = (noise > 0).flatten()[:, None]
@@ -180,8 +168,8 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
                 hidden = torch.where(noisy, hidden + denoiser.adapters[layer](before), hidden)
         if return_features:
             features = self.norm(hidden)
-            return linear(features, self.head.weight, scale=self.head.scale), features
-        return linear(hidden, self.head.weight, gain=self.norm.weight, eps=self.norm.eps, scale=self.head.scale), None
+            return product(self.head, features), features
+        return product(self.head, hidden, self.norm), None
 
     def predict(
         self, tokens: torch.LongTensor, *, return_features: bool = False, cache: Any = None, **condition
@@ -273,11 +261,7 @@ class LlamaGenTokenModel(PrefixModel):
             noisy["vectors"], noisy["noise"] = vectors.repeat(self.groups, 1, 1), noise.repeat(self.groups, 1)
             noisy["denoiser"] = self.denoiser
         table, seen = self._rotary[self.conditions.length :], self.conditions.seen
-        # Slots of a tree say nothing about what they see.
-        steps = (slots is None or visible is not None) and runs_step(self.transformer)
-        cache.leave_ends(steps)
-        if steps:
-            cache.allocate()
+        if begins_step(cache, self.transformer, slots=slots, visible=visible):
             options = {"slots": slots, "visible": visible, "return_features": return_features}
             outputs = self.transformer.step(tokens, positions, cache, table=table, seen=seen, **options, **noisy)
             shape = self.groups, *tokens.shape, -1

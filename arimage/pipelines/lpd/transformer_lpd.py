@@ -9,7 +9,7 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.cache import SlotCache
-from ...models.layers import Linear, additive, attend
+from ...models.layers import Linear, additive, attend_heads, check_heads, embed_known
 from ...models.mixin import ModelMixin
 from ...models.paired import PairedModel, teacher_forcing_mask
 from ...schema import Count, Epsilon, Layers, Share, Side, Width, checked
@@ -23,12 +23,8 @@ class Attention(nn.Module):
         self.out_proj = Linear(hidden_size, hidden_size)
 
     def forward(self, hidden, mask, cache=None, layer=0):
-        query, key, value = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv_proj(hidden).chunk(3, dim=-1)
-        )
-        if cache is not None:
-            key, value = cache.write(layer, key, value)
-        return self.out_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        query, key, value = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        return self.out_proj(attend_heads(query, key, value, mask, cache, layer))
 
 
 class Block(nn.Module):
@@ -76,8 +72,7 @@ class LPDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         dropout: Share = 0.0,
     ):
         super().__init__()
-        if hidden_size % num_attention_heads:
-            raise ValueError(f"hidden_size {hidden_size} over {num_attention_heads} heads: give a multiple")
+        check_heads(hidden_size, num_attention_heads)
         self.class_embedding = nn.Embedding(num_classes, hidden_size)
         self.no_class_embedding = nn.Parameter(torch.zeros(hidden_size))
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
@@ -128,9 +123,7 @@ class LPDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if condition is not None:
             parts.append(self.embed_condition(**condition) + self.position_embedding[0])
         if tokens is not None and at is not None:
-            # A zero vector is neutral: the token is not known yet.
-            embedded = self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
-            parts.append(embedded + self.position_embedding[1:][at])
+            parts.append(embed_known(self.token_embedding, tokens) + self.position_embedding[1:][at])
         parts.append(self.query_embedding + self.position_embedding[1:][query_at])
         hidden = self.embedding_norm(torch.cat(parts, dim=1))
         scores = additive(mask, hidden.dtype)

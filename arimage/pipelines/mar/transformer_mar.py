@@ -14,7 +14,7 @@ from torch import nn
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions
 from ...models.denoising_head import diffusion_tables
-from ...models.layers import Linear, additive, attend
+from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...schema import Count, Layers, Positive, Side, Width, checked
 
@@ -32,8 +32,7 @@ class Block(nn.Module):
 
     def forward(self, hidden, mask=None):
         query, key, value = self.qkv_proj(self.norm1(hidden)).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        attended = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask)
-        hidden = hidden + self.out_proj(attended.transpose(1, 2).flatten(2))
+        hidden = hidden + self.out_proj(attend_heads(query, key, value, mask))
         return hidden + self.fc2(F.gelu(self.fc1(self.norm2(hidden))))
 
 
@@ -80,8 +79,7 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         super().__init__()
         shapes = ((hidden_size, num_attention_heads), (decoder_hidden_size, num_decoder_attention_heads))
         for width, heads in shapes:
-            if width % heads:
-                raise ValueError(f"width {width} is not a multiple of the {heads} heads: change either")
+            check_heads(width, heads)
         length = num_buffers + grid_size**2
         self.class_embedding = nn.Embedding(num_classes, hidden_size)
         self.null_vector = nn.Parameter(torch.zeros(1, hidden_size))

@@ -8,18 +8,17 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
-from ...kernels.step.linear import linear
 from ...models.cache import SlotCache
-from ...models.layers import Linear, additive, heads_per_key
-from ...models.llama_blocks import Block, RMSNorm, check_heads, rotary_table
+from ...models.layers import Linear, additive, check_heads, embed_known, heads_per_key
+from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.paired import PairedModel, teacher_forcing_mask
-from ...models.step import StepPlaces, runs_step
+from ...models.step import StepPlaces, begins_step, product
 from ...schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
-class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
     """The any-order transformer of RandAR, conditioned on a class. The defaults are the published RandAR-L.
 
     Args:
@@ -52,8 +51,8 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         dropout: Share = 0.0,
     ):
         super().__init__()
-        check_heads(hidden_size, num_attention_heads)
-        self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
+        check_heads(hidden_size, num_attention_heads, 4)
+        self.add_condition()
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
         self.embedding_dropout = nn.Dropout(dropout)
@@ -61,17 +60,9 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
-    def embed_condition(
-        self, class_labels: torch.LongTensor, unconditional: torch.BoolTensor | None = None
-    ) -> torch.Tensor:
-        """Prefix embeddings [B, 1, hidden_size] of `class_labels` [B], or of no class where `unconditional` [B]."""
-        if unconditional is not None:
-            class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
-        return self.class_embedding(class_labels)[:, None]
-
-    def prefix_mask(self, class_labels: torch.LongTensor, **_) -> torch.BoolTensor:
-        """Which prefix positions are visible [B, 1]: all."""
-        return torch.ones_like(class_labels, dtype=torch.bool)[:, None]
+    @property
+    def reads_text(self) -> bool:
+        return False
 
     def forward(
         self,
@@ -101,8 +92,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             # The condition has zero queries and keys.
             rotary.append(torch.zeros_like(query_at[:, :1]))
         if tokens is not None and at is not None:
-            # A zero vector is neutral: the token is not known yet.
-            parts.append(self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0))
+            parts.append(embed_known(self.token_embedding, tokens))
             rotary.append(at)
         parts.append(self._queries(query_at))
         hidden = self.embedding_dropout(torch.cat(parts, dim=1))
@@ -122,12 +112,12 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     ) -> torch.Tensor:
         """`forward` over tokens [rows, T] and queries by the kernels of `arimage.kernels.step`, where `runs_step`
         allows it: the logits [rows * Q, vocab_size] of the queries. `query_at` is that of `forward`."""
-        embedded = self.token_embedding(tokens.clamp(min=0)).masked_fill((tokens < 0)[..., None], 0)
+        embedded = embed_known(self.token_embedding, tokens)
         hidden = torch.cat([embedded, self._queries(query_at)], dim=1).flatten(0, 1)
         for layer, block in enumerate(self.blocks):
             hidden = block.step(hidden, at, *cache.of_layer(layer))
         asked = hidden.unflatten(0, (len(tokens), -1))[:, tokens.shape[1] :].flatten(0, 1)
-        return linear(asked, self.head.weight, gain=self.norm.weight, eps=self.norm.eps, scale=self.head.scale)
+        return product(self.head, asked, self.norm)
 
     def _queries(self, query_at: torch.FloatTensor) -> torch.Tensor:
         """The queries [B, Q, hidden_size] for places whose rotations are `query_at`."""
@@ -150,10 +140,6 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             condition=condition,
         ).float()
 
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
-
 
 class RandARTokenModel(PairedModel):
     """A `RandARTransformer` with the conditions and the orders of one call, as a `GroupModel` (see
@@ -171,22 +157,10 @@ class RandARTokenModel(PairedModel):
         return self._rotary[self.layout.places(ranks)]
 
     def _run(self, tokens, ranks, asked, places, seen, cache) -> torch.Tensor:
-        steps = runs_step(self.transformer)
-        cache.leave_ends(steps)
-        if not steps:
+        if not begins_step(cache, self.transformer):
             return super()._run(tokens, ranks, asked, places, seen, cache)
-        cache.allocate()
-        own = places.flatten()
-        at = StepPlaces(
-            table=self._rotary,
-            positions=self.layout.places(torch.cat([ranks, asked], dim=1)).flatten(),
-            index=cache.places[own],
-            seen=self.conditions.seen,
-            prefix=cache.prefix,
-            first=cache.first,
-            slots=own,
-            visible=None if seen is None else seen.flatten(0, 1),
-        )
+        turned = self.layout.places(torch.cat([ranks, asked], dim=1))
+        at = StepPlaces.of(cache, self._rotary, self.conditions.seen, turned, places, visible=seen)
         query_at = self._per_row(self.encode(asked))
         logits = self.transformer.step(self._per_row(tokens), cache, at, query_at=query_at)
         return logits.view(self.groups, *asked.shape, -1)

@@ -11,22 +11,19 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ...kernels.step.modulated import modulated
-from ...kernels.step.unit_heads import unit_heads
 from ...models.bound import BoundNetwork
 from ...models.cache import GrowingCache
 from ...models.conditions import Conditions, spread, with_unconditional
-from ...models.layers import Linear, attend, init_normal
+from ...models.layers import Linear, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import (
-    NORM_EPS,
     Attention,
     FeedForward,
     Float32Linear,
     Offset,
     block_causal_mask,
+    init_modulated,
     layer_norm,
-    parameters,
 )
 from ...models.pruning import Pruning, fed_cells, only, pruning_of
 from ...models.step import runs_kernels
@@ -49,20 +46,9 @@ class Block(nn.Module):
 
     def step(self, hidden, modulation, mask, cache, layer):
         """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, eleven over many."""
-        gate1, gate2, scale1, scale2, shift1, shift2 = (part[:, 0] for part in modulation)
-        attention, feed, shape = self.attention, self.feed_forward, hidden.shape[:2]
-        flat = hidden.flatten(0, 1)
-        qkv = modulated(flat, *parameters(attention.qkv_proj), eps=NORM_EPS, scale=scale1, shift=shift1)
-        qkv = qkv.view(*shape, 3, attention.num_heads, -1)
-        assert attention.log_query_scale is not None
-        log_scale, length = attention.log_query_scale.flatten(), qkv.shape[-1] ** 0.5
-        keys, values = cache.open(layer, len(hidden))
-        query = unit_heads(qkv, log_scale, length, keys, values, cache.first).transpose(1, 2)
-        key, value = (cached[: len(hidden), :, : cache.length] for cached in (keys, values))
-        attended = attend(query, key, value, mask, attention.softmax_scale).transpose(1, 2).reshape(flat.shape)
-        flat = modulated(attended, *parameters(attention.out_proj), residual=flat, gate=gate1)
-        inner = modulated(flat, *parameters(feed.fc1), eps=NORM_EPS, scale=scale2, shift=shift2, activation="gelu")
-        return modulated(inner, *parameters(feed.fc2), residual=flat, gate=gate2).view_as(hidden)
+        gate1, gate2, scale1, scale2, shift1, shift2 = modulation
+        hidden = self.attention.step(hidden, scale1, shift1, gate1, mask, cache, layer)
+        return self.feed_forward.step(hidden, scale2, shift2, gate2)
 
 
 class CaptionProjection(nn.Module):
@@ -132,10 +118,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         dropout: Share = 0.0,
     ):
         super().__init__()
-        if hidden_size % num_attention_heads:
-            raise ValueError(
-                f"hidden_size {hidden_size} is not a multiple of the {num_attention_heads} heads: change either"
-            )
+        check_heads(hidden_size, num_attention_heads)
         if conditioning == "class":
             self.class_embedding = nn.Embedding(num_classes + 1, hidden_size)
         elif caption_dim is None:
@@ -162,24 +145,12 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         return self.blocks
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 1 / (3 hidden_size)), caption projections that keep magnitudes, modulations
-        that start as those of a plain transformer, and a head of zeros."""
-        std = (3 * self.config.hidden_size) ** -0.5
-        init_normal(self, std)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-        for embedding in (self.start_position, self.position_embedding):
-            nn.init.normal_(embedding, std=std)
-        for block in self.blocks:
-            for projection in (block.attention.out_proj, block.feed_forward.fc2):
-                projection.weight.data.div_((2 * len(self.blocks)) ** 0.5)
-            nn.init.ones_(block.modulation.bias[: 2 * self.config.hidden_size])
+        """Initialise for training: see `init_modulated`; caption projections keep magnitudes."""
+        init_modulated(self, self.start_position, self.position_embedding)
         if self.config.conditioning == "text":
             # Captions differ little at first, and modulations see only their projected mean.
             for linear in (self.caption_projection.fc1, self.caption_projection.fc2, self.caption_projection.pool):
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-        nn.init.zeros_(self.head.weight)
 
     def embed_condition(
         self,
