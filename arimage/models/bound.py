@@ -42,6 +42,11 @@ class BoundNetwork:
         """See `TokenModel.put`."""
         return self.network, self.conditions.key
 
+    @property
+    def condition(self) -> dict[str, torch.Tensor]:
+        """The conditions of every row by name, as the network takes them."""
+        return self.conditions.values
+
     def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""
         other = copy.copy(self)

@@ -1,6 +1,7 @@
 """Layers of next-scale transformers, modulated by their condition."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ from .layers import Linear, attend, attend_heads, init_normal
 
 
 NORM_EPS = 1e-6
+
+
+def levels_of(counts: Iterable[int], device: torch.device) -> torch.LongTensor:
+    """Which of the scales with `counts` tokens each token belongs to, [N]."""
+    # Filled on the device, since it is part of some forward passes.
+    return torch.cat([torch.full((count,), level, device=device) for level, count in enumerate(counts)])
 
 
 def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | None) -> torch.BoolTensor:

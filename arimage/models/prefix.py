@@ -46,11 +46,6 @@ class PrefixModel(BoundTokenModel):
         """See `TokenModel.put`."""
         return super().put_key, self.layout.shape, self.layout.order is None
 
-    @property
-    def condition(self) -> dict[str, torch.Tensor]:
-        """Arguments of the transformer's `embed_condition` for every row."""
-        return self.conditions.values
-
     def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""
         other = super().take(images)

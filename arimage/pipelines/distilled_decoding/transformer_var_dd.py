@@ -10,7 +10,7 @@ from torch import nn
 
 from ...models.layers import Linear, check_heads
 from ...models.mixin import ModelMixin
-from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm
+from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm, levels_of
 from ...schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .vector_model import VectorHead, known_flags
 
@@ -86,12 +86,6 @@ class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.head = Float32Linear(hidden_size, vocab_size)
         self.vector_head = VectorHead(hidden_size, codebook_dim)
 
-    def levels(self, device: torch.device) -> torch.LongTensor:
-        """The level of the class, 0, and of every token, [1 + N]."""
-        counts = [1, *(side**2 for side in self.config.scales)]
-        # Filled on the device, since it is part of every forward pass.
-        return torch.cat([torch.full((count,), level, device=device) for level, count in enumerate(counts)])
-
     def forward(
         self, vectors: torch.Tensor, *, class_labels: torch.LongTensor, start: int
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
@@ -104,7 +98,9 @@ class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             class_labels: ids of classes [B].
             start: how many tokens are known.
         """
-        condition, levels = self.class_embedding(class_labels), self.levels(vectors.device)
+        condition = self.class_embedding(class_labels)
+        # The class is level 0.
+        levels = levels_of([1, *(side**2 for side in self.config.scales)], vectors.device)
         projected = self.input_projection(vectors.to(self.dtype))
         hidden = torch.cat([condition[:, None] + self.start_position, projected], dim=1)
         known = self.known_embedding(known_flags(start, vectors.shape[1], vectors.device))

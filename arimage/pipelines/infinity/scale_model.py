@@ -9,10 +9,10 @@ from torch import nn
 from ...models.bound import BoundNetwork
 from ...models.cache import GrowingCache
 from ...models.conditions import Conditions, spread
-from ...models.modulated_blocks import block_causal_mask
+from ...models.modulated_blocks import block_causal_mask, levels_of
 from ...models.pruning import fed_cells, pruning_of
 from .schedules import Schedule
-from .transformer_infinity import levels_of, rotary_table
+from .transformer_infinity import rotary_table
 
 
 class InfinityScaleModel(BoundNetwork):
@@ -56,7 +56,7 @@ class InfinityScaleModel(BoundNetwork):
         self.num_tokens = sum(self.scale_sizes)
         self._mixed_layer, self._numbers = mixed_layer, guidance
         self._guidance = torch.tensor(guidance, device=self.device, dtype=torch.float32)
-        self._levels = levels_of(schedule.scales, self.device)
+        self._levels = levels_of(self.cells, self.device)
         self._rotary = rotary_table(schedule, transformer.head_dim, self.device)
 
     @property

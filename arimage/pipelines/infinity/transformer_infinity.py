@@ -1,7 +1,6 @@
 """The transformer of Infinity (https://arxiv.org/abs/2412.04431): next-scale prediction of bits from a text."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +23,14 @@ from ...models.modulated_blocks import (
     block_causal_mask,
     init_modulated,
     layer_norm,
+    levels_of,
     parameters,
 )
 from ...models.pruning import Pruning, only
 from ...models.rotary import frequencies_of, grid_turns
 from ...models.step import runs_kernels
 from ...schema import Count, Layers, Width, checked
-from .schedules import Grid, PixelClass, Schedule
+from .schedules import PixelClass, Schedule
 
 
 def rotary_table(schedule: Schedule, head_dim: int, device: torch.device) -> torch.Tensor:
@@ -44,12 +44,6 @@ def rotary_table(schedule: Schedule, head_dim: int, device: torch.device) -> tor
         ]
         tables.append(grid_turns(places, frequencies))
     return torch.cat(tables)
-
-
-def levels_of(scales: Sequence[Grid], device: torch.device) -> torch.LongTensor:
-    """Which map each cell belongs to, [N]."""
-    counts = [rows * columns for rows, columns in scales]
-    return torch.cat([torch.full((count,), level, device=device) for level, count in enumerate(counts)])
 
 
 class Float32RMSNorm(nn.RMSNorm):
@@ -335,7 +329,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         """Teacher-forced logits [B, N, bits, 2] in float32 of all cells, coarse to fine, given the condition
         (arguments of `embed_condition`) and the transformer's inputs [B, N - 1, bits] for the maps after the first.
         Differentiable, for training."""
-        levels = levels_of(schedule.scales, inputs.device)
+        levels = levels_of((rows * columns for rows, columns in schedule.scales), inputs.device)
         rotary = rotary_table(schedule, self.head_dim, inputs.device)
         mask = block_causal_mask(levels, None)
         return self(inputs, levels=levels, rotary=rotary, mask=mask, condition=condition)

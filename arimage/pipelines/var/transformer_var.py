@@ -24,6 +24,7 @@ from ...models.modulated_blocks import (
     block_causal_mask,
     init_modulated,
     layer_norm,
+    levels_of,
 )
 from ...models.pruning import Pruning, fed_cells, only, pruning_of
 from ...models.step import runs_kernels
@@ -255,16 +256,12 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             hidden = pruning.restore(whole, hidden, cells)
         return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
 
-    def levels(self, device: torch.device) -> torch.LongTensor:
-        """Which scale each token of an image's sequence belongs to, [N]."""
-        counts = [side**2 for side in self.config.scales]
-        return torch.tensor([level for level, count in enumerate(counts) for _ in range(count)], device=device)
-
     def predict(self, inputs: torch.Tensor, **condition) -> torch.FloatTensor:
         """Teacher-forced logits [B, M + n, vocab_size] in float32 of all tokens, coarse to fine, given the condition
         (arguments of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the
         first, which has n tokens. The inputs may end after any scale. Differentiable, for training."""
-        levels = self.levels(inputs.device)[: self.config.scales[0] ** 2 + inputs.shape[1]]
+        scales = self.config.scales
+        levels = levels_of((side**2 for side in scales), inputs.device)[: scales[0] ** 2 + inputs.shape[1]]
         mask = block_causal_mask(levels, self.prefix_mask(**condition))
         return self(inputs, levels=levels, mask=mask, condition=condition)
 
@@ -302,12 +299,7 @@ class VARScaleModel(BoundNetwork):
         self.scale_sizes: tuple[int, ...] = tuple(side**2 for side in transformer.config.scales)
         self.num_tokens = sum(self.scale_sizes)
         self.vocab_size = transformer.config.vocab_size
-        self._levels = transformer.levels(self.device)
-
-    @property
-    def condition(self) -> dict[str, torch.Tensor]:
-        """Arguments of the transformer's `embed_condition` for every row."""
-        return self.conditions.values
+        self._levels = levels_of(self.scale_sizes, self.device)
 
     def _tokens(self, scale: int) -> slice:
         first = sum(self.scale_sizes[:scale])
