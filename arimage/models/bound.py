@@ -22,7 +22,10 @@ class BoundNetwork:
         reads_values: whether every forward pass reads the values of the conditions, and not the prefill alone.
         device: where its tensors live.
         groups: 1, or 2 under guidance.
+        num_tokens: N tokens per image.
     """
+
+    num_tokens: int
 
     companions: ClassVar[tuple[str, ...]] = ()
     reads_values: ClassVar[bool] = False
@@ -84,12 +87,12 @@ class BoundNetwork:
         layers: int,
         heads: int,
         *,
-        slots: int,
+        slots: int | None = None,
         filled: int = 0,
         shared: bool = True,
         **options,
     ) -> tuple[Any, dict[str, torch.Tensor], Sequence[int]]:
-        """An empty cache of this kind with so many `slots`, of which a prefill fills the first `filled`, and the
+        """An empty cache of this kind with N or so many `slots`, of which a prefill fills the first `filled`, and the
         conditions that it computes; see `Conditions.to_prefill`.
 
         Raises:
@@ -102,7 +105,7 @@ class BoundNetwork:
             heads,
             self.network.head_dim,
             prefix=self.conditions.length,
-            slots=slots,
+            slots=self.num_tokens if slots is None else slots,
             filled=filled if self.compact else None,
             groups=self.groups,
             dtype=self.network.dtype,

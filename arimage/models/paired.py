@@ -150,11 +150,10 @@ class PairedModel(PrefixModel):
 
     def _open(self, batch_size: int, scratch: int, filled: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
         """An empty cache and the conditions of its rows; see `open_prefill`."""
-        config = self.transformer.config
-        layers, heads = config.num_layers, config.num_attention_heads
+        config, room = self.transformer.config, {"scratch": scratch, "filled": filled}
+        shape = config.num_layers, config.num_attention_heads
         # Images of one prompt have prefixes of their own, which end with the first query of an image's order.
-        room = {"slots": self.num_tokens, "scratch": scratch, "filled": filled, "shared": False}
-        return self.open_prefill(PairedCache, batch_size, layers, heads, **room)[:2]
+        return self.open_prefill(PairedCache, batch_size, *shape, shared=False, **room)[:2]
 
     def _seen_by(
         self, cache: PairedCache, slots: torch.LongTensor, visible: torch.BoolTensor | None = None

@@ -325,8 +325,7 @@ class ARPGTokenModel(PrefixModel):
     ) -> tuple[SlotCache, dict[str, torch.Tensor], Sequence[int]]:
         """See `open_prefill`."""
         layers, heads = self.transformer.config.num_layers // 2 + 1, self.transformer.config.num_attention_heads
-        room = {"slots": self.num_tokens, "scratch": scratch, "filled": filled, "shared": shared}
-        return self.open_prefill(SlotCache, batch_size, layers, heads, **room)
+        return self.open_prefill(SlotCache, batch_size, layers, heads, scratch=scratch, filled=filled, shared=shared)
 
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None

@@ -420,9 +420,9 @@ class CosmosTokenModel(BoundTokenModel):
         """A cache with the given maps in it, and the logits of the first position or block; see
         `TokenModel.prefill`."""
         config, block = self.transformer.config, self.block
-        room = {"slots": slots or self.num_tokens, "scratch": scratch}
-        shape = config.num_layers, config.num_key_value_heads
-        cache, condition, copies = self.open_prefill(CosmosCache, batch_size, *shape, **room)
+        cache, condition, copies = self.open_prefill(
+            CosmosCache, batch_size, config.num_layers, config.num_key_value_heads, slots=slots, scratch=scratch
+        )
         prompts, length = condition["tokens"].shape
         cache.write_prompts(prompts, length)
         logits = self.transformer(

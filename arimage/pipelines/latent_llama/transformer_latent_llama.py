@@ -193,8 +193,7 @@ class LatentLlamaModel(PrefixModel):
         `CausalLatentModel.prefill`."""
         config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
-        room = {"slots": self.num_tokens, "scratch": scratch}
-        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, **room)
+        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch=scratch)
         conditions = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),

@@ -228,8 +228,9 @@ class LlamaGenTokenModel(PrefixModel):
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
         config, length = self.transformer.config, self.conditions.length
         heads = config.num_key_value_heads or config.num_attention_heads
-        room = {"slots": slots or self.num_tokens, "scratch": scratch}
-        cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, **room)
+        cache, condition, copies = self.open_prefill(
+            SlotCache, batch_size, config.num_layers, heads, slots=slots, scratch=scratch
+        )
         outputs = self.transformer(
             rotary=self._rotary[None, :length],
             mask=self.write_prefix(cache, condition),
