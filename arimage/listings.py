@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .auto import class_names, find_model, packaged_models, published_models
-from .decoding.names import DEFAULTS, PRESETS
+from .decoding.names import PRESETS, defaults_of
 from .media.texts import composed
 from .pipelines.text.known import KnownCaptions
 from .published.registry import PUBLISHED, size_text
@@ -110,7 +110,7 @@ def decodings() -> None:
     table = _table("exact", "what it does", "settings", "paper", caption=caption, caption_justify="left")
     for name, preset in PRESETS.items():
         settings = [
-            f"{key}={_setting_text(value)}" for key, value in {**DEFAULTS[preset.method], **preset.settings}.items()
+            f"{key}={_setting_text(value)}" for key, value in {**defaults_of(preset.method), **preset.settings}.items()
         ]
         paper = f"arXiv {preset.paper}" if preset.paper else ""
         table.add_row(name, "yes" if preset.exact else "no", preset.summary, ", ".join(settings), paper)

@@ -147,8 +147,7 @@ class NeighbourAcceptance:
     relative: bool = False
 
     def __post_init__(self):
-        check_settings(self, {} if self.neighbours is None else {"neighbours": 1})
-        check_settings(self, choices={"relative": (True, False)})
+        check_settings(self, {"neighbours": 1}, {"relative": (True, False)})
         check_number(self, "delta", 0)
 
     @property

@@ -61,8 +61,7 @@ class CollaborativeDecoding(DecodingMethod):
     needs = {"scales": ("refiner",)}
 
     def __post_init__(self):
-        check_settings(self, {} if self.drafter_scales is None else {"drafter_scales": 1})
-        check_settings(self, choices={"more_smooth": (True, False)})
+        check_settings(self, {"drafter_scales": 1}, {"more_smooth": (True, False)})
 
     def misfit(self, model: ScaleModel) -> str | None:
         if self._handover(model) >= len(model.scales):

@@ -90,8 +90,7 @@ class FewStepDecoding(DecodingMethod):
             raise ValueError(f"starts is {self.starts!r}: give ascending whole numbers of which the first is 0")
         # JSON has lists only.
         object.__setattr__(self, "starts", tuple(starts))
-        optional = {"codes_until": 0, "teacher_start": 0}
-        check_settings(self, {name: least for name, least in optional.items() if getattr(self, name) is not None})
+        check_settings(self, {"codes_until": 0, "teacher_start": 0})
         if self.teacher_start is not None and (len(starts) < 2 or self.teacher_start >= starts[1]):
             raise ValueError(
                 f"teacher_start is {self.teacher_start}: give less than the second of starts, {self.starts!r}"

@@ -51,7 +51,7 @@ class LineCacheDecoding(DecodingMethod):
     needs = {"tokens": ("single tokens", "raster", "one grid", "one order")}
 
     def __post_init__(self):
-        check_settings(self, {} if self.lines is None else {"lines": 2})
+        check_settings(self, {"lines": 2})
 
     def start(self, model: RasterModel, sampling: Sampling, seeds: torch.LongTensor) -> LineCacheState:
         layout, batch = model.layout, len(seeds)

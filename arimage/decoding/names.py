@@ -1,7 +1,12 @@
 """The names of decodings and of their settings. Uses the standard library only, so that the command line can list and
 check them without importing torch."""
 
-from typing import Literal, NamedTuple
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from .exports import EXPORTS
 
 
 # The names that `orders.order_of` takes.
@@ -158,50 +163,7 @@ PRESETS = {
         "2411.11925",
     ),
 }
-# The settings of every method and every acceptance, with their defaults.
-DEFAULTS = {
-    "AutoregressiveDecoding": {},
-    "SpeculativeJacobiDecoding": {
-        "window": 32,
-        "refresh": "coupled",
-        "init": "uniform",
-        "acceptance": {"method": "ExactAcceptance"},
-        "relax": 1.0,
-        "reuse": None,
-        "levels": 0,
-    },
-    "TreeJacobiDecoding": {"window": 32, "width": 3, "depth": 4, "init": "uniform"},
-    "LazyJacobiDecoding": {"window": 64, "chain": 16, "tokens": 32, "init": "uniform"},
-    "ZipARDecoding": {"window": None, "adaptive": False},
-    "ParallelJacobiDecoding": {"window": 16, "context": None, "refresh": "coupled"},
-    "LineCacheDecoding": {"lines": None},
-    "DraftTreeDecoding": {
-        "drafter": None,
-        "tree": "dynamic",
-        "depth": 5,
-        "width": 8,
-        "nodes": 32,
-        "acceptance": {"method": "ExactAcceptance"},
-    },
-    "GroupDecoding": {
-        "groups": 32,
-        "schedule": "arccos",
-        "guidance_schedule": "linear",
-        "attention": "published",
-    },
-    "NextScaleDecoding": {"more_smooth": False, "guided_scales": None, "stop_after": None, "pruned": ()},
-    "CollaborativeDecoding": {"drafter_scales": None, "more_smooth": False},
-    "FewStepDecoding": {"starts": (0,), "codes_until": None, "teacher_start": None},
-    "FlowDecoding": {"window": 32, "starts": (0,)},
-    "MaskedDecoding": {"diffusion_steps": None},
-    "ContinuousSpeculativeDecoding": {"window": 4, "target_share": 0.05, "heat": 42.0},
-    "PathJacobiDecoding": {"window": 32, "coupling": "reflection"},
-    "PathSpeculativeDecoding": {"window": 4},
-    "ExactAcceptance": {},
-    "GroupAcceptance": {"size": 14, "max_probability_gap": 0.15, "max_distance": 0.5},
-    "NeighbourAcceptance": {"neighbours": None, "delta": 0.1, "relative": False},
-}
-ACCEPTANCES = tuple(name for name in DEFAULTS if name.endswith("Acceptance"))
+ACCEPTANCES = ("ExactAcceptance", "GroupAcceptance", "NeighbourAcceptance")
 
 
 def check_name(name: str) -> None:
@@ -210,11 +172,36 @@ def check_name(name: str) -> None:
         raise ValueError(f"unknown decoding {name!r}; available: {', '.join(PRESETS)}")
 
 
+@cache
+def defaults_of(method: str) -> dict[str, Any]:
+    """The settings of a method or an acceptance with their defaults, read from the source of its dataclass; a default
+    that is an acceptance is a dictionary with its "method"."""
+    source = Path(__file__).parent.joinpath(*EXPORTS[method].split(".")).with_suffix(".py")
+    classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    (found,) = (node for node in classes if node.name == method)
+    fields = [node for node in found.body if isinstance(node, ast.AnnAssign)]
+    return {
+        ast.unparse(field.target): _default(field.value)
+        for field in fields
+        if field.value is not None and not ast.unparse(field.annotation).startswith("ClassVar")
+    }
+
+
+def _default(value: ast.expr) -> Any:
+    if not isinstance(value, ast.Call):
+        return ast.literal_eval(value)
+    arguments = {argument.arg: argument.value for argument in value.keywords}
+    if "default" in arguments:
+        return ast.literal_eval(arguments["default"])
+    return {"method": ast.unparse(arguments["default_factory"])}
+
+
 def check_setting_names(method: str, settings: dict) -> None:
     """Raise a `ValueError` if a method or an acceptance does not have one of these settings."""
-    unknown = [name for name in settings if name not in DEFAULTS[method]]
+    defaults = defaults_of(method)
+    unknown = [name for name in settings if name not in defaults]
     if unknown:
-        known = ", ".join(DEFAULTS[method]) or "none"
+        known = ", ".join(defaults) or "none"
         raise ValueError(f"{method} has no setting {unknown[0]!r}: it has {known}")
 
 
@@ -269,7 +256,7 @@ def preset_settings(name: str, changes: dict, own: dict | None = None) -> dict:
     settings = {**base, **changes}
     acceptance = settings.get("acceptance")
     if isinstance(acceptance, dict):
-        kept = {**DEFAULTS[preset.method], **base}["acceptance"]
+        kept = {**defaults_of(preset.method), **base}["acceptance"]
         acceptance = acceptance if "method" in acceptance else {**kept, **acceptance}
         method = acceptance["method"]
         if method not in ACCEPTANCES:

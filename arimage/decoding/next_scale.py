@@ -131,8 +131,7 @@ class NextScaleDecoding(DecodingMethod):
             raise ValueError(f"pruned is {self.pruned!r}: give numbers from 0 to less than 1, one per scale")
         # JSON has lists only.
         object.__setattr__(self, "pruned", tuple(shares))
-        check_settings(self, {name: 1 for name in _COUNTS if getattr(self, name) is not None})
-        check_settings(self, choices={"more_smooth": (True, False)})
+        check_settings(self, dict.fromkeys(_COUNTS, 1), {"more_smooth": (True, False)})
 
     @property
     def exact(self) -> bool:

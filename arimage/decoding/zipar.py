@@ -51,7 +51,7 @@ class ZipARDecoding(DecodingMethod):
     needs = {"tokens": ("single tokens", "raster", "one grid")}
 
     def __post_init__(self):
-        check_settings(self, {} if self.window is None else {"window": 1}, {"adaptive": (True, False)})
+        check_settings(self, {"window": 1}, {"adaptive": (True, False)})
 
     def positions(self, layout: Layout) -> int | None:
         return rows_in_flight(layout, self._context(layout))

@@ -191,7 +191,8 @@ def step_window(state: PathState, coupling: Coupling | Literal["none"]) -> None:
 def fresh_paths(
     state: PathState, positions: torch.LongTensor, live: torch.BoolTensor, conditions: torch.Tensor
 ) -> tuple[torch.FloatTensor, torch.FloatTensor, torch.BoolTensor]:
-    """As `reflect_paths`, where no path is held."""
+    """Sample the paths [B, W, S + 1, D] of `positions` [B, W] from the stored noise. Returns them, their means, and
+    True [B, W]: every token is decided."""
     noise = state.row(state.paths, positions)
     guidance = state.guidance(positions)
     paths, means, _ = sample_paths(state.model, state.sampling, state.temperature, conditions, guidance, noise)

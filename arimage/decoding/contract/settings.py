@@ -14,13 +14,16 @@ def check_settings(
     choices: dict[str, tuple] | None = None,
     largest: int = LARGEST,
 ) -> None:
-    """Check settings that are whole numbers of at least `least` and at most `largest`, or one of `choices`.
+    """Check settings that are whole numbers of at least `least` and at most `largest`, or one of `choices`. None is
+    right for a number whose default is None.
 
     Raises:
         ValueError: naming the setting.
     """
     for name, smallest in (least or {}).items():
         value = getattr(decoding, name)
+        if value is None and decoding.__dataclass_fields__[name].default is None:
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
             raise ValueError(f"{name} is {value!r}: give a whole number from {smallest} to {largest}")
     for name, values in (choices or {}).items():

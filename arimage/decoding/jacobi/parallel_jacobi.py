@@ -73,11 +73,7 @@ class ParallelJacobiDecoding(DecodingMethod):
     needs = {"tokens": ("single tokens", "raster", "one grid")}
 
     def __post_init__(self):
-        check_settings(
-            self,
-            {"window": 1} if self.context is None else {"window": 1, "context": 1},
-            {"refresh": get_args(Refresh)},
-        )
+        check_settings(self, {"window": 1, "context": 1}, {"refresh": get_args(Refresh)})
 
     def positions(self, layout: Layout) -> int | None:
         return rows_in_flight(layout, self._context(layout)) * min(self.window, layout.columns)

@@ -23,8 +23,9 @@ from .taker import Step, StepTaker
 
 logger = logging.getLogger(__name__)
 
-# Uncaptured steps per shape, in which steps are compiled and libraries allocate their workspaces, and those of a shape
-# that an image may have only once.
+# How many steps of a shape are taken before one is captured: in them steps are compiled, and libraries allocate their
+# workspaces. The second number is for states whose images are all at the same step, where most shapes come once per
+# image.
 WARM_UP, WARM_UP_ONCE = 2, 1
 KEPT_BYTES = 8 << 30
 # How often a step of one decoding and batch size may be compiled: every scale or group has its own shapes.

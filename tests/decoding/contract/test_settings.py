@@ -184,7 +184,7 @@ def test_the_table_of_names_says_what_the_methods_say(preset):
             key: {"method": type(value).__name__} if dataclasses.is_dataclass(value) else value
             for key, value in vars(type(part)()).items()
         }
-        assert names.DEFAULTS[type(part).__name__] == defaults
+        assert names.defaults_of(type(part).__name__) == defaults
 
 
 @PRESETS
