@@ -95,6 +95,7 @@ class ARPipeline(FuseMixin, CompileMixin):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        # Both are made of one function.
         if "__call__" in vars(cls):
             cls.prepare = getattr(cls.__call__, "prepare", cls.prepare)
 
@@ -405,12 +406,6 @@ class ARPipeline(FuseMixin, CompileMixin):
 
     # Parts of a family's call
 
-    def prepare(self, *args: Any, **kwargs: Any) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. Takes the arguments of
-        `__call__` but those of a run: batch_size, decoding, output_type, return_dict and those of the callback.
-        Families whose images depend on the decoding take that, too."""
-        raise NotImplementedError
-
     def sampling(self, **settings) -> Sampling:
         """The `Sampling` of a call: the checkpoint's defaults, overridden by `settings` that are not None."""
         given = self.generation_config | {name: value for name, value in settings.items() if value is not None}
@@ -479,6 +474,12 @@ class ARPipeline(FuseMixin, CompileMixin):
                     _warn_once(unknown.message)
 
     # The body of a call
+
+    def prepare(self, *args: Any, **kwargs: Any) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. Takes the arguments of
+        `__call__` but those of a run: batch_size, decoding, output_type, return_dict and those of the callback.
+        Families whose images depend on the decoding take that, too."""
+        raise NotImplementedError
 
     def check_options(
         self,
