@@ -10,7 +10,7 @@ from ..decoding import decoding_from_dict, decoding_to_text
 from ..media.texts import parse_json
 from .bench.tables import EXACT, INEXACT
 from .metrics.standard_errors import Z, paired_difference
-from .runs.files import check_fields, replace, sampling_text, to_json
+from .runs.files import check_fields, sampling_text, to_json, write_whole
 from .runs.run_folder import NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
 from .score import check_comparable, estimate_text, figure_text, images_text, read_metrics
 
@@ -270,8 +270,8 @@ def plot(report: dict, path: Path) -> None:
 def write_report(report: dict, folder: Path) -> str:
     """Write report.json, report.md and report.png into `folder`, and return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / "report.json", lambda file: file.write_text(to_json(report), encoding="utf-8"))
+    write_whole(folder / "report.json", lambda file: file.write_text(to_json(report), encoding="utf-8"))
     text = to_markdown(report)
-    replace(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
-    replace(folder / "report.png", lambda file: plot(report, file))
+    write_whole(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
+    write_whole(folder / "report.png", lambda file: plot(report, file))
     return text

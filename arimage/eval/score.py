@@ -29,7 +29,7 @@ from .metrics.kernel_distance import kernel_distance
 from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Reference, read_folder, read_reference
 from .metrics.standard_errors import Estimate, estimate_text, mean_estimate
-from .runs.files import check_fields, replace, to_json
+from .runs.files import check_fields, to_json, write_whole
 from .runs.run_folder import NUMBER, prompts_of, read_rows
 
 
@@ -430,7 +430,7 @@ def write_scores(run: Path, name: str, values: np.ndarray) -> None:
 
 
 def _write_json(path: Path, content: dict) -> None:
-    replace(path, lambda file: file.write_text(to_json(content), encoding="utf-8"))
+    write_whole(path, lambda file: file.write_text(to_json(content), encoding="utf-8"))
 
 
 def check_comparable(runs: dict[str, dict[str, dict]]) -> None:

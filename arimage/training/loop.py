@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from ..eval.runs.files import remove_leftovers, replace
+from ..eval.runs.files import remove_leftovers, write_whole
 from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Text
 from .muon import Muon
 from .processes import any_process, average, processes
@@ -148,7 +148,7 @@ class MasterWeights:
 
 def save_checkpoint(path: Path, state: dict) -> None:
     """Write `state` so that an interruption leaves either the old file or the new one."""
-    replace(path, lambda file: torch.save(state, file))
+    write_whole(path, lambda file: torch.save(state, file))
 
 
 def load_checkpoint(path: Path) -> dict:
@@ -331,7 +331,7 @@ def fit(
                     checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers}
                 )
                 lines = "".join(json.dumps(row) + "\n" for row in log)
-                replace(out / "log.jsonl", lambda file: file.write_text(lines, encoding="utf-8"))
+                write_whole(out / "log.jsonl", lambda file: file.write_text(lines, encoding="utf-8"))
 
         def report(step: int) -> None:
             if not first:

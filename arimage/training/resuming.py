@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..eval.runs.files import check_fields, check_same, hold, replace, space_in, to_json
+from ..eval.runs.files import check_fields, check_same, hold, space_in, to_json, write_whole
 from ..media.texts import parse_json
 from ..pipelines.adapters.lora import lora_layers
 from ..pipelines.base import ARPipeline
@@ -64,7 +64,7 @@ def check_resumed(out: Path, settings: dict, done: int | None) -> None:
                 raise ValueError(f"{path} has restarts or stages of a wrong type: {remedy}") from error
             remedy = f"ask for the same, give another --out, or delete {out} to begin again"
             check_same(path, before, _until(settings, done), remedy=remedy)
-        replace(path, lambda file: file.write_text(to_json(settings), encoding="utf-8"))
+        write_whole(path, lambda file: file.write_text(to_json(settings), encoding="utf-8"))
     wait_for_all()
 
 

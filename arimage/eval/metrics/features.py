@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ...media.files import read_image
 from ...media.folders import IMAGE_SUFFIXES as COMMON_SUFFIXES
 from ...media.folders import visible_files
-from ..runs.files import replace
+from ..runs.files import write_whole
 from ..runs.run_folder import MANIFEST, read_finished
 from .array_files import ARRAY_SUFFIXES, read_array
 
@@ -142,7 +142,7 @@ def _write_cached(file: Path, features: np.ndarray, space: Space) -> None:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, write)
+        write_whole(file, write)
     except OSError as error:
         logger.warning("%s cannot be written (%s): these features are computed again next time", file, error)
 

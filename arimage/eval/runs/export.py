@@ -10,7 +10,7 @@ from diffusers.utils import make_image_grid
 
 from ...media.files import read_image
 from ..metrics.features import image_paths, resize
-from .files import replace
+from .files import write_whole
 from .run_folder import CONFIG, RESTORE, read_config, read_rows
 
 
@@ -37,7 +37,7 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
     if size is not None and format != "adm-npz":
         raise ValueError(f"--size is for adm-npz: {format} keeps the size of the images")
     if format == "adm-npz":
-        replace(out, lambda file: write_adm_npz(paths, file, size))
+        write_whole(out, lambda file: write_adm_npz(paths, file, size))
         return
     writers = {
         "geneval": write_geneval,

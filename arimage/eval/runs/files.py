@@ -12,7 +12,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 
-def replace(path: Path, write: Callable[[Path], object]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Replace `path` by what `write` writes to the file that it is given: on disk and complete, or not at all. Of
     several commands that do so at the same time, the last one wins."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
@@ -28,7 +28,7 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what commands that were killed in `replace` left for the files of a pattern, as in folder/*.png."""
+    """Remove what commands that were killed in `write_whole` left for the files of a pattern, as in folder/*.png."""
     for temporary in path.parent.glob(f".{path.name}*.tmp"):
         temporary.unlink(missing_ok=True)
 

@@ -31,7 +31,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.quantized import dtype_name
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
-from .files import append, check_same, hold, remove_leftovers, replace, space_in, to_json, to_lines
+from .files import append, check_same, hold, remove_leftovers, space_in, to_json, to_lines, write_whole
 from .run_folder import (
     CONFIG,
     IMAGES,
@@ -238,8 +238,8 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
             for name in (CONFIG, MANIFEST, f"{IMAGES}/*.png"):
                 remove_leftovers(folder / name)
             if new:
-                replace(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
-                replace(folder / CONFIG, lambda file: file.write_text(to_json(config)))
+                write_whole(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
+                write_whole(folder / CONFIG, lambda file: file.write_text(to_json(config)))
             (folder / IMAGES).mkdir(exist_ok=True)
             (folder / RESULTS).mkdir(exist_ok=True)
     check_resumed(config, rows, folder)
@@ -333,7 +333,7 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
             first, *others = image if pipe.abilities.generates_video else [image]
             png = io.BytesIO()
             first.save(png, "PNG", **({"save_all": True, "append_images": others} if others else {}))
-            replace(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))
+            write_whole(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))
             digests.append(hashlib.sha256(png.getvalue()).hexdigest())
     tokens_per_pass = stats.accepted.sum(0) / passes
     return [

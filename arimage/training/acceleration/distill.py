@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ...decoding import FewStepDecoding, FlowDecoding
 from ...decoding.contract.noise import Purpose, normals
-from ...eval.runs.files import replace
+from ...eval.runs.files import write_whole
 from ...eval.runs.prompts import read_prompts
 from ...options import fast_dtype
 from ...pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
@@ -155,7 +155,7 @@ class DistillTask(nn.Module):
         )
         seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
         found = {"seeds": seeds.cpu(), "tokens": images.tokens.flatten(1).cpu()}
-        replace(path, lambda file: save_file(found, file, to_metadata(about)))
+        write_whole(path, lambda file: save_file(found, file, to_metadata(about)))
         return found
 
     def predict(

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ...eval.bench.measure import quiet
-from ...eval.runs.files import replace
+from ...eval.runs.files import write_whole
 from ...eval.runs.generate import progress_bar
 from ...eval.runs.manifest import image_seed
 from ...pipelines.base import ARPipeline
@@ -65,7 +65,7 @@ def generate_prior(
             new = torch.cat([part.flatten(1) for part in maps], dim=1).cpu()
             found = torch.cat([found, new]) if len(found) else new
             kept = {"tokens": found.contiguous()}
-            replace(file, lambda path, kept=kept: save_file(kept, path, to_metadata(about)))
+            write_whole(file, lambda path, kept=kept: save_file(kept, path, to_metadata(about)))
             progress.update(len(new))
     return Generated(captions, found)
 

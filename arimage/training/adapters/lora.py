@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import nn
 
 from ...eval.bench.measure import choose_decodings
-from ...eval.runs.files import remove_leftovers, replace
+from ...eval.runs.files import remove_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
 from ...schema import Batch, Count, Positive, Rate, Seed, Share, Width, checked
@@ -222,7 +222,7 @@ class LoraTask(nn.Module):
         path = folder / LORA_WEIGHT_NAME_SAFE
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path)
-        replace(path, lambda file: type(pipe).save_lora_weights(folder, weight_name=file.name, **parts, **about))
+        write_whole(path, lambda file: type(pipe).save_lora_weights(folder, weight_name=file.name, **parts, **about))
 
     def save_sheet(self, path: Path) -> None:
         """One column per prompt: the base, the adapter at 0.5 and at 1."""

@@ -12,8 +12,7 @@ import torch
 from ...decoding import decoding_to_dict
 from ...eval.bench.measure import quiet
 from ...eval.emoji.retrieval import nearest_pictures
-from ...eval.runs.files import append, check_fields, check_same, hold, space_in, to_json
-from ...eval.runs.files import replace as replace_file
+from ...eval.runs.files import append, check_fields, check_same, hold, space_in, to_json, write_whole
 from ...eval.runs.generate import progress_bar, weights_digest
 from ...media.texts import parse_json
 from ...pipelines.base import ARImagePipeline
@@ -288,7 +287,7 @@ def run_known(
     with space_in(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = hold(out)
-        replace_file(settings_file, lambda file: file.write_text(to_json(settings)))
+        write_whole(settings_file, lambda file: file.write_text(to_json(settings)))
     try:
         _measure(quiet(pipe), measurement, known, out, batch_size)
     finally:
@@ -301,7 +300,7 @@ def _measure(
 ) -> None:
     def save() -> None:
         with space_in(out):
-            replace_file(
+            write_whole(
                 out / KNOWN_CAPTIONS,
                 lambda file: file.write_text(measurement.apply(known).to_text(), encoding="utf-8"),
             )

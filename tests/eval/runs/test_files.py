@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from arimage.eval.runs.files import remove_leftovers, replace
+from arimage.eval.runs.files import remove_leftovers, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.json"
-    replace(path, lambda file: file.write_text("old"))
+    write_whole(path, lambda file: file.write_text("old"))
 
     def fail(file):
         assert file.parent == tmp_path
@@ -21,7 +21,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        replace(path, fail)
+        write_whole(path, fail)
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"] and path.read_text() == "old"
 
 
@@ -38,7 +38,7 @@ def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_rename)
-    replace(tmp_path / "a.json", lambda file: file.write_text("new"))
+    write_whole(tmp_path / "a.json", lambda file: file.write_text("new"))
     assert re.fullmatch(r"\.a\.json\.\w+\.tmp", Path(calls[0]).name) and calls[1:] == ["rename", str(tmp_path)]
 
 
@@ -50,7 +50,7 @@ def test_several_commands_may_replace_a_file_at_the_same_time(tmp_path):
             file.write_text(str(number))
             barrier.wait()
 
-        replace(path, write_slowly)
+        write_whole(path, write_slowly)
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(write, range(4))) == [None] * 4
