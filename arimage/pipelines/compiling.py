@@ -108,7 +108,7 @@ class CompileMixin(OffloadMixin):
     @property
     def captures(self) -> bool:
         """Whether steps of the default decoding are captured: on a CUDA device, unless they run eagerly."""
-        return self._execution_device.type == "cuda" and self._steps is not None
+        return self._execution_device.type == "cuda" and self._step_compiler is not None
 
     def until_captured(self) -> Iterator[None]:
         """Yield for a call, and again while steps of it have not come often enough to be captured."""
@@ -141,7 +141,7 @@ class CompileMixin(OffloadMixin):
         return steps
 
     @property
-    def _steps(self) -> CompiledSteps | None:
+    def _step_compiler(self) -> CompiledSteps | None:
         return self.steps_of(self.decoding)
 
 

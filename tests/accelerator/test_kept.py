@@ -123,12 +123,12 @@ def test_weights_that_move_are_captured_again():
     pipe = pipeline("llamagen-text", "cpu")
     pipe.compile(backend="eager")
     try:
-        steps = pipe._steps
+        steps = pipe._step_compiler
         call(pipe, "ar")
         assert len(steps.kept) == 1
         weight = pipe.transformer.head.weight
         weight.data = weight.data.clone()
-        assert pipe._steps is steps and len(steps.kept) == 0
+        assert pipe._step_compiler is steps and len(steps.kept) == 0
     finally:
         pipe.capture()
 
