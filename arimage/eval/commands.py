@@ -57,7 +57,7 @@ Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2
 Ref = Annotated[
     Path | None,
     typer.Option(
-        help="A folder of pictures, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of pictures. For "
+        help="A folder of images, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of images. For "
         "fvd, a folder of videos or another run."
     ),
 ]
@@ -229,9 +229,9 @@ def score(
         ),
     ] = None,
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out pictures of --ref that cannot be read, and list them.")
+        bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
     ] = False,
-    batch_size: Annotated[int, number("Pictures, or frames of videos, per call of the networks.", most=10**4)] = 32,
+    batch_size: Annotated[int, number("Images, or frames of videos, per call of the networks.", most=10**4)] = 32,
     device: Device = None,
 ) -> None:
     """Score the images of a run; the figures are added to RUN/metrics.json."""

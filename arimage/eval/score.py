@@ -68,7 +68,7 @@ class Job:
         size: for the Inception metrics, `resize` the images of the run, not the reference, to this side in pixels.
         i3d_weights: the file of `I3DExtractor`.
         frames: how many frames of each video `fvd` compares; by default as many as the first video of the run has.
-        skip_damaged: leave out pictures of the reference that cannot be read.
+        skip_damaged: leave out images of the reference that cannot be read.
     """
 
     run: Path
@@ -215,8 +215,8 @@ def _fid_categories(job: Job) -> dict[str, dict]:
         rows, columns = (np.flatnonzero([one == category for one in names]) for names in (ours, theirs))
         if len(rows) < 3 or len(columns) < 2:
             raise ValueError(
-                f"category {category!r} has {len(rows)} images and {len(columns)} pictures in {job.reference}: the "
-                "FID needs at least three images and two pictures"
+                f"category {category!r} has {len(rows)} images and {len(columns)} in {job.reference}: the FID needs "
+                "at least three images, and two of the reference"
             )
         counts += [len(rows), len(columns)]
         reference = Gaussian.of_features(job.reference_features[columns])
@@ -348,14 +348,14 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
     if reference is None and "fvd" in names:
         raise ValueError("--ref is missing: name a folder of videos, or another run of videos")
     if reference is None and names & set(INCEPTION_METRICS):
-        raise ValueError("--ref is missing: name a folder of pictures, or a .npz of statistics or pictures")
+        raise ValueError("--ref is missing: name a folder of images, or a .npz of statistics or images")
     # Each of these refuses what is missing or damaged.
     if names & set(INCEPTION_METRICS):
         _ = job.against, job.inception
         if not job.against.paths and names & set(INCEPTION_METRICS) - {"fid"}:
             raise ValueError(
-                f"--ref {reference} holds statistics only, which are enough for the FID: name a folder of pictures, "
-                "or a .npz with pictures as arr_0, for the other metrics"
+                f"--ref {reference} holds statistics only, which are enough for the FID: name a folder of images, "
+                "or a .npz with images as arr_0, for the other metrics"
             )
     if "clip" in names:
         _ = job.clip_extractor

@@ -25,7 +25,7 @@ class Film:
     """How an image was generated.
 
     Attributes:
-        frames: pictures of some or all forward passes, then the finished image, as in `arimage generate --trace`.
+        frames: images of some or all forward passes, then the finished image, as in `arimage generate --trace`.
         seconds: seconds from the prefill to each frame. An accelerator may still be computing a frame that is counted.
         passes: number of forward passes.
     """

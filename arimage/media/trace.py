@@ -17,7 +17,7 @@ ACCEPTED, REJECTED, DRAFT, NOTHING = (26, 150, 80), (214, 40, 40), (120, 134, 15
 INK, FAINT, PAPER = (30, 34, 40), (110, 116, 124), (255, 255, 255)
 # Early to late, as in matplotlib's viridis.
 COLOURS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], dtype=float)
-# Pictures are enlarged to at least this many pixels.
+# Images are enlarged to at least this many pixels.
 SMALLEST = 384
 MARGIN = 10
 # A token without a draft.
@@ -80,7 +80,7 @@ def animate(
     path: Path,
     finished: Image.Image | None = None,
 ) -> None:
-    """Write an animation of about eight seconds, WebP or GIF: one frame per step, then the finished picture. The
+    """Write an animation of about eight seconds, WebP or GIF: one frame per step, then the finished image. The
     arguments are those of `draw_steps`."""
     frames = draw_steps(tokens, decided, layout, decode_tokens, title, range(len(tokens)), finished)
     duration = min(400, max(40, 8000 // len(frames)))
@@ -96,14 +96,14 @@ def draw_steps(
     steps: Iterable[int],
     finished: Image.Image | None = None,
 ) -> list[Image.Image]:
-    """Draw one frame per step, which marks the tokens that the step decided, and one of the finished picture.
+    """Draw one frame per step, which marks the tokens that the step decided, and one of the finished image.
 
     Args:
         tokens, decided: from `Trace.of_image`; continuous tokens are [T, N, D].
         layout: the layout of this image, to mark tokens; None for a next-scale model, whose tokens are not marked.
         decode_tokens: from the tokens of a step [1, N] to pixels [1, 3, H, W], the frames of a video side by side.
         steps: which steps to draw, counted from 0, in order.
-        finished: the finished picture; by default that of the last step.
+        finished: the finished image; by default that of the last step.
     """
 
     def picture_of(step: torch.LongTensor) -> np.ndarray:
@@ -149,7 +149,7 @@ def write_animation(frames: list[Image.Image], durations: list[int], path: Path)
 
 
 def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    """A picture of the step that decided each token: early steps are dark, late ones bright; numbers if they fit.
+    """An image of the step that decided each token: early steps are dark, late ones bright; numbers if they fit.
 
     Args:
         passes: int [rows, columns], from `deciding_passes`.
@@ -169,7 +169,7 @@ def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
 
 
 def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.Image, title: str, path: Path):
-    """Write an image next to its `acceptance_map` as one picture.
+    """Write an image next to its `acceptance_map` as one image.
 
     Args:
         decided: from `Trace.of_image`.
@@ -198,13 +198,13 @@ def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.
 
 
 def _enlarge(pixels: np.ndarray) -> np.ndarray:
-    """Enlarge a picture [H, W, 3] without smoothing."""
+    """Enlarge an image [H, W, 3] without smoothing."""
     scale = math.ceil(SMALLEST / min(pixels.shape[:2]))
     return pixels.repeat(scale, 0).repeat(scale, 1)
 
 
 def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
-    """Tint the cells of a picture by `marks`, bool [rows, columns] per colour; outline drafts and decided tokens."""
+    """Tint the cells of an image by `marks`, bool [rows, columns] per colour; outline drafts and decided tokens."""
     strength = {ACCEPTED: 0.15, REJECTED: 0.35, DRAFT: 0.55, NOTHING: 1.0}
     image = Image.fromarray(picture)
     for colour, mark in marks.items():
@@ -220,7 +220,7 @@ def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
 
 
 def _frame(picture: np.ndarray, title: str, caption: str, legend: bool) -> Image.Image:
-    """A picture with its title, caption and, if asked, a legend of the marks."""
+    """An image with its title, caption and, if asked, a legend of the marks."""
     height, width = picture.shape[:2]
     top = 52
     canvas = Image.new("RGB", (width + 2 * MARGIN, top + height + (32 if legend else MARGIN)), PAPER)

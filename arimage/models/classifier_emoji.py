@@ -9,13 +9,13 @@ from .mixin import ModelMixin
 
 
 class EmojiClassifier(ModelMixin, ConfigMixin):
-    """Classifies which emoji a picture shows, in any style.
+    """Classifies which emoji an image shows, in any style.
 
     Args:
         num_classes (`int`): the number of concepts.
         channels (`list[int]`): output channels of the four convolutions; those of the last are the features.
         norm_num_groups (`int`): number of groups of the group normalisation.
-        image_size (`int`): side of the training pictures in pixels.
+        image_size (`int`): side of the training images in pixels.
     """
 
     @register_to_config

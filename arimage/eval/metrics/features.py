@@ -1,4 +1,4 @@
-"""Features of pictures and videos that networks compute, and their cache."""
+"""Features of images and videos that networks compute, and their cache."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ class Space:
 
 
 class Extractor(Protocol):
-    """A network that computes features [B, D], float32, of B pictures of any mode and size, or of B videos."""
+    """A network that computes features [B, D], float32, of B images of any mode and size, or of B videos."""
 
     space: Space
 
@@ -63,15 +63,15 @@ def files_sha256(paths: list[Path]) -> str:
 
 
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
-    """The images or videos of a run in the order of its manifest, or all pictures or videos below another folder, see
+    """The images or videos of a run in the order of its manifest, or all images or videos below another folder, see
     `visible_files`.
 
     Raises:
-        ValueError: if the run is unfinished or damaged, or the folder has no pictures or no videos.
+        ValueError: if the run is unfinished or damaged, or the folder has no images or no videos.
     """
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
-    kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("pictures", IMAGE_SUFFIXES)
+    kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("images", IMAGE_SUFFIXES)
     found = visible_files(folder, suffixes)
     if not found:
         raise ValueError(f"{folder} has no {kind}: name a folder of {', '.join(suffixes)} files")
@@ -88,18 +88,18 @@ def extract(
     size: int | None = None,
     read: Callable[[Path], object] = read_image,
 ) -> np.ndarray:
-    """The features of pictures or videos in their order, float32 [N, D].
+    """The features of images or videos in their order, float32 [N, D].
 
     Args:
-        paths: files of pictures, or a single .npy or .npz (`arr_0`) that holds all of them as uint8 [N, H, W, 3].
+        paths: files of images, or a single .npy or .npz (`arr_0`) that holds all of them as uint8 [N, H, W, 3].
         cache: a folder for files of features, which are found again by the extractor's space and the contents of the
-            pictures. A cache that cannot be written is a warning.
+            images. A cache that cannot be written is a warning.
         sha256: `files_sha256(paths)`, if it is known already.
-        size: `resize` the pictures to this side in pixels first.
-        read: reads a file as the extractor needs it, by default as an RGB picture.
+        size: `resize` the images to this side in pixels first.
+        read: reads a file as the extractor needs it, by default as an RGB image.
 
     Raises:
-        ValueError: if a picture cannot be read, or its features are not finite.
+        ValueError: if an image cannot be read, or its features are not finite.
     """
     file = None
     if cache is not None:
@@ -117,7 +117,7 @@ def extract(
     finite = np.isfinite(features).all(1)
     if not finite.all():
         first = int(finite.argmin())
-        name = f"picture {first} of {paths[0]}" if paths[0].suffix in ARRAY_SUFFIXES else paths[first]
+        name = f"image {first} of {paths[0]}" if paths[0].suffix in ARRAY_SUFFIXES else paths[first]
         raise ValueError(
             f"{extractor.space.name} gives features of {name} that are not finite: use other weights, or leave it out"
         )
@@ -148,8 +148,8 @@ def _write_cached(file: Path, features: np.ndarray, space: Space) -> None:
 
 
 def resize(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Resize a picture, uint8 [H, W, 3], to sides of `size` pixels as LlamaGen does from 384 to 256 for the evaluator
-    of ADM: bicubic without antialiasing. LlamaGen resizes before it rounds to 256 levels; here the picture is rounded
+    """Resize an image, uint8 [H, W, 3], to sides of `size` pixels as LlamaGen does from 384 to 256 for the evaluator
+    of ADM: bicubic without antialiasing. LlamaGen resizes before it rounds to 256 levels; here the image is rounded
     before and after."""
     if pixels.shape[:2] == (size, size):
         return pixels

@@ -161,7 +161,7 @@ class I3DExtractor:
 
 
 def frame_count(path: Path) -> int:
-    """The number of frames of a picture or video of a run; 1 for a picture."""
+    """The number of frames of an image or video of a run; 1 for an image."""
     with open_image(str(path), path) as file:
         return getattr(file, "n_frames", 1)
 

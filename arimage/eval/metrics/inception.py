@@ -32,12 +32,12 @@ INCEPTION_WEIGHTS = {
 
 
 class InceptionExtractor:
-    """Features of pictures for FID (https://arxiv.org/abs/1706.08500): the 2,048 of the last pooling of Inception-v3.
+    """Features of images for FID (https://arxiv.org/abs/1706.08500): the 2,048 of the last pooling of Inception-v3.
 
-    `resize="clean"` follows clean-fid (https://arxiv.org/abs/2104.11222): pictures are resized by an antialiased
+    `resize="clean"` follows clean-fid (https://arxiv.org/abs/2104.11222): images are resized by an antialiased
     bicubic filter without rounding, and the network is the TorchScript file of StyleGAN2-ADA. "tf1" is
     torch-fidelity's port of the original TensorFlow graph, which resizes bilinearly inside without antialiasing, as
-    the ADM evaluator does; all pictures of a batch must then have one size.
+    the ADM evaluator does; all images of a batch must then have one size.
 
     Attributes:
         weights: "published", or a note that another file is used, with which no published figure is comparable.
@@ -67,7 +67,7 @@ class InceptionExtractor:
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
-        pictures = [np.asarray(to_rgb("a picture", image)) for image in images]
+        pictures = [np.asarray(to_rgb("an image", image)) for image in images]
         if self.space.resize == "clean":
             from cleanfid.resize import build_resizer
 
@@ -75,7 +75,7 @@ class InceptionExtractor:
                 pictures = list(pool.map(build_resizer("clean"), pictures))
         elif len({picture.shape for picture in pictures}) > 1:
             raise ValueError(
-                "--resize tf1 takes pictures of one size, and these differ: crop them, or use --resize clean"
+                "--resize tf1 takes images of one size, and these differ: crop them, or use --resize clean"
             )
         batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().to(self.device)
         return self._network(batch) if self.space.resize == "clean" else self._network(batch)[0]

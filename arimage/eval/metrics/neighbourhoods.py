@@ -17,7 +17,7 @@ def neighbourhoods(
     density_k: int = 5,
     block: int = 512,
 ) -> dict[str, Estimate]:
-    """Fidelity and diversity, from balls around every picture that reach to its k-th nearest neighbour in its own set.
+    """Fidelity and diversity, from balls around every image that reach to its k-th nearest neighbour in its own set.
 
     Precision is the share of images in the ball of a reference, recall the share of references in the ball of an image
     (https://arxiv.org/abs/1904.06991). Density is the number of balls of references that an image lies in, divided by
@@ -39,7 +39,7 @@ def neighbourhoods(
     fewest, most = min(len(features), len(reference)), max(k, density_k)
     if fewest <= most:
         raise ValueError(
-            f"{fewest} pictures are too few for {most} neighbours each: give at least {most + 1} images and references"
+            f"{fewest} images are too few for {most} neighbours each: give at least {most + 1} images and references"
         )
     # Centred, because float32 is most precise near 0.
     centre = reference.mean(0)

@@ -1,4 +1,4 @@
-"""What runs are scored against: a folder of pictures, or a file of pictures or of their statistics."""
+"""What runs are scored against: a folder of images, or a file of images or of their statistics."""
 
 import logging
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Reference:
     Attributes:
         label: its name and a digest of its contents.
         sha256: digest of the contents.
-        paths: pictures as `extract` takes them; empty if there are only statistics.
+        paths: images as `extract` takes them; empty if there are only statistics.
         statistics: mean [D] and covariance [D, D] of features, if the file has them.
     """
 
@@ -32,11 +32,11 @@ class Reference:
 
 
 def read_folder(folder: Path, *, videos: bool = False, skip_damaged: bool = False) -> Reference:
-    """The pictures or videos of a folder, or of another run. `skip_damaged` leaves out pictures that cannot be read,
+    """The images or videos of a folder, or of another run. `skip_damaged` leaves out images that cannot be read,
     with a warning that counts and names them.
 
     Raises:
-        ValueError: if no picture is left.
+        ValueError: if no image is left.
     """
     paths, skipped = image_paths(folder, videos=videos), ""
     if skip_damaged and not videos:
@@ -44,12 +44,12 @@ def read_folder(folder: Path, *, videos: bool = False, skip_damaged: bool = Fals
         if damaged:
             names = ", ".join(str(path.relative_to(folder)) for path in damaged)
             logger.warning(
-                "%d of %d pictures of %s are damaged and left out: %s", len(damaged), len(paths), folder, names
+                "%d of %d images of %s are damaged and left out: %s", len(damaged), len(paths), folder, names
             )
             skipped = f", {len(damaged)} damaged ones left out"
             paths = [path for path in paths if path not in set(damaged)]
         if not paths:
-            raise ValueError(f"all pictures of {folder} are damaged: get them again")
+            raise ValueError(f"all images of {folder} are damaged: get them again")
     sha256 = files_sha256(paths)
     return Reference(f"{folder.resolve().name}, files {sha256[:8]}{skipped}", sha256, paths)
 
@@ -63,8 +63,8 @@ def _is_readable(path: Path) -> bool:
 
 
 def read_reference(path: Path | None, *, skip_damaged: bool = False) -> Reference:
-    """A folder of pictures, a .npz with statistics (`mu` and `sigma`), pictures (`arr_0`, uint8 [N, H, W, 3]) or both,
-    or a .npy of pictures. `skip_damaged` is that of `read_folder`.
+    """A folder of images, a .npz with statistics (`mu` and `sigma`), images (`arr_0`, uint8 [N, H, W, 3]) or both,
+    or a .npy of images. `skip_damaged` is that of `read_folder`.
 
     Raises:
         ValueError: if it is none of these, or its arrays have unsuitable shapes, dtypes or values.
@@ -73,20 +73,20 @@ def read_reference(path: Path | None, *, skip_damaged: bool = False) -> Referenc
         return read_folder(path, skip_damaged=skip_damaged)
     if path is None or path.suffix not in ARRAY_SUFFIXES or not path.is_file():
         raise ValueError(
-            f"--ref is {path}, which is not a reference: name a folder of pictures, a .npz of statistics or pictures, "
-            "or a .npy of pictures"
+            f"--ref is {path}, which is not a reference: name a folder of images, a .npz of statistics or images, "
+            "or a .npy of images"
         )
     arrays = array_headers(path)
     pictures, statistics = FIRST in arrays, {"mu", "sigma"} <= arrays.keys()
     if not pictures and not statistics:
         raise ValueError(
-            f"--ref {path} holds {sorted(arrays)}: give a .npz with mu and sigma, or with pictures as {FIRST}"
+            f"--ref {path} holds {sorted(arrays)}: give a .npz with mu and sigma, or with images as {FIRST}"
         )
     if pictures:
         shape, dtype = arrays[FIRST]
         if dtype != np.uint8 or len(shape) != 4 or shape[-1] != 3 or 0 in shape:
             raise ValueError(
-                f"{FIRST} of {path} is {dtype} {list(shape)}: pictures are uint8 [N, H, W, 3], and at least one"
+                f"{FIRST} of {path} is {dtype} {list(shape)}: images are uint8 [N, H, W, 3], and at least one"
             )
     sha256 = file_sha256(path)
     return Reference(

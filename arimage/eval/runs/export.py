@@ -123,7 +123,7 @@ def write_geneval(groups: list[Group], out: Path) -> None:
 
 
 def write_dpg(groups: list[Group], out: Path) -> None:
-    """Write a folder for DPG-Bench (https://arxiv.org/abs/2403.05135): one picture per prompt, item_id.png, a 2x2 grid
+    """Write a folder for DPG-Bench (https://arxiv.org/abs/2403.05135): one image per prompt, item_id.png, a 2x2 grid
     of its four images.
 
     Raises:
@@ -154,7 +154,7 @@ def write_dpg(groups: list[Group], out: Path) -> None:
 
 
 def write_wise(groups: list[Group], out: Path) -> None:
-    """Write a folder for WISE (https://arxiv.org/abs/2503.07265): one picture per prompt, prompt_id.png.
+    """Write a folder for WISE (https://arxiv.org/abs/2503.07265): one image per prompt, prompt_id.png.
 
     Raises:
         ValueError: if a prompt_id is missing, not a whole number or not unique, or a prompt has several images.

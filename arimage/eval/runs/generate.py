@@ -222,7 +222,7 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
     rank 0 first; only rank 0 locks the folder.
 
     Raises:
-        ValueError: if another command uses the folder, or it holds pictures without a run, or a run with another
+        ValueError: if another command uses the folder, or it holds images without a run, or a run with another
             configuration or manifest.
         OSError: if the folder cannot be written.
     """
@@ -232,7 +232,7 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
         if rank == 0:
             new = not (folder / CONFIG).exists()
             if new and (folder / IMAGES).is_dir() and any((folder / IMAGES).iterdir()):
-                raise ValueError(f"{folder / IMAGES} holds pictures but {folder} has no {CONFIG}: give another --out")
+                raise ValueError(f"{folder / IMAGES} holds images but {folder} has no {CONFIG}: give another --out")
             folder.mkdir(parents=True, exist_ok=True)
             lock = hold(folder)
             for name in (CONFIG, MANIFEST, f"{IMAGES}/*.png"):

@@ -133,7 +133,7 @@ def test_features_that_are_not_finite_are_refused_by_the_name_of_the_picture(tmp
     np.savez(tmp_path / "x.npz", arr_0=np.broadcast_to(levels.astype(np.uint8)[:, None, None, None], (4, 4, 4, 3)))
     with pytest.raises(ValueError, match=r"mean gives features of \S*250.png that are not finite"):
         extract(image_paths(tmp_path), Overflowing(), cache=tmp_path / "cache")
-    with pytest.raises(ValueError, match=r"features of picture 2 of \S*x.npz that are not finite"):
+    with pytest.raises(ValueError, match=r"features of image 2 of \S*x.npz that are not finite"):
         extract([tmp_path / "x.npz"], Overflowing(), cache=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
@@ -154,5 +154,5 @@ def test_a_run_gives_its_pictures_in_the_order_of_its_manifest(tmp_path, write_r
     (tmp_path / "images" / "0.png").unlink()
     assert [path.name for path in image_paths(tmp_path / "images")] == ["000000.png", "000001.png"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty has no pictures"):
+    with pytest.raises(ValueError, match="empty has no images"):
         image_paths(tmp_path / "empty")

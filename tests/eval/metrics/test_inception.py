@@ -81,7 +81,7 @@ def test_tf1_features_are_those_of_the_network(inception, tf1_weights):
     (theirs,) = inception(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])
     assert theirs.std() > 1e-3
     torch.testing.assert_close(extractor([picture]), theirs)
-    with pytest.raises(ValueError, match="pictures of one size"):
+    with pytest.raises(ValueError, match="images of one size"):
         extractor([picture, Image.new("RGB", (8, 9))])
 
 

@@ -245,7 +245,7 @@ def test_images_without_a_run_are_left_alone(command, models, tmp_path):
     (tmp_path / "run/images").mkdir(parents=True)
     (tmp_path / "run/images/000000.png").write_bytes(b"mine")
     code, said = command(*options(models, tmp_path / "run"))
-    assert code == 2 and "images holds pictures" in said
+    assert code == 2 and "images holds images" in said
     assert (tmp_path / "run/images/000000.png").read_bytes() == b"mine"
 
 
