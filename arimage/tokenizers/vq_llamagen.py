@@ -174,7 +174,7 @@ class Decoder(nn.Module):
         return self.conv_out(self.norm_out(hidden))
 
 
-def rows(codebook: nn.Embedding) -> torch.Tensor:
+def vectors_of(codebook: nn.Embedding) -> torch.Tensor:
     """All vectors of a codebook [V, D], by a look-up, since offloading loads a weight only while its module runs."""
     device = codebook.weight.device
     return codebook(torch.arange(codebook.num_embeddings, device="cpu" if device.type == "meta" else device))
@@ -192,7 +192,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         channel_multipliers (`tuple[int, ...]`): one per level, from the image's resolution down to the grid's.
         layers_per_block (`int`): residual blocks per level in the encoder; the decoder has one more.
         latent_channels (`int`): channels between the convolutions and the projection to the codebook.
-        codebook_size (`int`), codebook_dim (`int`): rows and width of the codebook.
+        codebook_size (`int`), codebook_dim (`int`): entries and width of the codebook.
         norm_num_groups (`int`): groups of every group norm.
     """
 
@@ -250,7 +250,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     def code_vectors(self) -> torch.Tensor:
         """The unit vectors of all codes [V, codebook_dim]."""
-        return F.normalize(rows(self.codebook), dim=-1)
+        return F.normalize(vectors_of(self.codebook), dim=-1)
 
     def nearest(self, latents: torch.Tensor) -> torch.LongTensor:
         """The codes [B, h, w] with the greatest cosine similarity to latents [B, codebook_dim, h, w]."""

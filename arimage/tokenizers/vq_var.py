@@ -13,7 +13,7 @@ from ..kernels.codebook import nearest_code
 from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Scales, Share, Whole, Width, Widths, checked
 from .tiling import TilingMixin
-from .vq_llamagen import Decoder, Encoder, rows
+from .vq_llamagen import Decoder, Encoder, vectors_of
 
 
 class Phi(nn.Conv2d):
@@ -49,7 +49,7 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
         channels (`int`): width of the first convolution; every level has `channels` times its multiplier.
         channel_multipliers (`tuple[int, ...]`): one per level, from the image's resolution down to the latents'.
         layers_per_block (`int`): residual blocks per level in the encoder; the decoder has one more.
-        codebook_size (`int`), codebook_dim (`int`): rows V and width C of the codebook. Latents have C channels.
+        codebook_size (`int`), codebook_dim (`int`): entries V and width C of the codebook. Latents have C channels.
         scales (`tuple[int, ...]`): sides p of the token maps, at least two, from coarse to fine.
         num_phi (`int`): convolutions that the scales share for their upsampled maps; 0 means one per scale.
         phi_weight (`float`): the share of an upsampled map that its convolution replaces, 0 to 1.
@@ -90,7 +90,7 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all codes [V, C]."""
-        return rows(self.codebook)
+        return vectors_of(self.codebook)
 
     def to_maps(self, parts: torch.Tensor) -> list[torch.Tensor]:
         """Tokens or vectors [B, N, ...] of all scales as one map [B, p, p, ...] per scale."""

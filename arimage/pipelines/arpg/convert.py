@@ -73,7 +73,7 @@ def arpg_transformer_from_original(
     num_classes = embeddings - vocab_size - 3
     if num_classes < 1:
         raise CheckpointError(
-            f"{source} has {embeddings} rows of 'embeddings.weight' for {vocab_size} codes, which leaves none for "
+            f"{source} has {embeddings} entries of 'embeddings.weight' for {vocab_size} codes, which leaves none for "
             f"classes: give the file of an {KIND}"
         )
     num_heads = heads_of(num_heads, hidden_size)
