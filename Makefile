@@ -14,7 +14,7 @@ TEST = MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=2000000000 \
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: generate test test-numerics test-slow style quality docs release clean
+.PHONY: generate test test-numerics test-slow exports style quality docs release clean
 
 generate: .venv/.installed
 	.venv/bin/arimage generate "$$PROMPT" --out outputs/
@@ -34,6 +34,10 @@ test-numerics: .venv/.installed-dev
 
 test-slow: .venv/.installed-dev
 	$(TEST) -n 2 --dist worksteal -m slow --timeout 3600
+
+# The stubs that tell editors and type checkers the lazy names of arimage and arimage.convert.
+exports: .venv/.installed-dev
+	.venv/bin/python tools/exports.py
 
 style: .venv/.installed-dev
 	.venv/bin/ruff check --fix .

@@ -5,36 +5,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .families import PIPELINES, converters_of, family_of
 from .pipelines.saving.saved_folder import local_folder
-from .published.registry import CONVERT_COMMANDS, PUBLISHED, find_published, nearest_names
+from .published.registry import PUBLISHED, find_published, nearest_names
 from .schema import read_object
 
 
 if TYPE_CHECKING:
     from .pipelines.base import ARPipeline
 
-# Names of modules: a model's family is imported once its index names it.
-PIPELINES = {
-    "LlamaGenPipeline": "llamagen.pipeline_llamagen",
-    "VARPipeline": "var.pipeline_var",
-    "InfinityPipeline": "infinity.pipeline_infinity",
-    "LlamaGenDDPipeline": "distilled_decoding.pipeline_llamagen_dd",
-    "VARDDPipeline": "distilled_decoding.pipeline_var_dd",
-    "MARPipeline": "mar.pipeline_mar",
-    "LatentLlamaPipeline": "latent_llama.pipeline_latent_llama",
-    "JanusPipeline": "janus.pipeline_janus",
-    "Emu3Pipeline": "emu3.pipeline_emu3",
-    "GlmImagePipeline": "glm_image.pipeline_glm_image",
-    "Emu35Pipeline": "emu35.pipeline_emu35",
-    "LuminaMGPTPipeline": "chameleon.pipeline_lumina_mgpt",
-    "AnolePipeline": "chameleon.pipeline_anole",
-    "MammothModa2Pipeline": "mammothmoda2.pipeline_mammothmoda2",
-    "CosmosPipeline": "cosmos.pipeline_cosmos",
-    "ARPGPipeline": "arpg.pipeline_arpg",
-    "LPDPipeline": "lpd.pipeline_lpd",
-    "RandARPipeline": "randar.pipeline_randar",
-}
-VIDEO_PIPELINES = ("CosmosPipeline",)
 ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"
 CONFIG = "config.json"
@@ -44,7 +23,7 @@ HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revi
 def packaged_models(videos: bool = True) -> list[str]:
     """Names of the models that are part of the package; without `videos`, of those that generate images."""
     indices = ASSETS.glob("*/model_index.json")
-    return sorted(index.parent.name for index in indices if videos or _class_name(index) not in VIDEO_PIPELINES)
+    return sorted(index.parent.name for index in indices if videos or not family_of(_class_name(index)).videos)
 
 
 def published_models() -> list[str]:
@@ -84,7 +63,8 @@ def class_names(folder: Path) -> list[str] | None:
     """The names of the classes of the model in a folder; None if it does not name any."""
     from .pipelines.saving.saved_folder import read_index
 
-    labels = read_index(folder / INDEX).get("id2label")
+    index = folder / INDEX
+    labels = read_index(index, family_of(_class_name(index))).get("id2label")
     return [labels[str(i)] for i in range(len(labels))] if labels is not None else None
 
 
@@ -119,7 +99,7 @@ class AutoPipeline:
 
             folder = find_model(str(load_published(name, **hub)))
         class_name = _class_name(_download_index(name, hub) if folder is None else folder / INDEX)
-        pipeline = getattr(import_module(f".pipelines.{PIPELINES[class_name]}", __package__), class_name)
+        pipeline = getattr(import_module(f".{PIPELINES[class_name]}", __package__), class_name)
         return pipeline.from_pretrained(name if folder is None else folder, **kwargs)
 
 
@@ -143,19 +123,17 @@ def _download_index(name: str, hub: dict) -> Path:
 def _remedy(config: Path | None) -> str:
     """What to do with a folder or repository that holds no pipeline, by its `config.json`."""
     model_type = read_object(config).get("model_type") if config is not None and config.is_file() else None
-    if model_type == "Emu3" and config is not None:
-        from .convert.folder import is_emu35
-
-        model_type = "Emu3.5" if is_emu35(config.parent) else model_type
-    if command := CONVERT_COMMANDS.get(str(model_type)):
-        return f"convert its folder with `{command}`, and give the folder that it writes"
+    if config is not None and (found := converters_of(config.parent, model_type)):
+        first, *others = (converter for _, converter in found)
+        alternatives = f" (or {', '.join(other.command.split()[-1] for other in others)})" if others else ""
+        return f"convert its folder with `{first.command}{alternatives}`, and give the folder that it writes"
     holds = "" if model_type is None else f"it holds a model of type {model_type!r}; "
     return f"{holds}give a folder written by save_pretrained, or a name that `arimage models` lists"
 
 
 def _class_name(index: Path) -> str:
     class_name = read_object(index).get("_class_name")
-    # Of the file and the class in it: see `pipelines/saved_folder.py`.
+    # Of the file and the class in it: see `pipelines/saving/saved_folder.py`.
     if isinstance(class_name, list) and len(class_name) == 2:
         class_name = class_name[1]
     if not isinstance(class_name, str) or class_name not in PIPELINES:

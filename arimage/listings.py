@@ -43,7 +43,7 @@ def models(
             size_text(entry.download),
             size_text(entry.download + entry.converted),
             ", ".join(dict.fromkeys(files.repository for files in entry.files.values())),
-            entry.licence + (", and a tokenizer from Meta" if entry.needs_chameleon else ""),
+            entry.licence + (f", and {entry.requested.note}" if entry.requested else ""),
         )
     _print(table)
 

@@ -6,11 +6,11 @@ import inspect
 import json
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, validate_call
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model, validate_call
 
 
 # A yes or no, a whole number, a number and a text of exactly that type: "3" is not 3, and true is not 1.
@@ -32,6 +32,9 @@ Layers = Annotated[int, Field(strict=True, ge=1, le=1000)]
 Width = Annotated[int, Field(strict=True, ge=1, le=2**17)]
 Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=20)]
 Side = Annotated[int, Field(strict=True, ge=1, le=2**10)]
+# The side and the area of an image in pixels.
+Pixels = Annotated[int, Field(strict=True, ge=8, le=2**13)]
+Area = Annotated[int, Field(strict=True, ge=64, le=2**26)]
 Scales = Annotated[tuple[Side, ...], Field(min_length=2, max_length=100)]
 Epsilon = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)]
 
@@ -64,6 +67,7 @@ _REMEDIES = {
 }
 T = TypeVar("T")
 Init = TypeVar("Init", bound=Callable)
+Fields = TypeVar("Fields", bound=BaseModel)
 
 
 def check(kind: type[T] | Any, value: object, where: object) -> T:
@@ -81,6 +85,12 @@ def check(kind: type[T] | Any, value: object, where: object) -> T:
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter:
     return TypeAdapter(kind)
+
+
+def with_fields(kind: type[Fields], fields: Mapping[str, Any]) -> type[Fields]:
+    """A model with further fields, given by their types, which may be absent."""
+    further: dict[str, Any] = {name: (type, None) for name, type in fields.items()}
+    return create_model(kind.__name__, __base__=kind, **further)
 
 
 def checked(init: Init) -> Init:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from arimage.auto import PIPELINES
+from arimage.families import CONVERTERS, EXPORTS, FAMILIES, PIPELINES
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +23,7 @@ FLOORS = {
     "models": 2,
     "tokenizers": 2,
     "pipelines": 3,
+    "families": 3,
     "convert": 2,
     "media": 3,
     "training": 4,
@@ -61,9 +62,9 @@ INNER = {
 # A family's folder holds parts of two floors: what stands on pipelines, and models and tokenizers below them.
 ON_PIPELINES = ("pipeline_", "base", "prompts", "convert", "family", "shapes", "accelerate", "__init__")
 # Packages of `pipelines` that are not families.
-SHARED = {"text", "pictures", "saving", "adapters", "kinds"}
-# The families that a family may import, since its models are students of theirs.
-BUILDS_ON = {"distilled_decoding": {"llamagen", "var"}}
+SHARED = {path.name for path in (ROOT / "arimage" / "pipelines").iterdir() if path.is_dir()} - FAMILIES.keys()
+# Where families are named by design: recipes and trainers are for particular models.
+NAMES_FAMILIES = ("arimage/training/",)
 # The packages that a room may import besides the standard library; the rooms not named here choose freely.
 PACKAGES = {"kernels": {"torch", "triton"}, "decoding": {"numpy", "torch"}}
 
@@ -114,13 +115,28 @@ def layer_violations(source: str, file: str) -> list[str]:
         floor = FLOORS.get(target, FLOORS["__init__"])
         other = target == "pipelines" and within[0] not in SHARED and len(within) > 3
         own = other and not within[1].startswith(ON_PIPELINES)
-        if other and within[0] not in {family, *BUILDS_ON.get(str(family), ())} and FLOORS[room] < 4:
+        known = {family, *(FAMILIES[family].builds_on if family in FAMILIES else ())}
+        if other and within[0] not in known and FLOORS[room] < 4:
             found.append(f"{file}: names the family {within[0]}")
         elif below and not own and (floor > 2 or target == "decoding"):
             found.append(f"{file}: a part of a model imports {name}")
         elif floor > FLOORS[room] or (target == "decoding" and FLOORS[room] == 2):
             found.append(f"{file}: {room} imports {name}")
     return found
+
+
+# The names of classes, converters and modules of families.
+NAMES = {name for name in EXPORTS if not name.islower()} | {converter.function for _, converter in CONVERTERS.values()}
+NAMED = re.compile(rf"\b({'|'.join(sorted(NAMES))})\b|\bpipelines[./]({'|'.join(FAMILIES)})\b")
+
+
+def named_families(source: str, file: str) -> list[str]:
+    """What a source outside of the families' folders imports or names of a family."""
+    if file.startswith((*NAMES_FAMILIES, *(f"arimage/pipelines/{folder}/" for folder in FAMILIES))):
+        return []
+    found = {match[0] for match in NAMED.finditer(source)}
+    found |= {match[0] for name in imported(source, file) if (match := NAMED.search(name))}
+    return [f"{file}: names {name}" for name in sorted(found)]
 
 
 # Functions that open or decode an image or a video; `media` does it for all, and decides what the colours are.
@@ -179,6 +195,12 @@ def test_files_keep_the_rules():
         f for file, source in sources.items() for f in layer_violations(source, file) + too_long(source, file)
     ] == []
     assert circle(sources) == []
+
+
+def test_only_its_own_folder_names_a_family():
+    found = [f for file in FILES for f in named_families((ROOT / file).read_text(encoding="utf-8"), file)]
+    assert found == []
+    assert all((ROOT / path).exists() for path in NAMES_FAMILIES)
 
 
 def test_only_media_opens_images_and_videos():
@@ -245,7 +267,7 @@ def test_names_of_decodings_do_not_import_torch():
 
 
 def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
-    families = {f"arimage.pipelines.{module}" for module in PIPELINES.values()}
+    families = {f"arimage.{module}" for module in PIPELINES.values()}
     others = {"arimage.convert.checkpoint", "transformers.models.janus", "transformers.models.chameleon"}
     extras = {"gradio", "matplotlib", "pandas", "pyarrow", "sklearn", "torchao"}
     script = command(0, "generate", "a red heart", "--out", str(tmp_path / "heart.png"))
@@ -293,6 +315,35 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
 )
 def test_layer_check_finds_violations(file, source):
     assert len(layer_violations(source, file)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from .pipelines.var import pipeline_var",
+        "from .pipelines.emu3.prompts import f",
+        "def f():\n    from arimage import JanusPipeline",
+        "KINDS = {'CosmosPipeline'}",
+        "from .convert import convert_mar",
+        "import arimage.pipelines.lpd.transformer_lpd",
+    ],
+)
+def test_family_check_finds_names(source):
+    assert len(named_families(source, "arimage/x.py")) == 1
+    assert named_families(source, "arimage/training/x.py") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from .pipelines.base import ARPipeline",
+        "# As published for LlamaGen and VAR, https://arxiv.org/abs/2404.02905",
+        "from .tokenizers.vq_var import VARVQModel",
+        "from accelerate import Accelerator",
+    ],
+)
+def test_family_check_allows_shared_parts_and_papers(source):
+    assert named_families(source, "arimage/x.py") == []
 
 
 @pytest.mark.parametrize(

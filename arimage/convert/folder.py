@@ -68,23 +68,20 @@ def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
     )
 
 
-def is_emu35(folder: Path) -> bool:
-    """Whether the index of a folder of BAAI names the norms of queries and keys that tell Emu3.5 from Emu3, whose
-    config.json has the same model type.
+def tensor_names(folder: Path) -> list[str]:
+    """The names of the tensors in a folder, from their index or their file; none if there is neither.
 
     Raises:
-        CheckpointError: if the index, or the file of the weights where there is none, cannot be read.
+        CheckpointError: if it cannot be read.
     """
     index, file = folder / "model.safetensors.index.json", folder / "model.safetensors"
     with damaged_files(folder):
         if index.is_file():
-            names = read_json(index)["weight_map"].keys()
-        elif file.is_file():
-            with safe_open(file, "pt") as weights:
-                names = weights.keys()
-        else:
-            return False
-    return any(name.endswith(".self_attn.q_norm.weight") for name in names)
+            return list(read_json(index)["weight_map"])
+        if not file.is_file():
+            return []
+        with safe_open(file, "pt") as weights:
+            return list(weights.keys())
 
 
 def load_model(kind: type[Model], folder: Path, **options) -> Model:

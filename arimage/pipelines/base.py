@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
 from .compiling import CompileMixin
+from .family import Family
 from .forked import limit_forks, warn_if_forked
 from .fusing import FuseMixin
 from .output import ImagePipelineOutput, Tokens
@@ -77,6 +78,8 @@ class ARPipeline(FuseMixin, CompileMixin):
     _output: type = ImagePipelineOutput
     per_prompt = "num_images_per_prompt"
     abilities: Abilities
+    # What the family declares; None for a class outside of the package.
+    family: ClassVar[Family | None] = None
     # Attributes that are saved with the sampling defaults, like `decoding`.
     _saved_defaults: tuple[str, ...] = ()
     # The name of the state's tensor [B, ...] that is decoded to pixels.
@@ -279,7 +282,7 @@ class ARPipeline(FuseMixin, CompileMixin):
         folder = local or Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
         if not (folder / INDEX).is_file():
             raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
-        read_index(folder / INDEX)
+        read_index(folder / INDEX, cls.family)
         index = cls.load_config(folder)
         check_entries(folder, index, cls._get_signature_keys(cls)[0] - kwargs.keys(), cls._optional_components)
         with LOADING:

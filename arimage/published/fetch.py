@@ -9,15 +9,12 @@ from pathlib import Path
 from filelock import FileLock
 from huggingface_hub import constants
 
+from ..families import CONVERTERS
+from ..pipelines.family import PublishedCheckpoint
 from .hub import download, missing_bytes
-from .registry import PUBLISHED, PublishedCheckpoint, find_published, nearest_names, size_text
+from .registry import PUBLISHED, find_published, nearest_names, size_text
 
 
-# The files of Chameleon's image tokenizer, and where Meta gives them out.
-CHAMELEON_FILES = ("vqgan.ckpt", "text_tokenizer.json")
-CHAMELEON_PAGE = "https://ai.meta.com/resources/models-and-libraries/chameleon-downloads/"
-# Modules of converters that are not named like the family.
-MODULES = {"anole": "lumina_mgpt"}
 logger = logging.getLogger(__name__)
 
 
@@ -63,7 +60,7 @@ def load_published(
     if (folder / "model_index.json").is_file() and not force_download:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    given = {"tokenizer": _chameleon(entry, folder.with_name("chameleon-tokenizer"))} if entry.needs_chameleon else {}
+    given = _requested(entry, folder.parent)
     hub = {"cache_dir": cache_dir, "force_download": force_download, "token": token}
     # The processes of one machine share the folder.
     with FileLock(folder.with_name(f".{folder.name}.lock")):
@@ -92,19 +89,23 @@ def load_published(
             for left in (*folder.parent.glob(folder.name), *folder.parent.glob(f".{folder.name}.*.partial")):
                 shutil.rmtree(left)
             # A converter imports the frameworks, and most calls find the folder.
-            converter = getattr(import_module("..convert", __package__), f"convert_{entry.family}")
-            converter(**paths, **given, **entry.options, out=folder)
+            module, converter = CONVERTERS[entry.family]
+            convert = getattr(import_module(f"..{module}", __package__), converter.function)
+            convert(**paths, **given, **entry.options, out=folder)
     return folder
 
 
-def _chameleon(entry: PublishedCheckpoint, folder: Path) -> Path:
-    if not all((folder / name).is_file() for name in CHAMELEON_FILES):
+def _requested(entry: PublishedCheckpoint, folder: Path) -> dict[str, Path]:
+    """The files in `folder` that the authors gave to the user, by the converter's argument."""
+    if (files := entry.requested) is None:
+        return {}
+    place = folder / files.folder
+    if not all((place / name).is_file() for name in files.names):
         raise FileNotFoundError(
-            f"{entry.name} needs the image tokenizer of Chameleon, which Meta gives out on request at "
-            f"{CHAMELEON_PAGE}: put its {' and '.join(CHAMELEON_FILES)} into {folder}; lumina-mgpt-2 and anole-7b "
-            "need no request"
+            f"{entry.name} needs {files.content} at {files.page}: put its {' and '.join(files.names)} into {place}; "
+            f"{files.alternatives} need no request"
         )
-    return folder
+    return {files.argument: place}
 
 
 def _tell(entry: PublishedCheckpoint, size: int, folder: Path) -> None:
@@ -142,7 +143,7 @@ def _check_disk(entry: PublishedCheckpoint, size: int, cache: Path, folder: Path
 def _by_hand(entry: PublishedCheckpoint, given: dict[str, Path]) -> str:
     """The command that converts files which were copied to this machine."""
     paths = {argument: files.file or files.repository.rpartition("/")[2] for argument, files in entry.files.items()}
-    command = ["arimage", "convert", entry.family.replace("_", "-")]
+    command = CONVERTERS[entry.family][1].command.split()
     command += [paths.pop("folder")] if "folder" in paths else []
     options = paths | given | entry.options | {"out": entry.name.replace("/", "--")}
     for name, value in options.items():

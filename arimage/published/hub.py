@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import filter_repo_objects
 
-from .registry import HubFiles
+from ..pipelines.family import HubFiles
 
 
 LOG_IN = "log in with `hf auth login`, or pass token="

@@ -23,9 +23,12 @@ from transformers import T5Config, T5EncoderModel
 from arimage import AutoPipeline, cli
 from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
 from arimage.pipelines.base import ARImagePipeline
+from arimage.pipelines.cosmos import family as cosmos
 from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
 from arimage.pipelines.lpd.transformer_lpd import LPDTransformer
+from arimage.pipelines.published_parts import LLAMAGEN_VQ, T5_XL_ENCODER
 from arimage.pipelines.randar.transformer_randar import RandARTransformer
+from arimage.pipelines.var import family as var
 from arimage.published import fetch, registry
 from arimage.published.fetch import load_published
 from arimage.published.registry import PUBLISHED, find_published
@@ -93,7 +96,7 @@ ALIKE = ("janus-1.3b", "deepseek-ai/Janus-Pro-7B", "Alpha-VLLM/Lumina-mGPT-7B-76
 )
 def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish, tmp_path, caplog):
     hub, entry = publish(name), find_published(name)
-    if entry.needs_chameleon:
+    if entry.requested:
         chameleon_tokenizer(tmp_path / "home" / "arimage" / "chameleon-tokenizer")
     pipe = AutoPipeline.from_pretrained(name)
     pipe.set_progress_bar_config(disable=True)
@@ -347,7 +350,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
 def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
-    if entry.needs_chameleon:
+    if entry.requested:
         chameleon_tokenizer(tmp_path / "arimage" / "chameleon-tokenizer")
     with pytest.raises(ConnectionError) as refusal:
         load_published(entry.name, cache_dir=tmp_path, local_files_only=True)
@@ -368,7 +371,7 @@ def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_p
     for argument, files in entry.files.items():
         assert str(parameters[argument]) in (files.file or files.repository)
     assert parameters.items() >= entry.options.items()
-    assert not entry.needs_chameleon or parameters["tokenizer"] == tmp_path / "arimage" / "chameleon-tokenizer"
+    assert not entry.requested or parameters["tokenizer"] == tmp_path / "arimage" / "chameleon-tokenizer"
     assert not (tmp_path / "arimage" / entry.name).exists()
 
 
@@ -437,13 +440,7 @@ def test_the_table_agrees_with_the_sizes_of_tokenizers_and_text_encoders():
             T5EncoderModel(largest),
         )
     sizes = [sum(p.numel() for p in model.parameters()) for model in models]
-    expected = (
-        registry.LLAMAGEN_VQ,
-        registry.VAR_VQ,
-        registry.T5_XL_ENCODER,
-        registry.COSMOS_VQ,
-        registry.T5_11B_ENCODER,
-    )
+    expected = (LLAMAGEN_VQ, var.VQ, T5_XL_ENCODER, cosmos.VQ, cosmos.T5_ENCODER)
     assert sizes == [pytest.approx(size, rel=5e-3) for size in expected]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from arimage import AutoPipeline
-from arimage.auto import PIPELINES
+from arimage.families import PIPELINES
 from arimage.pipelines.text.known import KnownCaptions
 
 
@@ -57,7 +57,7 @@ def write(path, state, config=None, **about):
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_every_pipeline_names_components_that_take_adapters(name):
-    kind = getattr(import_module(f"arimage.pipelines.{PIPELINES[name]}"), name)
+    kind = getattr(import_module(f"arimage.{PIPELINES[name]}"), name)
     types = kind._get_signature_types()
     for key in kind._lora_loadable_modules:
         assert all(issubclass(one, PreTrainedModel | PeftAdapterMixin) for one in types[key] if one is not type(None))

@@ -10,6 +10,7 @@ from pipelines.mar import tiny as tiny_mar
 
 from arimage import AutoPipeline
 from arimage.auto import class_names
+from arimage.families import family_of
 from arimage.pipelines.saving.saved_folder import read_index
 from arimage.pipelines.saving.saved_settings import load_defaults
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
@@ -92,28 +93,46 @@ def test_a_file_without_defaults_is_refused(load, text):
         load("tokens", text)
 
 
+NO_NUMBERS = [None, 0, -1, "x", 64.0]
+
+
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("kind", "name", "values"),
     [
         (
+            "MARPipeline",
             "id2label",
             ["x", [], 5, {"0": 5}, {"0": ""}, {"1": "cat"}, {"0": "cat", "2": "dog"}, {"cat": "0"}, {"0": None}],
         ),
-        ("fps", [None, True, 0, -1, 1.5, "x", float("nan"), 10**9]),
-        ("begins_with_text", [None, 0, 1, "x"]),
-        ("requires_safety_checker", [None, 0, "x"]),
-        ("image_size", [None, 0, -1, "x", 10**9, 64.0]),
-        ("image_area", [None, 0, -1, "x", 10**12]),
+        ("CosmosPipeline", "fps", [None, True, 0, -1, 1.5, "x", float("nan"), 10**9]),
+        ("CosmosPipeline", "begins_with_text", [None, 0, 1, "x"]),
+        ("CosmosPipeline", "requires_safety_checker", [None, 0, "x"]),
+        ("AnolePipeline", "image_size", [*NO_NUMBERS, 10**9]),
+        ("Emu3Pipeline", "image_area", [*NO_NUMBERS, 10**12]),
+        ("Emu35Pipeline", "image_area", [*NO_NUMBERS, 10**12]),
+        ("Emu35Pipeline", "token_ids", [[], {"a": -1}, {"a": "x"}, {"a": None}]),
+        ("Emu35Pipeline", "edit_guidance_scale", [None, -1, "x", float("inf")]),
+        ("MammothModa2Pipeline", "image_size", [*NO_NUMBERS, 10**9]),
+        ("MammothModa2Pipeline", "token_grid", [None, [], [32], [32, 0], [1, 2, 3], 32]),
+        ("MammothModa2Pipeline", "num_codes", [0, "x", 1.5]),
+        ("MammothModa2Pipeline", "reads_answer_text", [None, 0, "x"]),
+        ("MammothModa2Pipeline", "reads_last_tokens", [None, 0, "x"]),
     ],
 )
-def test_odd_fields_of_the_index_are_refused_by_name(tmp_path, name, values):
+def test_odd_fields_of_the_index_are_refused_by_name(tmp_path, kind, name, values):
     path = tmp_path / "model_index.json"
     for value in values:
-        path.write_text(json.dumps({"_class_name": "CosmosPipeline", name: value}))
-        with pytest.raises(ValueError, match=f"^.*model_index.json: {name}.*: (give|name)"):
-            read_index(path)
+        path.write_text(json.dumps({"_class_name": kind, name: value}))
+        with pytest.raises(ValueError, match=f"^.*model_index.json: {name}.*: (give|name|choose|leave)"):
+            read_index(path, family_of(kind))
         with pytest.raises(ValueError, match=name):
             class_names(tmp_path)
+
+
+def test_fields_of_other_families_are_not_checked(tmp_path):
+    path = tmp_path / "model_index.json"
+    path.write_text(json.dumps({"_class_name": "MARPipeline", "fps": "x"}))
+    assert read_index(path, family_of("MARPipeline"))["fps"] == "x"
 
 
 @pytest.mark.parametrize("text", DEEP)

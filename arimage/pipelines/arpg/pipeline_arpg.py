@@ -5,6 +5,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..kinds.any_order import AnyOrderPipeline
+from .family import FAMILY
 from .transformer_arpg import ARPGTokenModel, ARPGTransformer
 
 
@@ -27,6 +28,7 @@ class ARPGPipeline(AnyOrderPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
     _optional_components = ["vq", "tokenizer", "text_encoder", "upscaler"]
     _token_model = ARPGTokenModel

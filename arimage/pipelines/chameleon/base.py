@@ -15,6 +15,7 @@ from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from ..text.tokenizing import tokenize
+from .family import FAMILY
 
 
 # Names of tokens in the vocabulary.
@@ -45,6 +46,7 @@ class ChameleonPipeline(ARImagePipeline):
     """Base of pipelines with the components `transformer`, `vq` and `tokenizer`. A family adds `header`, and calls
     `check_prompt` and `add_model` in its `__call__`."""
 
+    family = FAMILY
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "transformer->vq"
     _optional_components = ["tokenizer"]

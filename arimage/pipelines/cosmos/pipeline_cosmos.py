@@ -23,6 +23,7 @@ from ..output import VideoPipelineOutput
 from ..pictures.videos import prepare_images, prepare_videos
 from ..text.checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, prompt_names, text_length
 from ..text.tokenizing import tokenize
+from .family import FAMILY
 from .fsq_cosmos import CosmosVideoTokenizer
 from .transformer_cosmos import CosmosTokenModel, CosmosTransformer
 
@@ -65,6 +66,7 @@ class CosmosPipeline(ARPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
     _output = VideoPipelineOutput

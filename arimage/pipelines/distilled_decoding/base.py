@@ -15,6 +15,7 @@ from ..call import GenerationCall
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
+from .family import FAMILY
 from .vector_model import DistilledModel
 
 
@@ -35,6 +36,7 @@ class DistilledPipeline(ClassOrTextPipeline):
     """Base class of pipelines with the components `transformer`, a student, `vq` and `teacher`. A family adds
     `bind_model(call, condition)`, the `DistilledModel` of a call."""
 
+    family = FAMILY
     abilities = Abilities("vectors", TOKEN_SAMPLING)
     _teacher_kind: Kind
     decoded_tensor = "vectors"

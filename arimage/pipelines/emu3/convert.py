@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from ...convert.checkpoint import fill, load_original, save_whole
-from ...convert.folder import damaged_files, is_emu35, load_model, read_json
+from ...convert.folder import damaged_files, load_model, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
+from ...families import check_converter
 from .pipeline_emu3 import Emu3Pipeline
 from .prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE
 
@@ -161,11 +162,7 @@ def convert_emu3(
         with damaged_files(folder):
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None
     elif config.get("model_type") == "Emu3":
-        if is_emu35(folder):
-            raise CheckpointError(
-                f"{folder} holds Emu3.5, whose attention normalises queries and keys: convert it with "
-                "`arimage convert emu35` (convert_emu35)"
-            )
+        check_converter("emu3", folder, "Emu3")
         if vision_tokenizer is None:
             raise CheckpointError(
                 f"{folder} is of the authors' layout, without its image tokenizer: give the folder of "

@@ -20,6 +20,7 @@ from ..call import GenerationCall
 from ..output import ImagePipelineOutput
 from ..text.checks import as_texts, check_one_of
 from ..text.token_prompts import RATIOS, stack
+from .family import FAMILY
 from .prompts import END_OF_ROW, PROMPT_SUFFIX, Emu3Prompts, first_code_of, image_size
 from .vq_emu3 import decode_image, encode_latents
 
@@ -51,6 +52,7 @@ class Emu3Pipeline(ARImagePipeline):
         ValueError: if the model's `vocabulary_map` does not name the tokens of an image.
     """
 
+    family = FAMILY
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"negative_prompt", "prompt_suffix", "ratio"})
     model_cpu_offload_seq = "model"
     _lora_loadable_modules = ["model"]

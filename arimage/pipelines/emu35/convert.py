@@ -7,10 +7,11 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ...convert.checkpoint import fill, load_original, save_whole
-from ...convert.folder import damaged_files, is_emu35, load_original_folder, read_json
+from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
 from ...convert.vqgan import vq_model_from_original
+from ...families import check_converter
 from .ibq_emu35 import IBQModel
 from .pipeline_emu35 import Emu35Pipeline
 from .prompts import TOKENS, TRAINED_AREA
@@ -121,11 +122,7 @@ def convert_emu35(
             f"config.json of {folder} names the model type {kind!r} where 'Emu3' was expected: give the folder of "
             "Emu3.5-Image or Emu3.5"
         )
-    if not is_emu35(folder):
-        raise CheckpointError(
-            f"{folder} holds Emu3, whose attention does not normalise queries and keys: convert it with "
-            "`arimage convert emu3` (convert_emu3)"
-        )
+    check_converter("emu35", folder, "Emu3")
     vision_config = read_json(vision_tokenizer / "config.json")
     if vision_config.get("model_type") != "Emu3p5VisionVQ":
         raise CheckpointError(

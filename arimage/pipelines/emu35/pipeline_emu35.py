@@ -19,6 +19,7 @@ from ..output import ImagePipelineOutput
 from ..pictures.references import References, as_references, split_references
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from ..text.token_prompts import Ids, check_negatives, stack
+from .family import FAMILY
 from .ibq_emu35 import IBQModel
 from .prompts import TRAINED, TRAINED_AREA, Emu35Prompts, image_size, smart_resize, token_ids_of
 
@@ -56,6 +57,7 @@ class Emu35Pipeline(ARImagePipeline):
         ValueError: if the ids are not those of the tokenizer, or the codes do not end the model's vocabulary.
     """
 
+    family = FAMILY
     abilities = Abilities(
         "tokens", TOKEN_SAMPLING | EDITING | {"image_reference", "negative_prompt", "ratio"}, max_references=3
     )

@@ -30,6 +30,7 @@ from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput, Tokens
 from ..pictures.references import References, as_references
 from ..text.checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, as_texts
+from .family import FAMILY
 from .prompts import GlmImagePrompt, GlmImagePrompts, Source
 from .transformer_glm_image import bind_prompts, grids_of, source_codes
 
@@ -71,6 +72,7 @@ class GlmImagePipeline(HybridPipeline):
         scheduler (`FlowMatchEulerDiscreteScheduler`): its noise schedule.
     """
 
+    family = FAMILY
     abilities = Abilities(
         "tokens",
         frozenset({"image", "temperature", "top_k", "top_p", "min_p"}),

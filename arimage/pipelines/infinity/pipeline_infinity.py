@@ -21,6 +21,7 @@ from ..output import ImagePipelineOutput
 from ..text.checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, prompt_names, text_length
 from ..text.tokenizing import tokenize
 from .bsq_infinity import InfinityVQModel
+from .family import FAMILY
 from .scale_model import InfinityScaleModel
 from .schedules import SCHEDULES, Schedule
 from .transformer_infinity import InfinityTransformer
@@ -57,6 +58,7 @@ class InfinityPipeline(ARImagePipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder"]
     abilities = Abilities("scales", TOKEN_SAMPLING | EDITING | {"negative_prompt"}, in_maps=True)

@@ -20,6 +20,7 @@ from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..output import ImagePipelineOutput
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
+from .family import FAMILY
 from .prompts import JanusPrompts, begin_of_image
 
 
@@ -50,6 +51,7 @@ class JanusPipeline(ARImagePipeline):
         ValueError: if the model does not name a begin-of-image token.
     """
 
+    family = FAMILY
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "model"
     _lora_loadable_modules = ["model"]

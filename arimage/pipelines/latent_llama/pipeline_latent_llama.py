@@ -18,6 +18,7 @@ from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
+from .family import FAMILY
 from .transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 
 
@@ -65,6 +66,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
     _optional_components = ["tokenizer", "text_encoder", "drafter", "upscaler"]
     # It runs between forward passes of the transformer.

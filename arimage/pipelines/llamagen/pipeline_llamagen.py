@@ -18,6 +18,7 @@ from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
 from .denoiser_llamagen import LlamaGenDenoiser
 from .drafter_llamagen import LlamaGenDrafter
+from .family import FAMILY
 from .transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -53,6 +54,7 @@ class LlamaGenPipeline(UpscalingPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
     _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser", "upscaler"]

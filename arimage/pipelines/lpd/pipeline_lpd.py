@@ -2,6 +2,7 @@
 
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..kinds.any_order import AnyOrderPipeline
+from .family import FAMILY
 from .transformer_lpd import LPDTokenModel, LPDTransformer
 
 
@@ -20,6 +21,7 @@ class LPDPipeline(AnyOrderPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     _token_model = LPDTokenModel
 
     def __init__(

@@ -18,6 +18,7 @@ from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import MAX_SIDE, check_one_of
 from .decoder_mammothmoda2 import MammothModa2Transformer2DModel
+from .family import FAMILY
 from .prompts import END_OF_IMAGE, END_OF_ROW, HEADER, Grid, MammothModa2Prompt, MammothModa2Prompts, unpadded
 from .transformer_mammothmoda2 import MammothModa2LanguageModel, bind_prompts, read_sequence, with_headers
 
@@ -80,6 +81,7 @@ class MammothModa2Pipeline(HybridPipeline):
         ValueError: if the tokenizer is not that of the language model, or `num_codes` is out of its range.
     """
 
+    family = FAMILY
     abilities = Abilities(
         "tokens",
         TOKEN_SAMPLING | {"negative_prompt"},

@@ -16,6 +16,7 @@ from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
+from .family import FAMILY
 from .transformer_mar import MARLatentModel, MARTransformer
 
 
@@ -58,6 +59,7 @@ class MARPipeline(ClassOrTextPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     model_cpu_offload_seq = "transformer->head->vae"
     _optional_components = ["drafter", "drafter_head"]
     # These are small, or run between forward passes of the transformer.

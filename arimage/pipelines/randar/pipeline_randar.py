@@ -2,6 +2,7 @@
 
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..kinds.any_order import AnyOrderPipeline
+from .family import FAMILY
 from .transformer_randar import RandARTokenModel, RandARTransformer
 
 
@@ -20,6 +21,7 @@ class RandARPipeline(AnyOrderPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     _token_model = RandARTokenModel
 
     def __init__(

@@ -2,9 +2,8 @@
 
 diffusers takes classes from itself, from transformers and, with `trust_remote_code=True`, from .py files of the
 folder. So the folder has one file per class of ours, with one import, and `model_index.json` names these files:
-`["pipeline", "LlamaGenPipeline"]`, `"transformer": ["transformer_llamagen", "LlamaGenTransformer"]`. Our own loaders
-read the names and never run the files. Folders of earlier versions name the modules:
-`["arimage.pipelines.llamagen.transformer_llamagen", "LlamaGenTransformer"]`.
+`["pipeline", "XPipeline"]`, `"transformer": ["transformer_x", "XTransformer"]`. Our own loaders read the names and
+never run the files. Folders of earlier versions name the modules: `["arimage.models.transformer_x", "XTransformer"]`.
 """
 
 import json
@@ -13,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel
 
-from ...schema import Count, Flag, Side, Text, check, read_object
+from ...schema import Flag, Text, check, read_object, with_fields
+from ..family import Family
 
 
 INDEX, CARD = "model_index.json", "README.md"
@@ -79,30 +79,21 @@ def _numbered(labels: dict[str, str]) -> dict[str, str]:
 
 
 class IndexFields(BaseModel):
-    """Our fields of model_index.json. All others belong to diffusers."""
+    """Our fields of model_index.json that several kinds of models have. All others are those of a family, or belong to
+    diffusers."""
 
     id2label: Annotated[dict[str, Text], AfterValidator(_numbered)] | None = None
-    fps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 24
-    begins_with_text: Flag = False
     requires_safety_checker: Flag = False
-    image_size: Annotated[int, Field(strict=True, ge=8, le=2**13)] = 512
-    token_grid: Annotated[list[Side], Field(min_length=2, max_length=2)] = [32, 32]
-    num_codes: Count | None = None
-    reads_answer_text: Flag = False
-    reads_last_tokens: Flag = False
-    image_area: Annotated[int, Field(strict=True, ge=64, le=2**26)] = 720 * 720
-    token_ids: dict[str, Annotated[int, Field(strict=True, ge=0)]] | None = None
-    edit_guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
 
 
-def read_index(path: Path) -> dict:
-    """Read and check a model_index.json.
+def read_index(path: Path, family: Family | None) -> dict:
+    """Read and check a model_index.json, with the fields of a family.
 
     Raises:
         ValueError: if one of our fields has the wrong type or is out of its range.
     """
     index = read_object(path)
-    check(IndexFields, index, path)
+    check(IndexFields if family is None else with_fields(IndexFields, family.config), index, path)
     return index
 
 

@@ -3,19 +3,21 @@
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
 from ...decoding import LatentSampling, Sampling
 from ...decoding.presets import Decoding, decoding_from_dict
-from ...schema import COMPLETE, Count, Number, Text, Whole, check, read_object
+from ...schema import COMPLETE, Count, Number, Text, Whole, check, read_object, with_fields
 from ..abilities import Abilities
+from ..family import Family
 
 
 class HasDefaults(Protocol):
     """What `load_defaults` uses of a pipeline."""
 
+    family: ClassVar[Family | None]
     decoding: Decoding
     _own_decoding: Decoding | None
     generation_config: Any
@@ -26,7 +28,8 @@ class HasDefaults(Protocol):
 
 
 class Defaults(BaseModel):
-    """The contents of generation_config.json. The pipeline decides which settings it has, and their ranges."""
+    """The contents of generation_config.json, without the settings of one family. The pipeline decides which settings
+    it has, and their ranges."""
 
     model_config = COMPLETE
     guidance_scale: Number | list[Number] = 1.0
@@ -37,7 +40,6 @@ class Defaults(BaseModel):
     guided_tokens: Whole | None = None
     guidance_schedule: Text = "linear"
     num_inference_steps: Count = 64
-    decoder_guidance_scale: Number = 1.0
     num_diffusion_steps: Count | list[Count] = 100
     order: Text = "farthest"
     decoding: dict[str, Any] = {}
@@ -64,7 +66,8 @@ def give_defaults(pipe: HasDefaults, given: dict, where: object) -> None:
     Raises:
         ValueError: if a default is not one of this pipeline or out of its range.
     """
-    defaults = check(Defaults, given, where).model_dump(exclude_unset=True)
+    kind = Defaults if pipe.family is None else with_fields(Defaults, pipe.family.defaults)
+    defaults = check(kind, given, where).model_dump(exclude_unset=True)
     known = {field.name for field in fields(pipe.sampling())} | {"decoding", *pipe._saved_defaults}
     known |= pipe.abilities.decoder
     try:

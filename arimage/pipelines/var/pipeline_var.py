@@ -18,6 +18,7 @@ from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
+from .family import FAMILY
 from .transformer_var import VARScaleModel, VARTransformer
 
 
@@ -51,6 +52,7 @@ class VARPipeline(UpscalingPipeline):
         ValueError: if the components do not fit together.
     """
 
+    family = FAMILY
     model_cpu_offload_seq = "text_encoder->transformer->refiner->vq->upscaler"
     _optional_components = ["tokenizer", "text_encoder", "refiner", "upscaler"]
     _accepts_no_class = True

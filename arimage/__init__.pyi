@@ -1,0 +1,146 @@
+# Written by tools/exports.py.
+
+from .auto import AutoPipeline
+from .decoding import (
+    AutoregressiveDecoding,
+    CollaborativeDecoding,
+    ContinuousSpeculativeDecoding,
+    DraftTreeDecoding,
+    ExactAcceptance,
+    FewStepDecoding,
+    FlowDecoding,
+    GroupAcceptance,
+    GroupDecoding,
+    LazyJacobiDecoding,
+    LineCacheDecoding,
+    MaskedDecoding,
+    NeighbourAcceptance,
+    NextScaleDecoding,
+    ParallelJacobiDecoding,
+    PathJacobiDecoding,
+    PathSpeculativeDecoding,
+    Sampling,
+    SpeculativeJacobiDecoding,
+    TreeJacobiDecoding,
+    ZipARDecoding,
+    decoding_from_name,
+    decoding_names,
+)
+from .models.denoising_head import DenoisingHead
+from .pipelines.arpg.pipeline_arpg import ARPGPipeline
+from .pipelines.arpg.transformer_arpg import ARPGTransformer
+from .pipelines.chameleon.pipeline_anole import AnolePipeline
+from .pipelines.chameleon.pipeline_lumina_mgpt import LuminaMGPTPipeline
+from .pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
+from .pipelines.cosmos.pipeline_cosmos import CosmosPipeline
+from .pipelines.cosmos.transformer_cosmos import CosmosTransformer
+from .pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
+from .pipelines.distilled_decoding.pipeline_var_dd import VARDDPipeline
+from .pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
+from .pipelines.distilled_decoding.transformer_var_dd import VARDDTransformer
+from .pipelines.emu3.pipeline_emu3 import Emu3Pipeline
+from .pipelines.emu35.ibq_emu35 import IBQModel
+from .pipelines.emu35.pipeline_emu35 import Emu35Pipeline
+from .pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from .pipelines.infinity.bsq_infinity import InfinityVQModel
+from .pipelines.infinity.pipeline_infinity import InfinityPipeline
+from .pipelines.infinity.transformer_infinity import InfinityTransformer
+from .pipelines.janus.accelerate import accelerate
+from .pipelines.janus.pipeline_janus import JanusPipeline
+from .pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
+from .pipelines.latent_llama.transformer_latent_llama import LatentLlamaTransformer
+from .pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+from .pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from .pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from .pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
+from .pipelines.lpd.pipeline_lpd import LPDPipeline
+from .pipelines.lpd.transformer_lpd import LPDTransformer
+from .pipelines.mammothmoda2.decoder_mammothmoda2 import MammothModa2Transformer2DModel
+from .pipelines.mammothmoda2.pipeline_mammothmoda2 import MammothModa2Pipeline
+from .pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2LanguageModel
+from .pipelines.mar.pipeline_mar import MARPipeline
+from .pipelines.mar.transformer_mar import MARTransformer
+from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
+from .pipelines.randar.pipeline_randar import RandARPipeline
+from .pipelines.randar.transformer_randar import RandARTransformer
+from .pipelines.var.pipeline_var import VARPipeline
+from .pipelines.var.transformer_var import VARTransformer
+from .tokenizers.upscaler import ImageUpscaler
+from .tokenizers.vq_frames import FramewiseVQModel
+from .tokenizers.vq_llamagen import LlamaGenVQModel
+from .tokenizers.vq_var import VARVQModel
+
+__version__: str
+
+__all__ = [
+    "ARPGPipeline",
+    "ARPGTransformer",
+    "AnolePipeline",
+    "AutoPipeline",
+    "AutoregressiveDecoding",
+    "CollaborativeDecoding",
+    "ContinuousSpeculativeDecoding",
+    "CosmosPipeline",
+    "CosmosTransformer",
+    "CosmosVideoTokenizer",
+    "DecodingStats",
+    "DenoisingHead",
+    "DraftTreeDecoding",
+    "Emu35Pipeline",
+    "Emu3Pipeline",
+    "ExactAcceptance",
+    "FewStepDecoding",
+    "FlowDecoding",
+    "FramewiseVQModel",
+    "GlmImagePipeline",
+    "GroupAcceptance",
+    "GroupDecoding",
+    "IBQModel",
+    "ImagePipelineOutput",
+    "ImageUpscaler",
+    "InfinityPipeline",
+    "InfinityTransformer",
+    "InfinityVQModel",
+    "JanusPipeline",
+    "LPDPipeline",
+    "LPDTransformer",
+    "LatentLlamaPipeline",
+    "LatentLlamaTransformer",
+    "LazyJacobiDecoding",
+    "LineCacheDecoding",
+    "LlamaGenDDPipeline",
+    "LlamaGenDDTransformer",
+    "LlamaGenDenoiser",
+    "LlamaGenDrafter",
+    "LlamaGenPipeline",
+    "LlamaGenTransformer",
+    "LlamaGenVQModel",
+    "LuminaMGPTPipeline",
+    "MARPipeline",
+    "MARTransformer",
+    "MammothModa2LanguageModel",
+    "MammothModa2Pipeline",
+    "MammothModa2Transformer2DModel",
+    "MaskedDecoding",
+    "NeighbourAcceptance",
+    "NextScaleDecoding",
+    "ParallelJacobiDecoding",
+    "PathJacobiDecoding",
+    "PathSpeculativeDecoding",
+    "RandARPipeline",
+    "RandARTransformer",
+    "Sampling",
+    "SpeculativeJacobiDecoding",
+    "TreeJacobiDecoding",
+    "VARDDPipeline",
+    "VARDDTransformer",
+    "VARPipeline",
+    "VARTransformer",
+    "VARVQModel",
+    "VideoPipelineOutput",
+    "ZipARDecoding",
+    "__version__",
+    "accelerate",
+    "decoding_from_name",
+    "decoding_names",
+]

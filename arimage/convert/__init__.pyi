@@ -1,0 +1,45 @@
+# Written by tools/exports.py.
+
+from ..convert.paths import CheckpointError
+from ..pipelines.arpg.convert import convert_arpg
+from ..pipelines.chameleon.convert import convert_anole, convert_lumina_mgpt
+from ..pipelines.cosmos.convert import convert_cosmos
+from ..pipelines.cosmos.convert_tokenizer import convert_cosmos_tokenizer
+from ..pipelines.distilled_decoding.convert import convert_llamagen_dd, convert_var_dd
+from ..pipelines.emu3.convert import convert_emu3
+from ..pipelines.emu35.convert import convert_emu35
+from ..pipelines.family import PublishedCheckpoint
+from ..pipelines.infinity.convert import convert_infinity
+from ..pipelines.janus.convert import convert_janus
+from ..pipelines.llamagen.convert import convert_llamagen
+from ..pipelines.lpd.convert import convert_lpd
+from ..pipelines.mammothmoda2.convert import convert_mammothmoda2
+from ..pipelines.mar.convert import convert_mar
+from ..pipelines.randar.convert import convert_randar
+from ..pipelines.var.convert import convert_var
+from ..published.fetch import load_published
+from ..published.registry import PUBLISHED
+
+__all__ = [
+    "CheckpointError",
+    "PUBLISHED",
+    "PublishedCheckpoint",
+    "convert_anole",
+    "convert_arpg",
+    "convert_cosmos",
+    "convert_cosmos_tokenizer",
+    "convert_emu3",
+    "convert_emu35",
+    "convert_infinity",
+    "convert_janus",
+    "convert_llamagen",
+    "convert_llamagen_dd",
+    "convert_lpd",
+    "convert_lumina_mgpt",
+    "convert_mammothmoda2",
+    "convert_mar",
+    "convert_randar",
+    "convert_var",
+    "convert_var_dd",
+    "load_published",
+]

@@ -1,0 +1,40 @@
+"""Write the stubs of `arimage` and `arimage.convert`, which tell editors and type checkers their lazy exports."""
+
+from pathlib import Path
+from types import ModuleType
+
+import arimage
+import arimage.convert
+
+
+PACKAGES = {arimage: ".", arimage.convert: ".."}
+
+
+LINE_LENGTH = 119
+
+
+def stub_file(package: ModuleType) -> Path:
+    return Path(str(package.__file__)).with_suffix(".pyi")
+
+
+def stub(package: ModuleType) -> str:
+    """The contents of a package's stub."""
+    names: dict[str, list[str]] = {}
+    for name, module in package._exports().items():
+        names.setdefault(module, []).append(name)
+    lines = ["# Written by tools/exports.py.", ""]
+    for module in sorted(names):
+        line = f"from {PACKAGES[package]}{module} import {', '.join(sorted(names[module]))}"
+        if len(line) > LINE_LENGTH:
+            line = "\n".join(
+                [f"from {PACKAGES[package]}{module} import (", *map("    {},".format, sorted(names[module])), ")"]
+            )
+        lines.append(line)
+    lines += ["", "__version__: str"] if "__version__" in package.__all__ else []
+    lines += ["", "__all__ = [", *(f'    "{name}",' for name in package.__all__), "]"]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    for package in PACKAGES:
+        stub_file(package).write_text(stub(package), encoding="utf-8")
