@@ -1,10 +1,9 @@
 """The part `step` of gpu_day.py: where the time of a captured step of LlamaGen-XL goes, and what its kernels save.
 
-- rates: reads, and the time between two kernels of a graph, with and without programmatic dependent launch
-- image: mean milliseconds per step of whole images, with the kernels of PyTorch ("torch"), with ours ("kernels"), and
-  with ours without programmatic dependent launch ("no early launch")
+- rates: reads, and the time between two kernels of a graph
+- image: mean milliseconds per step of whole images, with the kernels of PyTorch ("torch") and with ours ("kernels")
 - product, attention: every kernel of a layer next to PyTorch's, in a graph whose weights no cache holds
-- checks: rows alone against rows in a batch, early launches against none, and NaN after the ends of the rows
+- checks: rows alone against rows in a batch, and NaN after the ends of the rows
 - profile: the kernels of one step by name
 - compiled: the same images with `torch.compile`
 """
@@ -12,7 +11,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from typing import Any
@@ -23,10 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from arimage.decoding import decode, decoding_from_text
+from arimage.decoding import decoding_from_text
+from arimage.decoding.run.batch import Batch, Images
 from arimage.decoding.run.capture import CompiledSteps
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.linear import linear
+from arimage.kernels.step.qkv import qkv
 from arimage.models import step as step_layers
 
 
@@ -35,18 +36,14 @@ DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=32")
 # Weights of a chain of products: more than the L2 cache of an H100 holds.
 _BYTES = 400 << 20
 _ROWS = (2, 16, 32, 64)
-FORMS = ("torch", "kernels", "no early launch")
+FORMS = ("torch", "kernels")
+GATED = "gate and up"
 
 
 @contextmanager
 def form(name: str) -> Iterator[None]:
     """Run steps in one of the `FORMS`."""
-    with ExitStack() as stack:
-        if name == "torch":
-            stack.enter_context(patch.object(step_layers, "ENABLED", False))
-        if name == "no early launch":
-            # The card before the first that can.
-            stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: (8, 0)))
+    with patch.object(step_layers, "ENABLED", name == "kernels"):
         yield
 
 
@@ -80,35 +77,54 @@ def layer_shapes(config: Any) -> dict[str, tuple[int, int]]:
     return {
         "qkv": (3 * width, width),
         "out": (width, width),
-        "gate and up": (hidden, width),
+        GATED: (hidden, width),
         "down": (width, hidden),
         "head": (config.vocab_size, width),
     }
 
 
 def products(day: Any, config: Any) -> None:
+    """With the norms before them and the sums after them; queries, keys and values without the rotation in torch."""
     device = day.plan.device
 
-    def run(shape: tuple[int, int], rows: int, gated: bool, kind: str) -> dict:
-        x = torch.randn(rows, shape[1], device=device).bfloat16()
-        pairs = weights(shape, device)
-        if kind == "torch":
-            calls = [partial(_gated if gated else F.linear, x, each, *([each] if gated else [])) for each in pairs]
-        else:
-            ups = [{"up": pairs[i - 1]} if gated else {} for i in range(len(pairs))]
-            calls = [partial(linear, x, each, **up) for each, up in zip(pairs, ups, strict=True)]
-        with form(kind):
-            microseconds = in_graph(calls, device)
-        moved = (1 + gated) * pairs[0].nbytes
-        return {"us": microseconds, "bytes_per_s": 1e6 * moved / microseconds}
+    def run(name: str, shape: tuple[int, int], rows: int, kind: str) -> dict:
+        x, residual = (torch.randn(rows, size, device=device).bfloat16() for size in reversed(shape))
+        gain, pairs, gated = torch.ones(shape[1], device=device).bfloat16(), weights(shape, device), name == GATED
+        norm = {} if name in ("out", "down") else {"gain": gain, "eps": 1e-5}
+        rotation = _rotation(rows, shape[1], config.hidden_size // config.num_attention_heads, device)
+        calls: list[Callable[[], object]] = []
+        for i, weight in enumerate(pairs):
+            both = [weight, pairs[i - 1]] if gated else [weight]
+            if kind == "torch":
+                calls.append(partial(_product, x, both, norm.get("gain"), None if norm else residual))
+            elif name == "qkv":
+                calls.append(partial(qkv, x, gain, 1e-5, weight, **rotation))
+            else:
+                up = {"up": both[1]} if gated else {}
+                calls.append(partial(linear, x, weight, **norm, **up, residual=None if norm else residual))
+        microseconds = in_graph(calls, device)
+        return {"us": microseconds, "bytes_per_s": 1e6 * len(both) * pairs[0].nbytes / microseconds}
 
     sizes = _ROWS if device.type == "cuda" else _ROWS[:1]
     for (name, shape), rows, kind in product(layer_shapes(config).items(), sizes, FORMS):
-        day.measure(partial(run, shape, rows, name == "gate and up", kind), product=name, rows=rows, form=kind)
+        day.measure(partial(run, name, shape, rows, kind), product=name, rows=rows, form=kind)
 
 
-def _gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+def _product(
+    x: torch.Tensor, weights: list[torch.Tensor], gain: torch.Tensor | None, residual: torch.Tensor | None
+) -> torch.Tensor:
+    x = x if gain is None else F.rms_norm(x, gain.shape, gain, 1e-5)
+    out, *ups = (F.linear(x, weight) for weight in weights)
+    out = F.silu(out) * ups[0] if ups else out
+    return out if residual is None else out + residual
+
+
+def _rotation(rows: int, width: int, head_dim: int, device: torch.device) -> dict[str, Any]:
+    """Arguments of `qkv` for a token of each row of a cache with two rows of so many places."""
+    places = torch.arange(rows // 2, device=device)
+    keys, values = torch.zeros(2, 2, width // head_dim, len(places), head_dim, device=device).bfloat16()
+    table = torch.ones(len(places), head_dim // 2, 2, device=device)
+    return {"table": table, "positions": places, "index": places, "keys": keys, "values": values, "head_dim": head_dim}
 
 
 def attentions(day: Any, config: Any) -> None:
@@ -126,8 +142,7 @@ def attentions(day: Any, config: Any) -> None:
             calls = [partial(F.scaled_dot_product_attention, states, *cache, attn_mask=mask) for cache in caches]
         else:
             calls = [partial(attention, query, *cache, seen, 1, 1, slots) for cache in caches]
-        with form(kind):
-            return {"us": in_graph(calls, device)}
+        return {"us": in_graph(calls, device)}
 
     sizes = product((1, 16, 32), (289, 577)) if device.type == "cuda" else [(1, 17)]
     for (queries, keys), kind in product(sizes, FORMS):
@@ -141,8 +156,7 @@ def gaps(day: Any) -> None:
 
     def run(kind: str) -> dict:
         call = partial(F.linear if kind == "torch" else linear, x, weight)
-        with form(kind):
-            return {"us": in_graph([call] * 200, device)}
+        return {"us": in_graph([call] * 200, device)}
 
     for kind in FORMS:
         day.measure(partial(run, kind), gap="200 products of one row", form=kind)
@@ -157,7 +171,7 @@ def reads(day: Any) -> None:
     )
 
 
-class Images:
+class WholeImages:
     """Whole images of the model, step by step."""
 
     def __init__(self, day: Any):
@@ -167,10 +181,16 @@ class Images:
             self._bind = model.build(model.layers)
             self.config: Any = self._bind(1).networks[0].config
 
-    def decode(self, text: str, batch: int, compiled: CompiledSteps, seed: int = 0) -> Any:
+    def decode(self, text: str, batch: int, compiled: CompiledSteps, seed: int = 0) -> int:
+        """How many forward passes a batch takes, which leaves its state and graphs to the next, as in a pipeline."""
+        rows, running = list(range(batch)), Batch(decoding_from_text(text), batch, compiled)
         with torch.device(self.device):
             bound, seeds = self._bind(batch), seed + torch.arange(batch, device=self.device)
-            return decode(bound.model, decoding_from_text(text), bound.sampling, seeds, compiled=compiled)
+            running.begin(Images(rows, bound.model, bound.sampling, seeds))
+            while len(running.finished()) < batch:
+                running.step()
+        running.release(rows)
+        return running.forward_passes
 
     def timed(self, text: str, batch: int, kind: str, compiles: bool = False) -> dict:
         """Mean milliseconds per step of three images each, after one whose steps are captured."""
@@ -179,7 +199,7 @@ class Images:
             self.decode(text, batch, compiled)
             for seed in range(1, 4):
                 begun = self._now()
-                passes = self.decode(text, batch, compiled, seed).forward_passes
+                passes = self.decode(text, batch, compiled, seed)
                 found.append(1000 * (self._now() - begun) / passes)
         return {"median_ms": statistics.median(found), "low_ms": min(found), "high_ms": max(found), "passes": passes}
 
@@ -188,20 +208,10 @@ class Images:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def early_launches(self) -> dict:
-        """Tokens of 1,152 steps with and without early launches, which are the same unless a kernel reads what is not
-        written yet."""
-        found = []
-        for kind in FORMS[1:]:
-            with form(kind):
-                compiled = CompiledSteps(compiles=False)
-                found.append(torch.cat([self.decode("ar", 1, compiled, seed).tokens for seed in range(2)]))
-        return {"equal_tokens": int((found[0] == found[1]).sum()), "tokens": found[0].numel()}
-
     def profiled(self) -> dict:
         """Launches and microseconds of every kernel of an image of one-token steps, per step."""
         compiled = CompiledSteps(compiles=False)
-        passes = self.decode("ar", 1, compiled).forward_passes
+        passes = self.decode("ar", 1, compiled)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])]
         with profile(activities=activities) as recorded:
             self.decode("ar", 1, compiled)
@@ -218,9 +228,11 @@ def alone(device: torch.device, config: Any) -> dict:
     """Whether a row of a product has the same bits alone and with others."""
     found = {}
     for name, shape in layer_shapes(config).items():
-        x, (weight, *_) = torch.randn(64, shape[1], device=device).bfloat16(), weights(shape, device)
-        whole = linear(x, weight)
-        same = [torch.equal(linear(x[:rows], weight), whole[:rows]) for rows in (1, 2, 16)]
+        x, (weight, up, *_) = torch.randn(64, shape[1], device=device).bfloat16(), weights(shape, device)
+        options = {} if name in ("out", "down") else {"gain": x[0].abs(), "eps": 1e-5}
+        options |= {"up": up} if name == GATED else {}
+        whole = linear(x, weight, **options)
+        same = [torch.equal(linear(x[:rows], weight, **options), whole[:rows]) for rows in (1, 2, 16, 32)]
         found[name] = all(same)
     return {"same_bits": found}
 
@@ -241,19 +253,18 @@ def step(day: Any) -> None:
     """What decides most comes first."""
     reads(day)
     gaps(day)
-    images = Images(day)
+    images = WholeImages(day)
     config = images.config
     for text, kind in product(day.plan.decodings, FORMS):
         day.measure(partial(images.timed, text, 1, kind), image=text, batch=1, form=kind)
     products(day, config)
     attentions(day, config)
-    day.measure(images.early_launches, check="early launches")
     day.measure(partial(alone, day.plan.device, config), check="rows alone")
     # The definition in torch reads all keys.
     if day.plan.device.type == "cuda":
         day.measure(partial(unread, day.plan.device, config), check="after the end")
     day.measure(images.profiled, check="profile")
-    for batch, kind in product(day.plan.batches[1:], FORMS[:2]):
+    for batch, kind in product(day.plan.batches[1:], FORMS):
         day.measure(partial(images.timed, "ar", batch, kind), image="ar", batch=batch, form=kind)
     if "compiled" in day.plan.forms:
         day.measure(partial(images.timed, "ar", 1, "torch", True), image="ar", batch=1, form="compiled")

@@ -1,6 +1,5 @@
 """Compiles the kernels of a step for an H100 without a GPU, and prints what became of them: registers, spilled bytes,
-shared memory, how many programs an SM holds, how weights are loaded, and what comes before the wait for the kernel
-before.
+shared memory, how many programs an SM holds, and how weights are loaded.
 
 python benchmarks/step_kernels.py
 """
@@ -19,21 +18,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from arimage.kernels.step import MOST_ROWS
-from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel
-from arimage.kernels.step.attention.triton import STAGES as ATTENTION_STAGES
+from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel, stages
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
 from arimage.kernels.step.keys.triton import HEADS as KEYS_HEADS
 from arimage.kernels.step.keys.triton import keys_kernel
-from arimage.kernels.step.linear.triton import STAGES as LINEAR_STAGES
-from arimage.kernels.step.linear.triton import block_out, linear_kernel
+from arimage.kernels.step.linear.triton import linear_kernel, tile
 from arimage.kernels.step.modulated.triton import modulated_kernel, tiles
 from arimage.kernels.step.modulated_norm.triton import WARPS as NORM_WARPS
 from arimage.kernels.step.modulated_norm.triton import modulated_norm_kernel
 from arimage.kernels.step.modulations.triton import modulations_kernel
-from arimage.kernels.step.programs import LEAST_ROWS, WARPS, block_width
+from arimage.kernels.step.programs import BLOCK_WIDTH, LEAST_ROWS, NORM_ROWS, WARPS, gained_kernel
 from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
-from arimage.kernels.step.qkv.triton import STAGES as QKV_STAGES
 from arimage.kernels.step.unit_heads.triton import HEADS, unit_heads_kernel
 
 
@@ -51,10 +47,6 @@ class Compiled(NamedTuple):
         products: the instruction: "wgmma", "mma", "fma", or "" without any.
         copies: asynchronous copies to shared memory, by their bytes.
         vectors, scalars: other loads, of vectors and of single numbers.
-        read_only: loads past the coherent caches, which the assembler may move before the wait.
-        prefetches: rows of weights that are brought into the L2 cache.
-        early: loads before the wait; None without a wait.
-        launches_next: whether the next kernel may start before the end.
     """
 
     registers: int
@@ -65,10 +57,6 @@ class Compiled(NamedTuple):
     copies: dict[int, int]
     vectors: int
     scalars: int
-    read_only: int
-    prefetches: int
-    early: int | None
-    launches_next: bool
 
 
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -79,8 +67,7 @@ capability = 90
 def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: int = WARPS) -> Compiled:
     """`types` of the arguments that are given, a tuple for several tensors; those that are in neither are None.
     Tensors, sizes and strides are multiples of 16."""
-    pdl = capability >= 90
-    constants = dict.fromkeys(name for name in kernel.arg_names if name not in types) | {"pdl": pdl} | constants
+    constants = dict.fromkeys(name for name in kernel.arg_names if name not in types) | constants
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     attributes = {
         path: [["tt.divisibility", 16]]
@@ -89,15 +76,12 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: in
         if signature[name][0][0] == "*" or (name in types and name.endswith(("size", "stride")))
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": warps} | ({"launch_pdl": True} if pdl else {})
-    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(result.asm["cubin"])
-        usage, machine = (
-            subprocess.run([BIN / "cuobjdump", option, cubin], capture_output=True, text=True, check=True).stdout
-            for option in ("-res-usage", "-sass")
-        )
+        command = [BIN / "cuobjdump", "-res-usage", cubin]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def number(name: str) -> int:
         found = re.search(rf"{name}:(\d+)", usage)
@@ -106,7 +90,6 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: in
 
     ptx, registers, shared = result.asm["ptx"], number("REG"), result.metadata.shared
     loads, vectors = (len(re.findall(rf"ld\.global\S*{part}", ptx)) for part in (r"\s", r"\.v\d\S*\s"))
-    before, *after = machine.split("ACQBULK")
     return Compiled(
         registers,
         number("STACK") + number("LOCAL"),
@@ -118,42 +101,54 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: in
         {n: c for n in (4, 8, 16) if (c := len(re.findall(rf"cp\.async\.c[ag]\.shared\.global.*?0x{n:x}, ", ptx)))},
         vectors,
         loads - vectors,
-        ptx.count("ld.global.nc"),
-        ptx.count("prefetch.L2"),
-        len(re.findall(r"\bLDG|\bLDGSTS", before)) if after else None,
-        "griddepcontrol.launch_dependents" in ptx,
     )
+
+
+# What a product takes of the norm before it: the gain, or what `gained` has computed.
+NORM = {True: {"gain_ptr": "*bf16"}, False: {"factor_ptr": "*fp32"}}
+
+
+def gained(width: int) -> Compiled:
+    types = dict.fromkeys(("x_ptr", "gain_ptr", "out_ptr"), "*bf16") | {"factor_ptr": "*fp32", "eps": "fp32"}
+    return compiled(gained_kernel, types, {"width": width, "block_width": BLOCK_WIDTH, "parts": WARPS})
 
 
 def linear(rows: int, width: int, size: int, *, norm=False, gated=False, residual=False, weight="bf16") -> Compiled:
     types = {"x_ptr": "*bf16", "weight_ptr": f"*{weight}", "out_ptr": "*bf16"}
     types |= {"rows": "i32", "size": "i32", "eps": "fp32"}
-    types |= {"gain_ptr": "*bf16"} if norm else {}
+    types |= NORM[rows <= NORM_ROWS] if norm else {}
     types |= {"up_ptr": types["weight_ptr"]} if gated else {}
     types |= {"residual_ptr": "*bf16"} if residual else {}
     if weight != "bf16":
         types |= {"scale_ptr": "*fp32"} | ({"up_scale_ptr": "*fp32"} if gated else {})
-    constants = {"width": width, "block_rows": rows, "block_out": block_out(size), "block_width": block_width(width)}
-    return compiled(linear_kernel, types, constants | {"stages": LINEAR_STAGES})
+    constants = {"width": width, "block_rows": rows, "block_width": BLOCK_WIDTH, "parts": WARPS}
+    return compiled(linear_kernel, types, constants | tile(rows, size, gated))
 
 
 def qkv(rows: int, width: int, heads: int, head_dim: int) -> Compiled:
-    types = dict.fromkeys(("x_ptr", "gain_ptr", "weight_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
-    types |= {"table_ptr": "*fp32", "position_ptr": "*i64", "index_ptr": "*i64", "eps": "fp32"}
+    types = dict.fromkeys(("x_ptr", "weight_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
+    types |= NORM[rows <= NORM_ROWS] | {
+        "table_ptr": "*fp32",
+        "position_ptr": "*i64",
+        "index_ptr": "*i64",
+        "eps": "fp32",
+    }
     types |= dict.fromkeys(("rows", "count", "queries", "positions", "places"), "i32")
     constants = {"width": width, "heads": heads, "key_heads": heads, "head_dim": head_dim, "block_rows": rows}
-    constants |= {"block_pairs": PAIRS, "block_width": block_width(width), "stages": QKV_STAGES}
+    constants |= {"block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
+    constants |= {"stages": tile(rows, PAIRS, True)["stages"]}
     return compiled(qkv_kernel, types, constants)
 
 
-def attention(queries: int, heads: int, head_dim: int, *, told=False, rotates=False) -> Compiled:
+def attention(heads: int, head_dim: int, *, told=False, rotates=False) -> Compiled:
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
     types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32"} | ({"visible_ptr": "*u8"} if told else {})
     types |= dict.fromkeys(("count", "queries", "places", "prompt", "prefix", "first", "slots", "positions"), "i32")
     types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates else {}
     constants = {"heads": heads, "key_heads": heads, "head_dim": head_dim, "block_prompt": 1}
     constants |= {"stride": (3 if rotates else 1) * heads * head_dim}
-    constants |= {"block_queries": queries, "block_keys": KEYS, "stages": ATTENTION_STAGES}
+    constants |= {"block_queries": QUERIES, "block_keys": KEYS, "parts": WARPS}
+    constants |= {"stages": stages(head_dim)}
     return compiled(attention_kernel, types, constants)
 
 
@@ -251,12 +246,13 @@ def kernels(
     """Those of LlamaGen-XL for these numbers of rows, and with the weights of 8 bits `narrow`."""
     width, inner, codes, heads, head_dim = 1280, 3584, 16384, 20, 64
     yield "embedding", embedding(width)
-    for queries in (LEAST_ROWS, QUERIES):
-        yield f"attention, {queries} queries", attention(queries, heads, head_dim)
-        yield f"attention, {queries} queries, given mask", attention(queries, heads, head_dim, told=True)
-        yield f"many rows, attention, {queries} queries", attention(queries, heads, head_dim, rotates=True)
-        given = attention(queries, heads, head_dim, told=True, rotates=True)
-        yield f"many rows, attention, {queries} queries, given mask", given
+    yield "gain", gained(width)
+    for width_of_head in (head_dim, 128):
+        yield f"attention, {width_of_head} channels", attention(heads, width_of_head)
+        yield f"attention, {width_of_head} channels, given mask", attention(heads, width_of_head, told=True)
+        yield f"many rows, attention, {width_of_head} channels", attention(heads, width_of_head, rotates=True)
+        given = attention(heads, width_of_head, told=True, rotates=True)
+        yield f"many rows, attention, {width_of_head} channels, given mask", given
     yield "many rows, key heads", keys(heads, head_dim)
     yield "many rows, gate", gate()
     for rows in counts:

@@ -264,6 +264,8 @@ def probabilities_kernel(
             room = tl.floor(tl.math.div_rn(tl.maximum(target - above, 0.0), one))
             ties = tl.minimum(tl.minimum(room, vocab_size).to(tl.int32) + 1, tied)
             kept = above + ties * one
+            # Nothing is to be counted if all of them are kept.
+            ties = tl.where(ties < tied, ties, vocab_size)
     least = smallest
     if cuts_min:
         # If the floor is above the other cuts, those that tie with these lie below it.
@@ -274,7 +276,7 @@ def probabilities_kernel(
     for start in range(0, vocab_size, chunk):
         tokens = start + tl.arange(0, chunk)
         keys, weights = _load(out_ptr, tokens, vocab_size, largest, least)
-        if cuts_p:
+        if ties < vocab_size:
             at = (keys == smallest).to(tl.int32)
             weights = tl.where((at == 0) | (seen + tl.cumsum(at) <= ties), weights, 0.0)
             seen += tl.sum(at)

@@ -10,9 +10,6 @@ Layers that a condition modulates take `modulated`, which may follow a LayerNorm
 pass over the tokens, and multiplies float32 without tensor cores. Above `MOST_ROWS` rows, `modulated_norm` comes
 before a product of torch.
 
-On an H100 and newer, a kernel starts while the one before it ends (programmatic dependent launch): it brings its
-weights into the L2 cache, and waits before it reads anything else.
-
 More rows take their products from torch, in ten launches per layer with what is left between them: see `many`. Then
 rows depend on how many there are.
 """

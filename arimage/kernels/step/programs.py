@@ -1,50 +1,84 @@
 """What the kernels of a step share in Triton."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
 
 # A dot product takes no fewer.
-LEAST_ROWS = 16
+LEAST_ROWS = 8
 WARPS = 4
+# Of channels, which a product takes at a time.
+BLOCK_WIDTH = 256
+HALVINGS = tl.constexpr(6)
+# Up to so many rows, every program of a product computes the norm before it, which saves a launch.
+NORM_ROWS = 16
 
 
 @triton.jit
-def prefetch(weight_ptr, rows, size, width: tl.constexpr, pdl: tl.constexpr):
-    """Bring `rows` of a weight [size, width] into the L2 cache, one instruction per row."""
-    if pdl:
-        inside = rows < size
-        item: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-        tl.inline_asm_elementwise(
-            """{ .reg .pred p; setp.ne.b32 p, $2, 0;
-            @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0; }""",
-            "=r,l,r,r",
-            [
-                (weight_ptr + tl.where(inside, rows, 0).to(tl.int64) * width).to(tl.int64),
-                inside.to(tl.int32),
-                tl.full(inside.shape, item * width, tl.int32),
-            ],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+def channels_of_parts(block_width: tl.constexpr, parts: tl.constexpr):
+    """The channels [parts, 1, block_width / parts] of a block. Every warp takes a part of them, so that warps multiply
+    at the same time, and the sums of the parts are added at the end."""
+    each: tl.constexpr = block_width // parts
+    return (tl.arange(0, parts) * each)[:, None, None] + tl.arange(0, each)[None, None]
 
 
 @triton.jit
-def wait(pdl: tl.constexpr):
-    """Wait for the kernel before, and let the next one start. Only weights may be touched earlier."""
-    if pdl:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+def load_channels(ptr, at, width: tl.constexpr, block_width: tl.constexpr, inside=None):
+    """Numbers at channels `at`, 0 after the last of `width` and where not `inside`."""
+    mask = inside
+    if width % block_width != 0:
+        mask = at < width if inside is None else inside & (at < width)
+    return tl.load(ptr + at, mask=mask, other=None if mask is None else 0.0)
+
+
+@triton.jit
+def sum_of_parts(sums):
+    """The sum [N, M] of the four parts of `sums` [4, N, M]."""
+    sums = tl.permute(sums, (1, 2, 0)).reshape(sums.shape[1], sums.shape[2], 2, 2)
+    left, right = sums.split()
+    left, right = (left + right).split()
+    return left + right
 
 
 @triton.jit
 def norm_factor(squares, width: tl.constexpr, eps):
-    return 1 / tl.sqrt_rn(squares / width + eps)
+    """The factors [rows] of an RMSNorm, from sums of squares [4, rows, 64]. Their order does not depend on the number
+    of rows."""
+    squares = sum_of_parts(squares)
+    for _ in tl.static_range(HALVINGS):
+        left, right = squares.reshape(squares.shape[0], squares.shape[1] // 2, 2).split()
+        squares = left + right
+    return 1 / tl.sqrt_rn(squares.reshape(squares.shape[0]) / width + eps)
+
+
+@triton.jit
+def gained_kernel(
+    x_ptr, gain_ptr, out_ptr, factor_ptr, eps, width: tl.constexpr, block_width: tl.constexpr, parts: tl.constexpr
+):
+    row = tl.program_id(0)
+    x_ptr += row * width
+    squares = tl.full([parts, 1, block_width // parts], 0.0, tl.float32)
+    channel = channels_of_parts(block_width, parts)
+    for start in tl.static_range(0, width, block_width):
+        at = start + channel
+        full = load_channels(x_ptr, at, width, block_width).to(tl.float32)
+        squares = tl.fma(full, full, squares)
+    tl.store(factor_ptr + row + tl.arange(0, 1), norm_factor(squares, width, eps))
+    for start in tl.static_range(0, width, block_width):
+        at = start + channel
+        full = load_channels(x_ptr, at, width, block_width).to(tl.float32)
+        gain = load_channels(gain_ptr, at, width, block_width).to(tl.float32)
+        tl.store(out_ptr + row * width + at, (full * gain).to(out_ptr.dtype.element_ty), mask=at < width)
+
+
+def gained(x: torch.Tensor, gain: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a product after an RMSNorm takes, if its programs do not compute it: `x` times the gain, and the factors
+    [rows] of its rows."""
+    out, factor = torch.empty_like(x), torch.empty(len(x), dtype=torch.float32, device=x.device)
+    options = {"width": x.shape[1], "block_width": BLOCK_WIDTH, "parts": WARPS, "num_warps": WARPS}
+    gained_kernel[(len(x),)](x, gain, out, factor, eps, **options)
+    return out, factor
 
 
 @triton.jit
@@ -57,16 +91,5 @@ def rotated(states, turns):
     return tl.interleave(even * cos - odd * sin, odd * cos + even * sin).to(states.dtype)
 
 
-def launch_options(device: torch.device) -> dict[str, Any]:
-    """Arguments of a launch: `pdl`, and the options of Triton."""
-    pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"pdl": pdl, "num_warps": WARPS} | ({"launch_pdl": True} if pdl else {})
-
-
 def block_rows(rows: int) -> int:
     return max(triton.next_power_of_2(rows), LEAST_ROWS)
-
-
-def block_width(width: int) -> int:
-    """How many channels a product takes at a time, whatever the number of rows."""
-    return 128 if width % 128 == 0 else 64

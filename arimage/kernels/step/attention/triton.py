@@ -5,14 +5,13 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import LEAST_ROWS, launch_options, rotated, wait
+from ..programs import WARPS, rotated, sum_of_parts
 
 
-STAGES = 3
-# At a time.
-KEYS = 64
-# Per program, at most: more would spill registers on an A100, and take other instructions on an H100.
-QUERIES = 32
+# Of a warp, at a time.
+KEYS = 16
+# Per program: as many as a tile of tensor cores has rows. More would spill registers.
+QUERIES = 16
 
 
 @triton.jit(do_not_specialize=["count", "queries", "prompt", "prefix", "first", "slots", "positions"])
@@ -42,13 +41,12 @@ def attention_kernel(
     block_prompt: tl.constexpr,
     block_queries: tl.constexpr,
     block_keys: tl.constexpr,
+    parts: tl.constexpr,
     stages: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     group: tl.constexpr = heads // key_heads
     row = tl.program_id(0) // key_heads
     key_head = tl.program_id(0) % key_heads
-    wait(pdl)
     # Heads that share keys are queries of one head.
     folded = tl.program_id(1) * block_queries + tl.arange(0, block_queries)
     query = folded // group
@@ -70,48 +68,61 @@ def attention_kernel(
         q = rotated(q, tl.load(table_ptr + position[:, None] * head_dim + channel[None]))
     slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
     end = tl.minimum(first + tl.max(slot) + 1, places)
+    block: tl.constexpr = parts * block_keys
     if visible_ptr is not None:
         visible_ptr += given[:, None] * slots
         end = prefix
-        for begin in tl.range(prefix, places, block_keys):
-            key = begin + tl.arange(0, block_keys)
+        for begin in tl.range(prefix, places, block):
+            key = begin + tl.arange(0, block)
             item = tl.where(key < first, places - first + key - prefix, key - first)
             known = inside[:, None] & ((key < places) & (item < slots))[None]
             told = tl.load(visible_ptr + item[None], mask=known, other=0) != 0
             end = tl.maximum(end, tl.max(tl.max(tl.where(told, key[None] + 1, 0), axis=1)))
     base = (row * key_heads + key_head).to(tl.int64) * places * head_dim
-    highest = tl.full([block_queries], -float("inf"), tl.float32)
-    total = tl.full([block_queries], 0.0, tl.float32)
-    sums = tl.full([block_queries, head_dim], 0.0, tl.float32)
-    for begin in tl.range(start // block_keys * block_keys, end, block_keys, num_stages=stages):
-        key = begin + tl.arange(0, block_keys)
-        at = base + key[:, None].to(tl.int64) * head_dim + channel[None]
+    keys_ptr += base
+    values_ptr += base
+    part = tl.arange(0, parts)[:, None] * block_keys + tl.arange(0, block_keys)[None]
+    q = tl.broadcast_to(q[None], parts, block_queries, head_dim)
+    highest = tl.full([parts, block_queries], -float("inf"), tl.float32)
+    total = tl.full([parts, block_queries], 0.0, tl.float32)
+    sums = tl.full([parts, block_queries, head_dim], 0.0, tl.float32)
+    for begin in tl.range(start // block * block, end, block, num_stages=stages):
+        key = begin + part
+        at = key[:, :, None] * head_dim + channel[None, None]
         used = (key >= start) & (key < end)
         if visible_ptr is None:
             used = used & ((key < prefix) | (key >= first))
-        k = tl.load(keys_ptr + at, mask=used[:, None], other=0.0)
-        v = tl.load(values_ptr + at, mask=used[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        of_prompt = (key >= start) & (key < prefix)
-        told = (tl.load(seen_ptr + key - prefix + prompt, mask=of_prompt, other=0) != 0)[None]
+        k = tl.load(keys_ptr + at, mask=used[:, :, None], other=0.0)
+        v = tl.load(values_ptr + at, mask=used[:, :, None], other=0.0)
+        scores = tl.dot(q, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale
         if visible_ptr is None:
-            told = told | ((key >= first)[None] & ((key - first)[None] <= slot[:, None]))
+            told = (key >= first)[:, None] & ((key - first)[:, None] <= slot[None, :, None])
         else:
             item = tl.where(key < first, places - first + key - prefix, key - first)
-            known = inside[:, None] & ((key >= prefix) & (key < end) & (item < slots))[None]
-            told = told | (tl.load(visible_ptr + item[None], mask=known, other=0) != 0)
-        scores = tl.where(told & (key < end)[None], scores, -float("inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))
+            known = inside[None, :, None] & ((key >= prefix) & (key < end) & (item < slots))[:, None]
+            told = tl.load(visible_ptr[None] + item[:, None], mask=known, other=0) != 0
+        if begin < prefix:
+            of_prompt = (key >= start) & (key < prefix)
+            told |= (tl.load(seen_ptr + key - prefix + prompt, mask=of_prompt, other=0) != 0)[:, None]
+        scores = tl.where(told & (key < end)[:, None], scores, -float("inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=2))
         # Rows that have seen nothing stay zero.
         safe = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp(scores - safe[:, None])
+        weights = tl.exp(scores - safe[:, :, None])
         shrink = tl.exp(highest - safe)
-        total = total * shrink + tl.sum(weights, axis=1)
-        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
+        total = total * shrink + tl.sum(weights, axis=2)
+        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, :, None], input_precision="ieee")
         highest = higher
-    sums = sums / tl.where(total > 0, total, 1.0)[:, None]
+    higher = tl.max(highest, axis=0)
+    shrink = tl.exp(highest - tl.where(higher == -float("inf"), 0.0, higher)[None])
+    total = tl.sum(total * shrink, axis=0)
+    sums = sum_of_parts(sums * shrink[:, :, None]) / tl.where(total > 0, total, 1.0)[:, None]
     out = out_ptr + (token * heads * head_dim + place)[:, None] + channel[None]
     tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+def stages(head_dim: int) -> int:
+    return 4 if head_dim <= 64 else 3
 
 
 @library.custom_op("arimage::step_attention", mutates_args=())
@@ -130,10 +141,9 @@ def _attention(
     (count, heads, head_dim), (rows, key_heads, places, _) = query.shape, keys.shape
     queries, prompt = count // rows, seen.shape[1]
     folded = queries * heads // key_heads
-    block = min(max(triton.next_power_of_2(folded), LEAST_ROWS), QUERIES)
     out = torch.empty(count, heads * head_dim, dtype=query.dtype, device=query.device)
     with torch.cuda.device_of(query):
-        attention_kernel[(rows * key_heads, triton.cdiv(folded, block))](
+        attention_kernel[(rows * key_heads, triton.cdiv(folded, QUERIES))](
             query,
             keys,
             values,
@@ -157,10 +167,11 @@ def _attention(
             key_heads=key_heads,
             head_dim=head_dim,
             block_prompt=triton.next_power_of_2(max(prompt, 1)),
-            block_queries=block,
+            block_queries=QUERIES,
             block_keys=KEYS,
-            stages=STAGES,
-            **launch_options(query.device),
+            parts=WARPS,
+            stages=stages(head_dim),
+            num_warps=WARPS,
         )
     return out
 

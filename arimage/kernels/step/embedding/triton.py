@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import launch_options, wait
+from ..programs import WARPS
 
 
 @triton.jit(do_not_specialize=["count", "nowhere"])
@@ -22,11 +22,9 @@ def embedding_kernel(
     nowhere,
     width: tl.constexpr,
     block: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     row = tl.program_id(0)
     item = row % count
-    wait(pdl)
     token = tl.load(token_ptr + item)
     channel = tl.arange(0, block)
     inside = channel < width
@@ -67,7 +65,7 @@ def _embedding(
             len(places) - 1,
             width=width,
             block=triton.next_power_of_2(width),
-            **launch_options(weight.device),
+            num_warps=WARPS,
         )
     return hidden, last, index
 

@@ -5,18 +5,17 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import launch_options, wait
+from ..programs import WARPS
 
 
 BLOCK = 1024
 
 
 @triton.jit
-def gate_kernel(gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, block: tl.constexpr, pdl: tl.constexpr):
+def gate_kernel(gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < size
-    wait(pdl)
     gates = tl.load(gate_ptr + row * gate_stride + at, mask=inside, other=0.0).to(tl.float32)
     ups = tl.load(up_ptr + row * up_stride + at, mask=inside, other=0.0).to(tl.float32)
     gated = gates / (1 + tl.exp(-gates)) * ups
@@ -29,7 +28,7 @@ def _gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
     out = torch.empty(rows, size, dtype=gates.dtype, device=gates.device)
     with torch.cuda.device_of(gates):
         gate_kernel[(rows, triton.cdiv(size, BLOCK))](
-            gates, ups, out, size, gates.stride(0), ups.stride(0), block=BLOCK, **launch_options(gates.device)
+            gates, ups, out, size, gates.stride(0), ups.stride(0), block=BLOCK, num_warps=WARPS
         )
     return out
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import launch_options, rotated, wait
+from ..programs import WARPS, rotated
 
 
 HEADS = 8
@@ -27,9 +27,7 @@ def keys_kernel(
     key_heads: tl.constexpr,
     head_dim: tl.constexpr,
     block_heads: tl.constexpr,
-    pdl: tl.constexpr,
 ):
-    wait(pdl)
     token = tl.program_id(0)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
     inside = (head < key_heads)[:, None]
@@ -72,7 +70,7 @@ def _keys(
             key_heads=key_heads,
             head_dim=head_dim,
             block_heads=HEADS,
-            **launch_options(states.device),
+            num_warps=WARPS,
         )
 
 

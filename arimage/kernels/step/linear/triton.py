@@ -5,10 +5,21 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import block_rows, block_width, launch_options, norm_factor, prefetch, wait
+from ..programs import (
+    BLOCK_WIDTH,
+    NORM_ROWS,
+    WARPS,
+    block_rows,
+    channels_of_parts,
+    gained,
+    load_channels,
+    norm_factor,
+    sum_of_parts,
+)
 
 
-STAGES = 4
+# For blocks, as most cards have.
+SHARED = 96 << 10
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -16,6 +27,7 @@ def linear_kernel(
     x_ptr,
     weight_ptr,
     gain_ptr,
+    factor_ptr,
     up_ptr,
     residual_ptr,
     scale_ptr,
@@ -28,55 +40,67 @@ def linear_kernel(
     block_rows: tl.constexpr,
     block_out: tl.constexpr,
     block_width: tl.constexpr,
+    parts: tl.constexpr,
     stages: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     out = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    prefetch(weight_ptr, out, size, width, pdl)
-    if up_ptr is not None:
-        prefetch(up_ptr, out, size, width, pdl)
-    wait(pdl)
     token = tl.arange(0, block_rows)
     inside = token < rows
-    x_ptr += token[:, None] * width
+    place = token[None] * size + out[:, None]
+    visible = inside[None] & (out < size)[:, None]
+    # What is needed last is loaded first, while the weights are on their way.
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + token, mask=inside, other=0.0)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + place, mask=visible, other=0.0)
+    # Of `weight` and, below it, of `up`: tensor cores take both at once.
+    weights: tl.constexpr = 1 if up_ptr is None else 2
+    item = tl.arange(0, weights * block_out)
+    row = tl.program_id(0) * block_out + item % block_out
     # Rows after the last one repeat the first, and are not stored.
-    row = tl.where(out < size, out, 0)[:, None].to(tl.int64) * width
-    sums = tl.full([block_out, block_rows], 0.0, tl.float32)
-    ups = tl.full([block_out, block_rows], 0.0, tl.float32)
-    squares = tl.full([block_rows], 0.0, tl.float32)
+    row = tl.where(row < size, row, 0).to(tl.int64) * width
+    if up_ptr is None:
+        weight_ptr += row[None, :, None]
+    else:
+        # Compilers do not see that rows of both begin at multiples of 16 bytes.
+        weight_ptr = tl.multiple_of(tl.where(item < block_out, weight_ptr, up_ptr) + row, 16)[None, :, None]
+    x_ptr += (token * width)[None, :, None]
+    sums = tl.full([parts, weights * block_out, block_rows], 0.0, tl.float32)
+    squares = tl.full([parts, block_rows, block_width // parts], 0.0, tl.float32)
+    channel = channels_of_parts(block_width, parts)
     for start in tl.range(0, width, block_width, num_stages=stages):
-        at = start + tl.arange(0, block_width)
-        x = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0)
+        at = start + channel
+        x = load_channels(x_ptr, at, width, block_width, inside[None, :, None])
         if gain_ptr is not None:
             full = x.to(tl.float32)
-            squares += tl.sum(full * full, axis=1)
-            x = (full * tl.load(gain_ptr + at).to(tl.float32)[None]).to(x.dtype)
-        turned = tl.trans(x)
-        sums = tl.dot(tl.load(weight_ptr + row + at[None]).to(x.dtype), turned, sums, input_precision="ieee")
-        if up_ptr is not None:
-            ups = tl.dot(tl.load(up_ptr + row + at[None]).to(x.dtype), turned, ups, input_precision="ieee")
+            squares = tl.fma(full, full, squares)
+            x = (full * load_channels(gain_ptr, at, width, block_width).to(tl.float32)).to(x.dtype)
+        weight = load_channels(weight_ptr, at, width, block_width).to(x.dtype)
+        sums = tl.dot(weight, tl.permute(x, (0, 2, 1)), sums, input_precision="ieee")
+    sums = sum_of_parts(sums)
+    if gain_ptr is not None:
+        factor = norm_factor(squares, width, eps)
+    if gain_ptr is not None or factor_ptr is not None:
+        sums *= factor[None]
+    if up_ptr is not None:
+        sums, ups = tl.permute(sums.reshape(2, block_out, block_rows), (1, 2, 0)).split()
     if scale_ptr is not None:
         sums *= tl.load(scale_ptr + out, mask=out < size, other=0.0)[:, None]
         if up_ptr is not None:
             ups *= tl.load(up_scale_ptr + out, mask=out < size, other=0.0)[:, None]
-    if gain_ptr is not None:
-        factor = norm_factor(squares, width, eps)[None]
-        sums *= factor
-        ups *= factor
     if up_ptr is not None:
         sums = sums / (1 + tl.exp(-sums)) * ups
-    place = token[None] * size + out[:, None]
-    visible = inside[None] & (out < size)[:, None]
     if residual_ptr is not None:
-        sums = sums.to(out_ptr.dtype.element_ty).to(tl.float32)
-        sums += tl.load(residual_ptr + place, mask=visible, other=0.0).to(tl.float32)
+        sums = sums.to(out_ptr.dtype.element_ty).to(tl.float32) + residual.to(tl.float32)
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=visible)
 
 
-def block_out(size: int) -> int:
-    """How many rows of a weight a program takes: as many for any number of tokens, so that no sum depends on it. More
-    than 32 would take other instructions."""
-    return 32 if size >= 8192 else 16
+def tile(rows: int, size: int, gated: bool) -> dict[str, int]:
+    """How many rows of a weight, or of two, a program takes, and how many blocks of them are on their way."""
+    small = rows <= 2 * NORM_ROWS
+    block = (64 if rows <= NORM_ROWS else 32) if size >= 8192 else 32 if gated and small else 16
+    each = 2 * BLOCK_WIDTH * (block_rows(rows) + (1 + gated) * block)
+    return {"block_out": block, "stages": min(1 + SHARED // each, 6)}
 
 
 @library.custom_op("arimage::step_linear", mutates_args=())
@@ -92,12 +116,15 @@ def _linear(
 ) -> torch.Tensor:
     (rows, width), size = x.shape, len(weight)
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
-    block = block_out(size)
+    blocks, factor = tile(rows, size, up is not None), None
     with torch.cuda.device_of(x):
-        linear_kernel[(triton.cdiv(size, block),)](
+        if gain is not None and rows > NORM_ROWS:
+            (x, factor), gain = gained(x, gain, eps), None
+        linear_kernel[(triton.cdiv(size, blocks["block_out"]),)](
             x,
             weight,
             gain,
+            factor,
             up,
             residual,
             scale,
@@ -108,10 +135,10 @@ def _linear(
             eps,
             width=width,
             block_rows=block_rows(rows),
-            block_out=block,
-            block_width=block_width(width),
-            stages=STAGES,
-            **launch_options(x.device),
+            block_width=BLOCK_WIDTH,
+            parts=WARPS,
+            **blocks,
+            num_warps=WARPS,
         )
     return out
 

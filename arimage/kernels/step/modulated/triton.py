@@ -5,8 +5,7 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..linear.triton import block_out
-from ..programs import block_rows, block_width, launch_options, prefetch, wait
+from ..programs import WARPS, block_rows
 
 
 # Asynchronous copies of the tokens take shared memory, of which the next kernel needs some too.
@@ -59,11 +58,8 @@ def modulated_kernel(
     block_out: tl.constexpr,
     block_width: tl.constexpr,
     stages: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     out = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    prefetch(weight_ptr, out, size, width, pdl)
-    wait(pdl)
     token = tl.arange(0, block_rows)
     inside = token < rows
     row = token // tokens
@@ -109,10 +105,16 @@ def modulated_kernel(
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=visible)
 
 
+def block_out(size: int) -> int:
+    """How many rows of a weight a program takes: as many for any number of tokens, so that no sum depends on it. More
+    than 32 would take other instructions."""
+    return 32 if size >= 8192 else 16
+
+
 def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype, loads: int = 1) -> dict[str, int]:
     """The blocks of a program, which loads as many numbers for a token. Those that a sum depends on do not follow from
     the number of rows."""
-    block = 32 if weight.itemsize == 4 else 64 if x.itemsize == 4 else block_width(width)
+    block = 32 if weight.itemsize == 4 else 64 if x.itemsize == 4 or width % 128 else 128
     each = block * (loads * block_rows(rows) * x.itemsize + block_out(size) * weight.itemsize)
     return {
         "block_rows": block_rows(rows),
@@ -169,7 +171,7 @@ def _modulated(
             norm=eps is not None,
             activation=activation,
             **tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3),
-            **launch_options(x.device),
+            num_warps=WARPS,
         )
     return out
 

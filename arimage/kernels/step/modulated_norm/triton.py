@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import launch_options, wait
-
 
 # With four, a row of 2048 float32 numbers spills.
 WARPS = 8
@@ -27,13 +25,11 @@ def modulated_norm_kernel(
     added,
     width: tl.constexpr,
     block: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     row = token // tokens
     at = tl.arange(0, block)
     inside = at < width
-    wait(pdl)
     x = tl.load(x_ptr + token * width + at, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(x) / width
     x = tl.where(inside, x - mean, 0.0)
@@ -75,7 +71,7 @@ def _modulated_norm(
             added,
             width=width,
             block=triton.next_power_of_2(width),
-            **launch_options(x.device) | {"num_warps": WARPS},
+            num_warps=WARPS,
         )
     return out
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import library
 
 from ..modulated.triton import tiles
-from ..programs import launch_options, prefetch, wait
+from ..programs import WARPS
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -23,7 +23,6 @@ def modulations_kernel(
     block_out: tl.constexpr,
     block_width: tl.constexpr,
     stages: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     blocks = tl.cdiv(size, block_out)
     layer = tl.program_id(0) // blocks
@@ -34,8 +33,6 @@ def modulations_kernel(
     first = layer * size
     size = tl.minimum(size, whole_size - first)
     out = tl.program_id(0) % blocks * block_out + tl.arange(0, block_out)
-    prefetch(weight_ptr, out, size, width, pdl)
-    wait(pdl)
     token = tl.arange(0, block_rows)
     inside = token < rows
     x_ptr += token[:, None] * width
@@ -69,7 +66,7 @@ def _modulations(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torc
             whole_size,
             width=width,
             **blocks,
-            **launch_options(x.device),
+            num_warps=WARPS,
         )
     return out
 

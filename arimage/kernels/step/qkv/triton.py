@@ -5,10 +5,20 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import block_rows, block_width, launch_options, norm_factor, prefetch, wait
+from ..linear.triton import tile
+from ..programs import (
+    BLOCK_WIDTH,
+    NORM_ROWS,
+    WARPS,
+    block_rows,
+    channels_of_parts,
+    gained,
+    load_channels,
+    norm_factor,
+    sum_of_parts,
+)
 
 
-STAGES = 4
 # Of channels, per program.
 PAIRS = 16
 
@@ -17,6 +27,7 @@ PAIRS = 16
 def qkv_kernel(
     x_ptr,
     gain_ptr,
+    factor_ptr,
     weight_ptr,
     scale_ptr,
     table_ptr,
@@ -38,49 +49,52 @@ def qkv_kernel(
     block_rows: tl.constexpr,
     block_pairs: tl.constexpr,
     block_width: tl.constexpr,
+    parts: tl.constexpr,
     stages: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     blocks: tl.constexpr = head_dim // 2 // block_pairs
-    size: tl.constexpr = (heads + 2 * key_heads) * head_dim
     head = tl.program_id(0) // blocks
     pair = tl.program_id(0) % blocks * block_pairs + tl.arange(0, block_pairs)
-    row = head * head_dim + 2 * pair
-    prefetch(weight_ptr, row, size, width, pdl)
-    prefetch(weight_ptr, row + 1, size, width, pdl)
-    wait(pdl)
+    row = head * head_dim + tl.program_id(0) % blocks * 2 * block_pairs + tl.arange(0, 2 * block_pairs)
     token = tl.arange(0, block_rows)
     inside = token < rows
-    x_ptr += token[:, None] * width
-    weight_ptr += row[:, None].to(tl.int64) * width
-    left = tl.full([block_pairs, block_rows], 0.0, tl.float32)
-    right = tl.full([block_pairs, block_rows], 0.0, tl.float32)
-    squares = tl.full([block_rows], 0.0, tl.float32)
+    x_ptr += (token * width)[None, :, None]
+    weight_ptr += (row.to(tl.int64) * width)[None, :, None]
+    sums = tl.full([parts, 2 * block_pairs, block_rows], 0.0, tl.float32)
+    squares = tl.full([parts, block_rows, block_width // parts], 0.0, tl.float32)
+    channel = channels_of_parts(block_width, parts)
+    # What is needed last is loaded first, while the weights are on their way.
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + token, mask=inside, other=0.0)
+    position = tl.load(position_ptr + token % count, mask=inside, other=0)
+    if key_heads > 0:
+        place = tl.load(index_ptr + token % count, mask=inside & (head >= heads), other=0)
     for start in tl.range(0, width, block_width, num_stages=stages):
-        at = start + tl.arange(0, block_width)
-        full = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0).to(tl.float32)
-        squares += tl.sum(full * full, axis=1)
-        turned = tl.trans((full * tl.load(gain_ptr + at).to(tl.float32)[None]).to(x_ptr.dtype.element_ty))
-        weight = tl.load(weight_ptr + at[None]).to(turned.dtype)
-        left = tl.dot(weight, turned, left, input_precision="ieee")
-        weight = tl.load(weight_ptr + width + at[None]).to(turned.dtype)
-        right = tl.dot(weight, turned, right, input_precision="ieee")
+        at = start + channel
+        x = load_channels(x_ptr, at, width, block_width, inside[None, :, None])
+        if gain_ptr is not None:
+            full = x.to(tl.float32)
+            squares = tl.fma(full, full, squares)
+            x = (full * load_channels(gain_ptr, at, width, block_width).to(tl.float32)).to(x.dtype)
+        weight = load_channels(weight_ptr, at, width, block_width).to(x.dtype)
+        sums = tl.dot(weight, tl.permute(x, (0, 2, 1)), sums, input_precision="ieee")
+    sums = sum_of_parts(sums)
     if scale_ptr is not None:
-        left *= tl.load(scale_ptr + row)[:, None]
-        right *= tl.load(scale_ptr + row + 1)[:, None]
-    factor = norm_factor(squares, width, eps)[None]
+        sums *= tl.load(scale_ptr + row)[:, None]
+    if gain_ptr is not None:
+        factor = norm_factor(squares, width, eps)
     dtype = x_ptr.dtype.element_ty
-    left = (left * factor).to(dtype).to(tl.float32)
-    right = (right * factor).to(dtype).to(tl.float32)
-    if head < heads + key_heads:
-        position = tl.load(position_ptr + token % count, mask=inside, other=0)
-        position = tl.where(position < 0, positions - 1, position)
-        table = table_ptr + position[None] * head_dim + 2 * pair[:, None]
-        cos = tl.load(table, mask=inside[None], other=0.0)
-        sin = tl.load(table + 1, mask=inside[None], other=0.0)
-        rotated = left * cos - right * sin
-        right = right * cos + left * sin
-        left = rotated
+    sums = (sums * factor[None]).to(dtype).to(tl.float32)
+    left, right = tl.permute(sums.reshape(block_pairs, 2, block_rows), (0, 2, 1)).split()
+    position = tl.where(position < 0, positions - 1, position)
+    table = table_ptr + position[None] * head_dim + 2 * pair[:, None]
+    # Values are not turned.
+    turns = inside[None] & (head < heads + key_heads)
+    cos = tl.load(table, mask=turns, other=1.0)
+    sin = tl.load(table + 1, mask=turns, other=0.0)
+    rotated = left * cos - right * sin
+    right = right * cos + left * sin
+    left = rotated
     channel = 2 * pair[:, None]
     if heads > 0:
         out = query_ptr + (token[None] * heads + head) * head_dim + channel
@@ -91,7 +105,6 @@ def qkv_kernel(
         # Both are written without a branch over pointers.
         is_key = inside & (head >= heads) & (head < heads + key_heads)
         is_value = inside & (head >= heads + key_heads)
-        place = tl.load(index_ptr + token % count, mask=is_key | is_value, other=0)
         key_head = (head - heads) % key_heads
         at = ((token // queries * key_heads + key_head).to(tl.int64) * places + place) * head_dim
         at = at[None] + channel
@@ -118,10 +131,14 @@ def _launch(
     cached, key_heads, places = (rows, 0, 0) if keys is None else keys.shape[:3]
     heads = len(weight) // head_dim - 2 * key_heads
     query = torch.empty(rows, heads, head_dim, dtype=x.dtype, device=x.device)
+    factor = None
     with torch.cuda.device_of(x):
+        if rows > NORM_ROWS:
+            x, factor = gained(x, gain, eps)
         qkv_kernel[((heads + 2 * key_heads) * (head_dim // 2 // PAIRS),)](
             x,
-            gain,
+            gain if factor is None else None,
+            factor,
             weight,
             scale,
             table,
@@ -142,9 +159,10 @@ def _launch(
             head_dim=head_dim,
             block_rows=block_rows(rows),
             block_pairs=PAIRS,
-            block_width=block_width(width),
-            stages=STAGES,
-            **launch_options(x.device),
+            block_width=BLOCK_WIDTH,
+            parts=WARPS,
+            stages=tile(rows, PAIRS, True)["stages"],
+            num_warps=WARPS,
         )
     return query
 

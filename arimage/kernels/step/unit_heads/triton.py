@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import library
 
-from ..programs import launch_options, wait
+from ..programs import WARPS
 
 
 HEADS = 8
@@ -35,13 +35,11 @@ def unit_heads_kernel(
     head_dim: tl.constexpr,
     block_heads: tl.constexpr,
     block_pairs: tl.constexpr,
-    pdl: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]
     pair = tl.arange(0, block_pairs)[None]
     inside = (head < heads) & (pair < head_dim // 2)
-    wait(pdl)
     channel = head * head_dim + 2 * pair
     states_ptr += token * 3 * heads * head_dim
     query_even = tl.load(states_ptr + channel, mask=inside, other=0.0).to(tl.float32)
@@ -109,7 +107,7 @@ def _unit_heads(
             head_dim=head_dim,
             block_heads=HEADS,
             block_pairs=triton.next_power_of_2(head_dim // 2),
-            **launch_options(states.device),
+            num_warps=WARPS,
         )
     return query
 
