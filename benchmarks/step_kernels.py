@@ -218,7 +218,7 @@ def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
     return compiled(unit_heads_kernel, types, constants)
 
 
-def modulated_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS)) -> Iterator[tuple[str, Compiled]]:
+def modulated_kernels(counts: Sequence[int] = (16, 32, MOST_ROWS)) -> Iterator[tuple[str, Compiled]]:
     """Those of VAR-d30, Infinity-2B and the denoising head of MAR-B for these numbers of rows."""
     yield "VAR norm", modulated_norm(1920)
     yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)

@@ -8,8 +8,10 @@ from torch import library
 from ..programs import WARPS, block_rows
 
 
-# Asynchronous copies of the tokens take shared memory, of which the next kernel needs some too.
+# Asynchronous copies of the tokens take shared memory.
 SHARED = 96 << 10
+# Fewer would be summed in another order.
+LEAST_ROWS = 16
 
 
 @triton.jit
@@ -115,9 +117,10 @@ def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype,
     """The blocks of a program, which loads as many numbers for a token. Those that a sum depends on do not follow from
     the number of rows."""
     block = 32 if weight.itemsize == 4 else 64 if x.itemsize == 4 or width % 128 else 128
-    each = block * (loads * block_rows(rows) * x.itemsize + block_out(size) * weight.itemsize)
+    count = max(block_rows(rows), LEAST_ROWS)
+    each = block * (loads * count * x.itemsize + block_out(size) * weight.itemsize)
     return {
-        "block_rows": block_rows(rows),
+        "block_rows": count,
         "block_out": block_out(size),
         "block_width": block,
         "stages": max(2, min(4, SHARED // each)),
