@@ -1,21 +1,18 @@
-"""The base of all pipelines: the body of a call, abilities, loading and saving."""
+"""The base of all pipelines: the body of a call, and abilities."""
 
 import functools
-import json
 import numbers
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
-from huggingface_hub import file_exists, snapshot_download
-from huggingface_hub.file_download import repo_folder_name
 from PIL import Image
 
 from ..decoding import (
@@ -23,7 +20,6 @@ from ..decoding import (
     Decoding,
     Sampling,
     decoding_names,
-    decoding_to_dict,
 )
 from ..decoding.contract.supports import Traits
 from ..models.mixin import align_weights
@@ -31,29 +27,24 @@ from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
 from .call import GenerationCall, RunOptions, running, running_call
 from .compiling import CompileMixin
-from .family import Family
 from .forked import limit_forks, warn_if_forked
 from .fusing import FuseMixin
 from .output import ImagePipelineOutput, Tokens
 from .pictures.images import known_tokens, prepare_image, round_levels_down
-from .quantized import check_full_weights, quantize_weights
+from .quantized import quantize_weights
 from .run import CallRun
-from .saving.saved_components import check_entries, load_without_weights
-from .saving.saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
-from .saving.saved_settings import load_defaults
-from .saving.weights import LOADING, check_weights, load_shared
+from .saving.mixin import SavingMixin
 from .text.checks import as_decoding, as_texts, with_dtype
 from .text.known import KnownCaptions
 
 
 logger = logging.get_logger(__name__)
 
-GENERATION_CONFIG = "generation_config.json"
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 MAX_IMAGES_PER_PROMPT = 1000
 
 
-class ARPipeline(FuseMixin, CompileMixin):
+class ARPipeline(SavingMixin, FuseMixin, CompileMixin):
     """Base class of image and video pipelines. A family adds
 
     - `__call__`, of a function that checks the arguments of a call and returns its `GenerationCall`, model included:
@@ -78,10 +69,6 @@ class ARPipeline(FuseMixin, CompileMixin):
     _output: type = ImagePipelineOutput
     per_prompt = "num_images_per_prompt"
     abilities: Abilities
-    # What the family declares; None for a class outside of the package.
-    family: ClassVar[Family | None] = None
-    # Attributes that are saved with the sampling defaults, like `decoding`.
-    _saved_defaults: tuple[str, ...] = ()
     # The name of the state's tensor [B, ...] that is decoded to pixels.
     decoded_tensor = "tokens"
 
@@ -227,100 +214,6 @@ class ARPipeline(FuseMixin, CompileMixin):
             align_weights(value)
         super().__setattr__(name, value)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, safe_serialization: bool = True, **kwargs) -> None:
-        if not safe_serialization:
-            raise ValueError(
-                "safe_serialization is False, but pipelines load .safetensors files only, since others may run code: "
-                "leave it out"
-            )
-        self.check_without_adapters()
-        check_full_weights(self, "save_pretrained")
-        # First, since the parent may push the folder to the Hub.
-        saved = {name: getattr(self, name) for name in self._saved_defaults}
-        config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        if not (folder / CARD).is_file():
-            self._write_card(folder, folder.resolve().name)
-        if self.known_captions is not None:
-            self.known_captions.save(folder)
-        super().save_pretrained(save_directory, **kwargs)
-
-    def save_config(self, save_directory: str | os.PathLike, **kwargs) -> None:
-        super().save_config(save_directory, **kwargs)
-        name_files(Path(save_directory), type(self), self.components)
-
-    def _upload_folder(self, working_dir: str | os.PathLike, repo_id: str, token: str | None = None, **kwargs):
-        # diffusers has put its own card into the folder, or the one that the repository has.
-        if not file_exists(repo_id, CARD, token=token):
-            self._write_card(Path(working_dir), repo_id)
-        return super()._upload_folder(working_dir, repo_id, token=token, **kwargs)
-
-    def _write_card(self, folder: Path, name: str) -> None:
-        write_card(folder, name, type(self).__name__, *self._card)
-
-    @property
-    def _card(self) -> tuple[str, str]:
-        """The Hub's name of the task, and an example of a call."""
-        if self.num_classes is None:
-            return "text-to-image", 'image = pipe("a red heart").images[0]'
-        return "unconditional-image-generation", "image = pipe(class_labels=0).images[0]"
-
-    @classmethod
-    def load_config(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> dict:
-        """The contents of model_index.json, with the modules of our classes."""
-        config = super().load_config(pretrained_model_name_or_path, **kwargs)
-        return own_classes(config, cls._get_signature_types())
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
-        # By default, transformers loads in the dtype of the file and diffusers in float32. Here all components share
-        # one default.
-        kwargs = with_dtype(kwargs)
-        local = local_folder(pretrained_model_name_or_path)
-        folder = local or Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
-        if not (folder / INDEX).is_file():
-            raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
-        read_index(folder / INDEX, cls.family)
-        index = cls.load_config(folder)
-        check_entries(folder, index, cls._get_signature_keys(cls)[0] - kwargs.keys(), cls._optional_components)
-        with LOADING:
-            kwargs |= load_shared(folder, index, kwargs) if local else {}
-            check_weights(folder, index, kwargs)
-            kwargs |= load_without_weights(folder, index, kwargs)
-            pipe = super().from_pretrained(folder, **kwargs)
-        # For a repository its name, not the folder of its snapshot.
-        pipe.register_to_config(_name_or_path=str(local or pretrained_model_name_or_path))
-        return pipe
-
-    def register_to_config(self, **kwargs) -> None:
-        super().register_to_config(**kwargs)
-        # `DiffusionPipeline.from_pretrained` ends with this call, and does not load our defaults.
-        if "_name_or_path" in kwargs:
-            folder = self._saved_folder(str(kwargs["_name_or_path"]))
-            if folder is not None:
-                self.load_defaults(folder / GENERATION_CONFIG)
-                self.known_captions = KnownCaptions.load(folder)
-
-    def load_defaults(self, path: Path) -> None:
-        """Load the default arguments of calls from a generation_config.json.
-
-        Raises:
-            ValueError: if the file is missing, or a default is not a setting of this pipeline or out of its range.
-        """
-        load_defaults(self, path)
-
-    def _saved_folder(self, name: str) -> Path | None:
-        """The folder that the components were loaded from, by the folder or repository that the user named."""
-        if (Path(name) / INDEX).is_file():
-            return Path(name)
-        # Components passed by the user may come from elsewhere.
-        configs = [getattr(part, "config", None) for part in self.components.values()]
-        paths = [Path(getattr(config, "_name_or_path", None) or "") for config in configs]
-        cached = repo_folder_name(repo_id=name, repo_type="model")
-        return next((path.parent for path in paths if cached in path.parts), None)
-
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs):
         """A pipeline that shares the components of `pipeline`, which is one of this library, or one of diffusers with
@@ -349,21 +242,6 @@ class ARPipeline(FuseMixin, CompileMixin):
         if dtypes:
             pipe.to(dtype=next(iter(with_dtype(dtypes).values())))
         return pipe
-
-    @classmethod
-    def download(cls, pretrained_model_name: str, **kwargs) -> str:
-        """Download the files of a Hub repository into the cache and return their folder. Skips code, pickles, weights
-        of variants other than `variant`, and components that are passed as arguments (also as None)."""
-        names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
-        weights = "*.safetensors" if kwargs.get("variant") is None else f"*.{kwargs['variant']}*.safetensors"
-        given = [f"{name}/*" for name in cls._get_signature_types() if name in kwargs]
-        # weights.safetensors has no variant, and weights.fp16.safetensors has one; names of components have no dot.
-        return snapshot_download(
-            pretrained_model_name,
-            allow_patterns=["*.json", weights, "*.txt", "*.model", "*.jinja"],
-            ignore_patterns=(["*.*.safetensors"] if kwargs.get("variant") is None else []) + given,
-            **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
-        )
 
     # Memory
 
