@@ -93,7 +93,7 @@ def pipeline_call(
     example: str, output: type[Output], reads: tuple[str, ...] = ()
 ) -> Callable[[Callable[Concatenate[Pipe, P], GenerationCall]], Callable[Concatenate[Pipe, P], Output | tuple]]:
     """Make a family's `__call__` of one function, which checks the arguments of a call, encodes its condition and
-    returns it with its model. `ARPipeline` makes `prepare` of the same function.
+    returns it with its model. `prepare` is made of the same function.
 
     The last parameter of the function, as in `**common: Unpack[TokenArguments]`, stands for the arguments that
     families share. It holds those that the user gives, without those of a run. inspect.signature and help() show them
@@ -133,6 +133,21 @@ def pipeline_call(
         return call
 
     return decorate
+
+
+class CallMixin:
+    """Gives a pipeline the `prepare` of its `__call__`."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "__call__" in vars(cls):
+            cls.prepare = getattr(cls.__call__, "prepare", cls.prepare)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> GenerationCall:
+        """Check the arguments of a call, encode its condition, and return it with its model. Takes the arguments of
+        `__call__` but those of a run: batch_size, decoding, output_type, return_dict and those of the callback.
+        Families whose images depend on the decoding take that, too."""
+        raise NotImplementedError
 
 
 def _shown_as(name: str, function: Callable, parameters: list[inspect.Parameter], returns: Any) -> Callable:

@@ -25,6 +25,7 @@ from ..decoding.contract.supports import Traits
 from ..models.mixin import align_weights
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
+from .arguments import CallMixin
 from .call import GenerationCall, RunOptions, running, running_call
 from .compiling import CompileMixin
 from .forked import limit_forks, warn_if_forked
@@ -44,7 +45,7 @@ OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 MAX_IMAGES_PER_PROMPT = 1000
 
 
-class ARPipeline(SavingMixin, FuseMixin, CompileMixin):
+class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
     """Base class of image and video pipelines. A family adds
 
     - `__call__`, of a function that checks the arguments of a call and returns its `GenerationCall`, model included:
@@ -82,12 +83,6 @@ class ARPipeline(SavingMixin, FuseMixin, CompileMixin):
         self.decoding = AutoregressiveDecoding()
         self.known_captions: KnownCaptions | None = None
         self._tiling: Tiling | None = None
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        # Both are made of one function.
-        if "__call__" in vars(cls):
-            cls.prepare = getattr(cls.__call__, "prepare", cls.prepare)
 
     # Abilities
 
@@ -355,12 +350,6 @@ class ARPipeline(SavingMixin, FuseMixin, CompileMixin):
                     _warn_once(unknown.message)
 
     # The body of a call
-
-    def prepare(self, *args: Any, **kwargs: Any) -> GenerationCall:
-        """Check the arguments of a call, encode its condition, and return it with its model. Takes the arguments of
-        `__call__` but those of a run: batch_size, decoding, output_type, return_dict and those of the callback.
-        Families whose images depend on the decoding take that, too."""
-        raise NotImplementedError
 
     def check_options(
         self,
