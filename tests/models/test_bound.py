@@ -1,5 +1,7 @@
 """`BoundNetwork`, the base of the models of all kinds: what is taken, put and merged goes to the models next to it."""
 
+from typing import Any
+
 import torch
 
 from arimage.models.bound import BoundNetwork
@@ -12,9 +14,13 @@ LABELS = torch.tensor([4, 7, 4])
 class Bound(BoundNetwork):
     companions = ("drafter",)
 
-    def __init__(self, *, reads_values=False, drafter=None):
+    def __init__(self, drafter: "Bound | None" = None):
         super().__init__("network", Conditions({"labels": LABELS.clone()}), torch.zeros(2, 3))
-        self.reads_values, self.drafter = reads_values, drafter
+        self.drafter: Any = drafter
+
+
+class Reading(Bound):
+    reads_values = True
 
 
 def labels(model):
@@ -22,7 +28,7 @@ def labels(model):
 
 
 def test_companions_are_bound_to_the_same_images():
-    model = Bound(drafter=Bound())
+    model = Bound(Bound())
     model.merge_prompts()
     taken = model.take(torch.tensor([1, 1, 0]))
     for each in (taken, taken.drafter):
@@ -31,8 +37,8 @@ def test_companions_are_bound_to_the_same_images():
 
 
 def test_put_replaces_what_forward_passes_read():
-    model = Bound(reads_values=True, drafter=Bound(reads_values=True))
-    other = Bound(reads_values=True, drafter=Bound(reads_values=True)).take(torch.tensor([1]))
+    model = Reading(Reading())
+    other = Reading(Reading()).take(torch.tensor([1]))
     other.codebook = torch.ones(2, 3)
     codebook = model.codebook
     model.merge_prompts()
@@ -41,5 +47,5 @@ def test_put_replaces_what_forward_passes_read():
         assert labels(each) == [4, 7, 7]
     assert model.codebook is codebook and codebook.all()
     # One of two calls may have no drafter.
-    assert not model.put(torch.tensor([0]), Bound(reads_values=True).take(torch.tensor([1])))
+    assert not model.put(torch.tensor([0]), Reading().take(torch.tensor([1])))
     assert labels(model) == [7, 7, 7] and labels(model.drafter) == [4, 7, 7]
