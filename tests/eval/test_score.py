@@ -195,7 +195,7 @@ def test_clip_scores_are_kept_by_image(run, monkeypatch, write_run):
     [
         (None, ["fid"], "--ref is missing"),
         ("nowhere", ["kid"], "--ref is nowhere"),
-        ("x.npz", ["kid"], r"holds \['a'\]: give a .npz with mu and sigma, or with pictures as arr_0"),
+        ("x.npz", ["kid"], r"holds \['a'\]: give a .npz with mu and sigma, or with images as arr_0"),
         ("nowhere", ["kid", "is"], "metric 'is': choose among fid, fid-categories, kid, prdc, clip"),
     ],
 )

@@ -71,7 +71,7 @@ def test_files_of_another_kind_are_refused(tmp_path, write, suffix):
     ("arrays", "sentence"),
     [
         ({}, r"holds \[\]: give a .npz with mu and sigma"),
-        ({"a": PICTURES}, r"holds \['a'\]: give a .npz with mu and sigma, or with pictures as arr_0"),
+        ({"a": PICTURES}, r"holds \['a'\]: give a .npz with mu and sigma, or with images as arr_0"),
         ({"mu": np.zeros(3)}, r"holds \['mu'\]"),
         ({"arr_0": PICTURES[:0]}, r"arr_0 of .* is uint8 \[0, 6, 4, 3\]: images are uint8 \[N, H, W, 3\]"),
         ({"arr_0": PICTURES / 255}, r"arr_0 of .* is float64 \[5, 6, 4, 3\]"),
