@@ -7,6 +7,7 @@ import torch
 
 from .autoregressive import decide_first
 from .contract.distribution import Sampling
+from .contract.layout import Layout
 from .contract.models import TokenModel
 from .contract.state import DecodingState
 
@@ -71,13 +72,14 @@ class RowStep:
     probabilities: torch.FloatTensor
 
 
-def default_context(columns: int) -> int:
-    """The default number of tokens in the row above that a row waits for: a third of a row, as in the published
-    settings for grids of 24 to 90 columns, but at least 12, since models of small grids need that much context."""
-    return max(columns // 3, 12)
+def context_of(layout: Layout, given: int | None) -> int:
+    """The number of tokens in the row above that a row waits for: the `given` one, but at most a row. None is a third
+    of a row, as in the published settings for grids of 24 to 90 columns, but at least 12, since models of small grids
+    need that much context."""
+    return min(given or max(layout.columns // 3, 12), layout.columns)
 
 
-def rows_in_flight(layout, context: int) -> int:
+def rows_in_flight(layout: Layout, context: int) -> int:
     """How many rows of an image may be open at once if a row begins when the row above has `context` tokens.
 
     A row is in flight for `columns` steps after its first token (one more step feeds its last token), and the m-th row

@@ -11,7 +11,7 @@ from .contract.models import TokenModel
 from .contract.noise import Purpose
 from .contract.settings import check_settings
 from .contract.supports import DecodingMethod
-from .rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
+from .rows import RowState, context_of, decide, forward_rows, rows_in_flight, start_rows
 
 
 @dataclass
@@ -54,14 +54,15 @@ class ZipARDecoding(DecodingMethod):
         check_settings(self, {"window": 1}, {"adaptive": (True, False)})
 
     def positions(self, layout: Layout) -> int | None:
-        return rows_in_flight(layout, self._context(layout))
+        return rows_in_flight(layout, context_of(layout, self.window))
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ZipARState:
+        context = context_of(model.layout, self.window)
         none = torch.zeros(len(seeds), model.vocab_size, device=model.device, dtype=torch.float32)
-        return start_rows(ZipARState, model, sampling, seeds, self._context(model.layout), draft_probabilities=none)
+        return start_rows(ZipARState, model, sampling, seeds, context, draft_probabilities=none)
 
     def step(self, state: ZipARState) -> None:
-        step = forward_rows(state, None, self._context(state.model.layout))
+        step = forward_rows(state, None, context_of(state.model.layout, self.window))
         positions, ended, p = (values.squeeze(2) for values in (step.positions, step.ended, step.probabilities))
         tokens = sample_at(p, state.seeds, positions, None, Purpose.SAMPLE)
         accepted = ~ended
@@ -77,6 +78,3 @@ class ZipARDecoding(DecodingMethod):
             accepted = accepted & ~waits
             state.draft_probabilities.copy_(torch.where(waits[..., None], p, 0).sum(1))
         decide(state, step, tokens[..., None], accepted.long())
-
-    def _context(self, layout: Layout) -> int:
-        return min(self.window or default_context(layout.columns), layout.columns)

@@ -12,7 +12,7 @@ from ..contract.models import TokenModel
 from ..contract.noise import Purpose
 from ..contract.settings import check_settings
 from ..contract.supports import DecodingMethod
-from ..rows import RowState, decide, default_context, forward_rows, rows_in_flight, start_rows
+from ..rows import RowState, context_of, decide, forward_rows, rows_in_flight, start_rows
 from .window import draft_uniformly, start_distribution
 
 
@@ -76,10 +76,10 @@ class ParallelJacobiDecoding(DecodingMethod):
         check_settings(self, {"window": 1, "context": 1}, {"refresh": get_args(Refresh)})
 
     def positions(self, layout: Layout) -> int | None:
-        return rows_in_flight(layout, self._context(layout)) * min(self.window, layout.columns)
+        return rows_in_flight(layout, context_of(layout, self.context)) * min(self.window, layout.columns)
 
     def start(self, model: TokenModel, sampling: Sampling, seeds: torch.LongTensor) -> ParallelJacobiState:
-        context = self._context(model.layout)
+        context = context_of(model.layout, self.context)
         rows, window = rows_in_flight(model.layout, context), min(self.window, model.layout.columns)
         start, start_sums = start_distribution(model, sampling, len(seeds))
         column = torch.arange(window, device=model.device).repeat(len(seeds), rows, 1)
@@ -101,7 +101,7 @@ class ParallelJacobiDecoding(DecodingMethod):
 
     def step(self, state: ParallelJacobiState) -> None:
         window, column, q = state.column.shape[2], state.column, state.draft_probabilities
-        step = forward_rows(state, column, self._context(state.model.layout))
+        step = forward_rows(state, column, context_of(state.model.layout, self.context))
         at, p = step.positions.flatten(1), step.probabilities
         drafts = state.token_buffer.gather(1, at).clamp(min=0).view_as(column)
         verified, kept, _ = couple_at(p, q, drafts, state.seeds, step.positions, state.steps, Purpose.VERIFY)
@@ -118,9 +118,6 @@ class ParallelJacobiDecoding(DecodingMethod):
         slots = torch.arange(window, device=at.device)
         torch.where(closed, slots, column.add_(decided, alpha=window), out=column)
         _draft(state, decided | closed)
-
-    def _context(self, layout: Layout) -> int:
-        return min(self.context or default_context(layout.columns), layout.columns)
 
 
 def _draft(state: ParallelJacobiState, entered: torch.BoolTensor) -> None:
