@@ -1,53 +1,22 @@
 """Decodings by name, and conversion to and from text and JSON."""
 
 import dataclasses
-from typing import Any, get_args
+from importlib import import_module
+from typing import Any
 
 from .acceptance import Acceptance
-from .autoregressive import AutoregressiveDecoding
-from .collaborative import CollaborativeDecoding
-from .continuous.continuous_speculative import ContinuousSpeculativeDecoding
-from .continuous.masked import MaskedDecoding
-from .continuous.path_jacobi import PathJacobiDecoding
-from .continuous.path_speculative import PathSpeculativeDecoding
 from .contract.supports import Decoding, DecodingMethod, Needs, Traits, missing
 from .draft_tree import DraftTreeDecoding
-from .few_step import FewStepDecoding
-from .flow import FlowDecoding
-from .group import GroupDecoding
-from .jacobi.lazy_jacobi import LazyJacobiDecoding
-from .jacobi.parallel_jacobi import ParallelJacobiDecoding
-from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
-from .jacobi.tree_jacobi import TreeJacobiDecoding
-from .line_cache import LineCacheDecoding
-from .names import PRESETS, check_setting_names, parse_decoding, preset_settings
-from .next_scale import NextScaleDecoding
-from .zipar import ZipARDecoding
+from .exports import EXPORTS
+from .names import ACCEPTANCES, PRESETS, check_setting_names, parse_decoding, preset_settings
 
 
-_METHODS: dict[str, type[DecodingMethod]] = {
-    method.__name__: method
-    for method in (
-        AutoregressiveDecoding,
-        SpeculativeJacobiDecoding,
-        TreeJacobiDecoding,
-        LazyJacobiDecoding,
-        ZipARDecoding,
-        ParallelJacobiDecoding,
-        LineCacheDecoding,
-        DraftTreeDecoding,
-        GroupDecoding,
-        NextScaleDecoding,
-        CollaborativeDecoding,
-        MaskedDecoding,
-        ContinuousSpeculativeDecoding,
-        PathJacobiDecoding,
-        PathSpeculativeDecoding,
-        FewStepDecoding,
-        FlowDecoding,
-    )
-}
-_PARTS = {part.__name__: part for part in get_args(Acceptance)}
+def _class(name: str) -> Any:
+    return getattr(import_module(f".{EXPORTS[name]}", __package__), name)
+
+
+_METHODS: dict[str, type[DecodingMethod]] = {preset.method: _class(preset.method) for preset in PRESETS.values()}
+_PARTS: dict[str, type] = {name: _class(name) for name in ACCEPTANCES}
 
 
 def decoding_names(traits: Traits | None = None) -> list[str]:

@@ -1,7 +1,7 @@
 """The interface between decodings and models: a Protocol for every kind of model."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, Self, overload, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -137,19 +137,13 @@ class OrderedModel(TokenModel, Protocol):
 
 
 class FeatureModel(TokenModel, Protocol):
-    """A `TokenModel` with a drafter. Its methods can also return the features that the logits were computed from."""
+    """A `TokenModel` with a drafter. With `return_features`, its methods return one more value, the features that the
+    logits were computed from: [G, B, D] and [G, B, Q, D]."""
 
-    @overload
-    def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]: ...
-
-    @overload
-    def prefill(
-        self, batch_size: int, scratch: int = 0, *, return_features: Literal[True]
-    ) -> tuple[Cache, torch.Tensor, torch.Tensor]:
-        """As `TokenModel.prefill`; the third value is the features [G, B, D]."""
+    def prefill(self, batch_size: int, scratch: int = 0, *, return_features: bool = False) -> Any:
+        """As `TokenModel.prefill`."""
         ...
 
-    @overload
     def forward(
         self,
         tokens: torch.LongTensor,
@@ -158,20 +152,9 @@ class FeatureModel(TokenModel, Protocol):
         *,
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
-    ) -> torch.Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        tokens: torch.LongTensor,
-        positions: torch.LongTensor,
-        cache: Any,
-        *,
-        visible: torch.BoolTensor | None = None,
-        slots: torch.LongTensor | None = None,
-        return_features: Literal[True],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `TokenModel.forward`; the second value is the features [G, B, Q, D]."""
+        return_features: bool = False,
+    ) -> Any:
+        """As `TokenModel.forward`."""
         ...
 
 

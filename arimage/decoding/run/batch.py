@@ -3,7 +3,7 @@ is waiting."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,28 +11,10 @@ from ..contract.distribution import Sampling
 from ..contract.models import Model
 from ..contract.state import DecodingState, captured_multiple
 from ..contract.supports import Decoding
-from .kept import Kept, KeptStates, can_be_kept, key_of
+from .capture import CompiledSteps
+from .kept import Kept, can_be_kept, key_of
 from .taker import StepTaker
 from .watch import INTERVAL, Watch
-
-
-class Compiled(Protocol):
-    """What compiles or captures steps, a `CompiledSteps`. Its `str` says how, see `DecodingState.time_steps`.
-
-    Attributes:
-        compiles: whether steps are compiled; otherwise they are captured as they are.
-        kept: the states of finished calls that further calls use; None keeps none.
-    """
-
-    @property
-    def compiles(self) -> bool: ...
-
-    @property
-    def kept(self) -> KeptStates | None: ...
-
-    def __call__(self, decoding: Decoding, state: DecodingState) -> StepTaker:
-        """What takes the steps of `state`, which `decoding` has started."""
-        ...
 
 
 _T = TypeVar("_T")
@@ -77,7 +59,7 @@ class Batch:
         calls_per_pass: the number of calls of denoising heads in each of these forward passes.
     """
 
-    def __init__(self, decoding: Decoding, size: int, compiled: Compiled | None = None):
+    def __init__(self, decoding: Decoding, size: int, compiled: CompiledSteps | None = None):
         self.decoding, self.size = decoding, size
         self.names: list[Any] = []
         self.state: Any = None
@@ -243,7 +225,7 @@ class Batch:
                 raise
         return function()
 
-    def use(self, compiled: Compiled | None) -> None:
+    def use(self, compiled: CompiledSteps | None) -> None:
         """Take the further steps with `compiled`. If weights have changed since their graphs were captured, they are
         captured again."""
         kept = None if compiled is None else compiled.kept
@@ -332,7 +314,7 @@ def decode(
     sampling: Sampling,
     seeds: torch.LongTensor,
     on_step: Callable[[DecodingState, int], bool] | None = None,
-    compiled: Compiled | None = None,
+    compiled: CompiledSteps | None = None,
 ) -> DecodingState:
     """Decode images that all begin together, until all of them are finished or `on_step` returns True.
 
