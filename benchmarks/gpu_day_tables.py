@@ -7,6 +7,7 @@ from pathlib import Path
 BEGIN, END = "<!-- written by gpu_day.py --report -->\n", "<!-- end of what gpu_day.py wrote -->\n"
 FORMS = ("eager", "captured", "compiled")
 CASE = ("model", "batch", "decoding")
+STEP_FORMS = {"torch": "PyTorch", "kernels": "arimage"}
 
 
 def described(found: dict) -> str:
@@ -63,6 +64,15 @@ def measured(results: dict, part: str, names: tuple[str, ...], forms: dict[str, 
     return table([*names, *forms.values(), *more], rows)
 
 
+def in_step(results: dict, names: tuple[str, ...], value: str) -> str:
+    """The measurements of the part `step` that have these fields, with the kernels of PyTorch and with ours."""
+    rows = [
+        [*map(str, key), *(number(row[form][value]) if value in row.get(form, {}) else "" for form in STEP_FORMS)]
+        for key, row in grouped(results, "step", names).items()
+    ]
+    return table([*names, *STEP_FORMS.values()], rows)
+
+
 def estimated(results: dict) -> str:
     """Seconds per image of large models, from the forward passes of a packaged model."""
     rows, packaged = [], grouped(results, "images", CASE)
@@ -84,7 +94,8 @@ def tables(data: dict) -> str:
     if "operations_per_s" in product:
         about += f", bfloat16 products at {product['operations_per_s'] / 1e12:.3g} TFLOPS"
     tests = [described(entry) for entry in results.get("tests", {}).values()]
-    step = [[name, described(entry)] for name, entry in results.get("step", {}).items() if "kernels" not in entry]
+    checks = [[described(found)] for found in results.get("step", {}).values() if {"check", "rate"} & found.keys()]
+    checks = [line for line in checks if "kernels" not in line[0]]
     memory = [[described(entry)] for entry in results.get("memory", {}).values()]
     floor, peak = {"floor": "floor_ms", "fastest / floor": "ratio"}, {"peak MiB": "peak_mib"}
     kinds = {"reference": "torch", "triton": "Triton"}
@@ -92,9 +103,14 @@ def tables(data: dict) -> str:
         "Kernels, in µs (ranges: 10th to 90th percentile):\n": measured(
             results, "kernels", ("kernel", "arguments"), kinds, "us", {"floor": "floor_us"}
         ),
-        "Captured steps of LlamaGen-XL, see gpu_step.py; kernels of a step are in gpu_day.json:\n": table(
-            ["measurement", "result"], step
+        "Captured steps of LlamaGen-XL by the kernels of PyTorch and by ours, mean ms over whole images:\n": in_step(
+            results, ("image", "batch"), "median_ms"
         ),
+        "Products of its layers with the norms before and the sums after them, in µs; `qkv` of PyTorch without the "
+        "rotation and the writes to the cache:\n": in_step(results, ("product", "rows"), "us"),
+        "Attention of its layers, in µs:\n": in_step(results, ("attention",), "us"),
+        "Kernels that do nothing, µs each:\n": in_step(results, ("gap",), "us"),
+        "Checks; kernels of a step are in gpu_day.json:\n": table(["measurement"], checks),
         "Steps with random weights, in ms; of `next-scale` all steps of an image:\n": measured(
             results, "steps", CASE, forms, "ms", floor | peak
         ),

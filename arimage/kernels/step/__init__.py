@@ -1,10 +1,12 @@
 """The kernels of a decoding step: for 1 to `MOST_ROWS` rows five launches per layer of a Llama decoder, which read
 every weight once. Rows are the fed tokens of all images, with and without a condition.
 
-Products are taken as W x^T, so that the rows of a weight fill the tensor cores and the few tokens their columns. The
-order of every sum over the width of a weight is fixed: no row depends on how many there are. Sums are float32;
-products are rounded before they are rotated or added to the residual, as by torch. RMSNorm multiplies x by its gain
-before the product, and by its factor after it.
+Products are taken as W x^T, so that the rows of a weight fill the tensor cores and the few tokens their columns. Each
+warp of a program sums over a part of the width, since sums, one number after the other, would take longer than the
+weights to arrive; in attention it takes a part of the keys. The order of every sum is fixed: no row depends on how
+many there are. Sums are float32; products are rounded before they are rotated or added to the residual, as by torch.
+RMSNorm multiplies x by its gain before the product, and by its factor after it; over more than a few rows, in a launch
+of its own.
 
 Layers that a condition modulates take `modulated`, which may follow a LayerNorm, whose moments it takes in a first
 pass over the tokens, and multiplies float32 without tensor cores. Above `MOST_ROWS` rows, `modulated_norm` comes

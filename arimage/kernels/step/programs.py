@@ -5,10 +5,11 @@ import triton
 import triton.language as tl
 
 
-# A dot product takes no fewer.
+# Of a tile of tensor cores.
 LEAST_ROWS = 8
+# Each takes a part of the channels.
 WARPS = 4
-# Of channels, which a product takes at a time.
+# Of channels, which a product takes at a time, and how often those of a part can be halved.
 BLOCK_WIDTH = 256
 HALVINGS = tl.constexpr(6)
 # Up to so many rows, every program of a product computes the norm before it, which saves a launch.
