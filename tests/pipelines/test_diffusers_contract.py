@@ -18,7 +18,7 @@ from huggingface_hub.utils import filter_repo_objects
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, FewStepDecoding, SpeculativeJacobiDecoding, decoding_from_name
-from arimage.pipelines import base
+from arimage.pipelines.saving import mixin
 
 
 LATENT = {"output_type": "latent"}
@@ -181,7 +181,7 @@ def hub(monkeypatch, folders, tmp_path):
         monkeypatch.setattr(module, "model_info", lambda repository, **options: Info(folder_of(repository)))
         monkeypatch.setattr(module, "hf_hub_download", download)
     monkeypatch.setattr(pipeline_utils, "snapshot_download", snapshot)
-    monkeypatch.setattr(base, "snapshot_download", snapshot)
+    monkeypatch.setattr(mixin, "snapshot_download", snapshot)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     return tmp_path
 
@@ -230,7 +230,7 @@ def test_an_upload_has_a_card_that_names_the_repository(pipe, monkeypatch, tmp_p
     for module in ("diffusers.utils.hub_utils", "diffusers.pipelines.pipeline_utils"):
         monkeypatch.setattr(f"{module}.create_repo", create)
         monkeypatch.setattr(f"{module}.load_or_create_model_card", missing)
-    monkeypatch.setattr(base, "file_exists", lambda *arguments, **options: False)
+    monkeypatch.setattr(mixin, "file_exists", lambda *arguments, **options: False)
     monkeypatch.setattr(
         "diffusers.utils.hub_utils.upload_folder",
         lambda folder_path, **options: cards.append(ModelCard.load(f"{folder_path}/README.md")),

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
 from arimage.auto import packaged_models, published_models
-from arimage.pipelines import base
+from arimage.pipelines.saving import mixin
 
 
 DECODING = SpeculativeJacobiDecoding(window=5, refresh="gumbel", init="above")
@@ -145,7 +145,7 @@ def test_a_number_format_may_be_named(folder, loader, keyword):
 @pytest.mark.parametrize("dtype", ["fp16", "auto", "torch.nonesuch", torch.int8, 16, {"transformer": "fp16"}])
 def test_what_is_no_number_format_is_refused_before_anything_is_downloaded(pipe, folder, monkeypatch, dtype):
     monkeypatch.setattr("arimage.published.fetch.load_published", lambda *_, **__: pytest.fail("it was downloaded"))
-    monkeypatch.setattr(base, "snapshot_download", lambda *_, **__: pytest.fail("it was downloaded"))
+    monkeypatch.setattr(mixin, "snapshot_download", lambda *_, **__: pytest.fail("it was downloaded"))
     for load in (
         lambda: AutoPipeline.from_pretrained(folder, dtype=dtype),
         lambda: AutoPipeline.from_pretrained("janus-pro-1b", torch_dtype=dtype),
@@ -220,7 +220,7 @@ def test_the_options_of_a_download_reach_the_hub(folder, cache, monkeypatch):
         asked.append((repository, options.pop("allow_patterns"), options.pop("ignore_patterns"), options))
         return str(folder)
 
-    monkeypatch.setattr(base, "snapshot_download", download)
+    monkeypatch.setattr(mixin, "snapshot_download", download)
     options = {"cache_dir": cache, "revision": "main", "local_files_only": True}
     AutoPipeline.from_pretrained("someone/hearts", **options)
     (repository, patterns, _, given) = asked[0]
@@ -241,7 +241,7 @@ def test_weights_of_one_variant_are_downloaded(folder, monkeypatch, variant):
         fetched.extend(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
         return str(folder)
 
-    monkeypatch.setattr(base, "snapshot_download", download)
+    monkeypatch.setattr(mixin, "snapshot_download", download)
     LlamaGenPipeline.download("someone/hearts", variant=variant)
     assert set(fetched) == {*others, *(plain if variant is None else half)}
 
