@@ -246,7 +246,7 @@ def kernels(
     """Those of LlamaGen-XL for these numbers of rows, and with the weights of 8 bits `narrow`."""
     width, inner, codes, heads, head_dim = 1280, 3584, 16384, 20, 64
     yield "embedding", embedding(width)
-    yield "gain", gained(width)
+    yield "RMS norm", gained(width)
     for width_of_head in (head_dim, 128):
         yield f"attention, {width_of_head} channels", attention(heads, width_of_head)
         yield f"attention, {width_of_head} channels, given mask", attention(heads, width_of_head, told=True)
