@@ -3,7 +3,6 @@
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from arimage.pipelines.kinds.any_order import AnyOrderPipeline
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
@@ -77,9 +76,9 @@ def scale_tokenizer(seed: int = 0) -> VARVQModel:
     return randomise(model, seed + 1)
 
 
-def any_order_settings(conditioning: str, grid: int) -> dict:
-    """Of a transformer whose tokens come in any order."""
-    settings = {
+def any_order_settings(grid: int) -> dict:
+    """Of a transformer of classes whose tokens come in any order."""
+    return {
         "grid_size": grid,
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -88,20 +87,6 @@ def any_order_settings(conditioning: str, grid: int) -> dict:
         "vocab_size": CODES,
         "num_classes": NUM_CLASSES,
     }
-    if conditioning == "text":
-        settings |= {"conditioning": "text", "num_condition_tokens": TEXT_LENGTH, "caption_dim": TEXT_WIDTH}
-    return settings
-
-
-def any_order_pipeline(kind: type[AnyOrderPipeline], transformer, seed: int = 0) -> AnyOrderPipeline:
-    """A class or a text, as `transformer` reads it, to images of its grid_size * SCALE_FACTOR pixels."""
-    texts = {}
-    if transformer.config.conditioning == "text":
-        tokenizer = text_tokenizer()
-        texts = {"tokenizer": tokenizer, "text_encoder": text_encoder(len(tokenizer), seed=seed)}
-    pipe = kind(transformer, image_tokenizer(seed=seed), **texts)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def upscaler(seed: int = 0, scale: int = 2) -> ImageUpscaler:

@@ -12,13 +12,15 @@ FOLDER = Path(__file__).parent / "fixtures"
 CLASSES = LPDTransformer, LPDPipeline
 
 
-def transformer(conditioning: str = "class", grid: int = 4, seed: int = 0, **changes) -> LPDTransformer:
-    settings = tiny.any_order_settings(conditioning, grid)
-    return tiny.randomise(LPDTransformer(**settings | changes), seed)
+def transformer(grid: int = 4, seed: int = 0, **changes) -> LPDTransformer:
+    return tiny.randomise(LPDTransformer(**tiny.any_order_settings(grid) | changes), seed)
 
 
-def pipeline(conditioning: str = "class", grid: int = 4, seed: int = 0) -> LPDPipeline:
-    return tiny.any_order_pipeline(LPDPipeline, transformer(conditioning, grid, seed), seed)
+def pipeline(grid: int = 4, seed: int = 0) -> LPDPipeline:
+    """A class to images of grid * SCALE_FACTOR pixels."""
+    pipe = LPDPipeline(transformer(grid, seed), tiny.image_tokenizer(seed=seed))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 PIPELINES = {"lpd": (pipeline, {"trained", "shared steps"})}

@@ -9,13 +9,15 @@ from arimage.pipelines.randar.transformer_randar import RandARTransformer
 CLASSES = RandARTransformer, RandARPipeline
 
 
-def transformer(conditioning: str = "class", grid: int = 4, seed: int = 0, **changes) -> RandARTransformer:
-    settings = tiny.any_order_settings(conditioning, grid)
-    return tiny.randomise(RandARTransformer(**settings | changes), seed)
+def transformer(grid: int = 4, seed: int = 0, **changes) -> RandARTransformer:
+    return tiny.randomise(RandARTransformer(**tiny.any_order_settings(grid) | changes), seed)
 
 
-def pipeline(conditioning: str = "class", grid: int = 4, seed: int = 0) -> RandARPipeline:
-    return tiny.any_order_pipeline(RandARPipeline, transformer(conditioning, grid, seed), seed)
+def pipeline(grid: int = 4, seed: int = 0) -> RandARPipeline:
+    """A class to images of grid * SCALE_FACTOR pixels."""
+    pipe = RandARPipeline(transformer(grid, seed), tiny.image_tokenizer(seed=seed))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 PIPELINES = {"randar": (pipeline, {"trained", "fused", "shared steps"})}
