@@ -63,10 +63,11 @@ clean:
 	@test -n "$(PYTHON)" || { echo "arimage needs Python 3.11 or newer: none is on the path" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-.venv/.installed: pyproject.toml | .venv/bin/pip
-	.venv/bin/python -m pip install -e .
+# The models of emoji are a distribution of their own.
+.venv/.installed: pyproject.toml recipes/emoji/pyproject.toml | .venv/bin/pip
+	.venv/bin/python -m pip install -e . -e recipes/emoji
 	touch $@
 
-.venv/.installed-dev .venv/.installed-docs .venv/.installed-release: .venv/.installed-%: pyproject.toml | .venv/bin/pip
-	.venv/bin/python -m pip install -e ".[$*]"
+.venv/.installed-dev .venv/.installed-docs .venv/.installed-release: .venv/.installed-%: pyproject.toml recipes/emoji/pyproject.toml | .venv/bin/pip
+	.venv/bin/python -m pip install -e ".[$*]" -e recipes/emoji
 	touch .venv/.installed $@

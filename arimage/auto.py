@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .families import PIPELINES, converters_of, family_of
+from .installed import installed_models, not_installed
 from .pipelines.saving.saved_folder import local_folder
 from .published.registry import PUBLISHED, find_published, nearest_names
 from .schema import read_object
@@ -14,16 +15,15 @@ from .schema import read_object
 if TYPE_CHECKING:
     from .pipelines.base import ARPipeline
 
-ASSETS = Path(__file__).parent / "assets"
 INDEX = "model_index.json"
 CONFIG = "config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
 
 def packaged_models(videos: bool = True) -> list[str]:
-    """Names of the models that are part of the package; without `videos`, of those that generate images."""
-    indices = ASSETS.glob("*/model_index.json")
-    return sorted(index.parent.name for index in indices if videos or not family_of(_class_name(index)).videos)
+    """Names of the models that installed distributions hold; without `videos`, of those that generate images."""
+    models = installed_models().items()
+    return sorted(name for name, folder in models if videos or not family_of(_class_name(folder / INDEX)).videos)
 
 
 def published_models() -> list[str]:
@@ -32,7 +32,7 @@ def published_models() -> list[str]:
 
 
 def find_model(name: str) -> Path | None:
-    """The folder of a local or packaged model; None for a published checkpoint or a Hub repository, which may have to
+    """The folder of a local or installed model; None for a published checkpoint or a Hub repository, which may have to
     be downloaded. Imports no framework, so that the console command can refuse a wrong name at once.
 
     Raises:
@@ -41,8 +41,8 @@ def find_model(name: str) -> Path | None:
     """
     folder = local_folder(name)
     if folder is None or not (folder / INDEX).is_file():
-        if name in packaged_models():
-            folder = ASSETS / name
+        if name in installed_models():
+            folder = installed_models()[name]
         elif find_published(name):
             return None
         elif folder is not None:
@@ -50,6 +50,8 @@ def find_model(name: str) -> Path | None:
         elif name.count("/") == 1:
             return None
         else:
+            if remedy := not_installed(name):
+                raise ValueError(remedy)
             near = nearest_names(name, [*packaged_models(), *published_models()])
             raise ValueError(
                 f"{name} is neither a local folder, a Hub repository (owner/name) nor a known model: the nearest are "
@@ -73,7 +75,7 @@ class AutoPipeline:
 
     @staticmethod
     def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> "ARPipeline":
-        """The pipeline of a local folder, of a packaged model ("emoji-llamagen"), of a published checkpoint by its
+        """The pipeline of a local folder, of an installed model ("emoji-llamagen"), of a published checkpoint by its
         name or Hub id ("janus-pro-1b" or "deepseek-ai/Janus-Pro-1B": downloaded and converted once), or of any Hub
         repository that holds a pipeline of this library. A folder with a model_index.json comes first.
         `arimage models` lists the names.

@@ -450,13 +450,13 @@ def bench_compare(
     typer.echo(compare(read_json(old), read_json(new)))
 
 
-def main() -> None:
-    """Run the command. A mistake of the user ends in one sentence and exit code 2; ARIMAGE_TRACEBACK=1 shows where."""
+def main(command: typer.Typer = app) -> None:
+    """Run a command. A mistake of the user ends in one sentence and exit code 2; ARIMAGE_TRACEBACK=1 shows where."""
     # A terminal that cannot show the name of a file that was written is not a reason to fail.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        command()
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         if os.environ.get("ARIMAGE_TRACEBACK") == "1" or not (
             isinstance(error, ValueError | OSError) or out_of_memory(error)
@@ -464,14 +464,14 @@ def main() -> None:
             raise
         message = " ".join(str(error).split())
         if out_of_memory(error):
-            message = f"out of memory ({message[:200]}): {_less_memory()}"
+            message = f"out of memory ({message[:200]}): {_less_memory(command)}"
         elif not isinstance(error, OSError) and not raised_by_arimage(error):
             message = f"unexpected {type(error).__name__}: {message} (ARIMAGE_TRACEBACK=1 shows where)"
         print(f"arimage: {message}", file=sys.stderr)
         sys.exit(2)
 
 
-def _less_memory() -> str:
+def _less_memory(app: typer.Typer) -> str:
     """What to change in the command that ran, by the options that it has."""
     command = typer.main.get_command(app)
     for word in sys.argv[1:]:
@@ -481,7 +481,7 @@ def _less_memory() -> str:
     return f"give {', '.join(most)} or {last}" if most else f"give {last}"
 
 
-def run() -> None:
+def run(command: typer.Typer = app) -> None:
     """`main` in a process of its own, which ends right after the handlers of `atexit`: taking the frameworks down
     object by object takes another second."""
     status = 1
@@ -494,7 +494,7 @@ def run() -> None:
     # The handler that is registered first is called last.
     atexit.register(leave)
     try:
-        main()
+        main(command)
     except SystemExit as end:
         status = int(end.code or 0)
         raise

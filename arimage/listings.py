@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="List what this model knows: packaged, downloaded, or in a folder.")
+        str | None, typer.Argument(help="List what this model knows: installed, downloaded, or in a folder.")
     ] = None,
     search: Annotated[str | None, typer.Option(help="List only what has this in its captions.")] = None,
 ) -> None:
@@ -34,7 +34,7 @@ def models(
 
     table = _table("pixels", "parameters", "download", "disk", "from", "licence")
     for name in packaged_models():
-        table.add_row(name, "", "", "", "", "this package", "Apache-2.0, see its README.md")
+        table.add_row(name, "", "", "", "", "installed", "Apache-2.0, see its README.md")
     for entry in PUBLISHED:
         table.add_row(
             entry.name,

@@ -19,6 +19,7 @@ import typer
 
 from .auto import AutoPipeline, find_model
 from .decoding.names import Order, check_text
+from .installed import installed_packages
 from .media.texts import lines_of, read_text
 from .schema import check_encodable
 
@@ -111,7 +112,7 @@ def check_orders(orders: list[str] | None) -> list[str] | None:
 
 Model = Annotated[
     str,
-    typer.Option(callback=check_models, help="Name of a packaged or published model, a folder, or a Hub repository."),
+    typer.Option(callback=check_models, help="Name of an installed or published model, a folder, or a Hub id."),
 ]
 Loras = Annotated[
     list[str] | None,
@@ -453,6 +454,6 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def raised_by_arimage(error: Exception) -> bool:
-    """Whether this package raised it on purpose, and not one that it calls, where a ValueError may be a bug."""
+    """Whether this package, or one that adds to it, raised it on purpose. What others raise may be a bug."""
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].partition(".")[0] == __package__
+    return frame.f_globals["__name__"].partition(".")[0] in (__package__, *installed_packages())

@@ -17,7 +17,7 @@ import torch
 
 from arimage import AutoPipeline
 from arimage.decoding import decode, decoding_from_text
-from arimage.eval.runs.prompts import EMOJI_PROMPTS, read_prompts
+from arimage.eval.runs.prompts import prompt_file, read_prompts
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     pipe = AutoPipeline.from_pretrained(arguments.model, dtype=getattr(torch, arguments.dtype))
     pipe.set_progress_bar_config(disable=True)
     pipe.decoding = decoding
-    prompts = [row["prompt"] for row in read_prompts(EMOJI_PROMPTS)][: arguments.images]
+    prompts = [row["prompt"] for row in read_prompts(prompt_file("emoji"))][: arguments.images]
     parts = [slice(first, first + size) for first in range(0, len(prompts), size)]
 
     def seeds(part: slice = slice(None)) -> list[torch.Generator]:

@@ -25,9 +25,9 @@ def measure(model: str, dtype: str, clients: int, requests: int, settings: int, 
     from arimage.app.engine.models import load_models
     from arimage.app.engine.types import Limits
     from arimage.app.server.app import build_server
-    from arimage.eval.runs.prompts import EMOJI_PROMPTS, read_prompts
+    from arimage.eval.runs.prompts import prompt_file, read_prompts
 
-    prompts = [row["prompt"] for row in read_prompts(EMOJI_PROMPTS)]
+    prompts = [row["prompt"] for row in read_prompts(prompt_file("emoji"))]
     engine = Engine(load_models([model], "cpu", dtype), Limits(queue=2 * clients))
     server = uvicorn.Server(uvicorn.Config(build_server(engine), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)

@@ -13,15 +13,15 @@ from emoji_quality import psnr
 from PIL import Image
 
 from arimage import AutoPipeline
-from arimage.eval.emoji.emoji_kid import EmojiExtractor, emoji_kernel_distance
-from arimage.eval.emoji.reference import read_gallery
-from arimage.eval.emoji.retrieval import retrieval_hits
 from arimage.eval.metrics.standard_errors import Estimate, estimate_text, mean_estimate
-from arimage.eval.runs.prompts import EMOJI_PROMPTS, read_prompts
-from arimage.models.classifier_emoji import EmojiClassifier
+from arimage.eval.runs.prompts import prompt_file, read_prompts
 from arimage.pipelines.kinds.upscaling import UpscalingPipeline
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.training.data import load_captioned_images
+from arimage_emoji.metrics.classifier_emoji import EmojiClassifier
+from arimage_emoji.metrics.emoji_kid import EmojiExtractor, emoji_kernel_distance
+from arimage_emoji.metrics.reference import read_gallery
+from arimage_emoji.metrics.retrieval import retrieval_hits
 
 
 SHOWN = (
@@ -112,7 +112,7 @@ def main() -> None:
         )
         rows[name] += [f"{psnr(heldout, torch.cat(parts)):.2f}", text(mean_estimate(distances.numpy()))]
 
-    prompts = read_prompts(EMOJI_PROMPTS)[: arguments.count]
+    prompts = read_prompts(prompt_file("emoji"))[: arguments.count]
     names = [row["name"] for row in prompts]
     train = load_captioned_images(arguments.train, size[0], styles=[arguments.style])
     real = train.images[[train.names.index(name) for name in names]] / 255

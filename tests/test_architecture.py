@@ -18,6 +18,7 @@ MAX_LINES = 600
 
 FLOORS = {
     "schema": 0,
+    "installed": 0,
     "kernels": 0,
     "decoding": 1,
     "models": 2,
@@ -48,7 +49,6 @@ INNER = {
         "bench",
         "metrics",
         "runs",
-        "emoji",
         ...,
         "score",
         "protocol",
@@ -57,7 +57,7 @@ INNER = {
         "compare",
         "commands",
     ],
-    "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "captions", ..., "recipe", "commands"],
+    "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "texts", ..., "recipe", "commands"],
 }
 # A family's folder holds parts of two floors: what stands on pipelines, and models and tokenizers below them.
 ON_PIPELINES = ("pipeline_", "base", "prompts", "convert", "family", "shapes", "accelerate", "__init__")
@@ -295,7 +295,7 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
         ("arimage/app/engine/engine.py", "from ..server.schemas import Fields"),
         ("arimage/app/server/app.py", "from ..demo import links"),
         ("arimage/training/loop.py", "from .recipe import Recipe"),
-        ("arimage/training/captions/text.py", "from ..recipe import Recipe"),
+        ("arimage/training/texts/text.py", "from ..recipe import Recipe"),
         ("arimage/training/transformers/llamagen.py", "def f():\n    from ..recipe import Recipe"),
         ("arimage/eval/metrics/features.py", "from ..runs.generate import Run"),
         ("arimage/eval/runs/files.py", "from .manifest import make_manifest"),

@@ -182,7 +182,7 @@ def test_help_groups_the_options_of_a_command(run, monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    ["bench", "reproduce", "serve", "train lora", "train known", "eval generate", "eval score", "eval compare"],
+    ["bench", "reproduce", "serve", "train lora", "eval generate", "eval score", "eval compare"],
 )
 def test_no_panel_is_long(run, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "120")
@@ -216,7 +216,7 @@ class Framework:
     def __del__(self):
         print("taken down")
 
-def main():
+def main(app):
     atexit.register(print, "handled")
     {action}
 
@@ -820,12 +820,10 @@ def test_models_lists_every_published_name_whole(run):
             assert part in rows[entry.name]
 
 
-def test_models_lists_the_packaged_names(run, monkeypatch, tmp_path):
+def test_models_lists_the_installed_names(run, monkeypatch, tmp_path):
     from arimage import auto
 
-    (tmp_path / "hearts").mkdir()
-    (tmp_path / "hearts" / "model_index.json").write_text("{}")
-    monkeypatch.setattr(auto, "ASSETS", tmp_path)
+    monkeypatch.setattr(auto, "installed_models", lambda: {"hearts": tmp_path})
     assert "hearts" in run("models")[1]
 
 

@@ -24,6 +24,7 @@ from arimage import __version__, cli
 
 
 ROOT = Path(cli.__file__).parents[1]
+EMOJI = ROOT / "recipes" / "emoji"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 # PyPI refuses files over 100 MB.
@@ -32,15 +33,33 @@ MOST_BYTES = 90 * 10**6
 
 def test_the_source_distribution_has_neither_fixtures_nor_pictures():
     names = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
-    assert {"README.md", "arimage/cli.py", "arimage/assets/emoji-arpg/model_index.json", "docs/index.md"} <= names
-    assert not [name for name in names if name.startswith(("tests/", "docs/images/", "outputs/"))]
+    assert {
+        "README.md",
+        "arimage/cli.py",
+        "arimage/eval/protocols/var.toml",
+        "docs/index.md",
+    } <= names
+    assert not [name for name in names if name.startswith(("tests/", "docs/images/", "outputs/", "recipes/"))]
+
+
+def test_the_wheel_holds_the_library_alone():
+    names = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {"arimage/cli.py", "arimage/py.typed", "arimage/eval/protocols/var.toml"} <= names
+    assert all(name.startswith("arimage/") for name in names)
+
+
+def test_the_models_of_emoji_are_a_distribution_of_their_own():
+    names = {file.distribution_path for file in WheelBuilder(str(EMOJI)).recurse_included_files()}
+    parts = ("assets/emoji-arpg/model_index.json", "recipes/emoji-var.toml", "data/written_captions.tsv")
+    assert {f"arimage_emoji/{part}" for part in parts} <= names
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("builder", [SdistBuilder, WheelBuilder])
-def test_files_of_a_release_are_small_enough(builder, tmp_path):
-    (built,) = builder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    assert 10**6 < Path(built).stat().st_size < MOST_BYTES
+@pytest.mark.parametrize(("root", "most"), [(ROOT, 2 * 10**6), (EMOJI, MOST_BYTES)])
+def test_files_of_a_release_are_small_enough(builder, root, most, tmp_path):
+    (built,) = builder(str(root)).build(directory=str(tmp_path), versions=["standard"])
+    assert Path(built).stat().st_size < most
     if builder is SdistBuilder:
         assert not [name for name in tarfile.open(built).getnames() if "/tests/" in name]
 

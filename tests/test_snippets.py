@@ -22,7 +22,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
-    *sorted(ROOT.glob("arimage/assets/*/README.md")),
+    *sorted(ROOT.glob("recipes/**/README.md")),
 ]
 # Why a snippet cannot run here, by what it holds.
 REASONS = {

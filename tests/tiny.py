@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
-from arimage.training.captions.captions import train_text_tokenizer
+from arimage.training.texts.captions import train_text_tokenizer
 
 
 CODES = 48

@@ -13,7 +13,7 @@ Models = Annotated[
     typer.Option(
         "--model",
         callback=check_models,
-        help="As in `arimage generate`; repeat for more. Default: the packaged models.",
+        help="As in `arimage generate`; repeat for more. Default: the installed models.",
     ),
 ]
 

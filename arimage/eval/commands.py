@@ -36,6 +36,8 @@ from ..options import (
 )
 
 
+# The prompts of `compare` without --prompts, those of the default model.
+DEFAULT_PROMPTS = "emoji"
 eval_app = typer.Typer(
     help="Generate many images, score them, and compare the quality and speed of decodings.",
     rich_markup_mode="markdown",
@@ -46,7 +48,7 @@ Prompts = Annotated[
     typer.Option(
         help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of "
         "MJHQ-30K, a .json file of WISE, a folder of .txt files (DPG-Bench), a .txt file "
-        "with one prompt per line, or emoji, emoji-checks or emoji-videos for packaged prompts."
+        "with one prompt per line, or the name of installed prompts, such as emoji."
     ),
 ]
 PerPrompt = Annotated[int, number("Images per prompt.")]
@@ -203,9 +205,7 @@ def score(
         str,
         typer.Option(
             help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
-            "recall, density, coverage), clip, fvd (of videos), emoji-kid, retrieval, checks (names, colours, counts "
-            "and pairs of --prompts emoji-checks), videos (the emoji, its motion and its change in videos of "
-            "--prompts emoji-videos)."
+            "recall, density, coverage), clip, fvd (of videos), or an installed metric, such as retrieval."
         ),
     ],
     ref: Ref = None,
@@ -332,7 +332,7 @@ def reproduce(
     if dry_run:
         typer.echo(describe(found, row, count, chosen, batch_size, bandwidth, teraflops))
         return
-    if row.benchmark == "emoji":
+    if row.prompts is not None:
         check_extra("scipy")
     if out is None:
         raise ValueError("--out is missing: name a folder for the images and the report")
@@ -409,10 +409,7 @@ def compare(
     dtype: Dtype = "auto",
     metrics: Annotated[
         str | None,
-        typer.Option(
-            help="As in `arimage eval score`. Default: emoji-kid,retrieval for --prompts emoji, videos for "
-            "emoji-videos, else none."
-        ),
+        typer.Option(help="As in `arimage eval score`. Default: those of installed prompts, else none."),
     ] = None,
     ref: Ref = None,
     inception_weights: InceptionWeights = None,
@@ -428,15 +425,17 @@ def compare(
     check_extra("matplotlib", "scipy")
     steps = steps_of(compile_steps, eager)
     if prompts is None and classes is None:
-        prompts = "emoji"
-    if metrics is None:
-        metrics = {"emoji": "emoji-kid,retrieval", "emoji-videos": "videos"}.get(prompts or "", "")
-    names = [name.strip() for name in metrics.split(",") if name.strip()]
+        prompts = DEFAULT_PROMPTS
 
     from . import compare as comparison
     from .runs.manifest import make_manifest
+    from .runs.prompts import prompt_metrics
     from .score import Job, check_metrics
 
+    if metrics is None:
+        names = prompt_metrics(prompts or "")
+    else:
+        names = [name.strip() for name in metrics.split(",") if name.strip()]
     job = partial(
         Job,
         reference=ref,

@@ -7,16 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ..installed import installed_files, not_installed
 from ..published.registry import find_published
 from ..schema import COMPLETE, Count, Number, Positive, Text, Whole, check
 
 
 FOLDER = Path(__file__).parent / "protocols"
-Benchmark = Literal["imagenet", "geneval", "dpg", "emoji"]
+Benchmark = Literal["imagenet", "geneval", "dpg", "installed"]
 # The prompts of a benchmark, and where they are.
 PROMPTS = {"geneval": 553, "dpg": 1065}
-# How many of the packaged prompts figures of packaged models are of.
-EMOJI = 336
 PROMPT_FILES = {
     "geneval": "prompts/evaluation_metadata.jsonl of https://github.com/djghosh13/geneval",
     "dpg": "the folder dpg_bench/prompts of https://github.com/TencentQQGYLab/ELLA",
@@ -31,12 +30,14 @@ class Protocol(BaseModel):
 
     Attributes:
         source: where the figure and the settings are from.
+        prompts: the name of the installed prompts that the benchmark "installed" takes, whose metrics are its figures.
+        first: how many of them, from the first on.
         passes: forward passes of a batch.
         tokens: of an image, by default as many as passes.
         score_size: the side in pixels at which the images are scored.
         sampling: arguments of the pipeline's call; the checkpoint's own where there are none.
         expected: the figures, by their names.
-        expected_error: the standard error of a figure of a packaged model.
+        expected_error: the standard error of a figure of installed prompts.
         differs: how the procedure here differs from that of the authors.
         mistakes: settings that give another figure.
         memory: what is quoted from memory, not from the source.
@@ -47,6 +48,8 @@ class Protocol(BaseModel):
     model_config = COMPLETE
     source: Text
     benchmark: Benchmark
+    prompts: Text | None = None
+    first: Count = 1
     images: Count = 0
     per_prompt: Count = 4
     size: Count
@@ -79,7 +82,7 @@ class Protocol(BaseModel):
     @property
     def groups(self) -> int:
         """How many classes or prompts the figure is of."""
-        return {**PROMPTS, "imagenet": 1000, "emoji": EMOJI}[self.benchmark]
+        return {**PROMPTS, "imagenet": 1000, "installed": self.first}[self.benchmark]
 
     def check_images(self, images: int | None) -> int:
         """The number of images of a reproduction, by default that of the figure.
@@ -109,19 +112,19 @@ class Protocol(BaseModel):
         value = self.expected[self.figure]
         if self.benchmark == "imagenet":
             return max(FID_BAND, FID_SHARE * value)
-        if self.benchmark == "emoji":
+        if self.benchmark == "installed":
             return STANDARD_ERRORS * math.hypot(self.expected_error, standard_error)
         return GENEVAL_BAND if self.benchmark == "geneval" else DPG_BAND
 
 
 def load_protocols() -> dict[str, Protocol]:
-    """The rows of all files, by NAME or NAME:PROTOCOL.
+    """The rows of all files, installed ones too, by NAME or NAME:PROTOCOL.
 
     Raises:
         ValueError: if a row is damaged, or is there twice.
     """
     found: dict[str, Protocol] = {}
-    for path in sorted(FOLDER.glob("*.toml")):
+    for path in [*sorted(FOLDER.glob("*.toml")), *installed_files("protocols", "*.toml")]:
         shared = tomllib.loads(path.read_text(encoding="utf-8"))
         rows = shared.pop("rows")
         for name, own in rows.items():
@@ -147,7 +150,7 @@ def find_protocol(name: str, protocol: str | None = None) -> tuple[str, Protocol
     several = [row.partition(":")[2] for row in rows if row.partition(":")[0] == name]
     if several:
         raise ValueError(f"{name} has the protocols {', '.join(several)}: give one as --protocol")
-    raise ValueError(f"{wanted} has no published figure: choose among {', '.join(rows)}")
+    raise ValueError(not_installed(name) or f"{wanted} has no published figure: choose among {', '.join(rows)}")
 
 
 def describe(
@@ -174,7 +177,7 @@ def describe(
         f"passes: {passes:,.0f} forward passes, {row.passes:g} for each of {batches:,} batches of {batch_size}",
     ]
     if billions is None:
-        lines.append("hours: measured by the command itself, since the model is packaged: leave out --dry-run")
+        lines.append("hours: measured by the command itself, since the model is installed: leave out --dry-run")
     else:
         gigabytes = billions * (4 if row.dtype == "float32" else 2)
         reading = passes * gigabytes / (1000 * bandwidth) / 3600
@@ -183,7 +186,7 @@ def describe(
             f"hours: at least {max(reading, computing):.2g} with {bandwidth:g} TB/s and {teraflops:g} "
             f"TFLOP/s, {reading:.2g} to read {gigabytes:.1f} GB of weights per pass and {computing:.2g} to compute"
         )
-    lines.append(f"band: ± {row.band():.3g}" + (" and the error of the run" if row.benchmark == "emoji" else ""))
+    lines.append(f"band: ± {row.band():.3g}" + (" and the error of the run" if row.benchmark == "installed" else ""))
     lines += [f"differs: {text}" for text in row.differs] + [f"mistake: {text}" for text in row.mistakes]
     lines += [f"quoted from memory: {', '.join(row.memory)}"] if row.memory else []
     lines += [f"needs: {PROMPT_FILES[row.benchmark]}, as --prompts"] if row.benchmark in PROMPT_FILES else []

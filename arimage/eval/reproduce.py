@@ -7,11 +7,11 @@ from pathlib import Path
 from ..decoding import decoding_from_text
 from ..options import load_pipeline
 from .metrics.features import file_sha256
-from .protocol import EMOJI, PROMPT_FILES, Protocol, settings_text
+from .protocol import PROMPT_FILES, Protocol, settings_text
 from .runs.export import export
 from .runs.generate import generate_by_processes, join_processes, make_config
 from .runs.manifest import make_manifest
-from .runs.prompts import EMOJI_PROMPTS, read_prompts
+from .runs.prompts import prompt_file, prompt_metrics, read_prompts
 from .score import Job, figure_text, score
 
 
@@ -67,8 +67,8 @@ def manifest_of(
     if row.benchmark == "imagenet":
         classes = min(images, row.groups)
         return make_manifest(None, 1, classes, images // classes, seed)
-    if row.benchmark == "emoji":
-        every = read_prompts(EMOJI_PROMPTS)[:EMOJI]
+    if row.prompts is not None:
+        every = read_prompts(prompt_file(row.prompts))[: row.first]
         count = min(images, len(every))
         # Evenly among all prompts.
         chosen = [every[i * len(every) // count] for i in range(count)]
@@ -141,8 +141,8 @@ def reproduce(
 
 def _score(row, run: Path, out: Path, reference, weights, device: str) -> tuple[dict[str, dict], str | None]:
     """The entries of `metrics.json`, or the command of the scorer that the images were exported for."""
-    if row.benchmark == "emoji":
-        return score(Job(run, device=device), ["emoji-kid", "retrieval"]), None
+    if row.prompts is not None:
+        return score(Job(run, device=device), prompt_metrics(row.prompts)), None
     if row.benchmark == "imagenet" and reference is not None:
         size = row.score_size if row.score_size != row.size else None
         job = Job(run, reference, weights, resize="tf1", device=device, size=size)
@@ -164,7 +164,7 @@ def report_text(
         found = entries[figure]
         band = row.band(found["standard_error"] or 0.0)
         verdict = "inside" if abs(found["value"] - value) <= band else "outside"
-        if row.benchmark == "emoji" and found["standard_error"] is None:
+        if row.prompts is not None and found["standard_error"] is None:
             verdict = "none: a figure of one prompt has no error"
         if row.benchmark == "imagenet" and count < row.number:
             verdict = f"none: a FID of {count:,} images is too high by what fewer images add, see fid-infinity"

@@ -14,12 +14,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ..installed import installed
 from ..media.texts import parse_json
-from .emoji.composition import check_run
-from .emoji.emoji_kid import EmojiExtractor, asked_features, emoji_kernel_distance
-from .emoji.reference import REFERENCE, read_gallery
-from .emoji.retrieval import emoji_retrieval
-from .emoji.videos import check_run as check_videos
 from .metrics.clip_score import PREFIX, ClipExtractor, clip_scores
 from .metrics.features import Extractor, Resize, Space, extract, image_paths
 from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
@@ -277,50 +273,6 @@ def _fvd(job: Job) -> dict[str, dict]:
     }
 
 
-def _emoji_kid(job: Job) -> dict[str, dict]:
-    reference, prompts = asked_features(job.run), [row["prompt"] for row in job.rows]
-    extractor = EmojiExtractor(device=job.device)
-    estimate = emoji_kernel_distance(job.extract(extractor), reference, prompts)
-    label = f"{REFERENCE.name}: the pictures of the prompts, of {len(np.unique(reference, axis=0))}"
-    return {"emoji-kid": job.entry(estimate, label, extractor.space)}
-
-
-def _retrieval(job: Job) -> dict[str, dict]:
-    gallery, names = read_gallery()
-    hits, label = (
-        emoji_retrieval(job.run, gallery, names).numpy(),
-        f"{REFERENCE.name}: gallery of {len(names)} pictures",
-    )
-    entries = {}
-    for name, found in (("retrieval", hits[:, 0]), ("retrieval-top-5", hits.any(1))):
-        write_scores(job.run, name, found)
-        entries[name] = job.entry(mean_estimate(found, job.prompts), label, None)
-    return entries
-
-
-def _checks(job: Job) -> dict[str, dict]:
-    gallery, names = read_gallery()
-    outcomes = check_run(job.run, gallery, names)
-    write_scores(job.run, "checks", np.array([all(outcome.values()) for outcome in outcomes]))
-    label, entries = f"{REFERENCE.name}: gallery of {len(names)} pictures", {}
-    for name in dict.fromkeys(name for outcome in outcomes for name in outcome):
-        some = np.flatnonzero([name in outcome for outcome in outcomes])
-        hits = np.array([outcomes[id][name] for id in some])
-        entries[name] = job.entry(mean_estimate(hits, job.of_prompts(some)), label, None, some)
-    return entries
-
-
-def _videos(job: Job) -> dict[str, dict]:
-    gallery, names = read_gallery()
-    scores = check_videos(job.run, gallery, names)
-    label, entries = f"{REFERENCE.name}: gallery of {len(names)} pictures", {}
-    for name in scores[0]:
-        values = np.array([one[name] for one in scores])
-        write_scores(job.run, name, values)
-        entries[name] = job.entry(mean_estimate(values, job.prompts), label, None)
-    return entries
-
-
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "fid": _fid,
     "fid-categories": _fid_categories,
@@ -328,11 +280,16 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "prdc": _prdc,
     "clip": _clip,
     "fvd": _fvd,
-    "emoji-kid": _emoji_kid,
-    "retrieval": _retrieval,
-    "checks": _checks,
-    "videos": _videos,
 }
+
+
+def metric_names() -> list[str]:
+    """The names of all metrics, of this package and installed ones."""
+    return [*METRICS, *installed("metrics")]
+
+
+def _metric(name: str) -> Callable[[Job], dict[str, dict]]:
+    return METRICS[name] if name in METRICS else installed("metrics")[name].load()
 
 
 def check_metrics(job: Job, metrics: list[str]) -> None:
@@ -342,9 +299,10 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
         ValueError: if a metric is unknown, or its reference or weights are missing or damaged.
     """
     reference, names = job.reference, set(metrics)
-    unknown = [name for name in metrics if name not in METRICS]
+    known = metric_names()
+    unknown = [name for name in metrics if name not in known]
     if unknown:
-        raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(METRICS)}")
+        raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(known)}")
     if reference is None and "fvd" in names:
         raise ValueError("--ref is missing: name a folder of videos, or another run of videos")
     if reference is None and names & set(INCEPTION_METRICS):
@@ -364,7 +322,7 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
 
 
 def score(job: Job, metrics: list[str]) -> dict[str, dict]:
-    """Compute `metrics`, names of `METRICS`, and write each to the run's `metrics.json` as soon as it is known.
+    """Compute `metrics`, some of `metric_names`, and write each to the run's `metrics.json` as soon as it is known.
 
     Returns:
         The entries of `metrics.json`, by their names; some metrics have several.
@@ -377,7 +335,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
     _ = job.paths, read_metrics(job.run)
     found = {}
     for name in metrics:
-        entries = METRICS[name](job)
+        entries = _metric(name)(job)
         for figure, one in entries.items():
             if not _is_finite(one):
                 raise ValueError(

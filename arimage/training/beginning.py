@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 from ..auto import AutoPipeline
 from ..options import fast_dtype
 from ..pipelines.base import ARPipeline
-from .captions.captions import CaptionSettings, new_text_parts
-from .captions.text import TextSettings, train_text_encoder
 from .data import ImageCaptions
 from .resuming import digest, of_networks
 from .tables import Recipe
+from .texts.captions import CaptionSettings, new_text_parts
+from .texts.text import TextSettings, train_text_encoder
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,12 @@ from ..options import (
     Model,
     Seed,
     check_decodings,
-    check_models,
     check_output,
     choose_device,
     load_pipeline,
     panels,
     prompt_lines,
 )
-from ..pipelines.text.known import KNOWN_CAPTIONS
 from ..schema import Number, check
 
 
@@ -38,7 +36,7 @@ def check_out(out: Path) -> Path:
     return out
 
 
-Recipe = Annotated[str, typer.Option(help="Name of a packaged model, or a TOML file.")]
+Recipe = Annotated[str, typer.Option(help="Name of an installed model, or a TOML file.")]
 Train = Annotated[Path, typer.Option("--data", help="Training set: a parquet file.")]
 Heldout = Annotated[Path, typer.Option(help="Held-out set: a parquet file.")]
 Out = Annotated[Path, typer.Option(callback=check_out, help="Folder of the run.")]
@@ -79,7 +77,7 @@ def transformer(
     unlearned: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of `arimage train known`: pictures whose name is not learned are sampled 4 times as often."
+            help="Folder with a known_captions.json: pictures whose name is not learned are sampled 4 times as often."
         ),
     ] = None,
     compile: Compile = False,
@@ -303,63 +301,9 @@ def lora(
     typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")
 
 
-@train_app.command("known")
-@panels(pictures="data recipe", measurement="seeds needed limit batch_size dry_run", output="out")
-def known(
-    model: Annotated[
-        str,
-        typer.Argument(callback=check_models, help="Name of a packaged model, or a folder, with a list of captions."),
-    ],
-    data: Annotated[Path, typer.Option(help="The training set of the model: a parquet file.")],
-    out: Out,
-    recipe: Annotated[
-        str | None, typer.Option(help="Recipe whose pictures are used. Default: the one of MODEL's name.")
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="The most images per caption, with the seeds 0, 1, ...")
-    ] = 4,
-    needed: Annotated[int, typer.Option(min=1, help="How many of them must show the right picture.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Images generated at a time.")] = 32,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Measure only so many captions: names of pictures, then short ones.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print how many images are missing, and how long they would take.")
-    ] = False,
-    device: Device = None,
-    dtype: Dtype = "auto",
-) -> None:
-    """Measure which of its captions a model has learned: OUT/known_captions.json lists the others as not learned well.
-
-    It is up to date at any time. Copy it into the folder of the model."""
-    from .captions.measure import run_known
-    from .recipe import load_recipe
-    from .tables import load_data, read_tables
-
-    tables = read_tables(load_recipe(recipe or model, "transformer"))
-    pictures = load_data(tables, "transformer", data)
-    pipe = load_pipeline(model, device, dtype)
-    settings = {"seeds": seeds, "needed": needed, "batch_size": batch_size, "limit": limit, "dry_run": dry_run}
-    typer.echo(run_known(pipe, model, pictures, out, **settings))
-    if not dry_run:
-        typer.echo(out / KNOWN_CAPTIONS)
-
-
-@train_app.command("classifier")
-def classifier(data: Train, heldout: Heldout, out: Out, recipe: Recipe = PACKAGED, device: Device = None) -> None:
-    """Train the classifier of `arimage eval score --metrics emoji-kid`; OUT/reference scores a model of the recipe."""
-    from .classifier import run_classifier
-    from .recipe import load_recipe
-    from .resuming import alone_in
-
-    tables = load_recipe(recipe, "tokenizer", "transformer")
-    with alone_in(out):
-        run_classifier(tables, data, heldout, out, choose_device(device))
-
-
 @train_app.command("all")
 def train_all(data: Train, heldout: Heldout, out: Out, recipe: Recipe = PACKAGED, device: Device = None) -> None:
-    """Train the tokenizer, then the transformer, as for a packaged model; the pipeline is OUT/model."""
+    """Train the tokenizer, then the transformer, as for an installed model; the pipeline is OUT/model."""
     from .recipe import load_recipe
     from .resuming import alone_in
 

@@ -1,9 +1,10 @@
-"""Recipes: a TOML file says how a packaged model was trained. This module reads it and joins what it asks for."""
+"""Recipes: a TOML file says how a model was trained. This module reads it and joins what it asks for."""
 
 import tomllib
 from pathlib import Path
 
 from ..decoding.contract.supports import missing
+from ..installed import installed_files, not_installed
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
 from ..pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
@@ -12,13 +13,11 @@ from .acceleration.collaborate import check_drafter_scales, collaborate_settings
 from .acceleration.denoiser import DenoiserSettings
 from .acceleration.distill import DistillSettings
 from .acceleration.drafter import DrafterSettings
-from .animation import known_clips
 from .beginning import Beginning, Run
-from .captions.captions import CaptionTask
-from .captions.collect import collect_captions
-from .captions.text import TextSettings
 from .saving import save_float16
-from .tables import Recipe, load_clips, load_data, read_tables, settings_of, with_scenes
+from .tables import Recipe, examples_of, load_clips, load_data, read_tables, settings_of, with_scenes
+from .texts.captions import CaptionTask
+from .texts.text import TextSettings
 from .tokenizer import new_tokenizer
 from .transformers.arpg import ARPGTask
 from .transformers.cosmos import VideoTask
@@ -28,7 +27,6 @@ from .transformers.var import VARTransformerTask
 from .upscaler import new_upscaler
 
 
-RECIPES = Path(__file__).parent / "recipes"
 # How many times as often as others a picture is sampled whose name a model has not learned.
 UNLEARNED = 4.0
 # By the class of the transformer.
@@ -43,8 +41,13 @@ TASKS = {
 ADDITIONS = {"drafter": DrafterSettings, "distill": DistillSettings, "denoiser": DenoiserSettings}
 
 
+def installed_recipes() -> dict[str, Path]:
+    """The recipes of installed models, by their names."""
+    return {path.stem: path for path in installed_files("recipes", "*.toml")}
+
+
 def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
-    """The recipe of a packaged model by its name, or of a TOML file.
+    """The recipe of an installed model by its name, or of a TOML file.
 
     Args:
         parts: names of tables that it must have.
@@ -52,12 +55,14 @@ def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
     Raises:
         ValueError: if the recipe does not exist, a part is missing, or a setting is wrong.
     """
-    path = Path(name_or_path)
+    path, installed = Path(name_or_path), installed_recipes()
     if not path.is_file():
-        path = RECIPES / f"{name_or_path}.toml"
+        path = installed.get(str(name_or_path), path)
     if not path.is_file():
-        known = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
-        raise ValueError(f"unknown recipe {name_or_path}: give a TOML file or one of {known}")
+        known = ", ".join(installed) or "none is installed"
+        raise ValueError(
+            not_installed(str(name_or_path)) or f"unknown recipe {name_or_path}: give a TOML file or one of {known}"
+        )
     text = read_text(path)
     try:
         recipe = tomllib.loads(text)
@@ -132,7 +137,7 @@ def run_transformer(
     in `out`/model, in float16.
 
     Every report saves the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are
-    those of `Beginning`. `unlearned` is a folder that `arimage train known` wrote: pictures whose name is not learned
+    those of `Beginning`. `unlearned` is a folder that holds a list of captions: pictures whose name is not learned
     are sampled `UNLEARNED` times as often. A table `text_training` says how a fresh text encoder is trained first.
 
     Raises:
@@ -151,13 +156,13 @@ def run_transformer(
         if unlearned is not None:
             raise ValueError("--unlearned is for models of images, and the recipe is one of videos: leave it out")
         data, heldout_data = load_clips(tables, "transformer", train, heldout)
-        known = known_clips(data)
+        known = examples_of(tables).known_clips(data)
     else:
         plain, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
         plain = plain.more_often(more, UNLEARNED)
         data = with_scenes(tables, "transformer", plain)
         framed = tables.table("transformer").training.get("framed_share", 0) > 0
-        known = collect_captions(plain, data, framed=framed)
+        known = examples_of(tables).known_scenes(plain, data, framed=framed)
 
     def save(pipe: ARPipeline) -> None:
         tables.table("generation").give(pipe)
@@ -175,5 +180,5 @@ def run_transformer(
 def _names_not_learned(folder: Path) -> set[str]:
     known = KnownCaptions.load(folder)
     if known is None:
-        raise ValueError(f"{folder} has no {KNOWN_CAPTIONS}: give the folder that `arimage train known` wrote")
+        raise ValueError(f"{folder} has no {KNOWN_CAPTIONS}: give the folder of a list that says what is not learned")
     return {name for name, captions in known.unlearned.items() if name in captions}

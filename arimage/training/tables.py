@@ -14,9 +14,8 @@ from ..decoding import decoding_from_name
 from ..pipelines.base import ARPipeline
 from ..pipelines.saving.saved_settings import give_defaults
 from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
-from .animation import ClipSettings, make_clips
-from .captions.scenes import SceneSettings, make_scenes
 from .data import ImageCaptions, load_captioned_images, load_image_folder
+from .examples import Examples, load_examples
 from .loop import OptimizerSettings
 
 
@@ -57,7 +56,7 @@ class TokenizerTable(ModelTable):
     kind: Literal["LlamaGenVQModel", "VARVQModel"] = Field("LlamaGenVQModel", alias="class")
     start_from: Text | None = None
     data: DataTable = DataTable()
-    scenes: SceneSettings | None = None
+    scenes: Any = None
 
 
 class TransformerTable(ModelTable):
@@ -67,7 +66,7 @@ class TransformerTable(ModelTable):
         None, alias="class"
     )
     data: DataTable = DataTable()
-    scenes: SceneSettings | None = None
+    scenes: Any = None
     drafter: dict[str, Any] | None = None
 
 
@@ -125,10 +124,16 @@ class GenerationTable(Table):
 
 
 class Recipe(Table):
-    """A recipe. Which tables it needs depends on what is trained."""
+    """A recipe. Which tables it needs depends on what is trained.
 
+    Attributes:
+        examples: the module that makes pictures (the tables `scenes` of what is trained) or clips (the table `clips`)
+            from those of the data set; see `Examples`.
+    """
+
+    examples: Text | None = None
     image_size: Annotated[int, Field(strict=True, ge=8, le=2**11)]
-    clips: ClipSettings | None = None
+    clips: Any = None
     tokenizer: TokenizerTable | None = None
     text_encoder: TextEncoderTable | None = None
     text_training: TrainingTable | None = None
@@ -149,7 +154,7 @@ class Recipe(Table):
         """
         found = getattr(self, name)
         if found is None:
-            raise ValueError(f"it has no table [{name}]: add it, as in the recipe of a packaged model")
+            raise ValueError(f"it has no table [{name}]: add it, as in the recipe of an installed model")
         return found
 
 
@@ -157,9 +162,42 @@ def read_tables(recipe: dict, where: object = "the recipe") -> Recipe:
     """The tables of a recipe; `where` names its file.
 
     Raises:
-        ValueError: if a table lacks a setting, has one that there is not, or one of a wrong type or range.
+        ValueError: if a table lacks a setting, has one that there is not, or one of a wrong type or range, or the
+            module that `examples` names is not there.
     """
-    return check(Recipe, recipe, where)
+    tables = check(Recipe, recipe, where)
+    if tables.clips is not None:
+        tables.clips = _made(tables, "ClipSettings", tables.clips, where, "clips")
+    for name in ("tokenizer", "transformer"):
+        table = getattr(tables, name)
+        if table is not None and table.scenes is not None:
+            table.scenes = _made(tables, "SceneSettings", table.scenes, where, name, "scenes")
+    return tables
+
+
+def _made(recipe: Recipe, name: str, settings: object, where: object, *tables: str) -> Any:
+    """The settings in a table, the last of `tables`, as the class `name` of the recipe's module checks them."""
+    try:
+        kind: Any = getattr(examples_of(recipe), name, None)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if kind is None:
+        raise ValueError(
+            f"{where}: examples is {recipe.examples!r}, and the table [{'.'.join(tables)}] needs a module with "
+            f"{name}: give one"
+        )
+    # With the tables around it, so that errors name the whole path.
+    for table in reversed(tables):
+        kind, settings = dict[str, kind], {table: settings}
+    found = check(kind, settings, where)
+    for table in tables:
+        found = found[table]
+    return found
+
+
+def examples_of(recipe: Recipe) -> Examples:
+    """What makes the pictures or clips of a recipe."""
+    return load_examples(recipe.examples)
 
 
 def settings_of(kind: Callable[..., Settings], table: TrainingTable, name: str, **given) -> Settings:
@@ -213,7 +251,7 @@ def load_data(recipe: Recipe, part: str, path: str | Path, scale: int = 1) -> Im
 def with_scenes(recipe: Recipe, part: str, data: ImageCaptions) -> ImageCaptions:
     """`data` with the pictures that the table `scenes` of `part` asks for. Images of a folder stay alone."""
     settings = recipe.table(part).scenes
-    return data if settings is None or not data.groups else make_scenes(data, settings)
+    return data if settings is None or not data.groups else examples_of(recipe).make_scenes(data, settings)
 
 
 def load_clips(
@@ -222,5 +260,5 @@ def load_clips(
     """Clips of the objects in the file `train` without the held-out pairs of object and motion, and those pairs of
     `heldout`."""
     data, heldout_data = (load_data(recipe, part, path) for path in (train, heldout))
-    settings = recipe.table("clips")
+    settings, make_clips = recipe.table("clips"), examples_of(recipe).make_clips
     return make_clips(data, settings), make_clips(heldout_data, settings, held_out=True)

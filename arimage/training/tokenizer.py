@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ..auto import ASSETS, packaged_models
+from ..installed import installed_models
 from ..options import fast_dtype
 from ..pipelines.saving.saved_folder import stored_elsewhere
 from ..schema import COMPLETE, Batch, Count, Decay, Number, Seed, Share, Whole, read_object
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
-from .animation import frames_of
+from .clips import frames_of
 from .data import ImageCaptions, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
@@ -169,19 +169,19 @@ class TokenizerTask(nn.Module):
 def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> LlamaGenVQModel | VARVQModel:
     """Give `model` the weights of a trained tokenizer of the same widths, of either class, where names and shapes
     agree: between the classes those of encoder and decoder but for the convolutions next to the latents. `start_from`
-    is a packaged model's name, or a folder with a pipeline or a tokenizer. Returns the trained one.
+    is an installed model's name, or a folder with a pipeline or a tokenizer. Returns the trained one.
 
     Raises:
         ValueError: if it is not a tokenizer, or has other widths.
     """
     folder = Path(start_from)
-    if str(start_from) in packaged_models():
-        folder = stored_elsewhere(ASSETS / start_from).get("vq", ASSETS / start_from)
+    if installed := installed_models().get(str(start_from)):
+        folder = stored_elsewhere(installed).get("vq", installed)
     if (folder / "vq").is_dir():
         folder = folder / "vq"
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"{start_from} is not a tokenizer: give a packaged model's name or a folder of save_pretrained"
+            f"{start_from} is not a tokenizer: give an installed model's name or a folder of save_pretrained"
         )
     kind = read_object(folder / "config.json").get("_class_name")
     if kind not in TOKENIZERS:

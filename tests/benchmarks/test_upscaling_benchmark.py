@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from pipelines.llamagen import tiny as tiny_llamagen
 from upscaling import decode_both, feature_distance, interpolated
 
-from arimage.eval.emoji.emoji_kid import EmojiExtractor
-from arimage.eval.emoji.reference import read_gallery
+from arimage_emoji.metrics.emoji_kid import EmojiExtractor
+from arimage_emoji.metrics.reference import read_gallery
 
 
 @torch.no_grad()

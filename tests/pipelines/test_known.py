@@ -3,17 +3,15 @@
 import json
 import time
 import unicodedata
-from pathlib import Path
 
 import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, LlamaGenPipeline
-from arimage.pipelines import base
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from arimage_emoji import MODELS
 
 
-ASSETS = Path(base.__file__).parents[1] / "assets"
 COMBINED = KnownCaptions(
     pictures={
         "red apple": ["apple"],
@@ -46,7 +44,7 @@ PACKAGED = ["emoji-llamagen", "emoji-var", "emoji-arpg"]
 
 @pytest.fixture(scope="module", params=PACKAGED)
 def packaged(request) -> KnownCaptions:
-    known = KnownCaptions.load(ASSETS / request.param)
+    known = KnownCaptions.load(MODELS / request.param)
     assert known is not None
     return known
 
@@ -109,7 +107,7 @@ def test_the_nearest_share_words_or_their_spelling(prompt, nearest):
 
 
 def test_packaged_models_know_their_captions(packaged):
-    rows = [json.loads(line) for line in (ASSETS / "emoji-reference" / "prompts.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (MODELS / "emoji-reference" / "prompts.jsonl").read_text().splitlines()]
     assert {row["name"] for row in rows} <= {*packaged.pictures, *packaged.unlearned}
     unknown = [found for row in rows if (found := packaged.check(row["prompt"], "m"))]
     # Some were trained and not learned, and are reported as such.
@@ -168,12 +166,12 @@ def test_what_the_packaged_models_compose_badly_is_not_called_known(packaged, pr
 
 @pytest.mark.parametrize("prompt", ["a blue apple", "a cat and a dog", "a purple car"])
 def test_colours_and_pairs_are_known_to_the_model_that_shows_them(prompt):
-    unknown = {name: KnownCaptions.load(ASSETS / name).check(prompt, name) for name in PACKAGED}
+    unknown = {name: KnownCaptions.load(MODELS / name).check(prompt, name) for name in PACKAGED}
     assert [name for name, found in unknown.items() if found is None] == ["emoji-arpg"]
 
 
 def test_the_packaged_model_of_videos_knows_its_motions():
-    known = KnownCaptions.load(ASSETS / "emoji-video-blocks")
+    known = KnownCaptions.load(MODELS / "emoji-video-blocks")
     assert known is not None
     for prompt in ("a red heart, moving right", "pizza on a light blue background, growing and spinning"):
         assert known.knows(prompt)

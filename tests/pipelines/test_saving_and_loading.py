@@ -22,6 +22,12 @@ DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95
 PROMPTS = ["a red heart", "Tree &amp; book"]
 
 
+def install(monkeypatch, folder):
+    """Let the models in a folder be the installed ones."""
+    models = {index.parent.name: index.parent for index in folder.glob("*/model_index.json")}
+    monkeypatch.setattr(auto, "installed_models", lambda: models)
+
+
 def generate(pipe, **arguments):
     pipe.set_progress_bar_config(disable=True)
     arguments = {"prompt": PROMPTS} | arguments
@@ -264,15 +270,15 @@ def test_a_published_name_is_converted_and_loaded(folder, monkeypatch, tmp_path)
     assert asked == [("llamagen-t2i-xl-256", {"cache_dir": tmp_path, "local_files_only": True})]
 
 
-def test_a_packaged_name_is_a_folder_of_the_package(folder, monkeypatch, tmp_path):
+def test_an_installed_name_is_a_folder_of_a_distribution(folder, monkeypatch, tmp_path):
     shutil.copytree(folder, tmp_path / "hearts")
     (tmp_path / "half-written").mkdir()
-    monkeypatch.setattr(auto, "ASSETS", tmp_path)
+    install(monkeypatch, tmp_path)
     assert auto.packaged_models() == ["hearts"]
     assert AutoPipeline.from_pretrained("hearts").decoding == DECODING
 
 
-def test_components_that_are_stored_with_another_packaged_model(folder, monkeypatch, tmp_path):
+def test_components_that_are_stored_with_another_installed_model(folder, monkeypatch, tmp_path):
     shutil.copytree(folder, tmp_path / "hearts")
     shutil.copytree(folder, tmp_path / "tails")
     shared = ["text_encoder", "tokenizer", "vq"]
@@ -280,7 +286,7 @@ def test_components_that_are_stored_with_another_packaged_model(folder, monkeypa
         shutil.rmtree(tmp_path / "tails" / name)
     stored = {name: f"hearts/{name}" for name in shared}
     (tmp_path / "tails" / "shared.json").write_text(json.dumps(stored))
-    monkeypatch.setattr(auto, "ASSETS", tmp_path)
+    install(monkeypatch, tmp_path)
     whole = AutoPipeline.from_pretrained("hearts", dtype="bfloat16")
     pipe = AutoPipeline.from_pretrained("tails", dtype="bfloat16")
     assert pipe.components.keys() == whole.components.keys() and pipe.decoding == DECODING

@@ -1,7 +1,6 @@
 """Slicing changes nothing; tiling bounds the memory, and changes pixels as little as its docstring says."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
-import arimage
 from arimage.pipelines.emu3.vq_emu3 import decode_image
 from arimage.tokenizers.tiling import Tiling, tiled
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
+from arimage_emoji import MODELS
 
 
-ASSETS = Path(arimage.__file__).parent / "assets"
 SETTINGS = [f"tile_sample_{kind}_{side}" for kind in ("min", "stride") for side in ("height", "width")]
 
 
@@ -33,19 +31,19 @@ def no_grad():
 
 @pytest.fixture
 def vq():
-    return LlamaGenVQModel.from_pretrained(ASSETS / "emoji-llamagen" / "vq").eval()
+    return LlamaGenVQModel.from_pretrained(MODELS / "emoji-llamagen" / "vq").eval()
 
 
 @pytest.fixture
 def var():
-    return VARVQModel.from_pretrained(ASSETS / "emoji-var" / "vq").eval()
+    return VARVQModel.from_pretrained(MODELS / "emoji-var" / "vq").eval()
 
 
 @pytest.fixture(scope="module")
 def collages():
     """Three images [3, 3, 256, 256] of 4 x 4 emoji each, at the size of 64 pixels that the packaged tokenizers
     know."""
-    gallery = np.asarray(Image.open(ASSETS / "emoji-reference" / "gallery.webp").convert("RGB"))
+    gallery = np.asarray(Image.open(MODELS / "emoji-reference" / "gallery.webp").convert("RGB"))
     gallery = torch.from_numpy(gallery.copy()).permute(2, 0, 1) / 127.5 - 1
     corners = [(0, 0), (256, 128), (512, 256)]
     images = torch.stack([gallery[:, y : y + 128, x : x + 128] for y, x in corners])
@@ -55,7 +53,7 @@ def collages():
 @pytest.fixture(scope="module")
 def whole(collages):
     """The tokens and the decoded pixels of the collages without tiling."""
-    vq = LlamaGenVQModel.from_pretrained(ASSETS / "emoji-llamagen" / "vq").eval()
+    vq = LlamaGenVQModel.from_pretrained(MODELS / "emoji-llamagen" / "vq").eval()
     with torch.no_grad():
         tokens = vq.encode(collages)
         return tokens, vq.decode(tokens)

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from arimage import ARPGPipeline, AutoPipeline, LlamaGenVQModel
 from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
 from arimage.training import loop
-from arimage.training.captions import captions as captions_module
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
+from arimage.training.texts import captions as captions_module
 from arimage.training.transformers.arpg import ARPGTask
 
 

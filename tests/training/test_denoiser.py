@@ -13,7 +13,8 @@ from arimage.training import loop
 from arimage.training.acceleration import denoiser as denoiser_module
 from arimage.training.acceleration.denoiser import DenoiserSettings, DenoiserTask, train_denoiser
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import RECIPES, load_recipe
+from arimage.training.recipe import load_recipe
+from arimage_emoji import RECIPES
 
 
 SETTINGS = DenoiserSettings(

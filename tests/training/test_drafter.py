@@ -12,7 +12,8 @@ from arimage.training.acceleration import drafter as drafter_module
 from arimage.training.acceleration.drafter import DrafterSettings, train_drafter
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import RECIPES, load_recipe
+from arimage.training.recipe import load_recipe
+from arimage_emoji import RECIPES
 
 
 SETTINGS = DrafterSettings(

@@ -9,15 +9,15 @@ from PIL import Image
 from pipelines.var import tiny as tiny_var
 
 from arimage import cli
-from arimage.training.captions.captions import CaptionSettings, CaptionTask
 from arimage.training.data import ImageCaptions, save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.tables import TrainingTable, settings_of
+from arimage.training.texts.captions import CaptionSettings, CaptionTask
 from arimage.training.tokenizer import TokenizerSettings
 from arimage.training.transformers.var import VARTransformerSettings, VARTransformerTask
 
 
-COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "denoiser", "collaborate", "classifier", "all"]
+COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "denoiser", "collaborate", "all"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,18 +17,19 @@ from arimage.training import tables
 from arimage.training.acceleration.denoiser import DenoiserSettings
 from arimage.training.acceleration.distill import DistillSettings
 from arimage.training.acceleration.drafter import DrafterSettings
-from arimage.training.animation import ClipSettings
-from arimage.training.captions.scenes import SceneSettings
-from arimage.training.captions.text import TextSettings
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import RECIPES, load_recipe
+from arimage.training.recipe import load_recipe
 from arimage.training.tables import DataTable, TextEncoderTable
+from arimage.training.texts.text import TextSettings
 from arimage.training.tokenizer import TokenizerSettings
 from arimage.training.transformers.arpg import ARPGSettings
 from arimage.training.transformers.cosmos import VideoSettings
 from arimage.training.transformers.latent_llama import LatentLlamaSettings
 from arimage.training.transformers.llamagen import TransformerSettings
 from arimage.training.transformers.var import VARTransformerSettings
+from arimage_emoji import RECIPES
+from arimage_emoji.data.animation import ClipSettings
+from arimage_emoji.data.scenes import SceneSettings
 
 
 # By name, what the settings of a transformer may be.
@@ -63,7 +64,7 @@ LEGAL = {
     "0": SHARES | {
         "grounds", "pairs", "seed", "top_k", "start", "max_shift", "codebook_start", "samples_per_image",
         "first_scale", "num_condition_tokens", "num_phi", "drafter_steps", "adversarial_start", "shrunk_share",
-        "adversarial", "permuted_share",
+        "adversarial", "permuted_share", "first_places",
     },
     "True": {
         "skin_tones", "counted", "train_text", "fine_tune", "place_embeddings", "shared_adaln", "reads_words",
@@ -180,6 +181,7 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
+        (("examples",), "json", "examples is 'json', and the table .tokenizer.scenes. needs a module"),
         (("image_size",), 18, "image_size is 18, .*: give a multiple of 4"),
         (("image_size",), 10**6, "image_size is 1000000: give at most 2048"),
         (("transformer", "optimizer", "betas"), [0.9], r"transformer.optimizer.betas\[1\] is missing: add it"),

@@ -24,12 +24,11 @@ from arimage.training.adapters.generated import generate_prior
 from arimage.training.adapters.lora import LoraSettings, LoraTask, train_lora
 from arimage.training.adapters.pairs import Pairs
 from arimage.training.beginning import Beginning
-from arimage.training.captions.captions import new_text_encoder
-from arimage.training.captions.text import TextSettings, train_text_encoder
-from arimage.training.classifier import ClassifierSettings, train_classifier
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
+from arimage.training.texts.captions import new_text_encoder
+from arimage.training.texts.text import TextSettings, train_text_encoder
 from arimage.training.tokenizer import TokenizerSettings, train_tokenizer
 from arimage.training.transformers.arpg import ARPGSettings, ARPGTask
 from arimage.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
@@ -37,6 +36,7 @@ from arimage.training.transformers.latent_llama import LatentLlamaSettings, trai
 from arimage.training.transformers.llamagen import TransformerSettings, train_transformer
 from arimage.training.transformers.var import VARTransformerSettings, train_refiner, train_var_transformer
 from arimage.training.upscaler import UpscalerSettings, train_upscaler
+from arimage_emoji.data.classifier import ClassifierSettings, train_classifier
 
 
 OPTIMIZER = OptimizerSettings(steps=2, learning_rate=1e-3, warmup_steps=1)

@@ -16,8 +16,9 @@ from arimage import AutoPipeline
 from arimage.training import loop, upscaler
 from arimage.training.data import ImageCaptions, to_unit_range
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import RECIPES, load_recipe
+from arimage.training.recipe import load_recipe
 from arimage.training.upscaler import Discriminator, UpscalerSettings, UpscalerTask, sobel, train_upscaler
+from arimage_emoji import RECIPES
 
 
 SETTINGS = UpscalerSettings(

@@ -15,10 +15,10 @@ from arimage import AutoPipeline, NextScaleDecoding
 from arimage.schema import check
 from arimage.training import loop
 from arimage.training import recipe as recipe_module
-from arimage.training.captions import captions as captions_module
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
+from arimage.training.texts import captions as captions_module
 from arimage.training.transformers import var as training
 from arimage.training.transformers.var import VARTransformerSettings, VARTransformerTask
 

@@ -2,12 +2,13 @@
 
 from functools import cache
 from html import escape
+from pathlib import Path
 
 import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ...eval.emoji.reference import GALLERY_SIZE, read_gallery
+from ...media.gallery import GALLERY_SIZE, read_gallery
 from ..engine.engine import Engine
 from .controls import AT_ONCE, refusal
 from .generate_tab import GenerateTab
@@ -32,10 +33,11 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
     pictures = gr.HTML(js_on_load=CLICK, elem_id="gallery")
 
     def show(model: str) -> tuple[str, str]:
-        known = engine.models[model].pictures
-        if not known:
+        info = engine.models[model]
+        if not info.pictures:
             return f'<p class="faint">{escape(model)} has no list of pictures.</p>', ""
-        return ABOUT.format(count=f"{len(known):,}", model=escape(model)), sheet(tuple(known.items()))
+        about = ABOUT.format(count=f"{len(info.pictures):,}", model=escape(model))
+        return about, sheet(tuple(info.pictures.items()), info.gallery)
 
     def choose(event: gr.EventData) -> tuple[str, dict]:
         name = getattr(event, "name", None)
@@ -48,10 +50,12 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
 
 
 @cache
-def sheet(known: tuple[tuple[str, str], ...]) -> str:
-    """HTML with a button per prompt, with the picture of its name. One image holds all pictures; prompts without a
-    reference picture are text."""
-    pictures, gallery = read_gallery()
+def sheet(known: tuple[tuple[str, str], ...], folder: Path | None) -> str:
+    """HTML with a button per prompt, with the picture of its name in the gallery in `folder`. One image holds all
+    pictures; prompts without one are text."""
+    if folder is None:
+        return f'<div class="known">{"".join(_text_button(prompt) for prompt, _ in known)}</div>'
+    pictures, gallery = read_gallery(folder)
     places = {name: place for place, name in enumerate(gallery)}
     shown = {prompt: places[name] for prompt, name in known if name in places}
     pixels = (pictures[[*shown.values()]].permute(0, 2, 3, 1).numpy() * 255).round().astype(np.uint8)
@@ -65,10 +69,10 @@ def sheet(known: tuple[tuple[str, str], ...]) -> str:
             f'<button data-name="{escape(prompt)}" title="{escape(prompt)}">'
             f'<i style="background-position:-{left}px -{top}px"></i><span>{escape(prompt)}</span></button>'
         )
-    buttons += [
-        f'<button data-name="{escape(prompt)}"><span>{escape(prompt)}</span></button>'
-        for prompt, _ in known
-        if prompt not in shown
-    ]
+    buttons += [_text_button(prompt) for prompt, _ in known if prompt not in shown]
     style = f"<style>#gallery i {{ background-image: url({webp_uri(image)}); }}</style>"
     return f'{style}<div class="known">{"".join(buttons)}</div>'
+
+
+def _text_button(prompt: str) -> str:
+    return f'<button data-name="{escape(prompt)}"><span>{escape(prompt)}</span></button>'

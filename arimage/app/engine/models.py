@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...auto import packaged_models
 from ...decoding import decoding_to_text
+from ...installed import not_installed
+from ...media.gallery import gallery_folder
 from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saving.saved_folder import local_folder
@@ -39,6 +42,7 @@ class ModelInfo:
         order: the default order of its tokens; None if it does not accept one.
         class_names: the names of its classes by id, if it names them.
         pictures: the names of the pictures that it knows, by a prompt that shows each; empty if it has no such list.
+        gallery: the folder of these pictures, as `read_gallery` takes it; None if there is none.
     """
 
     classes: int | None
@@ -54,19 +58,22 @@ class ModelInfo:
     order: str | None
     class_names: list[str] | None
     pictures: dict[str, str]
+    gallery: Path | None = None
 
 
 def model_names(models: list[str] | None, videos: bool = False) -> dict[str, str]:
     """`models` (names, folders or Hub repositories) by the names that clients use. The name of a folder is the last
-    part of its path, so that clients do not see the rest. The default is all packaged models, video models only with
+    part of its path, so that clients do not see the rest. The default is all installed models, video models only with
     `videos`.
 
     Raises:
-        ValueError: if two of them have the same name.
+        ValueError: if two of them have the same name, or there are none.
     """
     named = {}
     # The demo begins with the first one.
     packaged = sorted(packaged_models(videos), key=lambda name: name != DEFAULT_MODEL)
+    if not models and not packaged:
+        raise ValueError(not_installed(DEFAULT_MODEL))
     for model in models or packaged:
         folder = local_folder(model)
         name = model if folder is None else folder.resolve().name
@@ -148,4 +155,5 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         order=pipe.order,
         class_names=pipe.class_names,
         pictures=pipe.known_captions.shown if pipe.known_captions else {},
+        gallery=gallery_folder(pipe.name_or_path),
     )

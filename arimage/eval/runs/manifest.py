@@ -25,7 +25,7 @@ def _check_count(images: int) -> None:
 def make_manifest(
     prompts: str | None, per_prompt: int, classes: int | None, per_class: int, seed: int
 ) -> tuple[list[dict], dict]:
-    """The rows of a manifest, and where they come from for config.json. `prompts` is a file or the name of packaged
+    """The rows of a manifest, and where they come from for config.json. `prompts` is a file or the name of installed
     prompts.
 
     Raises:

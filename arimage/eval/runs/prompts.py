@@ -1,24 +1,25 @@
-"""Reads files of prompts: .tsv, .json, .jsonl, .txt, folders of .txt, and the packaged ones."""
+"""Reads files of prompts: .tsv, .json, .jsonl, .txt, folders of .txt, and the installed ones."""
 
 import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
 
-from ...auto import ASSETS
+from ...installed import installed
 from ...media.folders import finder, visible_files
 from ...media.texts import check_finite, lines_of, parse_json, read_rows, read_text, text_of
 
 
-_FOLDER = ASSETS / "emoji-reference"
-EMOJI_PROMPTS, EMOJI_CHECKS = _FOLDER / "prompts.jsonl", _FOLDER / "checks.jsonl"
-EMOJI_VIDEOS = _FOLDER / "videos.jsonl"
-
-
 def prompt_file(name: str | Path) -> Path:
-    """The path of a file of prompts; "emoji", "emoji-checks" and "emoji-videos" name packaged files."""
-    packaged = {"emoji": EMOJI_PROMPTS, "emoji-checks": EMOJI_CHECKS, "emoji-videos": EMOJI_VIDEOS}
-    return packaged.get(str(name), Path(name))
+    """The path of a file of prompts, which may be an installed one, as "emoji"."""
+    entry = installed("prompts").get(str(name))
+    return Path(name) if entry is None else entry.load().path
+
+
+def prompt_metrics(name: str) -> list[str]:
+    """The metrics of images of installed prompts; none for other files of prompts."""
+    entry = installed("prompts").get(name)
+    return [] if entry is None else entry.load().metrics
 
 
 def read_prompts(path: Path) -> list[dict]:
@@ -39,8 +40,8 @@ def read_prompts(path: Path) -> list[dict]:
     readers = {".tsv": _read_tsv, ".json": _read_json, ".jsonl": _read_jsonl, ".txt": _read_txt}
     if path.suffix.lower() not in readers:
         raise ValueError(
-            f"{path} is not a file of prompts: give a .tsv, .json, .jsonl or .txt file, or emoji for the packaged "
-            "prompts"
+            f"{path} is not a file of prompts: give a .tsv, .json, .jsonl or .txt file, or the name of installed "
+            f"prompts ({', '.join(installed('prompts')) or 'there are none'})"
         )
     rows = readers[path.suffix.lower()](path)
     if not rows:

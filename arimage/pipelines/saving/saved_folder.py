@@ -19,7 +19,7 @@ from ..family import Family
 
 
 INDEX, CARD = "model_index.json", "README.md"
-# Of packaged models.
+# Of models of one distribution.
 SHARED = "shared.json"
 PACKAGE = __name__.partition(".")[0]
 PIPELINE_FILE = "pipeline"
@@ -98,7 +98,8 @@ def read_index(path: Path, family: Family | None) -> dict:
 
 
 def stored_elsewhere(folder: Path) -> dict[str, Path]:
-    """The folders of the components that the packaged model in a folder shares with others, which are stored once."""
+    """The folders of the components, and of the gallery, that the model in a folder shares with models next to it,
+    and that are stored once."""
     shared = read_object(folder / SHARED) if (folder / SHARED).is_file() else {}
     return {name: folder.parent / path for name, path in shared.items()}
 

@@ -78,12 +78,12 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
 
 
 def load_shared(folder: Path, index: dict, given: dict) -> dict[str, Any]:
-    """The components of a packaged model that are stored with others, except those that are given. The arguments are
+    """The components of a model that are stored with others, except those that are given. The arguments are
     those of `check_weights`, with a dtype among the given ones."""
     components = {}
     dtypes = given["dtype"] if "dtype" in given else given["torch_dtype"]
     for name, path in stored_elsewhere(folder).items():
-        if name in given:
+        if name in given or name not in index:
             continue
         kind = getattr(importlib.import_module(index[name][0]), index[name][1])
         dtype = dtypes.get(name, dtypes.get("default", torch.float32)) if isinstance(dtypes, dict) else dtypes

@@ -54,7 +54,7 @@ class KnownCaptions:
             every caption of `pictures`.
         patterns: templates of further captions: "a picture of {picture}", "{colour} {fruit}".
         unlearned: captions that the model was trained on and has not learned well, by the name of their picture, which
-            may be one of them. They are neither known nor suggested. `arimage train known` measures which these are.
+            may be one of them. They are neither known nor suggested.
     """
 
     pictures: dict[str, list[str]]

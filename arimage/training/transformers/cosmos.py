@@ -14,12 +14,12 @@ from ...pipelines.cosmos.transformer_cosmos import CosmosTransformer
 from ...schema import Count, Share
 from ...tokenizers.vq_frames import FramewiseVQModel
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
-from ..animation import FPS
 from ..beginning import FRESH, Beginning, Run
-from ..captions.captions import CaptionSettings, CaptionTask
+from ..clips import FPS
 from ..data import ImageCaptions, save_grid, to_unit_range
 from ..processes import batch_generator
 from ..tables import Recipe, new_model, settings_of
+from ..texts.captions import CaptionSettings, CaptionTask
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def train_cosmos_transformer(
     beginning: Beginning = FRESH,
 ) -> CosmosPipeline:
     """Train a `CosmosTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the tokens
-    that `vq` gives to the clips of `data`, from `make_clips`; returns the pipeline with the averaged weights, in
+    that `vq` gives to the clips of `data`, returns the pipeline with the averaged weights, in
     float32.
 
     `out` keeps checkpoint, log, curve and samples; a second call with the same settings and data resumes the run.

@@ -19,11 +19,11 @@ from ...pipelines.var.transformer_var import VARTransformer
 from ...schema import Number, Whole
 from ...tokenizers.vq_var import VARVQModel
 from ..beginning import FRESH, Beginning, Run
-from ..captions.captions import CaptionSettings, CaptionTask
 from ..data import ImageCaptions, to_unit_range
 from ..processes import batch_generator
 from ..resuming import digest
 from ..tables import Recipe, TrainingTable, new_model, settings_of
+from ..texts.captions import CaptionSettings, CaptionTask
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,11 @@ from arimage import FewStepDecoding, cli
 from arimage.app.demo import gallery_tab, links, markup, pictures, race_tab
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request, Result
-from arimage.eval.emoji.reference import read_gallery
 from arimage.media import film
 from arimage.media.film import Film
+from arimage.media.gallery import read_gallery
 from arimage.pipelines.text.known import KnownCaptions, Unknown
+from arimage_emoji import REFERENCE
 
 
 SIZE = 4 * tiny.SCALE_FACTOR
@@ -420,15 +421,17 @@ def knowing():
     pipe = tiny_llamagen.text_pipeline()
     pipe.known_captions = KnownCaptions({"hot dog": [], 'a "<b>"': []})
     engine = Engine({"text": pipe})
+    engine.models["text"] = replace(engine.models["text"], gallery=REFERENCE)
     yield engine
     engine.close()
 
 
 def test_the_gallery_has_every_picture_that_is_known(knowing):
-    html = gallery_tab.sheet(tuple(knowing.models["text"].pictures.items()))
+    info = knowing.models["text"]
+    html = gallery_tab.sheet(tuple(info.pictures.items()), info.gallery)
     assert html.count("<button") == 2 and html.count("<i ") == 1 and "<b>" not in html
     image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^)]+)", html)[1])))
-    pictures, gallery = read_gallery()
+    pictures, gallery = read_gallery(REFERENCE)
     expected = pictures[gallery.index("hot dog")].permute(1, 2, 0).numpy() * 255
     shown = np.asarray(image.convert("RGB"))[:32, :32]
     assert np.abs(shown - expected).mean() < 12
@@ -438,8 +441,13 @@ def test_the_gallery_has_every_picture_that_is_known(knowing):
 
 def test_the_gallery_shows_a_picture_by_the_caption_that_was_learned():
     known = KnownCaptions({"hot dog": ["sausage in a bun"]}, unlearned={"hot dog": ["hot dog"]})
-    html = gallery_tab.sheet(tuple(known.shown.items()))
+    html = gallery_tab.sheet(tuple(known.shown.items()), REFERENCE)
     assert html.count("<i ") == 1 and 'data-name="sausage in a bun"' in html and "hot dog" not in html
+
+
+def test_pictures_of_a_model_without_a_gallery_are_texts():
+    html = gallery_tab.sheet((("hot dog", "hot dog"), ('"<b>"', "b")), None)
+    assert html.count("<button") == 2 and html.count("<i ") == 0 and "<b>" not in html
 
 
 def test_an_unknown_prompt_links_to_known_ones(knowing):

@@ -1,0 +1,93 @@
+"""What the tests of arimage and of recipes share."""
+
+import gc
+import json
+import os
+
+
+# Before anything imports huggingface_hub, which reads it once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from arimage.eval.runs.files import to_lines  # noqa: E402
+from arimage.eval.runs.run_folder import manifest_digest  # noqa: E402
+
+
+# Tiny models gain nothing from more threads.
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+def pytest_collection_finish():
+    """Garbage collection, of which every capture of a graph needs one, skips the modules and the tests."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_fast_bfloat16():
+    """Commands load float32 on every CPU, so that the images of a test do not depend on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+            patch.setattr(torch.cpu, name, lambda: False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """Step times of tiny models stay out of the user's cache."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> str:
+    """Every device that a test should hold on; the GPU's share runs with `-m gpu`."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an accelerator")
+    return request.param
+
+
+@pytest.fixture
+def write_run():
+    """Write a finished run of given rows and images, uint8 [N, H, W, 3], or videos, [N, T, H, W, 3]."""
+
+    def write_run(folder, rows, images):
+        (folder / "images").mkdir(parents=True, exist_ok=True)
+        (folder / "results").mkdir(exist_ok=True)
+        for row, image in zip(rows, images, strict=True):
+            array = np.asarray(image)
+            first, *others = map(Image.fromarray, array if array.ndim == 4 else [array])
+            first.save(folder / row["path"], **({"save_all": True, "append_images": others} if others else {}))
+        config = {
+            "model": "tiny",
+            "weights": "0",
+            "decoding_name": "ar",
+            "decoding": {},
+            "sampling": {},
+            "source": {},
+            "manifest": manifest_digest(rows),
+            "images": len(rows),
+            "seed": 0,
+            "batch_size": 1,
+            "dtype": "float32",
+            "machine": {"device": "cpu", "threads": 1, "torch": "2"},
+        }
+        result = {
+            "batch_size": 1,
+            "seconds": 1.0,
+            "batch_passes": 1,
+            "exact": True,
+            "peak_memory": None,
+            "warm": True,
+            "passes": 1,
+            "tokens_per_pass": 1.0,
+        }
+        results = [{"id": row["id"], "batch": row["id"], **result} for row in rows]
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "manifest.jsonl").write_bytes(to_lines(rows))
+        (folder / "results" / "rank-00000.jsonl").write_bytes(to_lines(results))
+
+    return write_run

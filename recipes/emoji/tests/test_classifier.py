@@ -1,0 +1,149 @@
+"""The classifier learns, goes on after an interruption, and leaves a reference that the scores read."""
+
+import dataclasses
+import functools
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from arimage.training import loop
+from arimage.training.data import load_captioned_images
+from arimage.training.loop import OptimizerSettings, fit
+from arimage_emoji.data import classifier as module
+from arimage_emoji.data.classifier import ClassifierSettings, ClassifierTask, run_classifier
+from arimage_emoji.metrics.classifier_emoji import EmojiClassifier
+from arimage_emoji.metrics.emoji_kid import EmojiExtractor
+from arimage_emoji.metrics.reference import read_gallery, reference_features
+
+
+SIZE = 32
+COLOURS = {"red": (220, 30, 30), "green": (20, 180, 60), "blue": (30, 60, 230)}
+RECIPE = {
+    "image_size": SIZE,
+    "tokenizer": {"data": {"styles": ["flat"]}},
+    "transformer": {"data": {"styles": ["flat"], "groups": ["discs"]}},
+}
+SETTINGS = ClassifierSettings(
+    OptimizerSettings(steps=40, learning_rate=1e-2, warmup_steps=4, ema_decay=0.9), batch_size=16
+)
+
+
+def encoded(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def rows():
+    """Squares and discs of three colours in two styles."""
+    y, x = np.mgrid[:SIZE, :SIZE] - SIZE / 2 + 0.5
+    shapes = {"square": (abs(x) < 9) & (abs(y) < 9), "disc": x**2 + y**2 < 40}
+    for style, (shape, inside), (colour, rgb) in itertools.product(("flat", "line"), shapes.items(), COLOURS.items()):
+        picture = np.full((SIZE, SIZE, 3), 255, np.uint8)
+        picture[inside] = rgb if style == "flat" else np.array(rgb) * 4 // 5
+        yield {
+            "image": encoded(picture),
+            "alpha": encoded(inside.astype(np.uint8) * 255),
+            "caption": f"a {colour} {shape}, {style} style",
+            "captions": [],
+            "style": style,
+            "group": f"{shape}s",
+            "name": f"{colour} {shape}",
+            "base": f"{shape}-{colour}",
+            "skin_tones": [],
+            "weight": 1.0,
+        }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A training set, and a held-out set with a concept that the training set has not."""
+    folder = tmp_path_factory.mktemp("data")
+    kept = [row for row in rows() if row["base"] != "square-blue"]
+    pq.write_table(pa.Table.from_pylist(kept), folder / "train.parquet")
+    pq.write_table(pa.Table.from_pylist(list(rows())), folder / "heldout.parquet")
+    return folder / "train.parquet", folder / "heldout.parquet"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_plots():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    run_classifier(RECIPE, *data, out, "cpu", SETTINGS)
+    return out
+
+
+def test_it_learns_and_judges_known_concepts_only(trained, data):
+    log = [json.loads(line) for line in (trained / "classifier" / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["held-out top-1"] > 0.7 and log[-1]["held-out top-5"] == 1
+    images = [load_captioned_images(path, SIZE) for path in data]
+    task = ClassifierTask(EmojiClassifier(num_classes=5), *images, SETTINGS)
+    assert len(task.heldout) == 10 and len(task.labels) == 10
+
+
+def test_images_are_moved_on_white(data):
+    images = load_captioned_images(data[0], SIZE)
+    task = ClassifierTask(EmojiClassifier(num_classes=5), images, images, SETTINGS)
+    batch, labels = task.batch(3)
+    assert batch.shape == (16, 3, SIZE, SIZE) and labels.shape == (16,)
+    assert -1 <= batch.min() and batch.max() <= 1
+    assert (batch[..., 0, :] == 1).all() and (batch.flatten(1).min(1).values < 0).all()
+    still = dataclasses.replace(SETTINGS, max_degrees=0, max_scale=0, max_shift=0)
+    moved = (task.batch(3)[0] - ClassifierTask(task.model, images, images, still).batch(3)[0]).abs().amax((1, 2, 3))
+    assert (moved > 0.5).float().mean() > 0.8
+
+
+def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch):
+    loss = ClassifierTask.loss
+    with monkeypatch.context() as broken:
+
+        def interrupted(self, step):
+            if step == 7:
+                raise KeyboardInterrupt
+            return loss(self, step)
+
+        broken.setattr(ClassifierTask, "loss", interrupted)
+        broken.setattr(module, "fit", functools.partial(fit, report_every_seconds=-1.0))
+        with pytest.raises(KeyboardInterrupt):
+            run_classifier(RECIPE, *data, tmp_path, "cpu", SETTINGS)
+    assert not (tmp_path / "reference").exists()
+    run_classifier(RECIPE, *data, tmp_path, "cpu", SETTINGS)
+    name = Path("reference") / "classifier" / "diffusion_pytorch_model.safetensors"
+    ours, theirs = load_file(tmp_path / name), load_file(trained / name)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs) and ours.keys() == theirs.keys()
+
+
+def test_the_reference_is_of_the_pictures_that_the_model_of_the_recipe_learned(trained, data):
+    folder = trained / "reference"
+    learned = load_captioned_images(data[0], SIZE, **RECIPE["transformer"]["data"])
+    prompts = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    assert prompts[0] == {"prompt": "a red disc, flat style", "name": "red disc"} and len(prompts) == len(learned) == 3
+    extractor = EmojiExtractor(folder)
+    features = extractor([Image.fromarray(image.permute(1, 2, 0).numpy()) for image in learned.images])
+    assert features.dtype == torch.float32 and features.shape == (3, 96)
+    np.testing.assert_allclose(reference_features(folder), features, atol=2e-3)
+    assert {value.dtype for value in load_file(next((folder / "classifier").glob("*.safetensors"))).values()} == {
+        torch.float16
+    }
+
+
+def test_the_gallery_is_of_all_pictures_of_the_style(trained, data):
+    gallery, names = read_gallery(trained / "reference")
+    pictures = load_captioned_images(data[0], SIZE, styles=["flat"])
+    assert names == pictures.names and gallery.shape == (5, 3, 32, 32)
+    assert (gallery - pictures.images / 255).abs().max() <= 0.5 / 31 + 0.5 / 255

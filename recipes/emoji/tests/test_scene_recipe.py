@@ -1,0 +1,143 @@
+"""The recipe with scenes fits the package, and one command runs it on a small version."""
+
+import copy
+import io
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from transformers import T5Config, T5EncoderModel
+
+from arimage import AutoPipeline, LlamaGenVQModel, cli
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
+from arimage.training import loop, recipe, tokenizer
+from arimage.training.tables import load_data, read_tables, with_scenes
+
+
+NAME = "emoji-llamagen"
+RGB = {"tomato": (215, 30, 30), "lime": (60, 170, 50), "bell": (250, 205, 40), "owl": (120, 120, 120)}
+
+
+def encoded(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Four discs."""
+    y, x = np.mgrid[:64, :64] - 31.5
+    inside = x**2 + y**2 < 700
+    rows = []
+    for name, rgb in RGB.items():
+        picture = np.full((64, 64, 3), 255, np.uint8)
+        picture[inside] = rgb
+        rows.append(
+            {
+                "image": encoded(picture), "alpha": encoded(inside.astype(np.uint8) * 255),
+                "caption": f"{name}, noto style", "captions": [f"a {name}"], "style": "noto", "group": "objects",
+                "name": name, "base": name,
+                "skin_tones": [], "weight": 1.0, "keywords": [f"{name} word"],
+            }
+        )  # fmt: skip
+    path = tmp_path_factory.mktemp("data") / "discs.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The recipe with everything small."""
+    small = copy.deepcopy(recipe.load_recipe(NAME))
+    small["image_size"] = 32
+    for part in ("tokenizer", "transformer"):
+        small[part]["scenes"] |= {"pairs": 12}
+        small[part]["optimizer"] |= {"steps": 6, "warmup_steps": 2}
+        small[part]["training"]["batch_size"] = 4
+    small["tokenizer"]["model"] |= {"channels": 8, "latent_channels": 8, "codebook_size": 16, "codebook_dim": 4}
+    small["tokenizer"]["training"] |= {"codebook_start": 2, "kmeans_batches": 1}
+    small["transformer"]["model"] |= {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 1,
+        "num_attention_heads": 2,
+    }
+    small["transformer"]["training"] |= {"text_vocab_size": 400, "short_tokens": 16, "sample_prompts": ["a lime"]}
+    small["text_training"]["optimizer"] |= {"steps": 6, "warmup_steps": 2}
+    small["text_encoder"] |= {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1}
+    small["generation"]["sampling"]["top_k"] = 10
+    monkeypatch.setattr(recipe, "load_recipe", lambda name, *parts: small)
+    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+    return small
+
+
+def test_the_model_of_the_recipe_fits_the_package():
+    parts = recipe.load_recipe(NAME)
+    training, text = parts["transformer"]["training"], parts["text_encoder"]
+    with torch.device("meta"):
+        vq = LlamaGenVQModel(**parts["tokenizer"]["model"])
+        transformer = LlamaGenTransformer(
+            conditioning="text",
+            caption_dim=text["d_model"],
+            vocab_size=vq.config.codebook_size,
+            grid_size=parts["image_size"] // vq.scale_factor,
+            **parts["transformer"]["model"],
+        )
+        encoder = T5EncoderModel(T5Config(vocab_size=training["text_vocab_size"], **text))
+        models = (vq, transformer, encoder, LlamaGenDrafter.for_transformer(transformer))
+    count = sum(parameter.numel() for model in models for parameter in model.parameters())
+    assert count <= 16e6
+
+
+def test_one_command_trains_a_model_that_generates(tiny, data, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    options = {"--recipe": NAME, "--data": data, "--heldout": data, "--out": out, "--device": "cpu"}
+    words = [str(word) for pair in options.items() for word in pair]
+    monkeypatch.setattr(sys, "argv", ["arimage", "train", "all", *words])
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code
+    pipe = AutoPipeline.from_pretrained(out / "model", dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    # The words of made captions are whole tokens.
+    assert len(pipe.tokenizer("two owls").input_ids) <= 4
+    assert pipe.generation_config["guidance_scale"] == tiny["generation"]["sampling"]["guidance_scale"]
+    assert list(pipe.known_captions.pictures) == list(RGB) and pipe.known_captions.knows("two owls")
+    assert pipe("a blue lime", generator=torch.Generator().manual_seed(0)).images[0].size == (32, 32)
+
+
+def test_images_come_first_and_keep_their_keywords(tiny, data):
+    plain = load_data(read_tables(tiny), "transformer", data)
+    whole = with_scenes(read_tables(tiny), "transformer", plain)
+    assert len(plain) == 4 and len(whole) > 40
+    assert plain.keywords == [[f"{name} word"] for name in RGB]
+    assert torch.equal(whole.images[:4], plain.images)
+    assert "tomato word" in whole.captions[0]
+
+
+def test_images_of_a_folder_stay_alone(tiny, tmp_path):
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
+    plain = load_data(read_tables(tiny), "tokenizer", tmp_path)
+    assert with_scenes(read_tables(tiny), "tokenizer", plain) is plain
+
+
+def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        tokenizer, "train_tokenizer", lambda model, *sets, **more: seen.append([len(one) for one in sets[:2]])
+    )
+    tokenizer.run_tokenizer(tiny, data, data, tmp_path, "cpu")
+    assert seen[0][0] > 40 and seen[0][1] == 4
+
+
+def test_unknown_settings_of_scenes_are_refused(tiny):
+    tiny["transformer"]["scenes"]["nonesuch"] = 1
+    with pytest.raises(ValueError, match="^the recipe: transformer.scenes.nonesuch is not a setting: "):
+        read_tables(tiny)
