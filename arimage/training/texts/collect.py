@@ -42,8 +42,8 @@ def collect_captions(
         pictures[name] = []
         # The shorter ones first: the others are made of them.
         for text in sorted(texts, key=lambda text: (len(text), text)):
-            made = as_words(text) in own or any(fits(as_words(text), parts) for parts in parsed)
-            if not made and not text.startswith((f"{name}, ", f"{name} (")):
+            follows = as_words(text) in own or any(fits(as_words(text), parts) for parts in parsed)
+            if not follows and not text.startswith((f"{name}, ", f"{name} (")):
                 own.add(as_words(text))
                 pictures[name].append(text)
     if framed:
