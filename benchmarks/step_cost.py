@@ -441,11 +441,10 @@ def read_table() -> list[tuple[str | int, ...]]:
 
 
 def write_table() -> None:
+    counted = [row for model in COMMITTED for row in committed_rows(model)]
     with open(TABLE, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for model in COMMITTED:
-            writer.writerows(committed_rows(model))
+        writer.writerows([COLUMNS, *counted])
 
 
 def rows(name: str, decodings: list[str], batch_sizes: list[int]) -> Iterable[tuple[str, list[Cost]]]:
