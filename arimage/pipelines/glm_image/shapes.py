@@ -26,7 +26,7 @@ def glm_image(layers: int, shape: tuple[int, int] = (32, 32), small: tuple[int, 
             layout=layout,
             input_ids=torch.zeros(batch, PROMPT, dtype=torch.long),
             prompt_positions=torch.arange(PROMPT).expand(batch, 3, PROMPT),
-            token_positions=token_positions(layout.grids),
+            token_positions=token_positions([(rows, columns) for rows, columns in layout.grids]),
         )
         return Bound(model, Sampling(temperature=0.9, top_p=0.75), layout.num_tokens, (decoder, head))
 
