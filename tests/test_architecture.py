@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "arimage").rglob("*.py"))
 MAX_LINES = 600
 
-FLOORS = {
+LAYERS = {
     "schema": 0,
     "installed": 0,
     "kernels": 0,
@@ -37,9 +37,9 @@ FLOORS = {
     "auto": 4,
     "published": 4,
     "__main__": 4,
-    "__init__": 4,  # the lazy exports reach into every room
+    "__init__": 4,  # the lazy exports reach into every package
 }
-# Rooms and files within a room, the lowest first; `...` stands for those that are not named.
+# Sub-packages and files within a package, the lowest first; `...` stands for those that are not named.
 INNER = {
     "app": ["engine", "server", "demo", ...],
     "decoding": ["contract", "run", ...],
@@ -59,14 +59,14 @@ INNER = {
     ],
     "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "texts", ..., "recipe", "commands"],
 }
-# A family's folder holds parts of two floors: what stands on pipelines, and models and tokenizers below them.
+# A family's folder holds parts of two layers: what stands on pipelines, and models and tokenizers below them.
 ON_PIPELINES = ("pipeline_", "base", "prompts", "convert", "family", "shapes", "accelerate", "__init__")
-# Packages of `pipelines` that are not families.
+# Sub-packages of `pipelines` that are not families.
 SHARED = {path.name for path in (ROOT / "arimage" / "pipelines").iterdir() if path.is_dir()} - FAMILIES.keys()
 # Where families are named by design: recipes and trainers are for particular models.
 NAMES_FAMILIES = ("arimage/training/",)
-# The packages that a room may import besides the standard library; the rooms not named here choose freely.
-PACKAGES = {"kernels": {"torch", "triton"}, "decoding": {"numpy", "torch"}}
+# The libraries that a package may import besides the standard library; the packages not named here choose freely.
+LIBRARIES = {"kernels": {"torch", "triton"}, "decoding": {"numpy", "torch"}}
 
 
 def imported(source: str, file: str) -> list[str]:
@@ -83,45 +83,45 @@ def imported(source: str, file: str) -> list[str]:
     return names
 
 
-def inner_floor(room: str, path: list[str]) -> int:
-    """The floor within `room` of a path in it."""
-    names = INNER.get(room, [...])
+def inner_layer(package: str, path: list[str]) -> int:
+    """The layer within `package` of a path in it."""
+    names = INNER.get(package, [...])
     return next(names.index(name) for name in ("/".join(path[:2]), path[0], ...) if name in names)
 
 
 def layer_violations(source: str, file: str) -> list[str]:
-    """What a source at `file`, arimage/<room>/..., imports against the layer rule."""
-    room, *inside = PurePosixPath(file).with_suffix("").parts[1:]
+    """What a source at `file`, arimage/<package>/..., imports against the layer rule."""
+    package, *inside = PurePosixPath(file).with_suffix("").parts[1:]
     if file == "arimage/convert/__init__.py":
         return []  # exports the converters of the families lazily
-    if room not in FLOORS:
-        return [f"{file}: give the room {room!r} its floor"]
+    if package not in LAYERS:
+        return [f"{file}: give the package {package!r} its layer"]
     found = []
-    family = inside[0] if room == "pipelines" and len(inside) > 1 and inside[0] not in SHARED else None
+    family = inside[0] if package == "pipelines" and len(inside) > 1 and inside[0] not in SHARED else None
     below = family is not None and not inside[1].startswith(ON_PIPELINES)
     for name in imported(source, file):
         top, _, rest = name.partition(".")
         if top != "arimage":
-            allowed = PACKAGES.get(room)
+            allowed = LIBRARIES.get(package)
             if allowed is not None and top not in allowed and top not in sys.stdlib_module_names:
-                found.append(f"{file}: {room} imports {name}")
+                found.append(f"{file}: {package} imports {name}")
             continue
         target, *within = *rest.split("."), "__init__"
         if target == "__version__":
             continue
-        if target == room and inside and inner_floor(room, within) > inner_floor(room, inside):
-            found.append(f"{file}: {room}/{inside[0]} imports {name}")
+        if target == package and inside and inner_layer(package, within) > inner_layer(package, inside):
+            found.append(f"{file}: {package}/{inside[0]} imports {name}")
         # Any other name is an export of arimage/__init__.py.
-        floor = FLOORS.get(target, FLOORS["__init__"])
+        layer = LAYERS.get(target, LAYERS["__init__"])
         other = target == "pipelines" and within[0] not in SHARED and len(within) > 3
         own = other and not within[1].startswith(ON_PIPELINES)
         known = {family, *(FAMILIES[family].builds_on if family in FAMILIES else ())}
-        if other and within[0] not in known and FLOORS[room] < 4:
+        if other and within[0] not in known and LAYERS[package] < 4:
             found.append(f"{file}: names the family {within[0]}")
-        elif below and not own and (floor > 2 or target == "decoding"):
+        elif below and not own and (layer > 2 or target == "decoding"):
             found.append(f"{file}: a part of a model imports {name}")
-        elif floor > FLOORS[room] or (target == "decoding" and FLOORS[room] == 2):
-            found.append(f"{file}: {room} imports {name}")
+        elif layer > LAYERS[package] or (target == "decoding" and LAYERS[package] == 2):
+            found.append(f"{file}: {package} imports {name}")
     return found
 
 
@@ -160,7 +160,7 @@ def module_name(file: str) -> str:
 
 def circle(sources: dict[str, str]) -> list[str]:
     """Modules among `sources` (file: source) that import each other in a circle, late imports and those for type
-    checkers included. The exports of arimage/__init__.py reach into every room by design: they are left out.
+    checkers included. The exports of arimage/__init__.py reach into every package by design: they are left out.
     """
     modules = {module_name(file) for file in sources if file != "arimage/__init__.py"}
     graph = {}
@@ -204,8 +204,8 @@ def test_only_its_own_folder_names_a_family():
 
 
 def test_only_media_opens_images_and_videos():
-    rooms = ("arimage", "benchmarks", "examples", "integrations")
-    files = [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]
+    folders = ("arimage", "benchmarks", "examples", "integrations")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     assert len(files) > len(FILES)
     assert [
         f
@@ -380,7 +380,7 @@ def test_opening_check_finds_violations(source):
         ("arimage/pipelines/a/tokens_a.py", "from .transformer_a import f\nfrom ...models.cache import Cache"),
     ],
 )
-def test_layer_check_allows_what_the_house_allows(file, source):
+def test_layer_check_allows_what_the_layers_allow(file, source):
     assert layer_violations(source, file) == []
 
 

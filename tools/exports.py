@@ -5,11 +5,10 @@ from types import ModuleType
 
 import arimage
 import arimage.convert
+import arimage.decoding
 
 
-PACKAGES = {arimage: ".", arimage.convert: ".."}
-
-
+PACKAGES = {arimage: ".", arimage.convert: "..", arimage.decoding: "."}
 LINE_LENGTH = 119
 
 

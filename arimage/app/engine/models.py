@@ -135,7 +135,6 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
     condition = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
     call = pipe.prepare(**condition)
-    model = call.model
     sizes = pipe.image_sizes
     if pipe.abilities.accepts("ratio"):
         sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
@@ -143,9 +142,9 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     return ModelInfo(
         classes=pipe.num_classes,
         sizes=list(dict.fromkeys(sizes)),
-        tokens=model.num_tokens,
+        tokens=call.model.num_tokens,
         grid=None if pipe.abilities.in_maps else call.layout.shape,
-        decodings={name: one.exact for name, one in decodings.items() if one.supports(model) is None},
+        decodings={name: one.exact for name, one in decodings.items() if one.supports(call.model) is None},
         decoding=decoding_to_text(pipe.decoding),
         # Models of continuous tokens have no cuts, and few checkpoints min-p.
         sampling={"top_k": 0, "top_p": 1.0, "min_p": 0.0, **pipe.generation_config},

@@ -3,6 +3,7 @@ library."""
 
 from functools import wraps
 from types import MethodType
+from typing import Any
 
 import torch
 from transformers import (
@@ -84,22 +85,24 @@ def _generate_image(model, decoding, inputs, attention_mask, logits_processor, k
     steps = model._get_logits_processor(
         config, input_ids_seq_length=0, encoder_input_ids=ids, logits_processor=logits_processor
     )
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    settings: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     for step in steps:
         name = WARPERS.get(type(step))
         if name is None:
             raise ValueError(f"images of an accelerated model do not support {type(step).__name__}: leave it out")
         settings[name] = getattr(step, name)
+    if not config.do_sample:
+        settings = {"top_k": 1}
     pipe = JanusPipeline(model, None)
     pipe.set_progress_bar_config(disable=True)
-    tokens = pipe(
+    images: Any = pipe(
         input_ids=ids,
         attention_mask=attention_mask,
         guidance_scale=5.0 if guidance is None else guidance,
-        **(settings if config.do_sample else {"top_k": 1}),
+        **settings,
         num_images_per_prompt=config.num_return_sequences,
         generator=generator,
         decoding=decoding,
         output_type="latent",
-    ).tokens
-    return tokens.flatten(1)
+    )
+    return images.tokens.flatten(1)
