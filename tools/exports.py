@@ -23,11 +23,11 @@ def stub(package: ModuleType) -> str:
         names.setdefault(module, []).append(name)
     lines = ["# Written by tools/exports.py.", ""]
     for module in sorted(names):
-        line = f"from {PACKAGES[package]}{module} import {', '.join(sorted(names[module]))}"
+        # Constants, classes, functions, as the imports of other files.
+        listed = sorted(names[module], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+        line = f"from {PACKAGES[package]}{module} import {', '.join(listed)}"
         if len(line) > LINE_LENGTH:
-            line = "\n".join(
-                [f"from {PACKAGES[package]}{module} import (", *map("    {},".format, sorted(names[module])), ")"]
-            )
+            line = "\n".join([f"from {PACKAGES[package]}{module} import (", *map("    {},".format, listed), ")"])
         lines.append(line)
     lines += ["", "__version__: str"] if "__version__" in package.__all__ else []
     lines += ["", "__all__ = [", *(f'    "{name}",' for name in package.__all__), "]"]

@@ -30,7 +30,7 @@ from .jacobi.parallel_jacobi import ParallelJacobiDecoding
 from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
 from .jacobi.tree_jacobi import TreeJacobiDecoding
 from .line_cache import LineCacheDecoding
-from .names import Order, PRESETS, parse_decoding
+from .names import PRESETS, Order, parse_decoding
 from .next_scale import NextScaleDecoding
 from .presets import (
     decoding_from_dict,

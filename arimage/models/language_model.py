@@ -128,10 +128,10 @@ class LanguageTokenModel(BoundTokenModel):
         seen = F.pad(mask, (-length % PROMPT_MULTIPLE, 0))
         values = {"prompt": prompt, "mask": mask}
         # The position of the first image token of each row, and how far the others are from it where they are given.
-        self._first, self._steps = mask.sum(1), None
+        self._first, self._offsets = mask.sum(1), None
         if prompt_positions is not None or token_positions is not None:
             positions = _check_positions(prompt_positions, token_positions, rows, length, layout.num_tokens)
-            values["positions"], self._steps = (given.to(prompt.device) for given in positions)
+            values["positions"], self._offsets = (given.to(prompt.device) for given in positions)
             self._first = values["positions"][..., -1].T + 1
         conditions = Conditions(values, groups, seen, input_ids)
         super().__init__(decoder if network is None else network, conditions, layout, codebook)
@@ -165,7 +165,7 @@ class LanguageTokenModel(BoundTokenModel):
             together=self._decoder.config.num_hidden_layers if self._on_one_device else 1,
             device=self.device,
         )
-        if self._steps is None:
+        if self._offsets is None:
             positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         else:
             positions = condition["positions"].transpose(0, 1)
@@ -218,7 +218,7 @@ class LanguageTokenModel(BoundTokenModel):
         cache.write_next_at(index)
         hidden = self._run(
             embedded.repeat(self.groups, 1, 1),
-            (at if self._steps is None else self._steps[:, at]) + self._first[..., None],
+            (at if self._offsets is None else self._offsets[:, at]) + self._first[..., None],
             self.conditions.visible_keys(cache.prefix, seen),
             cache,
         )
@@ -229,7 +229,7 @@ class LanguageTokenModel(BoundTokenModel):
     @property
     def trainable(self) -> bool:
         """Whether `predict` knows the positions of the tokens: they follow the prompt in raster order."""
-        return self._steps is None
+        return self._offsets is None
 
     def predict(self, tokens: torch.LongTensor, unconditional: torch.BoolTensor | None = None) -> torch.Tensor:
         """Teacher-forced logits [B, N, V] in float32 of tokens [B, N] after the prompts; the images `unconditional`
@@ -275,7 +275,7 @@ class LanguageTokenModel(BoundTokenModel):
     @property
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
-        steps = None if self._steps is None else self._steps.cpu().numpy().tobytes()
+        steps = None if self._offsets is None else self._offsets.cpu().numpy().tobytes()
         # Prompts of up to twice as many tokens share a width, so that short ones do not attend to that of a long one.
         width = self.conditions.length // PROMPT_MULTIPLE
         attention = self._decoder.config._attn_implementation

@@ -124,7 +124,7 @@ class RequestBatch:
         arguments = {
             "height": plan.size[0],
             "width": plan.size[1],
-            **{name: getattr(plan.sampling, name) for name in SAMPLING},
+            **{name: getattr(plan.sampling, name) for name in SAMPLING if self.pipe.abilities.accepts(name)},
         }
         if requests[0].class_label is None:
             arguments["prompt"] = [request.prompt for request in requests]

@@ -199,7 +199,7 @@ def test_an_image_tokenizer_with_other_tensors_is_refused(original, key, tensor,
         ("emu3.tiktoken", "IQ== 0 1\n", "is not a table of"),
         ("emu3.tiktoken", "no base64! 0\n", "is not a table of"),
         ("emu3.tiktoken", None, "is not a file"),
-        ("emu3_vision_tokens.txt", "<|image token|>\n", "64 visual tokens in a row"),
+        ("emu3_vision_tokens.txt", "<|image token|>\n", "64 image tokens in a row"),
     ],
 )
 def test_a_damaged_text_tokenizer_is_refused(original, file, text, said, tmp_path):

@@ -344,7 +344,7 @@ def test_a_tokenizer_may_be_replaced(pipe):
 def test_a_model_without_the_names_of_its_codes_is_refused():
     model = Emu3ForConditionalGeneration.from_pretrained(tiny_emu3.FIXTURES)
     model.config.vocabulary_map = VOCABULARY | {"<|visual token 000007|>": 3}
-    with pytest.raises(ValueError, match="64 visual tokens in a row"):
+    with pytest.raises(ValueError, match="64 image tokens in a row"):
         Emu3Pipeline(model)
     model.config.vocabulary_map = None
     with pytest.raises(ValueError, match="<|extra_200|>"):
