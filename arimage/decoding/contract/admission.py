@@ -40,8 +40,8 @@ class Admission(StateData):
 
     def put(self, rows: torch.LongTensor, other: Self) -> bool:
         """Replace the images in `rows` [M] with the images of `other`, a state of M images that the same decoding has
-        started with the same network. Everything is written in place, except for prompts or sampling settings that
-        there is no room for; in this case it returns True.
+        started with the same network. Everything is written in place. Returns True if prompts or sampling settings did
+        not fit, so that captured steps no longer apply.
 
         Raises:
             ValueError: if the images have settings that cannot be in one batch with these.
