@@ -45,7 +45,7 @@ def installed_models() -> dict[str, Path]:
 def not_installed(name: str) -> str | None:
     """What to install to have something of this name; None if no distribution of this project has such names."""
     for start, distribution in DISTRIBUTIONS.items():
-        if name.startswith(start) and not installed_models():
+        if name.startswith(start) and distribution.replace("-", "_") not in installed_packages():
             extra = distribution.removeprefix("arimage-")
             return (
                 f'{name} belongs to {distribution}, which is not installed: run `pip install "arimage[{extra}]"`, or '

@@ -1,6 +1,7 @@
 """What an installed distribution adds is found by its entry points, and what is missing is named in one sentence."""
 
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -79,6 +80,12 @@ def test_what_a_distribution_adds_is_found_by_name(trees):
     assert prompt_file("trees") == trees / "trees.txt" and prompt_metrics("trees") == ["height"]
     assert "height" in metric_names() and "trees" in installed_packages()
     check_metrics(Job(trees), ["height"])
+
+
+def test_models_of_others_do_not_stand_for_a_missing_distribution(trees, monkeypatch):
+    monkeypatch.setattr("arimage.installed.entry_points", lambda group: entry_points(group=group, module="trees"))
+    assert installed_models().keys() == {"oak"}
+    assert "pip install" in str(not_installed("emoji-arpg"))
 
 
 def test_a_folder_comes_before_what_is_installed_and_that_before_what_is_published(trees, monkeypatch):

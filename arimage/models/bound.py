@@ -32,7 +32,7 @@ class BoundNetwork:
 
     # A tensor in some models, None in others.
     codebook: Any
-    # See `Cache`.
+    # See `BoundModel` in `arimage.decoding.contract.models`.
     compact = False
 
     def __init__(self, network: Any, conditions: Conditions, codebook: torch.Tensor | None = None):
