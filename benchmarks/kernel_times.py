@@ -77,7 +77,10 @@ def cases(batch: int, window: int, vocab_size: int, device: torch.device, side: 
     siblings = sample_siblings(q, sibling_noise[..., :4].contiguous())
     first = siblings[..., :1]
     refused = sibling_noise[..., :1] * q.gather(-1, first) >= p.gather(-1, first)
-    images = normal(1, 128, side, side).bfloat16().to(memory_format=torch.channels_last)
+    # A tokenizer's last level: `side` pixels per side, and three times as many.
+    images, large = (
+        normal(1, 128, k * side, k * side).bfloat16().to(memory_format=torch.channels_last) for k in (1, 3)
+    )
     channels = normal(128).bfloat16()
     states, angles = normal(2 * batch, window, 20, 64).bfloat16(), normal(1, window, 32, 2)
     seeds, steps = torch.arange(batch, device=device), torch.zeros(batch, dtype=torch.long, device=device)
@@ -99,6 +102,7 @@ def cases(batch: int, window: int, vocab_size: int, device: torch.device, side: 
         ("neighbours", "neighbour_mass", (p, x, neighbours, torch.full_like(noise[..., 0], 0.1)), 8 * near * drafts),
         ("rotary", "rotate", (states, angles), 2 * states.nbytes + angles.nbytes),
         ("group_norm", "group_norm_silu", (images, 32, channels, channels, 1e-6), 2 * images.nbytes),
+        ("group_norm", "group_norm_silu", (large, 32, channels, channels, 1e-6), 2 * large.nbytes),
     ]
 
 

@@ -62,6 +62,16 @@ def test_triton_is_that_of_float64(on_triton, size, channels_last, dtype):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
+def test_many_parts_are_combined_in_blocks(on_triton, monkeypatch, channels_last):
+    kernels = pytest.importorskip("arimage.kernels.group_norm.triton")
+    monkeypatch.setattr(kernels, "_PART", 32)
+    monkeypatch.setattr(kernels, "_COMBINED", 16)
+    given = arguments(12, 2, 41, 7, channels_last=channels_last, mean=100.0)
+    actual = on_triton("group_norm", "group_norm_silu", *given)[0]
+    torch.testing.assert_close(actual, expected(*given), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
 def test_a_large_mean_costs_no_precision(on_triton, channels_last):
     given = arguments(12, 2, 40, 60, channels_last=channels_last, mean=1000.0)
     actual = on_triton("group_norm", "group_norm_silu", *given)[0]
@@ -95,6 +105,13 @@ def test_the_kernels_compile_without_spills(compile_kernel, dtype, channels_last
     constants = dict(zip(["block_pixels", "block_groups", "block_size"], blocks, strict=True))
     constants["channels_last"] = channels_last
     compile_kernel("group_norm", "moments_kernel", pointers | sizes, constants)
+    pointers = {"hidden_ptr": f"*{dtype}", "groups_ptr": "*fp32"}
     pointers |= dict.fromkeys(["weight_ptr", "bias_ptr", "out_ptr"], f"*{dtype}")
-    signature = pointers | sizes | {"eps": "fp32"}
-    compile_kernel("group_norm", "apply_kernel", signature, constants | {"block_parts": 64})
+    compile_kernel("group_norm", "apply_kernel", pointers | sizes, constants)
+
+
+@pytest.mark.parametrize("block", [64, 1024])
+def test_the_kernel_of_groups_compiles_without_spills(compile_kernel, block):
+    signature = {"moments_ptr": "*fp32", "groups_ptr": "*fp32", "eps": "fp32"}
+    signature |= dict.fromkeys(["pixels", "size", "parts"], "i32")
+    compile_kernel("group_norm", "combine_kernel", signature, {"block_pixels": 64, "block": block})

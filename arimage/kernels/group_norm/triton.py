@@ -1,5 +1,5 @@
-"""SiLU of a group norm in Triton, in both memory formats: first the moments of every part of a group, then the
-normalised part."""
+"""SiLU of a group norm in Triton, in both memory formats: the moments of every part of a group, those of whole groups,
+then the normalised parts."""
 
 import torch
 import triton
@@ -9,6 +9,8 @@ from torch import library
 
 # Elements of a part.
 _PART = 4096
+# Parts that are combined at a time.
+_COMBINED = 1024
 
 
 @triton.jit
@@ -66,38 +68,49 @@ def moments_kernel(
 
 
 @triton.jit
+def combine_kernel(moments_ptr, groups_ptr, pixels, size, parts, eps, block_pixels: tl.constexpr, block: tl.constexpr):
+    """Mean and inverse standard deviation of every group [B, G, 2] from the moments of its parts (Chan, Golub and
+    LeVeque: without the difference of large sums)."""
+    place = moments_ptr + tl.program_id(0).to(tl.int64) * 2 * parts
+    count = (pixels * size).to(tl.float32)
+    sums = tl.zeros([block], tl.float32)
+    for first in range(0, parts, block):
+        part = first + tl.arange(0, block)
+        counts = tl.minimum(tl.maximum(pixels - part * block_pixels, 0), block_pixels) * size
+        sums += tl.load(place + part, mask=part < parts, other=0.0) * counts
+    mean = tl.sum(sums) / count
+    sums = tl.zeros([block], tl.float32)
+    for first in range(0, parts, block):
+        part = first + tl.arange(0, block)
+        counts = tl.minimum(tl.maximum(pixels - part * block_pixels, 0), block_pixels) * size
+        distance = tl.load(place + part, mask=part < parts, other=0.0) - mean
+        squares = tl.load(place + parts + part, mask=part < parts, other=0.0)
+        sums += squares + distance * distance * counts
+    out = groups_ptr + tl.program_id(0) * 2
+    tl.store(out, mean)
+    tl.store(out + 1, 1 / tl.sqrt(tl.sum(sums) / count + eps))
+
+
+@triton.jit
 def apply_kernel(
     hidden_ptr,
-    moments_ptr,
+    groups_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
     pixels,
     channels,
     size,
-    eps,
     channels_last: tl.constexpr,
     block_pixels: tl.constexpr,
     block_groups: tl.constexpr,
     block_size: tl.constexpr,
-    block_parts: tl.constexpr,
 ):
     groups = channels // size
     group = tl.program_id(1) * block_groups + tl.arange(0, block_groups)
-    parts = tl.num_programs(0)
-    part = tl.arange(0, block_parts)
-    known = (group[:, None] < groups) & (part < parts)
-    place = moments_ptr + ((tl.program_id(2).to(tl.int64) * groups + group) * 2 * parts)[:, None] + part
-    means = tl.load(place, mask=known, other=0.0)
-    squares = tl.load(place + parts, mask=known, other=0.0)
-    # Chan, Golub and LeVeque: the moments of the whole from the moments of its parts, without the difference of large
-    # sums.
-    counts = tl.minimum(tl.maximum(pixels - part * block_pixels, 0), block_pixels) * size
-    count = (pixels * size).to(tl.float32)
-    mean = tl.sum(means * counts, axis=1) / count
-    distance = means - mean[:, None]
-    variance = tl.sum(squares + distance * distance * counts, axis=1) / count
-    scale = 1 / tl.sqrt(variance + eps)
+    place = groups_ptr + (tl.program_id(2) * groups + group) * 2
+    mean = tl.load(place, mask=group < groups, other=0.0)
+    scale = tl.load(place + 1, mask=group < groups, other=0.0)
 
     channel, address, exists, mask = _part(
         pixels, channels, size, channels_last, block_pixels, block_groups, block_size
@@ -125,6 +138,7 @@ def _group_norm_silu(
     block_pixels = max(1, _PART // (block_groups * block_size))
     parts = triton.cdiv(pixels, block_pixels)
     moments = torch.empty(batch, num_groups, 2, parts, dtype=torch.float32, device=hidden.device)
+    of_groups = torch.empty(batch, num_groups, 2, dtype=torch.float32, device=hidden.device)
     blocks = {
         "channels_last": channels_last,
         "block_pixels": block_pixels,
@@ -134,19 +148,10 @@ def _group_norm_silu(
     grid = parts, triton.cdiv(num_groups, block_groups), batch
     with torch.cuda.device_of(hidden):
         moments_kernel[grid](hidden, moments, pixels, channels, size, **blocks)
-        apply_kernel[grid](
-            hidden,
-            moments,
-            weight,
-            bias,
-            out,
-            pixels,
-            channels,
-            size,
-            eps,
-            **blocks,
-            block_parts=triton.next_power_of_2(parts),
+        combine_kernel[(batch * num_groups,)](
+            moments, of_groups, pixels, size, parts, eps, block_pixels, min(_COMBINED, triton.next_power_of_2(parts))
         )
+        apply_kernel[grid](hidden, of_groups, weight, bias, out, pixels, channels, size, **blocks)
     return out
 
 
