@@ -7,7 +7,8 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..models.mixin import align_weights
+from ..models.original_names import rename
 from .paths import CheckpointError, check_file, check_vacant
 
 
@@ -125,94 +127,104 @@ def _read_torch(path: Path) -> object:
         raise CheckpointError(f"{path} is damaged or not a checkpoint of torch.save: download it again") from error
 
 
-def shape_of(
-    state: dict[str, torch.Tensor], key: str, dimensions: int, *, source: str | Path, kind: str
-) -> torch.Size:
-    """The shape of `state[key]`, a tensor with `dimensions` dimensions in every file of this `kind`.
-
-    Raises:
-        CheckpointError: if the key is missing or has another number of dimensions.
-    """
-    if key not in state:
-        raise CheckpointError(f"{source} has no {key!r}, as every {kind} has: give the file of a {kind}")
-    shape = state[key].shape
-    if len(shape) != dimensions:
-        raise CheckpointError(
-            f"{source} has {key!r} of shape {tuple(shape)} where {dimensions} dimensions were expected: "
-            f"give the file of a {kind}"
-        )
-    return shape
-
-
-def multipliers_of(widths: list[int], *, source: str | Path, kind: str) -> list[int]:
-    """By how much every level of a VQGAN is wider than its first convolution, `widths[0]`.
-
-    Raises:
-        CheckpointError: if that is not a whole number, or the norms cannot have their groups.
-    """
-    channels, *levels = widths
-    if not levels or channels < 1 or channels % NORM_NUM_GROUPS or any(w < 1 or w % channels for w in levels):
-        raise CheckpointError(
-            f"{source} has an encoder of widths {widths}, expected multiples of the first, itself a multiple of "
-            f"{NORM_NUM_GROUPS}: give the file of a {kind}"
-        )
-    return [width // channels for width in levels]
-
-
-def check_heads(num_heads: int, hidden_size: int, source: str | Path) -> None:
-    """Refuse a number of attention heads that cannot have a rotary embedding of two dimensions each.
-
-    Raises:
-        CheckpointError: if `hidden_size` does not give every head a multiple of 4 channels.
-    """
-    if num_heads < 1 or hidden_size % num_heads or hidden_size // num_heads % 4:
-        raise CheckpointError(
-            f"{source} has width {hidden_size}, which does not give {num_heads} heads a multiple of 4 channels each: "
-            "give the number of attention heads it was trained with as --num-heads (num_heads=)"
-        )
-
-
-def fill(
-    model: Model,
-    state: dict[str, torch.Tensor],
-    original_name: Callable[[str], str],
-    *,
-    dtype: torch.dtype,
-    ignored: str,
-    source: str | Path,
-) -> Model:
-    """Put the tensors of `state` into `model`, made on the meta device, floating ones in `dtype` and without copying
-    those that have it already, and return it in evaluation mode.
+class OriginalTensors(dict[str, torch.Tensor]):
+    """The tensors of a published file by their original names. Its methods raise a `CheckpointError` that names the
+    file.
 
     Args:
-        original_name: from a name in `model` to its name in `state`.
-        ignored: a pattern of the names in `state` that the model does without.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of another shape.
+        tensors: see `load_original`; the dictionary is copied.
+        kind: what files like it hold, such as "VAR transformer".
+        source: what errors call the file.
     """
-    expected = {original_name(name): (name, tensor.shape) for name, tensor in model.state_dict().items()}
-    for key, (_, shape) in expected.items():
-        if key not in state:
-            raise CheckpointError(f"{source} has no {key!r}, expected of shape {tuple(shape)}: give a complete file")
-        if state[key].shape != shape:
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], kind: str, source: str | Path):
+        super().__init__(tensors)
+        self.kind, self.source = kind, source
+
+    def shape(self, key: str, dimensions: int = 2) -> torch.Size:
+        """The shape of the tensor `key`, refused if it is missing or has another number of dimensions."""
+        if key not in self:
             raise CheckpointError(
-                f"{source} has {key!r} of shape {tuple(state[key].shape)} where {tuple(shape)} was expected: "
-                "give the file of one unaltered model"
+                f"{self.source} has no {key!r}, as every {self.kind} has: give the file of a {self.kind}"
             )
-    for key in state:
-        if key not in expected and not re.fullmatch(ignored, key):
+        shape = self[key].shape
+        if len(shape) != dimensions:
             raise CheckpointError(
-                f"{source} has {key!r}, unknown to {type(model).__name__}: give the file of an unaltered model"
+                f"{self.source} has {key!r} of shape {tuple(shape)} where {dimensions} dimensions were expected: "
+                f"give the file of a {self.kind}"
             )
-    tensors = {}
-    for key, (name, _) in expected.items():
-        tensor = state[key].to(dtype) if state[key].is_floating_point() else state[key]
-        # Safetensors saves contiguous tensors only.
-        tensors[name] = tensor.contiguous()
-    model.load_state_dict(tensors, assign=True)
-    align_weights(model)
-    return model.eval()
+        return shape
+
+    def count(self, prefix: str) -> int:
+        """How many numbers follow `prefix` in the names, as in "blocks.0.", "blocks.1."."""
+        numbered = re.compile(re.escape(prefix) + r"(\d+)\.")
+        return len({match[1] for key in self if (match := numbered.match(key))})
+
+    def encoder_widths(self, levels: str, block: str) -> list[int]:
+        """Channels of a VQGAN's encoder: those of its first convolution, and of `block`.conv1 at each of the numbered
+        `levels`. Refused if they are not multiples of the first, or the group norms cannot have their groups."""
+        root = levels[: levels.index("encoder.")]
+        channels = self.shape(f"{root}encoder.conv_in.weight", 4)[0]
+        widths = [self.shape(f"{levels}{n}.{block}.conv1.weight", 4)[0] for n in range(self.count(levels))]
+        if not widths or channels < 1 or channels % NORM_NUM_GROUPS or any(w < 1 or w % channels for w in widths):
+            raise CheckpointError(
+                f"{self.source} has an encoder of widths {[channels, *widths]}, expected multiples of the first, "
+                f"itself a multiple of {NORM_NUM_GROUPS}: give the file of a {self.kind}"
+            )
+        return [channels, *widths]
+
+    def check_heads(self, num_heads: int, hidden_size: int, multiple: int = 4) -> None:
+        """Refuse a number of attention heads that does not give each a `multiple` of channels; 4 for rotary positions
+        in two dimensions."""
+        if num_heads < 1 or hidden_size % num_heads or hidden_size // num_heads % multiple:
+            raise CheckpointError(
+                f"{self.source} has width {hidden_size}, which does not give {num_heads} heads a multiple of "
+                f"{multiple} channels each: give the number of attention heads it was trained with as --num-heads "
+                "(num_heads=)"
+            )
+
+    def fill(
+        self,
+        model: Model,
+        names: Sequence[tuple[str, str]] | Callable[[str], str],
+        *,
+        dtype: torch.dtype,
+        ignored: str = "(?!)",
+    ) -> Model:
+        """Put the tensors into `model`, made on the meta device, floating ones in `dtype` and without copying those
+        that have it already, and return it in evaluation mode. Refused if one is missing, unknown or of another shape.
+
+        Args:
+            names: from a name in `model` to the original one, as pairs that are replaced from top to bottom, or as a
+                function.
+            ignored: a pattern of the original names that the model does without.
+        """
+        original_name = names if callable(names) else partial(rename, pairs=names)
+        expected = {original_name(name): (name, tensor.shape) for name, tensor in model.state_dict().items()}
+        for key, (_, shape) in expected.items():
+            if key not in self:
+                raise CheckpointError(
+                    f"{self.source} has no {key!r}, expected of shape {tuple(shape)}: give a complete file"
+                )
+            if self[key].shape != shape:
+                raise CheckpointError(
+                    f"{self.source} has {key!r} of shape {tuple(self[key].shape)} where {tuple(shape)} was expected: "
+                    "give the file of one unaltered model"
+                )
+        for key in self:
+            if key not in expected and not re.fullmatch(ignored, key):
+                raise CheckpointError(
+                    f"{self.source} has {key!r}, unknown to {type(model).__name__}: give the file of an unaltered "
+                    "model"
+                )
+        tensors = {}
+        for key, (name, _) in expected.items():
+            tensor = self[key].to(dtype) if self[key].is_floating_point() else self[key]
+            # Safetensors saves contiguous tensors only.
+            tensors[name] = tensor.contiguous()
+        model.load_state_dict(tensors, assign=True)
+        align_weights(model)
+        return model.eval()
 
 
 def save_whole(save: Callable[[Path], object], out: str | Path | None) -> None:

@@ -8,7 +8,7 @@ import torch
 from diffusers import VQModel
 
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from .checkpoint import NORM_NUM_GROUPS, fill, multipliers_of, shape_of
+from .checkpoint import NORM_NUM_GROUPS, OriginalTensors
 
 
 Model = TypeVar("Model", bound=VQModel)
@@ -49,18 +49,10 @@ def vq_model_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-
-    def shape(key: str, dimensions: int = 4) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind=KIND)
-
-    def count(pattern: str) -> int:
-        return len({match[1] for key in state if (match := re.match(pattern, key))})
-
-    codes, dimension = shape("quantize.embedding.weight", 2)
-    channels = shape("encoder.conv_in.weight")[0]
-    levels = count(r"encoder\.down\.(\d+)\.")
-    widths = [shape(f"encoder.down.{level}.block.0.conv1.weight")[0] for level in range(levels)]
-    multipliers_of([channels, *widths], source=source, kind=KIND)
+    state = OriginalTensors(state, KIND, source)
+    codes, dimension = state.shape("quantize.embedding.weight")
+    _, *widths = state.encoder_widths("encoder.down.", "block.0")
+    levels = len(widths)
     with_attention = [any(key.startswith(f"encoder.down.{level}.attn.") for key in state) for level in range(levels)]
     with torch.device("meta"):
         vq = model(
@@ -71,8 +63,8 @@ def vq_model_from_original(
                 "AttnUpDecoderBlock2D" if attends else "UpDecoderBlock2D" for attends in with_attention[::-1]
             ],
             block_out_channels=widths,
-            layers_per_block=count(r"encoder\.down\.0\.block\.(\d+)\."),
-            latent_channels=shape("quant_conv.weight")[1],
+            layers_per_block=state.count("encoder.down.0.block."),
+            latent_channels=state.shape("quant_conv.weight", 4)[1],
             vq_embed_dim=dimension,
             num_vq_embeddings=codes,
             norm_num_groups=NORM_NUM_GROUPS,
@@ -87,11 +79,10 @@ def vq_model_from_original(
         return name
 
     # The 1x1 convolutions of attention are linear layers in diffusers.
-    state = {
-        key: tensor.flatten(1) if re.search(r"\battn.*\.(q|k|v|proj_out)\.weight", key) else tensor
-        for key, tensor in state.items()
-    }
-    return fill(vq, state, original_name, dtype=torch.float32, ignored=r"loss\..*|ema_.*", source=source)
+    for key in state:
+        if re.search(r"\battn.*\.(q|k|v|proj_out)\.weight", key):
+            state[key] = state[key].flatten(1)
+    return state.fill(vq, original_name, dtype=torch.float32, ignored=r"loss\..*|ema_.*")
 
 
 # Ours and the original's, replaced from top to bottom.
@@ -119,30 +110,20 @@ def llamagen_tokenizer_from_original(
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
 
-    kind = "LlamaGen tokenizer"
-
-    def shape(key: str, dimensions: int = 4) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind=kind)
-
-    def count(pattern: str) -> int:
-        return len({match[1] for key in state if (match := re.match(pattern, key))})
-
-    codebook_size, codebook_dim = shape("quantize.embedding.weight", 2)
-    channels = shape("encoder.conv_in.weight")[0]
-    levels = count(r"encoder\.conv_blocks\.(\d+)\.")
-    widths = [shape(f"encoder.conv_blocks.{level}.res.0.conv1.weight")[0] for level in range(levels)]
-    multipliers = multipliers_of([channels, *widths], source=source, kind=kind)
+    state = OriginalTensors(state, "LlamaGen tokenizer", source)
+    codebook_size, codebook_dim = state.shape("quantize.embedding.weight")
+    channels, *widths = state.encoder_widths("encoder.conv_blocks.", "res.0")
     with torch.device("meta"):
         vq = LlamaGenVQModel(
             channels=channels,
-            channel_multipliers=tuple(multipliers),
-            layers_per_block=count(r"encoder\.conv_blocks\.0\.res\.(\d+)\."),
-            latent_channels=shape("encoder.conv_out.weight")[0],
+            channel_multipliers=tuple(width // channels for width in widths),
+            layers_per_block=state.count("encoder.conv_blocks.0.res."),
+            latent_channels=state.shape("encoder.conv_out.weight", 4)[0],
             codebook_size=codebook_size,
             codebook_dim=codebook_dim,
             norm_num_groups=NORM_NUM_GROUPS,
         )
-    return fill(vq, state, _llamagen_name, dtype=torch.float32, ignored=r"quantize\.codebook_used", source=source)
+    return state.fill(vq, _llamagen_name, dtype=torch.float32, ignored=r"quantize\.codebook_used")
 
 
 def _llamagen_name(name: str) -> str:

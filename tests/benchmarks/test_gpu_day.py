@@ -101,7 +101,7 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
 def test_a_part_without_time_names_what_it_left_out(tmp_path):
     data = run(tmp_path, "--only", "kernels", "--seconds", "0")
     assert data["results"]["kernels"] == {} and "copy" in data["left_out"]["kernels"]
-    assert len(data["left_out"]["kernels"]) == 17
+    assert len(data["left_out"]["kernels"]) == 18
 
 
 def test_errors_are_kept_and_tried_again_but_not_want_of_memory(tmp_path):

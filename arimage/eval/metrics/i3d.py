@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from ...convert.checkpoint import fill, load_original
+from ...convert.checkpoint import OriginalTensors, load_original
 from ...media.files import open_image, read_video
 from .features import Space, WeightsFile, file_sha256
 
@@ -146,8 +146,8 @@ class I3DExtractor:
         # The published file lacks these counters, which only training uses.
         counters = [name for name in network.state_dict() if name.endswith("num_batches_tracked")]
         state = dict.fromkeys(counters, torch.zeros((), dtype=torch.long)) | load_original(weights, ())
-        network = fill(network, state, lambda name: name, dtype=torch.float32, ignored="", source=weights)
-        self._network = network.to(device)
+        tensors = OriginalTensors(state, "I3D", weights)
+        self._network = tensors.fill(network, str, dtype=torch.float32).to(device)
 
     @torch.inference_mode()
     def __call__(self, videos: list[list[Image.Image]]) -> torch.FloatTensor:

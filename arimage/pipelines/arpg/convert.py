@@ -1,14 +1,11 @@
 """From the published files of ARPG (https://github.com/hp-l33/ARPG) to an `ARPGPipeline`."""
 
-import re
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import check_heads, fill, load_original, save_whole, shape_of
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.paths import CheckpointError, check_vacant
-from ...models.original_names import rename
 from ..kinds.convert_any_order import find_files, heads_of
 from .pipeline_arpg import ARPGPipeline
 from .transformer_arpg import ARPGTransformer
@@ -56,20 +53,17 @@ def arpg_transformer_from_original(
     Raises:
         CheckpointError: if the heads do not fit, or a tensor is missing, unknown or of an unexpected shape.
     """
-    state = dict(state)
-
-    def shape(key: str) -> torch.Size:
-        return shape_of(state, key, 2, source=source, kind=KIND)
+    tensors = OriginalTensors(state, KIND, source)
 
     def merge(prefix: str, names: str, merged: str) -> None:
         keys = [f"{prefix}to_{name}.weight" for name in names]
-        if len({shape(key) for key in keys}) != 1:
+        if len({tensors.shape(key) for key in keys}) != 1:
             raise CheckpointError(
                 f"{source} has {', '.join(keys)} of different shapes: give the file of an unaltered model"
             )
-        state[f"{prefix}{merged}.weight"] = torch.cat([state.pop(key) for key in keys])
+        tensors[f"{prefix}{merged}.weight"] = torch.cat([tensors.pop(key) for key in keys])
 
-    (vocab_size, hidden_size), embeddings = shape("head.weight"), shape("embeddings.weight")[0]
+    (vocab_size, hidden_size), embeddings = tensors.shape("head.weight"), tensors.shape("embeddings.weight")[0]
     num_classes = embeddings - vocab_size - 3
     if num_classes < 1:
         raise CheckpointError(
@@ -77,19 +71,16 @@ def arpg_transformer_from_original(
             f"classes: give the file of an {KIND}"
         )
     num_heads = heads_of(num_heads, hidden_size)
-    check_heads(num_heads, hidden_size, source)
-    halves = [
-        len({match[1] for key in state if (match := re.match(rf"layers\.{half}\.(\d+)\.", key))})
-        for half in ("self_dec", "cross_dec")
-    ]
+    tensors.check_heads(num_heads, hidden_size)
+    halves = [tensors.count(f"layers.{half}.") for half in ("self_dec", "cross_dec")]
     if halves[0] != halves[1]:
         raise CheckpointError(f"{source} has halves of {halves[0]} and {halves[1]} layers: give a complete file")
     for layer in range(halves[0]):
         merge(f"layers.self_dec.{layer}.attn.", "qkv", "to_qkv")
     merge("layers.", "kv", "to_kv")
     # The last row is never used.
-    tokens, mask, classes, _ = state.pop("embeddings.weight").split([vocab_size, 1, num_classes + 1, 1])
-    state |= {
+    tokens, mask, classes, _ = tensors.pop("embeddings.weight").split([vocab_size, 1, num_classes + 1, 1])
+    tensors |= {
         "embeddings.weight (tokens)": tokens,
         "embeddings.weight (mask)": mask[0],
         "embeddings.weight (classes)": classes,
@@ -98,20 +89,13 @@ def arpg_transformer_from_original(
         transformer = ARPGTransformer(
             grid_size=grid_size,
             hidden_size=hidden_size,
-            intermediate_size=shape("layers.self_dec.0.ffn.w1.weight")[0],
+            intermediate_size=tensors.shape("layers.self_dec.0.ffn.w1.weight")[0],
             num_layers=sum(halves),
             num_attention_heads=num_heads,
             vocab_size=vocab_size,
             num_classes=num_classes,
         )
-    return fill(
-        transformer,
-        state,
-        partial(rename, pairs=TRANSFORMER_NAMES),
-        dtype=tokens.dtype,
-        ignored="freqs_cis",
-        source=source,
-    )
+    return tensors.fill(transformer, TRANSFORMER_NAMES, dtype=tokens.dtype, ignored="freqs_cis")
 
 
 def convert_arpg(

@@ -9,7 +9,7 @@ from diffusers import VQModel
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.models.chameleon.modeling_chameleon import ChameleonRotaryEmbedding
 
-from ...convert.checkpoint import fill, load_original, save_whole, shape_of
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.vqgan import vq_model_from_original
@@ -78,18 +78,19 @@ def chameleon_from_original(
             },
         }
     )
-    state = {key: tensor for key, tensor in state.items() if not key.startswith("model.vqmodel.")}
+    language = {key: tensor for key, tensor in state.items() if not key.startswith("model.vqmodel.")}
+    state = OriginalTensors(language, "Chameleon", source)
     heads = {"q": typed.num_attention_heads, "k": typed.num_key_value_heads}
     for key, tensor in state.items():
         if match := re.search(r"\.([qk])_norm\.(weight|bias)$", key):
-            shards = shape_of(state, key, 2, source=source, kind="Chameleon")[0]
+            shards = state.shape(key)[0]
             if heads[match[1]] % shards:
                 raise CheckpointError(
                     f"{source} has {key!r} with {shards} rows, which {heads[match[1]]} heads cannot share: give the "
                     "file of an unaltered model"
                 )
             state[key] = tensor.repeat_interleave(heads[match[1]] // shards, dim=0)
-    encoder = {
+    state |= {
         f"model.vqmodel.{key}": tensor
         for key, tensor in vq_state.items()
         if key.startswith(("encoder.", "quantize.", "quant_conv.", "post_quant_conv."))
@@ -97,10 +98,8 @@ def chameleon_from_original(
     with torch.device("meta"):
         model = ChameleonForConditionalGeneration(typed)
     key = "model.embed_tokens.weight"
-    shape_of(state, key, 2, source=source, kind="Chameleon")
-    model = fill(
-        model, state | encoder, str, dtype=state[key].dtype, ignored=r".*\.rotary_emb\.inv_freq", source=source
-    )
+    state.shape(key)
+    model = state.fill(model, str, dtype=state[key].dtype, ignored=r".*\.rotary_emb\.inv_freq")
     # What no checkpoint holds.
     model.model.rotary_emb = ChameleonRotaryEmbedding(typed)
     return model
@@ -123,7 +122,8 @@ def chameleon_state_from_meta(
         heads, layers, eps = (parameters[name] for name in ("n_heads", "n_layers", "norm_eps"))
     except KeyError as error:
         raise CheckpointError(f"params.json next to {source} has no {error}: give an unaltered folder") from error
-    vocab_size, hidden_size = shape_of(state, "tok_embeddings.weight", 2, source=source, kind="Chameleon")
+    state = OriginalTensors(state, "Chameleon", source)
+    vocab_size, hidden_size = state.shape("tok_embeddings.weight")
     head_dim = hidden_size // heads
     converted = {}
     for key, tensor in state.items():
@@ -138,7 +138,7 @@ def chameleon_state_from_meta(
     return converted, {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": shape_of(state, "layers.0.feed_forward.w1.weight", 2, source=source, kind="Chameleon")[0],
+        "intermediate_size": state.shape("layers.0.feed_forward.w1.weight")[0],
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": parameters.get("n_kv_heads") or heads,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from diffusers.utils import logging
 
-from ...convert.checkpoint import fill, load_original, save_whole, shape_of
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.folder import load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from ...decoding import SpeculativeJacobiDecoding
@@ -122,15 +122,12 @@ def cosmos_transformer_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-    state = {key.removeprefix("model."): value for key, value in state.items() if not key.endswith("_extra_state")}
-
-    def sizes(key: str, dimensions: int = 2) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind=KIND)
-
-    embeddings, hidden_size = sizes("tok_embeddings.weight")
-    head_dim = sizes("layers.0.attention.q_norm.weight", 1)[0]
-    layers = len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))})
-    num_heads = sizes("layers.0.attention.wq.weight")[0] // head_dim
+    weights = {key.removeprefix("model."): value for key, value in state.items() if not key.endswith("_extra_state")}
+    state = OriginalTensors(weights, KIND, source)
+    embeddings, hidden_size = state.shape("tok_embeddings.weight")
+    head_dim = state.shape("layers.0.attention.q_norm.weight", 1)[0]
+    layers = state.count("layers.")
+    num_heads = state.shape("layers.0.attention.wq.weight")[0] // head_dim
     stretched = num_heads * head_dim != hidden_size if yarn is None else yarn
     if yarn is None and (hidden_size, layers) not in PUBLISHED_SHAPES:
         logger.warning(
@@ -138,18 +135,18 @@ def cosmos_transformer_from_original(
             f"with{'' if stretched else 'out'} YaRN; give yarn={not stretched} if that is wrong"
         )
     text = "layers.0.cross_attention.wk.weight"
-    vocab_size = sizes("output.weight")[0]
+    vocab_size = state.shape("output.weight")[0]
     with torch.device("meta"):
         transformer = CosmosTransformer(
             shape=shape,
             hidden_size=hidden_size,
-            intermediate_size=sizes("layers.0.feed_forward.w1.weight")[0],
+            intermediate_size=state.shape("layers.0.feed_forward.w1.weight")[0],
             num_layers=layers,
             num_attention_heads=num_heads,
-            num_key_value_heads=sizes("layers.0.attention.wk.weight")[0] // head_dim,
+            num_key_value_heads=state.shape("layers.0.attention.wk.weight")[0] // head_dim,
             head_dim=head_dim,
             vocab_size=vocab_size,
-            context_dim=sizes(text)[1] if text in state else None,
+            context_dim=state.shape(text)[1] if text in state else None,
             embeddings=embeddings,
             yarn=stretched,
         )
@@ -157,7 +154,7 @@ def cosmos_transformer_from_original(
         if re.search(r"\.attention\.(wq|wk|q_norm|k_norm)\.weight$", key):
             state[key] = in_pairs(state[key], head_dim)
     dtype = state["tok_embeddings.weight"].dtype
-    return fill(transformer, state, _original_name, dtype=dtype, ignored="", source=source)
+    return state.fill(transformer, _original_name, dtype=dtype)
 
 
 def in_pairs(weight: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import fill, save_whole, shape_of
+from ...convert.checkpoint import OriginalTensors, save_whole
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.torchscript import load_torchscript
 from .fsq_cosmos import CosmosVideoTokenizer
@@ -69,20 +69,22 @@ def cosmos_tokenizer_from_original(
     """
     if "quantizer._levels" not in state:
         raise CheckpointError(f"{source} has no 'quantizer._levels', as every {KIND} has: give the folder of one")
-    first = shape_of(state, "encoder.conv_in.0.conv3d.weight", 5, source=source, kind=KIND)
+    state = OriginalTensors(state, KIND, source)
+    first = state.shape("encoder.conv_in.0.conv3d.weight", 5)
     patch_size = round((first[1] / 3) ** (1 / 3))
     widths = {
         half: [
-            shape_of(state, f"{half}.{way}.{level}.block.0.conv1.0.conv3d.weight", 5, source=source, kind=KIND)[0]
-            for level in range(_count(state, rf"{half}\.{way}\.(\d+)\.block\.0\.conv1\.0\.conv3d\.weight"))
+            state.shape(f"{half}.{way}.{level}.block.0.conv1.0.conv3d.weight", 5)[0]
+            for level in range(state.count(f"{half}.{way}."))
         ]
         for half, way in (("encoder", "down"), ("decoder", "up"))
     }
     if first[1] != 3 * patch_size**3 or not widths["encoder"] or not widths["decoder"]:
         raise CheckpointError(f"{source} is not that of a {KIND}: give the folder of one")
-    deepest = shape_of(state, "decoder.conv_in.0.conv3d.weight", 5, source=source, kind=KIND)[0]
+    deepest = state.shape("decoder.conv_in.0.conv3d.weight", 5)[0]
+    levels = len(widths["encoder"])
     downs = {
-        axis: _count(state, rf"encoder\.down\.(\d+)\.downsample\.{conv}\.conv3d\.weight")
+        axis: sum(f"encoder.down.{level}.downsample.{conv}.conv3d.weight" in state for level in range(levels))
         for axis, conv in (("spatial", "conv1"), ("temporal", "conv2"))
     }
     dtype = state["encoder.conv_in.0.conv3d.weight"].dtype
@@ -90,21 +92,15 @@ def cosmos_tokenizer_from_original(
     tokenizer = CosmosVideoTokenizer(
         encoder_block_out_channels=(first[0], *widths["encoder"]),
         decoder_block_out_channels=(*widths["decoder"], deepest),
-        latent_channels=shape_of(state, "encoder.conv_out.0.conv3d.weight", 5, source=source, kind=KIND)[0],
-        num_layers=_count(state, r"encoder\.down\.0\.block\.(\d+)\.conv1\.0\.conv3d\.weight"),
+        latent_channels=state.shape("encoder.conv_out.0.conv3d.weight", 5)[0],
+        num_layers=state.count("encoder.down.0.block."),
         patch_size=patch_size,
         spatial_compression_ratio=patch_size * 2 ** downs["spatial"],
         temporal_compression_ratio=patch_size * 2 ** downs["temporal"],
         levels=tuple(state["quantizer._levels"].tolist()),
     )
     highest = len(widths["decoder"]) - 1
-    return fill(
-        tokenizer, state, lambda name: _original_name(name, highest), dtype=dtype, ignored=CONSTANTS, source=source
-    )
-
-
-def _count(state: dict[str, torch.Tensor], pattern: str) -> int:
-    return len({match[1] for key in state if (match := re.fullmatch(pattern, key))})
+    return state.fill(tokenizer, lambda name: _original_name(name, highest), dtype=dtype, ignored=CONSTANTS)
 
 
 def _original_name(name: str, highest: int) -> str:

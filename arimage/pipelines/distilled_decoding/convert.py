@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import WRAPPINGS, fill, load_original, save_whole, shape_of
+from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_folder, check_vacant
 from ...convert.vqgan import llamagen_tokenizer_from_original
 from ...decoding import FewStepDecoding
-from ..llamagen.convert import attention_heads, llamagen_transformer_from_original, transformer_name
+from ...models.original_names import LLAMAGEN_NAMES, rename
+from ..llamagen.convert import attention_heads, llamagen_transformer_from_original
 from ..var.convert import TRANSFORMER_NAMES as VAR_NAMES
 from ..var.convert import scales_of, var_tokenizer_from_original, var_transformer_from_original
 from .pipeline_llamagen_dd import LlamaGenDDPipeline
@@ -83,35 +84,26 @@ def llamagen_dd_transformer_from_original(
         CheckpointError: if the heads are unknown or do not fit, or a tensor is missing, unknown or of an unexpected
             shape.
     """
-
-    def shape(key: str) -> torch.Size:
-        return shape_of(state, key, 2, source=source, kind="LlamaGen-DD transformer")
-
-    vocab_size, hidden_size = shape("output.weight")
-    layers = len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))})
-    qkv_width = shape("layers.0.attention.wqkv.weight")[0]
-    heads, kv_heads = attention_heads(qkv_width, hidden_size, layers, num_heads, source)
+    state = OriginalTensors(state, "LlamaGen-DD transformer", source)
+    vocab_size, hidden_size = state.shape("output.weight")
+    layers = state.count("layers.")
+    heads, kv_heads = attention_heads(state, hidden_size, layers, num_heads)
     with torch.device("meta"):
         transformer = LlamaGenDDTransformer(
             grid_size=grid_size,
             hidden_size=hidden_size,
-            intermediate_size=shape("layers.0.feed_forward.w1.weight")[0],
+            intermediate_size=state.shape("layers.0.feed_forward.w1.weight")[0],
             num_layers=layers,
             num_attention_heads=heads,
             num_key_value_heads=None if kv_heads == heads else kv_heads,
             vocab_size=vocab_size,
-            codebook_dim=shape("tok_embeddings.weight")[1],
-            num_classes=shape("cls_embedding.embedding_table.weight")[0] - 1,
+            codebook_dim=state.shape("tok_embeddings.weight")[1],
+            num_classes=state.shape("cls_embedding.embedding_table.weight")[0] - 1,
             codes_until=PUBLISHED_LEVELS.get((hidden_size, layers), (None, 0))[0],
         )
 
-    def original_name(name: str) -> str:
-        for ours, original in (*STUDENT_NAMES, ("input_projection.", "tok_embeddings.")):
-            name = name.replace(ours, original)
-        return transformer_name(name)
-
-    dtype = state["output.weight"].dtype
-    return fill(transformer, state, original_name, dtype=dtype, ignored="freqs_cis", source=source)
+    names = (*STUDENT_NAMES, ("input_projection.", "tok_embeddings."), *LLAMAGEN_NAMES)
+    return state.fill(transformer, names, dtype=state["output.weight"].dtype, ignored="freqs_cis")
 
 
 def var_dd_transformer_from_original(
@@ -127,47 +119,41 @@ def var_dd_transformer_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-
-    def shape(key: str, dimensions: int) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind="VAR-DD transformer")
-
-    vocab_size, hidden_size = shape("head.weight", 2)
-    layers = len({match[1] for key in state if (match := re.match(r"blocks\.(\d+)\.", key))})
+    state = OriginalTensors(state, "VAR-DD transformer", source)
+    vocab_size, hidden_size = state.shape("head.weight")
+    layers = state.count("blocks.")
     with torch.device("meta"):
         transformer = VARDDTransformer(
-            num_classes=shape("class_emb.weight", 2)[0] - 1,
+            num_classes=state.shape("class_emb.weight")[0] - 1,
             vocab_size=vocab_size,
-            codebook_dim=shape("word_embed.weight", 2)[1],
+            codebook_dim=state.shape("word_embed.weight")[1],
             scales=tuple(scales),
             hidden_size=hidden_size,
             num_layers=layers,
-            num_attention_heads=shape("blocks.0.attn.scale_mul_1H11", 4)[1],
-            mlp_ratio=shape("blocks.0.ffn.fc1.weight", 2)[0] / hidden_size,
+            num_attention_heads=state.shape("blocks.0.attn.scale_mul_1H11", 4)[1],
+            mlp_ratio=state.shape("blocks.0.ffn.fc1.weight")[0] / hidden_size,
             codes_until=PUBLISHED_LEVELS.get((hidden_size, layers), (None, 0))[0],
         )
 
-    state = dict(state)
     for layer in range(layers):
         attention = f"blocks.{layer}.attn"
         for name in "qv":
-            shape(f"{attention}.{name}_bias", 1)
+            state.shape(f"{attention}.{name}_bias", 1)
         query, value = (state.pop(f"{attention}.{name}_bias") for name in "qv")
         # The averaged weights leave out the bias of the keys, which is always zero.
         key = state.pop(f"{attention}.zero_k_bias", torch.zeros_like(query))
         state[f"{attention}.mat_qkv.bias"] = torch.cat([query, key, value])
-        shape(f"{attention}.scale_mul_1H11", 4)
+        state.shape(f"{attention}.scale_mul_1H11", 4)
         state[f"{attention}.scale_mul_1H11"] = state[f"{attention}.scale_mul_1H11"].squeeze(0)
 
     def original_name(name: str) -> str:
         if block := re.match(r"blocks\.(\d+)\.known_projection\.", name):
             return name.replace(block[0], f"layerwise_n_d_embed.{block[1]}.")
         last = ("known_projection.", f"layerwise_n_d_embed.{layers}.")
-        for ours, original in (*STUDENT_NAMES, last, *VAR_NAMES):
-            name = name.replace(ours, original)
-        return name.replace(".modulation.", ".ada_lin.1.")
+        return rename(name, (*STUDENT_NAMES, last, *VAR_NAMES, (".modulation.", ".ada_lin.1.")))
 
     dtype = state["head.weight"].dtype
-    return fill(transformer, state, original_name, dtype=dtype, ignored="lvl_1L|attn_bias_for_masking", source=source)
+    return state.fill(transformer, original_name, dtype=dtype, ignored="lvl_1L|attn_bias_for_masking")
 
 
 def convert_llamagen_dd(
@@ -224,11 +210,11 @@ def convert_var_dd(
     parts = _find_parts(folder, teacher="word_embed.weight")
     path, state = parts[STUDENT]
     if scales is None:
-        positions = shape_of(state, "pos_1LC", 3, source=path, kind="VAR-DD transformer")[1]
+        positions = OriginalTensors(state, "VAR-DD transformer", path).shape("pos_1LC", 3)[1]
         scales = PUBLISHED_SCALES
         if positions != 1 + sum(side**2 for side in scales):
-            buffers = load_original(path, ("trainer", "var_wo_ddp"))
-            shape_of(buffers, "lvl_1L", 2, source=path, kind="VAR-DD transformer")
+            buffers = OriginalTensors(load_original(path, ("trainer", "var_wo_ddp")), "VAR-DD transformer", path)
+            buffers.shape("lvl_1L")
             # The first level is the class.
             scales = scales_of(buffers["lvl_1L"], path)[1:]
     student = var_dd_transformer_from_original(state, scales=scales, source=path)

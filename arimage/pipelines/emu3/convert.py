@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ...convert.checkpoint import fill, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.folder import damaged_files, load_model, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
@@ -97,11 +97,11 @@ def emu3_vq_from_original(
         settings["hidden_size"] = config["ch"] * config["ch_mult"][-1]
         vq = Emu3VQVAE(Emu3VQVAEConfig(**settings))
     # The 1x1 convolutions of attention are linear layers in transformers.
-    state = {
-        key: tensor.flatten(1) if re.search(r"\.attn.*\.(q|k|v|proj_out)\.weight", key) else tensor
-        for key, tensor in state.items()
-    }
-    return fill(vq, state, _original_name, dtype=torch.float32, ignored="", source=source)
+    state = OriginalTensors(state, "Emu3 image tokenizer", source)
+    for key in state:
+        if re.search(r"\.attn.*\.(q|k|v|proj_out)\.weight", key):
+            state[key] = state[key].flatten(1)
+    return state.fill(vq, _original_name, dtype=torch.float32)
 
 
 def _original_name(name: str) -> str:

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from ...convert.checkpoint import fill, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
@@ -85,7 +85,7 @@ def qwen3_from_original(
         model = Qwen3ForCausalLM(Qwen3Config(**settings, rope_parameters=rope))
     embedding = state.get("model.embed_tokens.weight")
     dtype = torch.float32 if embedding is None else embedding.dtype
-    fill(model, state, str, dtype=dtype, ignored=r".*\.rotary_emb\.inv_freq", source=source)
+    OriginalTensors(state, "Emu3.5", source).fill(model, str, dtype=dtype, ignored=r".*\.rotary_emb\.inv_freq")
     # What no checkpoint holds.
     model.model.rotary_emb = Qwen3RotaryEmbedding(model.config)
     model.config.dtype = dtype

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, check_heads, fill, load_original, save_whole, shape_of
+from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, save_whole
 from ...convert.folder import load_original_folder, load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.original_names import rename
@@ -70,16 +70,12 @@ def infinity_transformer_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-
-    def shape(key: str, dimensions: int) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind="Infinity transformer")
-
-    state = _with_plain_layers(state)
-    num_layers = len({match[1] for key in state if (match := re.match(r"blocks\.(\d+)\.", key))})
-    hidden_size, bits = shape("word_embed.weight", 2)
-    num_unconditional, caption_dim = shape("cfg_uncond", 2)
-    heads = shape("blocks.0.sa.scale_mul_1H11", 4).numel()
-    check_heads(heads, hidden_size, source)
+    state = OriginalTensors(_with_plain_layers(state), "Infinity transformer", source)
+    num_layers = state.count("blocks.")
+    hidden_size, bits = state.shape("word_embed.weight")
+    num_unconditional, caption_dim = state.shape("cfg_uncond")
+    heads = state.shape("blocks.0.sa.scale_mul_1H11", 4).numel()
+    state.check_heads(heads, hidden_size)
     pool = "text_proj_for_sos.ca"
     with torch.device("meta"):
         transformer = InfinityTransformer(
@@ -89,20 +85,20 @@ def infinity_transformer_from_original(
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_attention_heads=heads,
-            intermediate_size=shape("blocks.0.ffn.fc1.weight", 2)[0],
-            num_pool_heads=shape(f"{pool}.mat_q", 3)[1],
-            num_levels=shape("lvl_embed.weight", 2)[0],
+            intermediate_size=state.shape("blocks.0.ffn.fc1.weight")[0],
+            num_pool_heads=state.shape(f"{pool}.mat_q", 3)[1],
+            num_levels=state.shape("lvl_embed.weight")[0],
             pixels=pixels,
         )
 
     def with_biases(module: str, weight: str, *parts: str | None) -> None:
         """Make one bias of the parts; None is the keys', which are zero."""
-        biases = [state.pop(f"{module}.{part}") for part in parts if part and shape(f"{module}.{part}", 1)]
+        biases = [state.pop(f"{module}.{part}") for part in parts if part and state.shape(f"{module}.{part}", 1)]
         zeros = torch.zeros_like(biases[0])
         state[f"{module}.{weight}.bias"] = torch.cat([zeros if part is None else biases.pop(0) for part in parts])
 
     def flatten(key: str, dimensions: int, start: int = 0) -> None:
-        shape(key, dimensions)
+        state.shape(key, dimensions)
         state[key] = state[key].flatten(0, start) if start else state[key].flatten()
 
     with_biases(pool, "mat_kv", None, "v_bias")
@@ -114,13 +110,11 @@ def infinity_transformer_from_original(
         with_biases(f"{block}.ca", "mat_kv", None, "v_bias")
         flatten(f"{block}.sa.scale_mul_1H11", 4)
         flatten(f"{block}.ada_gss", 4)
-    return fill(
+    return state.fill(
         transformer,
-        state,
-        lambda name: rename(name, TRANSFORMER_NAMES),
+        TRANSFORMER_NAMES,
         dtype=dtype or state["head.weight"].dtype,
         ignored=r".*\.zero_k_bias|lvl_1L|attn_bias_for_masking|Infinity_visible_kvlen|Infinity_invisible_qlen",
-        source=source,
     )
 
 
@@ -148,17 +142,11 @@ def infinity_tokenizer_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-
-    def shape(key: str) -> torch.Size:
-        return shape_of(state, key, 4, source=source, kind="Infinity tokenizer")
-
-    def count(pattern: str) -> int:
-        return len({match[1] for key in state if (match := re.match(pattern, key))})
-
-    state = {_WRAPPED.sub(r".\1.\2", key): value for key, value in state.items()}
-    levels = count(r"encoder\.down\.(\d+)\.")
-    channels = shape("encoder.conv_in.weight")[0]
-    widths = [shape(f"encoder.down.{level}.block.0.conv1.weight")[0] for level in range(levels)]
+    plain = {_WRAPPED.sub(r".\1.\2", key): value for key, value in state.items()}
+    state = OriginalTensors(plain, "Infinity tokenizer", source)
+    levels = state.count("encoder.down.")
+    channels = state.shape("encoder.conv_in.weight", 4)[0]
+    widths = [state.shape(f"encoder.down.{level}.block.0.conv1.weight", 4)[0] for level in range(levels)]
     groups = NORM_NUM_GROUPS if channels % NORM_NUM_GROUPS == 0 else 24
     if not widths or any(width % channels for width in widths) or channels % groups:
         raise CheckpointError(
@@ -169,8 +157,8 @@ def infinity_tokenizer_from_original(
         vq = InfinityVQModel(
             channels=channels,
             channel_multipliers=tuple(width // channels for width in widths),
-            layers_per_block=count(r"encoder\.down\.0\.block\.(\d+)\."),
-            latent_channels=shape("encoder.conv_out.weight")[0],
+            layers_per_block=state.count("encoder.down.0.block."),
+            latent_channels=state.shape("encoder.conv_out.weight", 4)[0],
             patchify=patchify,
             norm_num_groups=groups,
         )
@@ -181,8 +169,7 @@ def infinity_tokenizer_from_original(
         name = re.sub(r"decoder\.levels\.(\d+)", lambda match: f"decoder.up.{levels - 1 - int(match[1])}", name)
         return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
 
-    ignored = r"quantizer?\.lfq\.mask"
-    return fill(vq, state, original_name, dtype=torch.float32, ignored=ignored, source=source)
+    return state.fill(vq, original_name, dtype=torch.float32, ignored=r"quantizer?\.lfq\.mask")
 
 
 def convert_infinity(

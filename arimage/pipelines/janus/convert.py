@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ...convert.checkpoint import fill, multipliers_of, save_whole, shape_of
+from ...convert.checkpoint import OriginalTensors, save_whole
 from ...convert.folder import damaged_files, load_model, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from .pipeline_janus import JanusPipeline
@@ -89,21 +89,12 @@ def janus_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-    kind = "Janus model"
-
-    def shape(key: str, dimensions: int = 2) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind=kind)
-
-    def count(pattern: str) -> int:
-        return len({match[1] for key in state if (match := re.match(pattern, key))})
-
+    state = OriginalTensors(state, "Janus model", source)
     tower, vq = "vision_model.vision_tower", "gen_vision_model"
-    width, channels, patch_size, _ = shape(f"{tower}.patch_embed.proj.weight", 4)
-    num_patches = shape(f"{tower}.pos_embed", 3)[1]
-    base_channels = shape(f"{vq}.encoder.conv_in.weight", 4)[0]
-    levels = count(rf"{vq}\.encoder\.conv_blocks\.(\d+)\.")
-    widths = [shape(f"{vq}.encoder.conv_blocks.{level}.res.0.conv1.weight", 4)[0] for level in range(levels)]
-    num_embeddings, embed_dim = shape(f"{vq}.quantize.embedding.weight")
+    width, channels, patch_size, _ = state.shape(f"{tower}.patch_embed.proj.weight", 4)
+    num_patches = state.shape(f"{tower}.pos_embed", 3)[1]
+    base_channels, *widths = state.encoder_widths(f"{vq}.encoder.conv_blocks.", "res.0")
+    num_embeddings, embed_dim = state.shape(f"{vq}.quantize.embedding.weight")
     config = JanusConfig(
         text_config=LlamaConfig(
             **{
@@ -118,22 +109,22 @@ def janus_from_original(
             "patch_size": patch_size,
             "image_size": patch_size * math.isqrt(num_patches),
             "num_image_tokens": num_patches,
-            "num_hidden_layers": count(rf"{tower}\.blocks\.(\d+)\."),
+            "num_hidden_layers": state.count(f"{tower}.blocks."),
             "num_attention_heads": NUM_VISION_HEADS,
-            "mlp_ratio": shape(f"{tower}.blocks.0.mlp.fc1.weight")[0] / width,
-            "projection_dim": shape("aligner.layers.0.weight")[0],
-            "depth": count(r"aligner\.layers\.(\d+)\."),
+            "mlp_ratio": state.shape(f"{tower}.blocks.0.mlp.fc1.weight")[0] / width,
+            "projection_dim": state.shape("aligner.layers.0.weight")[0],
+            "depth": state.count("aligner.layers."),
         },
         vq_config={
             "embed_dim": embed_dim,
             "num_embeddings": num_embeddings,
-            "latent_channels": shape(f"{vq}.encoder.conv_out.weight", 4)[0],
+            "latent_channels": state.shape(f"{vq}.encoder.conv_out.weight", 4)[0],
             "base_channels": base_channels,
-            "channel_multiplier": multipliers_of([base_channels, *widths], source=source, kind=kind),
-            "num_res_blocks": count(rf"{vq}\.encoder\.conv_blocks\.0\.res\.(\d+)\."),
-            "projection_dim": shape("gen_aligner.layers.0.weight")[0],
-            "num_hidden_layers": count(r"gen_aligner\.layers\.(\d+)\."),
-            "image_token_embed_dim": shape("gen_head.output_mlp_projector.weight")[1],
+            "channel_multiplier": [width // base_channels for width in widths],
+            "num_res_blocks": state.count(f"{vq}.encoder.conv_blocks.0.res."),
+            "projection_dim": state.shape("gen_aligner.layers.0.weight")[0],
+            "num_hidden_layers": state.count("gen_aligner.layers."),
+            "image_token_embed_dim": state.shape("gen_head.output_mlp_projector.weight")[1],
         },
         tie_word_embeddings=False,
     )
@@ -141,13 +132,12 @@ def janus_from_original(
     with init_empty_weights():
         model = JanusForConditionalGeneration(config)
 
-    state = dict(state)
     state[f"{tower}.pos_embed"] = state[f"{tower}.pos_embed"].squeeze(0)
     for key in [key for key in state if key.startswith(tower) and ".attn.qkv." in key]:
         for name, part in zip("qkv", state.pop(key).tensor_split(3), strict=True):
             state[key.replace("qkv", f"{name}_proj")] = part
     dtype = state["language_model.model.embed_tokens.weight"].dtype
-    return fill(model, state, _original_name, dtype=dtype, ignored=IGNORED, source=source)
+    return state.fill(model, _original_name, dtype=dtype, ignored=IGNORED)
 
 
 def _original_name(name: str) -> str:

@@ -1,23 +1,16 @@
 """From the published files of LlamaGen (https://github.com/FoundationVision/LlamaGen) to a `LlamaGenPipeline`."""
 
-import re
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ...convert.checkpoint import (
-    check_heads,
-    fill,
-    load_original,
-    save_whole,
-    shape_of,
-)
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.folder import load_t5_encoder
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.vqgan import llamagen_tokenizer_from_original
-from ...models.original_names import LLAMAGEN_NAMES, rename
+from ...models.original_names import LLAMAGEN_NAMES
 from .pipeline_llamagen import LlamaGenPipeline
 from .transformer_llamagen import LlamaGenTransformer
 
@@ -65,64 +58,54 @@ def llamagen_transformer_from_original(
             f"image size {image_size} does not fit a tokenizer of {downsample} pixels per token: "
             f"give the multiple of {downsample} that {source} was trained for"
         )
-
-    def shape(key: str) -> torch.Size:
-        return shape_of(state, key, 2, source=source, kind="LlamaGen transformer")
-
-    vocab_size, hidden_size = shape("tok_embeddings.weight")
-    num_layers = len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))})
-    heads, kv_heads = attention_heads(
-        shape("layers.0.attention.wqkv.weight")[0], hidden_size, num_layers, num_heads, source
-    )
+    state = OriginalTensors(state, "LlamaGen transformer", source)
+    vocab_size, hidden_size = state.shape("tok_embeddings.weight")
+    num_layers = state.count("layers.")
+    heads, kv_heads = attention_heads(state, hidden_size, num_layers, num_heads)
     config = {
         "grid_size": image_size // downsample,
         "hidden_size": hidden_size,
-        "intermediate_size": shape("layers.0.feed_forward.w1.weight")[0],
+        "intermediate_size": state.shape("layers.0.feed_forward.w1.weight")[0],
         "num_layers": num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": None if kv_heads == heads else kv_heads,
         "vocab_size": vocab_size,
     }
     if any(key.startswith(("cls_embedding.uncond_embedding", "cls_embedding.cap_proj.")) for key in state):
-        tokens, caption_dim = shape("cls_embedding.uncond_embedding")
+        tokens, caption_dim = state.shape("cls_embedding.uncond_embedding")
         config |= {"conditioning": "text", "num_condition_tokens": tokens, "caption_dim": caption_dim}
     else:
-        num_classes = shape("cls_embedding.embedding_table.weight")[0] - 1
+        num_classes = state.shape("cls_embedding.embedding_table.weight")[0] - 1
         config |= {"conditioning": "class", "num_condition_tokens": 1, "num_classes": num_classes}
     with torch.device("meta"):
         transformer = LlamaGenTransformer(**config)
-    return fill(
+    return state.fill(
         transformer,
-        state,
-        transformer_name,
+        LLAMAGEN_NAMES,
         dtype=state["tok_embeddings.weight"].dtype,
         ignored=r"freqs_cis|layers\.\d+\.attention\.kv_cache\.[kv]_cache",
-        source=source,
     )
 
 
 def attention_heads(
-    qkv_width: int, hidden_size: int, num_layers: int, num_heads: int | None, source
+    state: OriginalTensors, hidden_size: int, num_layers: int, num_heads: int | None
 ) -> tuple[int, int]:
+    qkv_width, _ = state.shape("layers.0.attention.wqkv.weight")
     heads = num_heads or NUM_HEADS.get((hidden_size, num_layers))
     if heads is None:
         raise CheckpointError(
-            f"{source} has {num_layers} layers of width {hidden_size}, which is not a published size: "
+            f"{state.source} has {num_layers} layers of width {hidden_size}, which is not a published size: "
             "give the number of its attention heads as --num-heads (num_heads=)"
         )
-    check_heads(heads, hidden_size, source)
+    state.check_heads(heads, hidden_size)
     kv_heads, rest = divmod(qkv_width - hidden_size, 2 * hidden_size // heads)
     if kv_heads < 1 or rest or heads % kv_heads:
         raise CheckpointError(
-            f"{source} has 'layers.0.attention.wqkv.weight' with {qkv_width} rows, which {heads} heads of width "
+            f"{state.source} has 'layers.0.attention.wqkv.weight' with {qkv_width} rows, which {heads} heads of width "
             f"{hidden_size // heads} cannot share: give the number of attention heads it was trained with as "
             "--num-heads (num_heads=)"
         )
     return heads, kv_heads
-
-
-def transformer_name(name: str) -> str:
-    return rename(name, LLAMAGEN_NAMES)
 
 
 def convert_llamagen(

@@ -1,15 +1,12 @@
 """From the published files of LPD (https://github.com/mit-han-lab/lpd) to an `LPDPipeline`."""
 
 import math
-import re
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import fill, load_original, save_whole, shape_of
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.paths import CheckpointError, check_vacant
-from ...models.original_names import rename
 from ..kinds.convert_any_order import find_files, heads_of
 from .pipeline_lpd import LPDPipeline
 from .transformer_lpd import LPDTransformer
@@ -49,44 +46,31 @@ def lpd_transformer_from_original(
         CheckpointError: if the heads do not fit, the grid is not square, or a tensor is missing, unknown or of an
             unexpected shape.
     """
-
-    def shape(key: str, dimensions: int = 2) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind=KIND)
-
-    vocab_size, hidden_size = shape("token_emb.weight")
-    count = shape("pos_embed", 3)[1] - 1
+    state = OriginalTensors(state, KIND, source)
+    vocab_size, hidden_size = state.shape("token_emb.weight")
+    count = state.shape("pos_embed", 3)[1] - 1
     grid_size = math.isqrt(max(count, 0))
     if count < 1 or grid_size**2 != count:
         raise CheckpointError(
             f"{source} has 'pos_embed' of {count} places, which is not a square: give an unaltered file"
         )
     num_heads = heads_of(num_heads, hidden_size)
-    if hidden_size % num_heads:
-        raise CheckpointError(
-            f"{source} has width {hidden_size}, which {num_heads} heads cannot share: give the number of attention "
-            "heads it was trained with as --num-heads (num_heads=)"
-        )
+    state.check_heads(num_heads, hidden_size, 1)
     with torch.device("meta"):
         transformer = LPDTransformer(
             grid_size=grid_size,
             hidden_size=hidden_size,
-            intermediate_size=shape("blocks.0.mlp.fc1.weight")[0],
-            num_layers=len({match[1] for key in state if (match := re.match(r"blocks\.(\d+)\.", key))}),
+            intermediate_size=state.shape("blocks.0.mlp.fc1.weight")[0],
+            num_layers=state.count("blocks."),
             num_attention_heads=num_heads,
             vocab_size=vocab_size,
-            num_classes=shape("class_emb.weight")[0],
+            num_classes=state.shape("class_emb.weight")[0],
         )
-    shapes = {
-        "fake_latent": shape("fake_latent"),
-        "mask_token": shape("mask_token", 3),
-        "pos_embed": shape("pos_embed", 3),
-    }
-    state = {**state, **{key: state[key].flatten(0, len(size) - 2) for key, size in shapes.items()}}
+    for key, dimensions, first in (("fake_latent", 2, 0), ("mask_token", 3, 1), ("pos_embed", 3, 1)):
+        state.shape(key, dimensions)
+        state[key] = state[key].flatten(0, first)
     state |= {key: state[key].squeeze(0) for key in ("fake_latent", "mask_token")}
-    dtype = state["token_emb.weight"].dtype
-    return fill(
-        transformer, state, partial(rename, pairs=TRANSFORMER_NAMES), dtype=dtype, ignored="(?!)", source=source
-    )
+    return state.fill(transformer, TRANSFORMER_NAMES, dtype=state["token_emb.weight"].dtype)
 
 
 def convert_lpd(

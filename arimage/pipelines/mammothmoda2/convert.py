@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
 from transformers import PreTrainedTokenizerFast
 
-from ...convert.checkpoint import fill, save_whole
+from ...convert.checkpoint import OriginalTensors, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import qwen_tokenizer, read_lines
@@ -158,7 +158,9 @@ def convert_mammothmoda2(folder: str | Path, *, out: str | Path | None = None) -
         return f"gen_transformer.{inner}{name}"
 
     models = [
-        fill(model, tensors, original, dtype=_dtype(folder, tensors), ignored=IGNORED, source=folder)
+        OriginalTensors(tensors, "MammothModa2", folder).fill(
+            model, original, dtype=_dtype(folder, tensors), ignored=IGNORED
+        )
         for model, tensors, original in (
             (language_model, parts["llm_model"], in_language_model),
             (transformer, parts["gen_transformer"], in_transformer),

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, fill, load_original, multipliers_of, save_whole, shape_of
+from ...convert.checkpoint import NORM_NUM_GROUPS, OriginalTensors, load_original, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.denoising_head import DenoisingHead
@@ -98,62 +98,47 @@ def mar_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape, or the heads are not known.
     """
-
-    def shape(key: str, dimensions: int) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind="MAR checkpoint")
-
-    num_classes, width = shape("class_emb.weight", 2)
-    decoder_width = shape("decoder_embed.weight", 2)[0]
+    state = OriginalTensors(state, "MAR checkpoint", source)
+    num_classes, width = state.shape("class_emb.weight")
+    decoder_width = state.shape("decoder_embed.weight")[0]
     heads = [num_heads or NUM_HEADS.get(size, 0) for size in (width, decoder_width)]
     if any(count < 1 or size % count for count, size in zip(heads, (width, decoder_width), strict=True)):
         raise CheckpointError(
             f"{source} has the widths {width} and {decoder_width}, and num_heads is {num_heads}: give the number of "
             "attention heads, which no file holds"
         )
-    num_tokens, token_dim = shape("diffusion_pos_embed_learned", 3)[1], shape("z_proj.weight", 2)[1]
+    num_tokens, token_dim = state.shape("diffusion_pos_embed_learned", 3)[1], state.shape("z_proj.weight")[1]
     if token_dim % channels:
         raise CheckpointError(
             f"{source} has tokens of width {token_dim}, and the image tokenizer {channels} channels: give the "
             "tokenizer that this transformer was trained with"
         )
-    head_width = shape("diffloss.net.input_proj.weight", 2)[0]
+    head_width = state.shape("diffloss.net.input_proj.weight")[0]
     with torch.device("meta"):
         transformer = MARTransformer(
             num_classes=num_classes,
             token_dim=token_dim,
             patch_size=_side(token_dim // channels, f"patches of {token_dim // channels} places", source),
             grid_size=_side(num_tokens, f"{num_tokens} tokens", source),
-            num_buffers=shape("encoder_pos_embed_learned", 3)[1] - num_tokens,
+            num_buffers=state.shape("encoder_pos_embed_learned", 3)[1] - num_tokens,
             hidden_size=width,
-            num_layers=_count(state, r"encoder_blocks\.(\d+)\."),
+            num_layers=state.count("encoder_blocks."),
             num_attention_heads=heads[0],
             decoder_hidden_size=decoder_width,
-            num_decoder_layers=_count(state, r"decoder_blocks\.(\d+)\."),
+            num_decoder_layers=state.count("decoder_blocks."),
             num_decoder_attention_heads=heads[1],
-            mlp_ratio=shape("encoder_blocks.0.mlp.fc1.weight", 2)[0] / width,
+            mlp_ratio=state.shape("encoder_blocks.0.mlp.fc1.weight")[0] / width,
         )
         head = DenoisingHead(
             token_dim=token_dim,
             condition_dim=decoder_width,
             hidden_size=head_width,
-            num_layers=_count(state, r"diffloss\.net\.res_blocks\.(\d+)\."),
+            num_layers=state.count("diffloss.net.res_blocks."),
         )
-    fill(
-        transformer,
-        {key: value for key, value in state.items() if not key.startswith("diffloss.")},
-        lambda name: rename(name, TRANSFORMER_NAMES),
-        dtype=dtype or state["z_proj.weight"].dtype,
-        ignored="",
-        source=source,
-    )
-    fill(
-        head,
-        {key: value for key, value in state.items() if key.startswith("diffloss.")},
-        lambda name: "diffloss.net." + rename(name, HEAD_NAMES),
-        dtype=torch.float32,
-        ignored="",
-        source=source,
-    )
+    head_tensors = [key for key in state if key.startswith("diffloss.")]
+    of_head = OriginalTensors({key: state.pop(key) for key in head_tensors}, state.kind, source)
+    state.fill(transformer, TRANSFORMER_NAMES, dtype=dtype or state["z_proj.weight"].dtype)
+    of_head.fill(head, lambda name: "diffloss.net." + rename(name, HEAD_NAMES), dtype=torch.float32)
     return transformer, head
 
 
@@ -169,22 +154,17 @@ def mar_vae_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-    kind = "MAR image tokenizer"
-
-    def shape(key: str, dimensions: int) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind=kind)
-
-    levels = _count(state, r"encoder\.down\.(\d+)\.")
-    widths = [shape(f"encoder.down.{level}.block.0.conv1.weight", 4)[0] for level in range(levels)]
-    multipliers_of([shape("encoder.conv_in.weight", 4)[0], *widths], source=source, kind=kind)
+    state = OriginalTensors(state, "MAR image tokenizer", source)
+    _, *widths = state.encoder_widths("encoder.down.", "block.0")
+    levels = len(widths)
     attends = [f"encoder.down.{level}.attn.0.q.weight" in state for level in range(levels)]
     with torch.device("meta"):
         vae = AutoencoderKL(
             down_block_types=tuple("AttnDownEncoderBlock2D" if one else "DownEncoderBlock2D" for one in attends),
             up_block_types=("UpDecoderBlock2D",) * levels,
             block_out_channels=tuple(widths),
-            layers_per_block=_count(state, r"encoder\.down\.0\.block\.(\d+)\."),
-            latent_channels=shape("post_quant_conv.weight", 4)[0],
+            layers_per_block=state.count("encoder.down.0.block."),
+            latent_channels=state.shape("post_quant_conv.weight", 4)[0],
             norm_num_groups=NORM_NUM_GROUPS,
             scaling_factor=SCALING_FACTOR,
         )
@@ -196,9 +176,9 @@ def mar_vae_from_original(
         # The original counts levels from the highest resolution in the decoder too.
         return re.sub(r"up_blocks\.(\d+)", lambda match: f"up.{levels - 1 - int(match[1])}", renamed)
 
-    squeezed = {original_name(name) for name in matrices}
-    state = {key: value.flatten(1) if key in squeezed else value for key, value in state.items()}
-    return fill(vae, state, original_name, dtype=torch.float32, ignored=r"loss\..*", source=source)
+    for key in state.keys() & {original_name(name) for name in matrices}:
+        state[key] = state[key].flatten(1)
+    return state.fill(vae, original_name, dtype=torch.float32, ignored=r"loss\..*")
 
 
 def convert_mar(

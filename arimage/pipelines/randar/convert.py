@@ -1,14 +1,12 @@
 """From the published files of RandAR (https://github.com/ziqipang/RandAR) to a `RandARPipeline`."""
 
-import re
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import check_heads, fill, load_original, save_whole, shape_of
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
 from ...convert.paths import check_vacant
-from ...models.original_names import LLAMAGEN_NAMES, rename
+from ...models.original_names import LLAMAGEN_NAMES
 from ..kinds.convert_any_order import find_files, heads_of
 from .pipeline_randar import RandARPipeline
 from .transformer_randar import RandARTransformer
@@ -38,27 +36,23 @@ def randar_transformer_from_original(
     Raises:
         CheckpointError: if the heads do not fit, or a tensor is missing, unknown or of an unexpected shape.
     """
-
-    def shape(key: str) -> torch.Size:
-        return shape_of(state, key, 2, source=source, kind=KIND)
-
-    vocab_size, hidden_size = shape("tok_embeddings.weight")
+    state = OriginalTensors(state, KIND, source)
+    vocab_size, hidden_size = state.shape("tok_embeddings.weight")
     num_heads = heads_of(num_heads, hidden_size)
-    check_heads(num_heads, hidden_size, source)
-    shape("pos_instruct_embeddings")
+    state.check_heads(num_heads, hidden_size)
+    state.shape("pos_instruct_embeddings")
     with torch.device("meta"):
         transformer = RandARTransformer(
             grid_size=grid_size,
             hidden_size=hidden_size,
-            intermediate_size=shape("layers.0.feed_forward.w1.weight")[0],
-            num_layers=len({match[1] for key in state if (match := re.match(r"layers\.(\d+)\.", key))}),
+            intermediate_size=state.shape("layers.0.feed_forward.w1.weight")[0],
+            num_layers=state.count("layers."),
             num_attention_heads=num_heads,
             vocab_size=vocab_size,
-            num_classes=shape("cls_embedding.embedding_table.weight")[0] - 1,
+            num_classes=state.shape("cls_embedding.embedding_table.weight")[0] - 1,
         )
-    state = {**state, "pos_instruct_embeddings": state["pos_instruct_embeddings"].flatten()}
-    dtype = state["tok_embeddings.weight"].dtype
-    return fill(transformer, state, partial(rename, pairs=NAMES), dtype=dtype, ignored="freqs_cis", source=source)
+    state["pos_instruct_embeddings"] = state["pos_instruct_embeddings"].flatten()
+    return state.fill(transformer, NAMES, dtype=state["tok_embeddings.weight"].dtype, ignored="freqs_cis")
 
 
 def convert_randar(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, fill, load_original, multipliers_of, save_whole, shape_of
+from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from ...tokenizers.vq_var import VARVQModel
@@ -58,47 +58,43 @@ def var_transformer_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-
-    def shape(key: str, dimensions: int) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind="VAR transformer")
-
-    vocab_size, hidden_size = shape("head.weight", 2)
+    state = OriginalTensors(state, "VAR transformer", source)
+    vocab_size, hidden_size = state.shape("head.weight")
     qk_norm = "blocks.0.attn.scale_mul_1H11" in state
     # Without it the tensors do not show the heads; the original makes heads of 64 in every size.
-    heads = shape("blocks.0.attn.scale_mul_1H11", 4)[1] if qk_norm else hidden_size // 64
+    heads = state.shape("blocks.0.attn.scale_mul_1H11", 4)[1] if qk_norm else hidden_size // 64
     if heads < 1 or hidden_size % heads:
         raise CheckpointError(
             f"{source} has width {hidden_size}, which {heads} heads cannot share: give the file of an unaltered model"
         )
-    shape("lvl_1L", 2)
-    num_layers = len({match[1] for key in state if (match := re.match(r"blocks\.(\d+)\.", key))})
+    state.shape("lvl_1L")
+    num_layers = state.count("blocks.")
     shared_adaln = "shared_ada_lin.1.weight" in state
     with torch.device("meta"):
         transformer = VARTransformer(
-            num_classes=shape("class_emb.weight", 2)[0] - 1,
+            num_classes=state.shape("class_emb.weight")[0] - 1,
             vocab_size=vocab_size,
-            codebook_dim=shape("word_embed.weight", 2)[1],
+            codebook_dim=state.shape("word_embed.weight")[1],
             scales=scales_of(state["lvl_1L"], source),
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_attention_heads=heads,
-            mlp_ratio=shape("blocks.0.ffn.fc1.weight", 2)[0] / hidden_size,
+            mlp_ratio=state.shape("blocks.0.ffn.fc1.weight")[0] / hidden_size,
             shared_adaln=shared_adaln,
             qk_norm=qk_norm,
         )
 
-    state = dict(state)
     for layer in range(num_layers):
         attention = f"blocks.{layer}.attn"
         biases = [f"{attention}.{name}" for name in ("q_bias", "zero_k_bias", "v_bias")]
         for key in biases:
-            shape(key, 1)
+            state.shape(key, 1)
         state[f"{attention}.mat_qkv.bias"] = torch.cat([state.pop(key) for key in biases])
         if qk_norm:
-            shape(f"{attention}.scale_mul_1H11", 4)
+            state.shape(f"{attention}.scale_mul_1H11", 4)
             state[f"{attention}.scale_mul_1H11"] = state[f"{attention}.scale_mul_1H11"].squeeze(0)
         if shared_adaln:
-            shape(f"blocks.{layer}.ada_gss", 4)
+            state.shape(f"blocks.{layer}.ada_gss", 4)
             state[f"blocks.{layer}.ada_gss"] = state[f"blocks.{layer}.ada_gss"].flatten()
 
     def original_name(name: str) -> str:
@@ -108,14 +104,8 @@ def var_transformer_from_original(
             return name.replace(".modulation.bias", ".ada_gss")
         return name.replace(".modulation.", ".ada_lin.1.")
 
-    return fill(
-        transformer,
-        state,
-        original_name,
-        dtype=dtype or state["head.weight"].dtype,
-        ignored="lvl_1L|attn_bias_for_masking",
-        source=source,
-    )
+    dtype = dtype or state["head.weight"].dtype
+    return state.fill(transformer, original_name, dtype=dtype, ignored="lvl_1L|attn_bias_for_masking")
 
 
 def scales_of(levels: torch.Tensor, source: str | Path) -> tuple[int, ...]:
@@ -148,20 +138,10 @@ def var_tokenizer_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-    kind = "VAR tokenizer"
-
-    def shape(key: str, dimensions: int) -> torch.Size:
-        return shape_of(state, key, dimensions, source=source, kind=kind)
-
-    def count(pattern: str) -> int:
-        return len({match[1] for key in state if (match := re.match(pattern, key))})
-
-    codebook_size, codebook_dim = shape("quantize.embedding.weight", 2)
-    levels = count(r"encoder\.down\.(\d+)\.")
-    widths = [shape(f"encoder.down.{level}.block.0.conv1.weight", 4)[0] for level in range(levels)]
-    channels = shape("encoder.conv_in.weight", 4)[0]
-    multipliers = multipliers_of([channels, *widths], source=source, kind=kind)
-    num_phi, phi = count(r"quantize\.quant_resi\.qresi_ls\.(\d+)\."), ("phi.", "quantize.quant_resi.qresi_ls.")
+    state = OriginalTensors(state, "VAR tokenizer", source)
+    codebook_size, codebook_dim = state.shape("quantize.embedding.weight")
+    channels, *widths = state.encoder_widths("encoder.down.", "block.0")
+    num_phi, phi = state.count("quantize.quant_resi.qresi_ls."), ("phi.", "quantize.quant_resi.qresi_ls.")
     if "quantize.quant_resi.qresi.weight" in state:
         num_phi, phi = 1, ("phi.0.", "quantize.quant_resi.qresi.")
     elif num_phi == 0:
@@ -169,8 +149,8 @@ def var_tokenizer_from_original(
     with torch.device("meta"):
         vq = VARVQModel(
             channels=channels,
-            channel_multipliers=tuple(multipliers),
-            layers_per_block=count(r"encoder\.down\.0\.block\.(\d+)\."),
+            channel_multipliers=tuple(width // channels for width in widths),
+            layers_per_block=state.count("encoder.down.0.block."),
             codebook_size=codebook_size,
             codebook_dim=codebook_dim,
             scales=scales,
@@ -178,9 +158,8 @@ def var_tokenizer_from_original(
             norm_num_groups=NORM_NUM_GROUPS,
         )
 
-    state = dict(state)
     for key in [key for key in state if ".qkv." in key]:
-        shape(key, 4 if key.endswith("weight") else 1)
+        state.shape(key, 4 if key.endswith("weight") else 1)
         parts = state.pop(key).tensor_split(3)
         state |= {f"{key} ({name})": part for name, part in zip("qkv", parts, strict=True)}
 
@@ -189,10 +168,10 @@ def var_tokenizer_from_original(
             name = name.replace(ours, original)
         name = re.sub(r"\.to_([qkv])\.(\w+)", r".qkv.\2 (\1)", name)
         # The original counts levels from the highest resolution in the decoder too.
-        name = re.sub(r"decoder\.levels\.(\d+)", lambda match: f"decoder.up.{levels - 1 - int(match[1])}", name)
+        name = re.sub(r"decoder\.levels\.(\d+)", lambda match: f"decoder.up.{len(widths) - 1 - int(match[1])}", name)
         return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
 
-    return fill(vq, state, original_name, dtype=torch.float32, ignored=r"quantize\.ema_vocab_hit_SV", source=source)
+    return state.fill(vq, original_name, dtype=torch.float32, ignored=r"quantize\.ema_vocab_hit_SV")
 
 
 def convert_var(
