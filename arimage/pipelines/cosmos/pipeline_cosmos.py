@@ -19,6 +19,7 @@ from ..abilities import TOKEN_SAMPLING, Abilities
 from ..arguments import VideoArguments, pipeline_call
 from ..base import ARPipeline
 from ..call import GenerationCall
+from ..components import check_parts
 from ..output import VideoPipelineOutput
 from ..pictures.videos import prepare_images, prepare_videos
 from ..text.checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, prompt_names, text_length
@@ -89,11 +90,7 @@ class CosmosPipeline(ARPipeline):
         fps: int = 24,
     ):
         super().__init__()
-        if transformer.config.vocab_size != vq.codebook_size:
-            raise ValueError(
-                f"the transformer has {transformer.config.vocab_size} tokens, the video tokenizer {vq.codebook_size}: "
-                "load the two that were trained together"
-            )
+        check_parts("tokens", transformer=transformer.config.vocab_size, video_tokenizer=vq.codebook_size)
         width = transformer.config.context_dim
         if text_encoder is not None and text_encoder.config.d_model != width:
             raise ValueError(

@@ -7,6 +7,7 @@ import torch
 
 from ...tokenizers.vq_var import VARVQModel
 from ..call import GenerationCall
+from ..components import check_parts
 from ..var.transformer_var import VARScaleModel, VARTransformer
 from .base import DistilledPipeline
 from .transformer_var_dd import VARDDTransformer
@@ -41,11 +42,8 @@ class VARDDPipeline(DistilledPipeline):
     ):
         super().__init__(transformer, vq, teacher, id2label)
         for name, part in (("transformer", transformer), ("teacher", teacher)):
-            if part is not None and vq is not None and tuple(part.config.scales) != tuple(vq.config.scales):
-                raise ValueError(
-                    f"the {name} has scales {tuple(part.config.scales)}, the image tokenizer "
-                    f"{tuple(vq.config.scales)}: load the two that were trained together"
-                )
+            if part is not None and vq is not None:
+                check_parts("scales", **{name: tuple(part.config.scales), "image_tokenizer": tuple(vq.config.scales)})
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import ScaleArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
+from ..components import check_parts
 from ..kinds.class_or_text import check_text_encoder
 from ..output import ImagePipelineOutput
 from ..text.checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, prompt_names, text_length
@@ -75,11 +76,8 @@ class InfinityPipeline(ARImagePipeline):
     ):
         super().__init__()
         check_text_encoder(text_encoder, transformer)
-        if transformer is not None and vq is not None and transformer.config.bits != vq.bits:
-            raise ValueError(
-                f"the transformer has {transformer.config.bits} bits per cell, the image tokenizer {vq.bits}: load "
-                "the two that were trained together"
-            )
+        if transformer is not None and vq is not None:
+            check_parts("bits per cell", transformer=transformer.config.bits, image_tokenizer=vq.bits)
         self.register_modules(transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder)
         self.decoding = NextScaleDecoding()
 

@@ -13,6 +13,7 @@ from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
+from ..components import check_parts
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
 from .class_or_text import check_text_encoder
@@ -67,11 +68,8 @@ class AnyOrderPipeline(UpscalingPipeline):
         self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **parts
     ):
         super().__init__()
-        if vq is not None and transformer is not None and transformer.config.vocab_size != vq.config.codebook_size:
-            raise ValueError(
-                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
-                f"{vq.config.codebook_size}: load the two that were trained together"
-            )
+        if vq is not None and transformer is not None:
+            check_parts("tokens", transformer=transformer.config.vocab_size, image_tokenizer=vq.config.codebook_size)
         check_text_encoder(parts.get("text_encoder"), transformer)
         self.register_modules(transformer=transformer, vq=vq, **parts)
         self.name_classes(id2label)

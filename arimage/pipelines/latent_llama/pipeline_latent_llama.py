@@ -14,6 +14,7 @@ from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import LATENT_SAMPLING, Abilities
 from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
+from ..components import check_parts
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -86,11 +87,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         super().__init__()
         if transformer is not None and vq is not None:
             width = vq.config.codebook_dim * transformer.config.patch_size**2
-            if width != transformer.config.token_dim:
-                raise ValueError(
-                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
-                    f"{width}: load the two that were trained together"
-                )
+            check_parts("channels per token", transformer=transformer.config.token_dim, image_tokenizer=width)
         check_text_encoder(text_encoder, transformer)
         if drafter is not None and transformer is not None:
             for name in SHARED:

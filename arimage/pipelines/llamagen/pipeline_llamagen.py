@@ -12,6 +12,7 @@ from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
+from ..components import check_parts
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -74,11 +75,8 @@ class LlamaGenPipeline(UpscalingPipeline):
     ):
         super().__init__()
         # Either may be left out: `encode_prompt` needs the text encoder only.
-        if transformer is not None and vq is not None and transformer.config.vocab_size != vq.config.codebook_size:
-            raise ValueError(
-                f"the transformer has {transformer.config.vocab_size} tokens, the image tokenizer "
-                f"{vq.config.codebook_size}: load the two that were trained together"
-            )
+        if transformer is not None and vq is not None:
+            check_parts("tokens", transformer=transformer.config.vocab_size, image_tokenizer=vq.config.codebook_size)
         check_text_encoder(text_encoder, transformer)
         for name, part in (("drafter", drafter), ("denoiser", denoiser)):
             if (

@@ -14,6 +14,7 @@ from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, LATENT_SAMPLING, Abilities
 from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
+from ..components import check_parts
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
 from .family import FAMILY
@@ -37,11 +38,7 @@ def _check_head(transformer: MARTransformer | None, head: DenoisingHead | None) 
         return
     theirs = head.config.token_dim, head.config.condition_dim
     ours = transformer.config.token_dim, transformer.config.decoder_hidden_size
-    if theirs != ours:
-        raise ValueError(
-            f"the head has tokens and conditions of widths {theirs}, the transformer {ours}: load the two that were "
-            "trained together"
-        )
+    check_parts("channels per token and per condition", head=theirs, transformer=ours)
 
 
 class MARPipeline(ClassOrTextPipeline):
@@ -91,11 +88,7 @@ class MARPipeline(ClassOrTextPipeline):
                     )
         if transformer is not None and vae is not None:
             width = vae.config["latent_channels"] * transformer.config.patch_size**2
-            if width != transformer.config.token_dim:
-                raise ValueError(
-                    f"the transformer has tokens of width {transformer.config.token_dim}, the image tokenizer of "
-                    f"{width}: load the two that were trained together"
-                )
+            check_parts("channels per token", transformer=transformer.config.token_dim, image_tokenizer=width)
         self.register_modules(transformer=transformer, head=head, vae=vae, drafter=drafter, drafter_head=drafter_head)
         self._tiling = None if vae is None else Tiling(self.vae_scale_factor)
         self.name_classes(id2label)

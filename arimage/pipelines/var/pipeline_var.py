@@ -14,6 +14,7 @@ from ...tokenizers.vq_var import VARVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import ScaleArguments, pipeline_call
 from ..call import GenerationCall
+from ..components import check_parts
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -82,11 +83,7 @@ class VARPipeline(UpscalingPipeline):
             config = network.config
             theirs = (config.vocab_size, config.codebook_dim, tuple(config.scales))
             ours = (vq.config.codebook_size, vq.config.codebook_dim, tuple(vq.config.scales))
-            if theirs != ours:
-                raise ValueError(
-                    f"the {name} has tokens, code width and scales {theirs}, the image tokenizer {ours}: load the two "
-                    "that were trained together"
-                )
+            check_parts("tokens, channels per code and scales", **{name: theirs, "image_tokenizer": ours})
         names = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
         theirs, ours = (
             None if network is None else [network.config[name] for name in names] for network in (refiner, transformer)

@@ -293,7 +293,7 @@ def test_diffusers_loads_a_saved_folder(pipes, tmp_path, monkeypatch):
 
 
 def test_components_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="240 tokens, the video tokenizer 64000"):
+    with pytest.raises(ValueError, match="tokens: the transformer has 240, the video tokenizer 64000"):
         with torch.device("meta"):
             CosmosPipeline(tiny_cosmos.transformer(), type(tiny_cosmos.video_tokenizer())())
     with pytest.raises(ValueError, match="text encoder is 24 wide, the transformer expects 16"):

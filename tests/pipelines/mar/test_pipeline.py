@@ -196,9 +196,9 @@ def test_compiled_components_are_the_ones_that_run():
 
 
 def test_components_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="head has tokens and conditions"):
+    with pytest.raises(ValueError, match="per token and per condition: the head has"):
         MARPipeline(tiny_mar.transformer(), tiny_mar.head(condition_dim=32), tiny_mar.vae())
-    with pytest.raises(ValueError, match="image tokenizer of 3"):
+    with pytest.raises(ValueError, match="channels per token: .* the image tokenizer 3"):
         MARPipeline(tiny_mar.transformer(patch_size=1), tiny_mar.head(), tiny_mar.vae())
 
 
