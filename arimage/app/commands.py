@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import CompileSteps, Device, Dtype, Eager, Loras, check_models, panels, steps_of
+from ..options import CompileSteps, Device, Dtype, Eager, Loras, check_models, number, panels, steps_of
 
 
 Models = Annotated[
@@ -16,6 +16,7 @@ Models = Annotated[
         help="As in `arimage generate`; repeat for more. Default: the installed models.",
     ),
 ]
+Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
 
 
 @panels(
@@ -27,7 +28,7 @@ Models = Annotated[
 def serve(
     model: Models = None,
     host: Annotated[str, typer.Option(help="Interface to bind. Non-loopback hosts require a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind.")] = 8000,
+    port: Port = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(help="File with the token that clients send as their API key. Alternative: ARIMAGE_TOKEN."),
@@ -91,7 +92,6 @@ def serve(
     eager: Eager = False,
 ) -> None:
     """Serve the OpenAI Images API."""
-    _check_port(port)
     _check_replicas(replicas, max_replicas, device)
     steps = steps_of(compile_steps, eager)
     try:
@@ -132,7 +132,7 @@ def open_app(
     host: Annotated[
         str, typer.Option(help="Interface to bind. Non-loopback hosts, such as 0.0.0.0, require --auth.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind.")] = 7860,
+    port: Port = 7860,
     auth: Annotated[str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password of the page.")] = None,
     lora: Loras = None,
     device: Device = None,
@@ -141,7 +141,6 @@ def open_app(
     eager: Eager = False,
 ) -> None:
     """Open the demo: watch images while they are decoded, let decodings race, edit images."""
-    _check_port(port)
     steps = steps_of(compile_steps, eager)
     try:
         from .demo.demo import serve_demo
@@ -178,8 +177,3 @@ def _check_replicas(replicas: int | None, most: int | None, device: str | None) 
         raise ValueError(f"--max-replicas is {most}: give at least --replicas, {replicas}")
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"--replicas gives each replica its own GPU: leave out --device {device}")
-
-
-def _check_port(port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port is {port}: give a number from 0 to 65535")

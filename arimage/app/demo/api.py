@@ -19,6 +19,8 @@ ABOUT_COMPARE = """Generate one image with several decodings and the same seed. 
 maps of the forward pass that decided each token (none for next-scale models), and for each image {decoding, exact,
 passes, head_calls, tokens_per_pass, seconds}."""
 ABOUT_EDIT = """Generate a part of an image again. Partial results as in /generate; the last has the finished PNG."""
+PROGRESS = ("passes", "decided", "tokens", "queue_position")
+COST = ("decoding", "exact", "passes", "head_calls", "tokens_per_pass", "seconds")
 
 
 def add_endpoints(engine: Engine, comparison: Comparison) -> None:
@@ -51,6 +53,13 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         state = gr.JSON(label="progress of the run, then its cost")
         call = gr.Button()
 
+    def run(request: Request) -> Iterator[tuple[list[str], dict]]:
+        for event in events(engine.submit, request):
+            if isinstance(event, Result):
+                yield [*map(saved, stamped(event))], _state(event, (*COST, "seeds", "settings"))
+            elif event.previews or not event.passes or not request.preview_every:
+                yield [*map(saved, event.previews or [])], _state(event, PROGRESS)
+
     def generate(
         prompt: str | None = None,
         model: str = models[0],
@@ -81,11 +90,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             references=tuple(image for image, _ in references or []),
             preview_every=preview_every,
         )
-        for event in events(engine.submit, request):
-            if isinstance(event, Result):
-                yield [*map(saved, stamped(event))], _cost(event) | {"seeds": event.seeds, "settings": event.settings}
-            elif event.previews or not event.passes or not preview_every:
-                yield [*map(saved, event.previews or [])], _progress(event)
+        yield from run(request)
 
     def compare(
         prompt: str | None = None,
@@ -101,7 +106,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
                 results.append(event)
                 images = [saved(image) for result in results for image in stamped(result)]
                 passes = [saved(map_of(each.deciding_pass[0])) for each in results if each.deciding_pass is not None]
-                yield images, passes, [_cost(result) for result in results]
+                yield images, passes, [_state(result, COST) for result in results]
 
     def edit(
         image: Image.Image | None,
@@ -123,11 +128,8 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             mask_image=mask_image,
             preview_every=preview_every,
         )
-        for event in events(engine.submit, request):
-            if isinstance(event, Result):
-                yield saved(stamped(event)[0]), _cost(event) | {"seeds": event.seeds, "settings": event.settings}
-            elif event.previews or not event.passes or not preview_every:
-                yield saved(event.previews[0]) if event.previews else None, _progress(event)
+        for pictures, state in run(request):
+            yield pictures[0] if pictures else None, state
 
     subject = [prompt, model, class_label]
     sampling = [guidance_scale, temperature, top_k, top_p]
@@ -154,15 +156,5 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
     )
 
 
-def _progress(event: Progress) -> dict:
-    return {
-        "passes": event.passes,
-        "decided": event.decided,
-        "tokens": event.tokens,
-        "queue_position": event.queue_position,
-    }
-
-
-def _cost(result: Result) -> dict:
-    names = ("decoding", "exact", "passes", "head_calls", "tokens_per_pass", "seconds")
-    return {name: getattr(result, name) for name in names}
+def _state(event: Progress | Result, names: tuple[str, ...]) -> dict:
+    return {name: getattr(event, name) for name in names}

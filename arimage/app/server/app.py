@@ -40,12 +40,11 @@ from .schemas import (
     Notes,
     answer,
     describe_model,
-    error_body,
     error_response,
     event,
+    failure,
     read_mask,
     read_picture,
-    refusal,
 )
 
 
@@ -326,8 +325,8 @@ async def _stream(
 ) -> AsyncIterator[str]:
     """Server-sent events: the partial images, then the image or an error."""
 
-    def message(body: dict, name: str) -> str:
-        return f"event: {name}\ndata: {json.dumps(body)}\n\n"
+    def message(body: str, name: str) -> str:
+        return f"event: {name}\ndata: {body}\n\n"
 
     try:
         index = 0
@@ -336,21 +335,16 @@ async def _stream(
                 continue
             picture = progress.previews[0]
             body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, index=index)
-            yield message(body, body["type"])
+            yield message(json.dumps(body), body["type"])
             index += 1
         result = ticket.future.result(0)
         picture = result.images[0]
         body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, finished=(result, notes))
-        yield message(body, body["type"])
-    except Refused as error:
-        yield message(error_body(str(error), 400, error.parameter), "error")
-    except Cancelled:
-        yield message(error_body("the server is closing: try again later", 503), "error")
-    except Unavailable as error:
-        yield message(error_body(str(error), 503), "error")
-    except Exception:
-        logger.exception("a stream failed")
-        yield message(error_body("the image could not be generated: see the log of the server", 500), "error")
+        yield message(json.dumps(body), body["type"])
+    except Exception as error:
+        if not isinstance(error, Refused | Cancelled | Unavailable):
+            logger.exception("a stream failed")
+        yield message(failure(error).body.decode(), "error")
 
 
 def _body(schemas: dict[str, dict]) -> dict:
@@ -365,47 +359,28 @@ def _media_type(http: HTTPRequest) -> str:
 def _add_error_handlers(app: FastAPI, max_body: int) -> None:
     """Answer every error in the form that OpenAI's clients expect."""
 
-    @app.exception_handler(Refused)
-    async def refused(http: HTTPRequest, error: Refused) -> Response:
-        return refusal(error)
+    async def answer_to(http: HTTPRequest, error: Exception) -> Response:
+        match error:
+            case ValidationError():
+                first = error.errors(include_url=False, include_input=False)[0]
+                name = ".".join(map(str, first["loc"])) or None
+                if first["type"] == "extra_forbidden":
+                    return error_response(f"unknown field {name!r}: leave it out", 400, name, "unknown_parameter")
+                return error_response(f"{name or 'the body'} is not valid: {first['msg']}", 400, name)
+            case MultiPartException():
+                return error_response(f"the form cannot be read: {error.message}", 400)
+            case TooLarge():
+                return too_large(max_body)
+            case TimeoutError():
+                return error_response(f"the body did not arrive within {BODY_SECONDS} seconds: send it faster", 408)
+            case ClientDisconnect():
+                return gone()
+            case HTTPException():
+                message = f"{http.method} {http.url.path[:80]}: {error.detail}"
+                return error_response(message, error.status_code, headers=error.headers)
+            case _:
+                return failure(error)
 
-    @app.exception_handler(ValidationError)
-    async def invalid(http: HTTPRequest, error: ValidationError) -> Response:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(map(str, first["loc"])) or None
-        if first["type"] == "extra_forbidden":
-            return error_response(f"unknown field {name!r}: leave it out", 400, name, "unknown_parameter")
-        return error_response(f"{name or 'the body'} is not valid: {first['msg']}", 400, name)
-
-    @app.exception_handler(MultiPartException)
-    async def malformed(http: HTTPRequest, error: MultiPartException) -> Response:
-        return error_response(f"the form cannot be read: {error.message}", 400)
-
-    @app.exception_handler(TooLarge)
-    async def large(http: HTTPRequest, error: TooLarge) -> Response:
-        return too_large(max_body)
-
-    @app.exception_handler(TimeoutError)
-    async def slow(http: HTTPRequest, error: TimeoutError) -> Response:
-        return error_response(f"the body did not arrive within {BODY_SECONDS} seconds: send it faster", 408)
-
-    @app.exception_handler(ClientDisconnect)
-    async def disconnected(http: HTTPRequest, error: ClientDisconnect) -> Response:
-        return gone()
-
-    @app.exception_handler(Cancelled)
-    async def closing(http: HTTPRequest, error: Cancelled) -> Response:
-        return error_response("the server is closing: try again later", 503)
-
-    @app.exception_handler(Unavailable)
-    async def unavailable(http: HTTPRequest, error: Unavailable) -> Response:
-        return error_response(str(error), 503)
-
-    @app.exception_handler(HTTPException)
-    async def failed(http: HTTPRequest, error: HTTPException) -> Response:
-        message = f"{http.method} {http.url.path[:80]}: {error.detail}"
-        return error_response(message, error.status_code, headers=error.headers)
-
-    @app.exception_handler(Exception)
-    async def broken(http: HTTPRequest, error: Exception) -> Response:
-        return error_response("the image could not be generated: see the log of the server", 500)
+    of_bodies = (ValidationError, MultiPartException, TooLarge, TimeoutError, ClientDisconnect, HTTPException)
+    for kind in (*of_bodies, Refused, Cancelled, Unavailable, Exception):
+        app.add_exception_handler(kind, answer_to)

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 
 from ...media.files import transparent_part
 from ..engine.models import ModelInfo
-from ..engine.types import Limits, Refused, Request, Result
+from ..engine.types import SAMPLING, Cancelled, Limits, Refused, Request, Result, Unavailable
 from ..engine.validation import read_upload
 
 
@@ -25,6 +25,10 @@ MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 MAX_FILES = 16
 # Fields of `Request` that have other names in the API.
 NAMES = {"count": "n", "mask_image": "mask"}
+# Fields of `Request` that are those of the API.
+UNCHANGED = (
+    *SAMPLING, "class_label", "decoding", "negative_prompt", "num_inference_steps", "decoder_guidance_scale", "order",
+)  # fmt: skip
 
 
 class Fields(BaseModel):
@@ -87,21 +91,11 @@ class Fields(BaseModel):
             model=model,
             # OpenAI's client always sends a prompt, empty for a class.
             prompt=self.prompt or None,
-            class_label=self.class_label,
             count=1 if self.n is None else self.n,
             seed=secrets.randbelow(2**32) if self.seed in (None, -1) else self.seed,
-            decoding=self.decoding,
-            guidance_scale=self.guidance_scale,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
             height=height,
             width=width,
-            negative_prompt=self.negative_prompt,
-            num_inference_steps=self.num_inference_steps,
-            decoder_guidance_scale=self.decoder_guidance_scale,
-            order=self.order,
+            **{name: getattr(self, name) for name in UNCHANGED},
             image=image,
             mask_image=mask_image,
             references=references,
@@ -275,11 +269,6 @@ def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict
     }
 
 
-def error_body(message: str, status: int, parameter: str | None = None, code: str | None = None) -> dict:
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": NAMES.get(parameter or "", parameter), "code": code}}
-
-
 def error_response(
     message: str,
     status: int,
@@ -288,12 +277,23 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """An error in the form of the OpenAI API."""
-    return JSONResponse(error_body(message, status, parameter, code), status, headers)
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": NAMES.get(parameter or "", parameter), "code": code}
+    return JSONResponse({"error": error}, status, headers)
 
 
-def refusal(error: Refused) -> JSONResponse:
-    if error.busy:
-        return error_response(str(error), 429, code="queue_full", headers={"Retry-After": "2"})
-    if error.parameter == "model":
-        return error_response(str(error), 404, "model", "model_not_found")
-    return error_response(str(error), 400, error.parameter)
+def failure(error: Exception) -> JSONResponse:
+    """The answer to a request that `error` has ended."""
+    match error:
+        case Refused(busy=True):
+            return error_response(str(error), 429, code="queue_full", headers={"Retry-After": "2"})
+        case Refused(parameter="model"):
+            return error_response(str(error), 404, "model", "model_not_found")
+        case Refused():
+            return error_response(str(error), 400, error.parameter)
+        case Cancelled():
+            return error_response("the server is closing: try again later", 503)
+        case Unavailable():
+            return error_response(str(error), 503)
+        case _:
+            return error_response("the image could not be generated: see the log of the server", 500)
