@@ -8,9 +8,9 @@ import numpy as np
 
 from ..decoding import decoding_from_dict, decoding_to_text
 from ..media.texts import parse_json
-from .bench.tables import EXACT, INEXACT
+from .bench.tables import EXACT, INEXACT, add_legend, markdown_table
 from .metrics.standard_errors import Z, paired_difference
-from .runs.files import check_fields, sampling_text, to_json, write_whole
+from .runs.files import check_fields, sampling_text, write_json, write_whole
 from .runs.run_folder import NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
 from .score import check_comparable, estimate_text, figure_text, images_text, read_metrics
 
@@ -142,7 +142,7 @@ def to_markdown(report: dict) -> str:
     settings, machine, rows = report["settings"], report["machine"], report["rows"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     head = ["decoding", "exact?", "passes per image", "tokens per pass", "seconds per call, p50 / p95", "images/s"]
-    lines = _table(
+    lines = markdown_table(
         [*head, "speed-up", "peak MiB", *(f"{name} {_arrow(name)}" for name in metrics)],
         [
             _cells(row) + [figure_text(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
@@ -152,7 +152,7 @@ def to_markdown(report: dict) -> str:
     paired = list(dict.fromkeys(name for row in rows for name in row["paired"]))
     if paired:
         lines += ["", f"Mean differences from {report['baseline']} over images of the same prompt and seed:", ""]
-        lines += _table(
+        lines += markdown_table(
             ["decoding", *(f"{name} {_arrow(name)}" for name in paired)],
             [
                 [row["name"], *(_difference(row["paired"].get(name)) for name in paired)]
@@ -178,10 +178,6 @@ def to_markdown(report: dict) -> str:
     entries = {name: entry for row in rows for name, entry in row["metrics"].items()}
     lines += [f"- {name}: {_described(entry)}" for name, entry in entries.items()]
     return "\n".join(lines) + "\n"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def _cells(row: dict) -> list[str]:
@@ -233,7 +229,6 @@ def plot(report: dict, path: Path) -> None:
     """Write a PNG with panels for forward passes, seconds and metrics with 95 % intervals, and one line per run. Needs
     matplotlib."""
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     rows = report["rows"]
     costs = [row["cost"] for row in rows]
@@ -262,15 +257,14 @@ def plot(report: dict, path: Path) -> None:
     figure.axes[0].set_ylim(len(rows) - 0.5, -0.5)
     for panel in figure.axes[len(panels) :]:
         panel.remove()
-    kinds = [Patch(color=EXACT, label="samples from the model's distribution"), Patch(color=INEXACT, label="does not")]
-    figure.legend(handles=kinds, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    add_legend(figure)
     figure.savefig(path, format="png", dpi=150)
 
 
 def write_report(report: dict, folder: Path) -> str:
     """Write report.json, report.md and report.png into `folder`, and return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "report.json", lambda file: file.write_text(to_json(report), encoding="utf-8"))
+    write_json(folder / "report.json", report)
     text = to_markdown(report)
     write_whole(folder / "report.md", lambda file: file.write_text(text, encoding="utf-8"))
     write_whole(folder / "report.png", lambda file: plot(report, file))

@@ -25,7 +25,7 @@ from .metrics.kernel_distance import kernel_distance
 from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Reference, read_folder, read_reference
 from .metrics.standard_errors import Estimate, estimate_text, mean_estimate
-from .runs.files import check_fields, to_json, write_whole
+from .runs.files import check_fields, write_json
 from .runs.run_folder import NUMBER, prompts_of, read_rows
 
 
@@ -345,7 +345,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
         # Another command may be adding other figures.
         (job.run / "scores").mkdir(exist_ok=True)
         with FileLock(job.run / "scores" / ".lock"):
-            _write_json(job.run / METRICS_FILE, read_metrics(job.run) | entries)
+            write_json(job.run / METRICS_FILE, read_metrics(job.run) | entries)
         found |= entries
     return found
 
@@ -384,11 +384,7 @@ def write_scores(run: Path, name: str, values: np.ndarray) -> None:
     """Write the values [N] of a metric, one per image in manifest order, to `scores/<name>.json`."""
     (run / "scores").mkdir(exist_ok=True)
     ids = [row["id"] for row in read_rows(run)]
-    _write_json(run / "scores" / f"{name}.json", {"ids": ids, "values": [float(value) for value in values]})
-
-
-def _write_json(path: Path, content: dict) -> None:
-    write_whole(path, lambda file: file.write_text(to_json(content), encoding="utf-8"))
+    write_json(run / "scores" / f"{name}.json", {"ids": ids, "values": [float(value) for value in values]})
 
 
 def check_comparable(runs: dict[str, dict[str, dict]]) -> None:

@@ -72,12 +72,11 @@ def to_markdown(results: dict) -> str:
         lines += [
             f"**{model}{adapters}, {batch_size} image{'s' * (batch_size > 1)} per call** ({settings})",
             "",
-            "| decoding | exact? | passes per image | passes per batch | tokens per pass | tokens fed per pass "
-            f"| seconds | images/s | speed-up | peak MiB |{' steps |' * replayed}",
-            "| --- " * (10 + replayed) + "|",
         ]
-        for row in rows:
-            cells = [
+        head = ["decoding", "exact?", "passes per image", "passes per batch", "tokens per pass", "tokens fed per pass"]
+        head += ["seconds", "images/s", "speed-up", "peak MiB", *(["steps"] if replayed else [])]
+        cells = [
+            [
                 row["decoding"],
                 _exactness(row),
                 _cell(row["passes"], 1),
@@ -91,8 +90,9 @@ def to_markdown(results: dict) -> str:
                 _cell(row["peak_memory"], 0),
                 *([row.get("steps", "")] if replayed else []),
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+            for row in rows
+        ]
+        lines += [*markdown_table(head, cells), ""]
     machine, settings = results["machine"], results["settings"]
     lines.append(
         f"Medians of {settings['runs']} runs, ranges in brackets; {machine['device']}, {machine['threads']} threads, "
@@ -114,12 +114,7 @@ def compare(old: dict, new: dict) -> str:
             sampling.
     """
     for part, name in SHARED:
-        values = old[part].get(name), new[part].get(name)
-        if values[0] != values[1]:
-            raise ValueError(
-                f"the results differ in their {name} ({values[0]} and {values[1]}): measure both under the same "
-                "conditions"
-            )
+        _check_equal("the results", name, old[part], new[part])
     sections = [_sections(results["rows"]) for results in (old, new)]
     if sections[0].keys() != sections[1].keys():
         described = [", ".join(f"{model} at batch {size}" for model, size in section) for section in sections]
@@ -128,18 +123,8 @@ def compare(old: dict, new: dict) -> str:
     for (model, batch_size), old_rows in sections[0].items():
         new_rows = {row["decoding"]: row for row in sections[1][model, batch_size]}
         for name in SHARED_ROWS:
-            values = old_rows[0].get(name), next(iter(new_rows.values())).get(name)
-            if values[0] != values[1]:
-                raise ValueError(
-                    f"the results of {model} differ in their {name} ({values[0]} and {values[1]}): measure both under "
-                    "the same conditions"
-                )
-        lines += [
-            f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call**",
-            "",
-            "| decoding | passes: old | new | ratio | seconds: old | new | ratio | exact: old | new |",
-            "| --- " * 9 + "|",
-        ]
+            _check_equal(f"the results of {model}", name, old_rows[0], next(iter(new_rows.values())))
+        table = []
         missing += new_rows.keys() ^ {row["decoding"] for row in old_rows}
         for row in old_rows:
             if row["decoding"] not in new_rows:
@@ -157,8 +142,10 @@ def compare(old: dict, new: dict) -> str:
             for figure, digits in (("passes", 1), ("seconds", 2)):
                 before, after = (statistics.median(one[figure]) for one in pair)
                 cells += [_cell(one[figure], digits) for one in pair] + [f"{before / after:.2f}"]
-            lines.append(f"| {' | '.join(cells + [_exactness(one) for one in pair])} |")
-        lines.append("")
+            table.append(cells + [_exactness(one) for one in pair])
+        head = ["decoding", "passes: old", "new", "ratio", "seconds: old", "new", "ratio", "exact: old", "new"]
+        lines += [f"**{model}, {batch_size} image{'s' * (batch_size > 1)} per call**", ""]
+        lines += [*markdown_table(head, table), ""]
     for name in ("arimage", "torch", "python"):
         before, after = (results["machine"].get(name) for results in (old, new))
         if before != after:
@@ -168,6 +155,14 @@ def compare(old: dict, new: dict) -> str:
     if missing:
         lines.append(f"Only in one of the two: {', '.join(sorted(set(missing)))}.")
     return "\n".join(lines).rstrip()
+
+
+def _check_equal(what: str, name: str, old: dict, new: dict) -> None:
+    if old.get(name) != new.get(name):
+        raise ValueError(
+            f"{what} differ in their {name} ({old.get(name)} and {new.get(name)}): measure both under the same "
+            "conditions"
+        )
 
 
 def check_plot(path: Path) -> None:
@@ -193,7 +188,6 @@ def plot(results: dict, path: Path) -> None:
     """
     check_plot(path)
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     sections = _sections(results["rows"])
     longest = max(len(rows) for rows in sections.values())
@@ -218,9 +212,21 @@ def plot(results: dict, path: Path) -> None:
             panel.margins(x=0.12)
             panel.spines[["top", "right"]].set_visible(False)
         line[0].invert_yaxis()
+    add_legend(figure)
+    figure.savefig(path, dpi=150)
+
+
+def add_legend(figure) -> None:
+    """Say in a figure what its colours mean."""
+    from matplotlib.patches import Patch
+
     kinds = [Patch(color=EXACT, label="samples from the model's distribution"), Patch(color=INEXACT, label="does not")]
     figure.legend(handles=kinds, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+
+
+def markdown_table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def _sections(rows: list[dict]) -> dict[tuple[str, int], list[dict]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 # 95 % of a normal distribution lie within so many standard deviations.
 Z = 1.959963984540054
-# The prompt of each image: a text, or a number that stands for it.
+# The prompt [N] of each image: a text, or a number that stands for it. Without them, each image has its own.
 Prompts = Sequence[str] | np.ndarray
 
 
@@ -42,11 +42,7 @@ def estimate_text(value: float, standard_error: float | None, interval: Sequence
 
 
 def clustered_variance(values: np.ndarray, prompts: Prompts | None = None) -> tuple[float, int]:
-    """The variance of the mean of `values` [N] over other prompts, and the number of prompts. It is 0 for one prompt.
-
-    Args:
-        prompts: the prompt [N] of each value; by default each has its own.
-    """
+    """The variance of the mean of `values` [N] over other prompts, 0 for one prompt, and the number of prompts."""
     deviations = np.asarray(values, dtype=np.float64) - np.mean(values)
     if prompts is not None:
         _, index = np.unique(np.asarray(prompts), return_inverse=True)
@@ -75,9 +71,6 @@ def jackknife_standard_error(
     in turn. None if it cannot be known: from one prompt, or from blocks that do not differ.
 
     For stratified rows (equally many images of every class) it is an upper bound.
-
-    Args:
-        prompts: the prompt [N] of each row; by default each has its own.
     """
     _, index = np.unique(np.arange(len(rows)) if prompts is None else np.asarray(prompts), return_inverse=True)
     count = index.max() + 1
@@ -95,9 +88,6 @@ def mean_estimate(values: np.ndarray, prompts: Prompts | None = None) -> Estimat
     A share, of values that are all 0 or 1, has Wilson's interval for the number of independent images that vary as
     much (`_effective_count`), and half of its width over 1.96 as its standard error: four hits of four are "0.51 to
     1.00". Other values have Student's interval. One prompt has neither.
-
-    Args:
-        prompts: the prompt [N] of each value; by default each has its own.
     """
     values = np.asarray(values, dtype=np.float64)
     mean, (variance, count) = float(values.mean()), clustered_variance(values, prompts)
@@ -116,9 +106,6 @@ def paired_difference(values: np.ndarray, baseline: np.ndarray, prompts: Prompts
 
     If all of them are 0 or 1, the interval is that of Bonett and Price (https://doi.org/10.3102/1076998611411915) for
     as many independent pairs as vary as much, else Student's. One prompt has neither.
-
-    Args:
-        prompts: the prompt [N] of each value; by default each has its own.
 
     Raises:
         ValueError: if there are more of one than of the other.

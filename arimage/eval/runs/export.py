@@ -142,15 +142,19 @@ def write_dpg(groups: list[Group], out: Path) -> None:
                 "prompt its own, without / and dots"
             )
         seen.add(name)
-        if len(group) != 4:
-            raise ValueError(
-                f"image {row['id']} is one of {len(group)} of its prompt, and DPG-Bench needs 4: generate with "
-                "--per-prompt 4"
-            )
+        _check_count(group, 4, "DPG-Bench")
     out.mkdir(parents=True)
     for group in groups:
         pictures = [read_image(path) for _, path in group]
         make_image_grid(pictures, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
+
+
+def _check_count(group: Group, count: int, scorer: str) -> None:
+    if len(group) != count:
+        raise ValueError(
+            f"image {group[0][0]['id']} is one of {len(group)} of its prompt, and {scorer} needs {count}: generate "
+            f"with --per-prompt {count}"
+        )
 
 
 def write_wise(groups: list[Group], out: Path) -> None:
@@ -168,11 +172,7 @@ def write_wise(groups: list[Group], out: Path) -> None:
                 f"image {row['id']} has the prompt_id {number!r}, which is not a whole number or not unique: generate "
                 "with a .json file of WISE"
             )
-        if len(group) != 1:
-            raise ValueError(
-                f"image {row['id']} is one of {len(group)} of its prompt, and WISE needs 1: generate with "
-                "--per-prompt 1"
-            )
+        _check_count(group, 1, "WISE")
         names[number] = path
     out.mkdir(parents=True)
     for number, path in names.items():

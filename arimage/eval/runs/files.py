@@ -108,6 +108,11 @@ def to_json(content: dict) -> str:
         raise ValueError(f"a number is not finite and cannot be written as JSON ({error})") from error
 
 
+def write_json(path: Path, content: dict) -> None:
+    """`write_whole` of a JSON file."""
+    write_whole(path, lambda file: file.write_text(to_json(content), encoding="utf-8"))
+
+
 def to_lines(rows: list[dict]) -> bytes:
     """One JSON object per line."""
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()

@@ -31,7 +31,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.quantized import dtype_name
 from ..bench.measure import choose_decodings, machine, quiet
 from ..bench.memory import peak_memory, reset_peak_memory
-from .files import append, check_same, hold, remove_leftovers, space_in, to_json, to_lines, write_whole
+from .files import append, check_same, hold, remove_leftovers, space_in, to_lines, write_json, write_whole
 from .run_folder import (
     CONFIG,
     IMAGES,
@@ -239,7 +239,7 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
                 remove_leftovers(folder / name)
             if new:
                 write_whole(folder / MANIFEST, lambda file: file.write_bytes(to_lines(rows)))
-                write_whole(folder / CONFIG, lambda file: file.write_text(to_json(config)))
+                write_json(folder / CONFIG, config)
             (folder / IMAGES).mkdir(exist_ok=True)
             (folder / RESULTS).mkdir(exist_ok=True)
     check_resumed(config, rows, folder)
