@@ -1,14 +1,18 @@
 """Requests to the engine, their limits, progress and results."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from PIL import Image
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
+from ...decoding import Order
 from ...eval.runs.manifest import image_seed
 from ...media.film import Film
+from ...pipelines.kinds.hybrid import MAX_STEPS
 from ...pipelines.text.known import Unknown
+from ...schema import Share
 
 
 # The fields of `Request` that belong to `Sampling`.
@@ -17,6 +21,8 @@ SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 FILM_STEPS = 64
 # `validation.check_types` checks the fields of requests against their annotations: "3" is not 3, and true is not 1.
 EXACT_TYPES = ConfigDict(strict=True, revalidate_instances="always", arbitrary_types_allowed=True)
+Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Scale = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 class Refused(ValueError):
@@ -108,24 +114,24 @@ class Request:
     prompt: str | None = None
     class_label: int | None = None
     count: int = 1
-    seed: int = 0
-    decoding: str | None = None
-    guidance_scale: float | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    seed: Seed = 0
+    decoding: Annotated[str, Field(max_length=200)] | None = None
+    guidance_scale: Scale | None = None
+    temperature: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**20)] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
     height: int | None = None
     width: int | None = None
     negative_prompt: str | None = None
-    num_inference_steps: int | None = None
-    decoder_guidance_scale: float | None = None
-    order: str | None = None
+    num_inference_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
+    decoder_guidance_scale: Scale | None = None
+    order: Order | None = None
     image: Image.Image | None = None
     mask_image: Image.Image | None = None
     references: tuple[Image.Image, ...] = ()
-    preview_every: int = 0
-    previews: int = 0
+    preview_every: Annotated[int, Field(ge=0)] = 0
+    previews: Annotated[int, Field(ge=0, le=64)] = 0
     film: bool = False
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 from ...decoding import decoding_to_text
 from ...pipelines.base import ARPipeline
 from .models import ModelInfo, describe
-from .types import EXACT_TYPES, Limits, Refused
-from .validation import MAX_SEED, check_pixels, check_types, check_whole
+from .types import EXACT_TYPES, Limits, Refused, Seed
+from .validation import check_pixels, check_prompt, check_text, check_types
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class VideoRequest:
 
     model: str
     prompt: str
-    seed: int = 0
+    seed: Seed = 0
     decoding: str | None = None
     image: Image.Image | None = None
 
@@ -90,15 +90,8 @@ class VideoMaker:
         check_types(request)
         if request.model not in self._pipelines:
             raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self._pipelines)}", "model")
-        if not request.prompt.strip():
-            raise Refused(
-                f'the prompt is empty: say what {request.model} should generate, as in "a red heart"', "prompt"
-            )
-        if len(request.prompt) > limits.prompt_characters:
-            raise Refused(
-                f"the prompt is too long: shorten it to at most {limits.prompt_characters} characters", "prompt"
-            )
-        check_whole("seed", request.seed, 0, MAX_SEED)
+        check_prompt(request.model, request.prompt)
+        check_text("prompt", request.prompt, limits)
         if request.image is not None:
             check_pixels("image", request.image, limits)
         with self._lock:

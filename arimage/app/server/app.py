@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from io import BytesIO
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -24,6 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 
 from ..engine.engine import Engine
 from ..engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
+from ..engine.validation import read_upload
 from .auth import check_addresses, local_only
 from .backend import Backend, EngineBackend, Submitted
 from .index_page import home_page
@@ -44,7 +46,6 @@ from .schemas import (
     event,
     failure,
     read_mask,
-    read_picture,
 )
 
 
@@ -143,7 +144,9 @@ def build_server(
         says."""
         model = model_of(fields.model or default_model)
         info = backend.models[model]
-        opened = {name: [read_picture(name, data, limits) for data in files] for name, files in uploads.items()}
+        opened = {
+            name: [read_upload(name, BytesIO(data), limits) for data in files] for name, files in uploads.items()
+        }
         images, masks = opened.get("image", []), opened.get("mask", [])
         image = mask = edited = None
         # The mask is that of the first image. A model that reads no references needs one.
@@ -344,7 +347,7 @@ async def _stream(
     except Exception as error:
         if not isinstance(error, Refused | Cancelled | Unavailable):
             logger.exception("a stream failed")
-        yield message(failure(error).body.decode(), "error")
+        yield message(bytes(failure(error).body).decode(), "error")
 
 
 def _body(schemas: dict[str, dict]) -> dict:

@@ -16,8 +16,7 @@ from starlette.responses import JSONResponse
 
 from ...media.files import transparent_part
 from ..engine.models import ModelInfo
-from ..engine.types import SAMPLING, Cancelled, Limits, Refused, Request, Result, Unavailable
-from ..engine.validation import read_upload
+from ..engine.types import SAMPLING, Cancelled, Refused, Request, Result, Unavailable
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -175,15 +174,6 @@ class Notes:
         """As in the OpenAI API. Tokens of the prompt are not counted."""
         details = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}}
         return details | {"output_tokens": self.tokens, "total_tokens": self.tokens}
-
-
-def read_picture(name: str, data: bytes, limits: Limits) -> Image.Image:
-    """An uploaded image, in mode RGBA and upright.
-
-    Raises:
-        Refused: if it is not an image, or too large.
-    """
-    return read_upload(name, io.BytesIO(data), limits)
 
 
 def read_mask(image: Image.Image, mask: Image.Image | None) -> Image.Image:

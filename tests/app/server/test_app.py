@@ -269,11 +269,11 @@ def test_models_are_listed(client, address):
         ({"size": "large"}, openai.BadRequestError, "size", None, "size is not valid"),
         ({"output_format": "svg"}, openai.BadRequestError, "output_format", None, "output_format is not valid"),
         ({"stream": True, "n": 2}, openai.BadRequestError, "n", None, "a stream has one image, not 2"),
-        ({"extra_body": {"seed": -2}}, openai.BadRequestError, "seed", None, "from 0 to"),
+        ({"extra_body": {"seed": -2}}, openai.BadRequestError, "seed", None, "at least 0"),
         ({"extra_body": {"seed": 2.5}}, openai.BadRequestError, "seed", None, "seed is not valid"),
         ({"extra_body": {"decoding": "/etc/passwd"}}, openai.BadRequestError, "decoding", None, "cannot run"),
         ({"extra_body": {"decoding": "x" * 999}}, openai.BadRequestError, "decoding", None, "at most 200"),
-        ({"extra_body": {"temperature": 0}}, openai.BadRequestError, "temperature", None, "from 0.01 to 100"),
+        ({"extra_body": {"temperature": 0}}, openai.BadRequestError, "temperature", None, "at least 0.01"),
         ({"extra_body": {"decodng": "sjd"}}, openai.BadRequestError, "decodng", "unknown_parameter", "leave it out"),
         (
             {"extra_body": {"image": "/etc/passwd"}},
