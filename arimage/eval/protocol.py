@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from ..installed import installed_files, not_installed
 from ..published.registry import find_published
 from ..schema import COMPLETE, Count, Number, Positive, Text, Whole, check
+from .runs.files import sampling_text
 
 
 FOLDER = Path(__file__).parent / "protocols"
@@ -197,9 +198,5 @@ def describe(
 def settings_text(row: Protocol) -> str:
     """The settings of a row in words."""
     settings: dict[str, Any] = {**row.sampling, "order": row.order, "num_inference_steps": row.num_inference_steps}
-    given = [
-        f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}"
-        for name, value in settings.items()
-        if value is not None
-    ]
-    return ", ".join([*given, row.dtype])
+    given = {name: value for name, value in settings.items() if value is not None}
+    return ", ".join(filter(None, [sampling_text(given), row.dtype]))

@@ -17,19 +17,9 @@ from .score import check_comparable, estimate_text, figure_text, images_text, re
 
 # Runs are comparable if these, their manifests and calls are equal and their scores pass `check_comparable`.
 SHARED = (
-    "model",
-    "lora",
-    "weights",
-    "sampling",
-    "source",
-    "images",
-    "seed",
-    "batch_size",
-    "dtype",
-    "height",
-    "width",
+    "model", "lora", "weights", "sampling", "source", "images", "seed", "batch_size", "dtype", "height", "width",
     "negative_prompt",
-)
+)  # fmt: skip
 SHARED_MACHINE = ("device", "threads", "torch", "python", "arimage")
 LOWER_IS_BETTER = ("kid", "emoji-kid", "video-change", "video-collapse")
 

@@ -130,7 +130,7 @@ class Request:
     image: Image.Image | None = None
     mask_image: Image.Image | None = None
     references: tuple[Image.Image, ...] = ()
-    preview_every: Annotated[int, Field(ge=0)] = 0
+    preview_every: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
     previews: Annotated[int, Field(ge=0, le=64)] = 0
     film: bool = False
 

@@ -9,16 +9,12 @@ import torch
 from tqdm import tqdm
 
 from ... import __version__
-from ...decoding import (
-    Decoding,
-    decoding_names,
-    decoding_to_dict,
-    parse_decoding,
-)
+from ...decoding import Decoding, decoding_names, decoding_to_dict, parse_decoding
 from ...decoding.presets import needs_of_preset
 from ...kernels.timings import device_name
 from ...pipelines.base import ARImagePipeline, ARPipeline
 from .memory import peak_memory, reset_peak_memory
+from .tables import FIGURES
 
 
 P = TypeVar("P", bound=ARPipeline)
@@ -102,7 +98,6 @@ def measure(
     device = pipe._execution_device
     # A diffusion decoder takes as long after any decoding of the tokens.
     output_type = "pt" if pipe.abilities.decodes_quickly else "latent"
-    figures = ("passes", "batch_passes", "tokens_per_pass", "seconds", "images_per_second", "speedup", "peak_memory")
     rows = [
         {
             "decoding": name,
@@ -110,7 +105,7 @@ def measure(
             "exact": decoding.exact,
             "batch_size": batch_size,
             "sampling": {**pipe.generation_config, **sampling},
-            **{figure: [] for figure in figures},
+            **{figure: [] for figure in FIGURES},
         }
         for name, decoding in decodings.items()
     ]

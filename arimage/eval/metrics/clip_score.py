@@ -1,6 +1,5 @@
 """CLIP score: the cosine between an image and its prompt (https://arxiv.org/abs/2104.08718)."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from .features import Space, file_sha256
+from .features import Space, file_sha256, files_sha256
 
 
 PREFIX = "A photo depicts "
@@ -40,8 +39,7 @@ class ClipExtractor:
         self._model.to(device).eval()
         self._processor = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        digests = [file_sha256(path) for path in weights]
-        digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        digest = file_sha256(weights[0]) if len(weights) == 1 else files_sha256(weights)
         self.space = Space("clip", digest, "clip-processor")
         self.device = device
 

@@ -58,8 +58,6 @@ def prompt_rows(prompts: list[dict], seed: int, per_prompt: int = 1) -> list[dic
     Raises:
         ValueError: if `per_prompt` is less than 1, or the images are too many.
     """
-    if per_prompt < 1:
-        raise ValueError(f"--per-prompt is {per_prompt}: give at least 1")
     _check_count(len(prompts) * per_prompt)
     conditions = []
     for row in prompts:
@@ -75,8 +73,6 @@ def class_rows(classes: int, seed: int, per_class: int) -> list[dict]:
     Raises:
         ValueError: if one of the numbers is less than 1, or the images are too many.
     """
-    if min(classes, per_class) < 1:
-        raise ValueError(f"--classes and --per-class are {classes} and {per_class}: give at least 1 of each")
     _check_count(classes * per_class)
     return _rows([{"class_label": label} for label in range(classes) for _ in range(per_class)], seed)
 
