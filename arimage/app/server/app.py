@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HTTPRequest
+from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -44,6 +45,7 @@ from .schemas import (
     describe_model,
     error_response,
     event,
+    facts,
     failure,
     read_mask,
 )
@@ -328,26 +330,25 @@ async def _stream(
 ) -> AsyncIterator[str]:
     """Server-sent events: the partial images, then the image or an error."""
 
-    def message(body: str, name: str) -> str:
-        return f"event: {name}\ndata: {body}\n\n"
+    async def message(picture: Image.Image, own: dict) -> str:
+        body = event(own, picture, await run_in_threadpool(fields.encode, picture), fields)
+        return f"event: {own['type']}\ndata: {json.dumps(body)}\n\n"
 
     try:
         index = 0
         while (progress := await events.get()) is not None:
             if progress.previews is None:
                 continue
-            picture = progress.previews[0]
-            body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, index=index)
-            yield message(json.dumps(body), body["type"])
+            own = {"type": f"{kind}.partial_image", "partial_image_index": index}
+            yield await message(progress.previews[0], own)
             index += 1
         result = ticket.future.result(0)
-        picture = result.images[0]
-        body = event(kind, await run_in_threadpool(fields.encode, picture), picture, fields, finished=(result, notes))
-        yield message(json.dumps(body), body["type"])
+        own = {"type": f"{kind}.completed", "usage": notes.usage, "arimage": facts(result, notes)}
+        yield await message(result.images[0], own)
     except Exception as error:
         if not isinstance(error, Refused | Cancelled | Unavailable):
             logger.exception("a stream failed")
-        yield message(bytes(failure(error).body).decode(), "error")
+        yield f"event: error\ndata: {bytes(failure(error).body).decode()}\n\n"
 
 
 def _body(schemas: dict[str, dict]) -> dict:

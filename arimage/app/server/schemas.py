@@ -206,23 +206,11 @@ def answer(result: Result, fields: Fields, data: list[dict], notes: Notes) -> di
     }
 
 
-def event(
-    kind: str,
-    image: bytes,
-    picture: Image.Image,
-    fields: Fields,
-    index: int | None = None,
-    finished: tuple[Result, Notes] | None = None,
-) -> dict:
-    """An event of a stream: a partial image with its index, or the finished one."""
-    if finished is None:
-        own = {"type": f"{kind}.partial_image", "partial_image_index": index}
-    else:
-        result, notes = finished
-        own = {"type": f"{kind}.completed", "usage": notes.usage, "arimage": facts(result, notes)}
+def event(own: dict, picture: Image.Image, file: bytes, fields: Fields) -> dict:
+    """An event of a stream with an image; `own` has its type and the fields of this type."""
     return {
         **own,
-        "b64_json": base64.b64encode(image).decode(),
+        "b64_json": base64.b64encode(file).decode(),
         "created_at": int(time.time()),
         "size": f"{picture.width}x{picture.height}",
         "output_format": fields.output_format or "png",
