@@ -11,17 +11,16 @@ from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from ..kernels.step.modulated import modulated
 from ..kernels.step.modulations import modulations
 from ..schema import Flag, Layers, Width, checked
 from .layers import Linear
 from .mixin import ModelMixin
+from .modulated_blocks import NORM_EPS, launch, layer_norm
 from .step import runs_kernels
 
 
 # Width of the sines and cosines that encode the timestep.
 FREQUENCIES = 256
-NORM_EPS = 1e-6
 
 
 class HeadBlock(nn.Module):
@@ -41,11 +40,9 @@ class HeadBlock(nn.Module):
         """`forward` over few rows by the kernels of `arimage.kernels.step`, in two launches, given what `modulation`
         makes of the condition."""
         shift, scale, gate = modulation.chunk(3, dim=-1)
-        norm, fc1, fc2 = self.norm, self.fc1, self.fc2
-        of_norm = {"eps": NORM_EPS, "norm_weight": norm.weight, "norm_bias": norm.bias}
-        of_condition = {"scale": scale, "added": 1.0, "shift": shift}
-        inner = modulated(hidden, fc1.weight, fc1.bias, **of_norm, **of_condition, activation="silu")
-        return modulated(inner, fc2.weight, fc2.bias, residual=hidden, gate=gate)
+        of_norm = {"eps": NORM_EPS, "norm_weight": self.norm.weight, "norm_bias": self.norm.bias}
+        inner = launch(self.fc1, hidden, **of_norm, scale=scale, added=1.0, shift=shift, activation="silu")
+        return launch(self.fc2, inner, residual=hidden, gate=gate)
 
 
 class DenoisingHead(ModelMixin, ConfigMixin):
@@ -116,8 +113,7 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         for block in self.blocks:
             hidden = block(hidden, condition)
         shift, scale = self.output_modulation(condition).chunk(2, dim=-1)
-        normed = F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS)
-        return self.output_projection(torch.addcmul(shift, normed, 1 + scale)).float()
+        return self.output_projection(layer_norm(hidden, 1 + scale, shift)).float()
 
     @property
     def step_parts(self) -> list[nn.Module]:
@@ -128,10 +124,8 @@ class DenoisingHead(ModelMixin, ConfigMixin):
     def step(self, tokens: torch.Tensor, time: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
         """What `forward` predicts for few `tokens` [R, D] by the kernels of `arimage.kernels.step`, given the encoded
         timestep [1, FREQUENCIES] and the conditions [R, C]."""
-        of_condition, last = self.condition_projection, self.output_projection
-        time = modulated(time, self.time_fc1.weight, self.time_fc1.bias, activation="silu")
-        time = modulated(time, self.time_fc2.weight, self.time_fc2.bias)
-        condition = modulated(conditions, of_condition.weight, of_condition.bias, residual=time, activation="silu")
+        time = launch(self.time_fc2, launch(self.time_fc1, time, activation="silu"))
+        condition = launch(self.condition_projection, conditions, residual=time, activation="silu")
         layers = [*(block.modulation for block in self.blocks), self.output_modulation]
         parts = modulations(condition, [layer.weight for layer in layers], [layer.bias for layer in layers])
         *of_blocks, of_output = parts.split([layer.out_features for layer in layers], dim=1)
@@ -139,7 +133,7 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         for block, part in zip(self.blocks, of_blocks, strict=True):
             hidden = block.step(hidden, part)
         shift, scale = of_output.chunk(2, dim=1)
-        return modulated(hidden, last.weight, last.bias, eps=NORM_EPS, scale=scale, added=1.0, shift=shift)
+        return launch(self.output_projection, hidden, eps=NORM_EPS, scale=scale, added=1.0, shift=shift)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | 
     return ((visible & seen[:, None]) | own)[:, None]
 
 
+def launch(layer: nn.Linear, rows: torch.Tensor, **options) -> torch.Tensor:
+    """What a layer makes of `rows` [R, D] in one launch, with the options of `arimage.kernels.step.modulated`."""
+    return modulated(rows, layer.weight, layer.bias, **options)
+
+
 def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Normalise `hidden` [B, T, C], then apply the `scale` and `shift` [B, 1, C] of the condition."""
     return torch.addcmul(shift, F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS), scale)
@@ -78,14 +83,14 @@ class Attention(nn.Module):
         `arimage.kernels.step`: [B, T, C]. The modulation is [B, 1, C] each."""
         rows, (batch, count) = hidden.flatten(0, 1), hidden.shape[:2]
         assert self.log_query_scale is not None
-        qkv = modulated(rows, *parameters(self.qkv_proj), eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0])
+        qkv = launch(self.qkv_proj, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0])
         qkv = qkv.view(batch, count, 3, self.num_heads, -1)
         keys, values = cache.open(layer, batch)
         query = unit_heads(qkv, self.log_query_scale.flatten(), self.length, keys, values, cache.first, rotary)
         key, value = (cached[:batch, :, : cache.length] for cached in (keys, values))
         attended = attend(query.transpose(1, 2), key, value, mask, self.softmax_scale).transpose(1, 2)
         attended = attended.reshape(rows.shape)
-        return modulated(attended, *parameters(self.out_proj), residual=rows, gate=gate[:, 0]).view_as(hidden)
+        return launch(self.out_proj, attended, residual=rows, gate=gate[:, 0]).view_as(hidden)
 
 
 class FeedForward(nn.Module):
@@ -101,9 +106,9 @@ class FeedForward(nn.Module):
 
     def step(self, hidden, scale, shift, gate):
         """See `Attention.step`."""
-        rows, modulation = hidden.flatten(0, 1), {"scale": scale[:, 0], "shift": shift[:, 0]}
-        inner = modulated(rows, *parameters(self.fc1), eps=NORM_EPS, **modulation, activation="gelu")
-        return modulated(inner, *parameters(self.fc2), residual=rows, gate=gate[:, 0]).view_as(hidden)
+        rows = hidden.flatten(0, 1)
+        inner = launch(self.fc1, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0], activation="gelu")
+        return launch(self.fc2, inner, residual=rows, gate=gate[:, 0]).view_as(hidden)
 
 
 class Offset(nn.Module):
@@ -115,10 +120,6 @@ class Offset(nn.Module):
 
     def forward(self, shared):
         return shared + self.bias
-
-
-def parameters(layer: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-    return layer.weight, layer.bias
 
 
 def init_modulated(network: Any, *embeddings: nn.Parameter) -> None:

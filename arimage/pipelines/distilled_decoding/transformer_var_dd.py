@@ -8,7 +8,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ...models.layers import Linear, check_heads
+from ...models.layers import Linear, additive, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm, levels_of
 from ...schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
@@ -106,10 +106,9 @@ class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         known = self.known_embedding(known_flags(start, vectors.shape[1], vectors.device))
         hidden = self.embedding_dropout(hidden + self.position_embedding + self.level_embedding(levels) + known)
         visible = (levels[:, None] > levels) | torch.eye(len(levels), dtype=torch.bool, device=vectors.device)
-        mask = torch.zeros(visible.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~visible, -torch.inf)
-        activated = F.silu(condition)
+        mask, activated = additive(visible[None], hidden.dtype), F.silu(condition)
         for block in self.blocks:
-            hidden = block(hidden, activated, known, mask[None, None])
+            hidden = block(hidden, activated, known, mask)
         hidden = (hidden + self.known_projection(known))[:, 1:]
         scale, shift = self.head_modulation(activated)[:, None].chunk(2, dim=-1)
         logits = self.head(layer_norm(hidden, scale + 1, shift))

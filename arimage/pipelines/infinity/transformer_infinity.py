@@ -10,7 +10,6 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
-from ...kernels.step.modulated import modulated
 from ...models import modulated_blocks
 from ...models.cache import GrowingCache
 from ...models.layers import Linear, attend, attend_heads, check_heads
@@ -22,9 +21,9 @@ from ...models.modulated_blocks import (
     Offset,
     block_causal_mask,
     init_modulated,
+    launch,
     layer_norm,
     levels_of,
-    parameters,
 )
 from ...models.pruning import Pruning, only
 from ...models.rotary import frequencies_of, grid_turns
@@ -104,10 +103,10 @@ class CrossAttention(nn.Module):
     def step(self, hidden, key, value, mask):
         """`forward` and the residual connection around it by the kernels of `arimage.kernels.step`."""
         rows, norm = hidden.flatten(0, 1), {"norm_weight": self.norm.weight, "norm_bias": self.norm.bias}
-        query = modulated(rows, *parameters(self.q_proj), eps=NORM_EPS, **norm)
+        query = launch(self.q_proj, rows, eps=NORM_EPS, **norm)
         query = query.view(*hidden.shape[:2], self.num_heads, -1)
         attended = attend(query.transpose(1, 2), key, value, mask).transpose(1, 2).reshape(rows.shape)
-        return modulated(attended, *parameters(self.out_proj), residual=rows).view_as(hidden)
+        return launch(self.out_proj, attended, residual=rows).view_as(hidden)
 
 
 class Block(nn.Module):

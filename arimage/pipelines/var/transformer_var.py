@@ -247,7 +247,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         hidden = self.embedding_dropout(hidden)
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
-            mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(~mask, -torch.inf)
+            mask = mask.to(hidden.dtype).log()
         steps = cache is not None and cache.keeps_all_or_none and self.config.qk_norm and runs_kernels(self)
         for layer, block in enumerate(self.blocks):
             run = block.step if steps else block
