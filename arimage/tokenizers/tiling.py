@@ -68,6 +68,15 @@ def check_multiple(name: str, value: int, factor: int) -> int:
     return value
 
 
+def check_sides(pixels: torch.Tensor, factor: int, what: str = "images", model: str = "tokenizer") -> None:
+    """Raise a `ValueError` if `factor` does not divide the sides of `pixels` [..., H, W]."""
+    height, width = pixels.shape[-2:]
+    if height % factor or width % factor:
+        raise ValueError(
+            f"{what} of {height}x{width} pixels do not fit this {model}: make both sides multiples of {factor}"
+        )
+
+
 class TilingMixin:
     """`enable_slicing` and `enable_tiling` for a tokenizer, with the names and meaning of diffusers.
 

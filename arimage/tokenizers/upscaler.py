@@ -11,6 +11,7 @@ from torch import nn
 
 from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Widths, checked
+from .tiling import check_sides
 from .vq_llamagen import channels_last
 
 
@@ -65,12 +66,8 @@ class ImageUpscaler(ModelMixin, ConfigMixin):
         Raises:
             ValueError: if a side cannot be halved from level to level.
         """
-        scale, factor = self.config.scale, 2 ** len(self.shrink)
-        height, width = images.shape[-2:]
-        if height % factor or width % factor:
-            raise ValueError(
-                f"images of {height}x{width} pixels do not fit this upscaler: make both sides multiples of {factor}"
-            )
+        check_sides(images, 2 ** len(self.shrink), model="upscaler")
+        scale = self.config.scale
         hidden, skipped = self.down[0](self.conv_in(channels_last(images))), []
         for shrink, down in zip(self.shrink, self.down[1:], strict=True):
             skipped.append(hidden)

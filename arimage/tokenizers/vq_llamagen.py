@@ -14,7 +14,7 @@ from ..kernels.codebook import nearest_code
 from ..kernels.group_norm import group_norm_silu
 from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Width, Widths, checked
-from .tiling import TilingMixin
+from .tiling import TilingMixin, check_sides
 
 
 class GroupNormSiLU(nn.GroupNorm):
@@ -239,12 +239,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         Raises:
             ValueError: if a side of the images is not divisible by `scale_factor`.
         """
-        height, width = images.shape[-2:]
-        if height % self.scale_factor or width % self.scale_factor:
-            raise ValueError(
-                f"images of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of "
-                f"{self.scale_factor}"
-            )
+        check_sides(images, self.scale_factor)
         encoded = self.in_tiles(self.encoder, images, before=self.scale_factor, after=1)
         return F.normalize(self.quant_conv(encoded), dim=1)
 

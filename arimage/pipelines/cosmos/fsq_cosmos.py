@@ -23,7 +23,7 @@ from torch import nn
 
 from ...models.mixin import ModelMixin
 from ...schema import Count, Layers, Side, Width, Widths, checked
-from ...tokenizers.tiling import TilingMixin
+from ...tokenizers.tiling import TilingMixin, check_sides
 
 
 # A channel of one value would say nothing.
@@ -165,12 +165,7 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
             ValueError: if the number of frames, the height or the width does not fit.
         """
         self.num_maps(video.shape[2])
-        height, width = video.shape[-2:]
-        if height % self.scale_factor or width % self.scale_factor:
-            raise ValueError(
-                f"frames of {height}x{width} pixels do not fit this tokenizer: make both sides multiples of "
-                f"{self.scale_factor}"
-            )
+        check_sides(video, self.scale_factor, "frames")
         encoded = self.in_tiles(self.encoder, video, before=self.scale_factor, after=1)
         return self.quantizer.encode(self.quant_conv(encoded).movedim(1, -1))
 
