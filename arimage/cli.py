@@ -312,8 +312,8 @@ def generate(
             written.append(trace)
         if acceptance_map is not None and layout is not None:
             film = pipe.abilities.generates_video
-            picture = files.grid_of(shown_frames(first, images[0]), 1) if film else images[0]
-            draw_acceptance_map(decided, layout, picture, title, acceptance_map)
+            background = files.grid_of(shown_frames(first, images[0]), 1) if film else images[0]
+            draw_acceptance_map(decided, layout, background, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:
         typer.echo(path)

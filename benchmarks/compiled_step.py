@@ -142,7 +142,7 @@ def compiled(bind: Bind, decoding: Decoding, batch: int, fuse: bool) -> Compiled
             Fused(layers)
     state, taken = half_way(bound, decoding, batch), half_way(bound, decoding, batch)
     decoding.step(taken)
-    layer, attended = state.cache.keys[0], taken.cache.length
+    layer, attended = state.cache.keys[0], taken.cache.attended
     with pretended_gpu.available():
         if bound.model.kind == "causal_latents":
             # Pipelines compile its forward passes, not the steps, which call a head many times.

@@ -27,7 +27,7 @@ SIZES = {
     "l": {"hidden_size": 1024, "intermediate_size": 2816, "num_layers": 24, "num_attention_heads": 16},
     "xl": {"hidden_size": 1280, "intermediate_size": 3584, "num_layers": 36, "num_attention_heads": 20},
 }
-GROUPS = 2
+BRANCHES = 2
 
 
 class Point(NamedTuple):
@@ -97,7 +97,7 @@ def measure(
     calls = {w: partial(run_steps, bind, decoding, sampling, batch, steps) for w, decoding in decodings.items()}
     runs = in_turn(calls, arguments.repeats, device)
     return [
-        Point(title, batch, w, runs[w], floors(network, GROUPS * batch, w, side**2 // 2, rates)) for w in decodings
+        Point(title, batch, w, runs[w], floors(network, BRANCHES * batch, w, side**2 // 2, rates)) for w in decodings
     ]
 
 

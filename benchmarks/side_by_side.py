@@ -134,7 +134,7 @@ def print_runs(runs: dict[str, list[Run]], unit: str, baselines: list[str]) -> N
 
 
 def guided(logits: torch.Tensor, scale: float) -> torch.Tensor:
-    """Logits [B, Q, V] under guidance from those of the groups [G, B, Q, V]."""
+    """Logits [B, Q, V] under guidance from those of the branches [G, B, Q, V]."""
     return logits[0] if len(logits) == 1 else logits[1] + scale * (logits[0] - logits[1])
 
 

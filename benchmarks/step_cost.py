@@ -357,7 +357,7 @@ def half_way(bound: Bound, decoding, batch: int):
         size = bound.model.num_tokens
         end = size // 2 + INTERVAL * state.reach[1]
         # Some caches have fewer slots than the image has tokens.
-        state.cache.limit = attention_limit(end, min(size, state.cache.slots), captured_multiple(size))
+        state.cache.attended_slots = attention_limit(end, min(size, state.cache.slots), captured_multiple(size))
     # Kernels find on the device how far an image is. The tokens before do not matter, but are tokens.
     for name in ("cursor", "positions"):
         if hasattr(state, name):
@@ -389,7 +389,7 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
         yield False
 
     def filled():
-        return slot_bytes(states[0].cache) * states[0].cache.length
+        return slot_bytes(states[0].cache) * states[0].cache.attended
 
     costs = {}
     for shape in bound.model.scales[: getattr(decoding, "stop_after", None)]:

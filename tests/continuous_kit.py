@@ -16,7 +16,7 @@ class VectorCache(Cache):
 
     def __init__(self, batch_size, slots, dim):
         self.tokens, self.written = torch.zeros(batch_size, slots + 1, dim), torch.zeros(batch_size, slots + 1).bool()
-        self.limit = slots
+        self.attended_slots = slots
 
     def expand(self, images):
         self.tokens, self.written = self.tokens[images], self.written[images]
@@ -33,7 +33,7 @@ class MixtureModel:
     Args:
         offsets: [K, D], those of the mixture; one of them makes all tokens together normal.
         variance: of the noise.
-        groups: 2 adds conditions of the head without the prompt, which give another mean.
+        branches: 2 adds conditions of the head without the prompt, which give another mean.
         drafter: a model of the same sizes.
     """
 
@@ -42,15 +42,15 @@ class MixtureModel:
     SHIFT = 0.4
     device = torch.device("cpu")
 
-    def __init__(self, num_tokens=4, slope=0.9, offsets=((0.7,), (-0.8,)), variance=0.2, groups=1, drafter=None):
+    def __init__(self, num_tokens=4, slope=0.9, offsets=((0.7,), (-0.8,)), variance=0.2, branches=1, drafter=None):
         self.num_tokens, self.slope, self.variance = num_tokens, slope, variance
         self.modes = torch.tensor(offsets)
-        self.dim, self.groups, self.drafter = self.modes.shape[1], groups, drafter
+        self.dim, self.branches, self.drafter = self.modes.shape[1], branches, drafter
         self.layout, self.network, self.forward_passes = Layout((1, num_tokens)), self, 0
 
     def prefill(self, batch_size, scratch=0):
         self.forward_passes += 1
-        center = torch.zeros(self.groups, batch_size, self.dim)
+        center = torch.zeros(self.branches, batch_size, self.dim)
         center[1:] += self.SHIFT
         return VectorCache(batch_size, self.num_tokens, self.dim), center
 
@@ -66,7 +66,7 @@ class MixtureModel:
         seen = cache.tokens[:, None, : self.num_tokens].masked_fill((distance < 0)[..., None], 0)
         center = self.slope * (seen * 0.5 ** distance.clamp(min=0)[..., None]).sum(2)
         center = center.masked_fill(~live[..., None], torch.nan)
-        return torch.stack([center, center + self.SHIFT][: self.groups])
+        return torch.stack([center, center + self.SHIFT][: self.branches])
 
     def denoise(self, step, tokens, conditions, guidance, num_diffusion_steps):
         """See `LatentModel.denoise`; one standard deviation for all."""
@@ -90,7 +90,7 @@ class MixtureModel:
             clean.append(
                 (weights[..., None] * (means + (kept.sqrt() * self.variance / spread)[..., None] * off)).sum(-2)
             )
-        clean = clean[0] if self.groups == 1 else clean[1] + guidance * (clean[0] - clean[1])
+        clean = clean[0] if self.branches == 1 else clean[1] + guidance * (clean[0] - clean[1])
         of_clean, of_noisy = (
             torch.tensor(values)[steps][..., None] for values in (tables.mean_of_clean, tables.mean_of_noisy)
         )
@@ -114,7 +114,7 @@ def normal_joint(model, sampling):
         scale = float(sampling.guidance_at(torch.tensor(rank / size)))
         center = model.slope * sum(0.5**back * joint[rank - 1 - back] for back in range(rank)) + joint[rank] * 0
         # Without the condition the center is larger by SHIFT, and guidance goes the other way.
-        center[0] += offset + ((1 - scale) * model.SHIFT if model.groups == 2 else 0)
+        center[0] += offset + ((1 - scale) * model.SHIFT if model.branches == 2 else 0)
         of_center, variance = 0.0, 1.0
         for step in reversed(range(len(tables.betas))):
             kept = tables.alphas_cumprod[step]

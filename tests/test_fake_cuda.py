@@ -175,10 +175,10 @@ def language_parts(kind, dtype):
 
 def language_model(kind, dtype, guided):
     decoder, embed, head, row_end = language_parts(kind, dtype)
-    groups = 2 if guided else 1
-    prompts = torch.zeros(groups * BATCH, 5, dtype=torch.long)
+    branches = 2 if guided else 1
+    prompts = torch.zeros(branches * BATCH, 5, dtype=torch.long)
     model = LanguageTokenModel(
-        decoder, embed=embed, head=head, layout=LAYOUT, input_ids=prompts, row_end=row_end, groups=groups
+        decoder, embed=embed, head=head, layout=LAYOUT, input_ids=prompts, row_end=row_end, branches=branches
     )
     model.codebook = torch.randn(model.vocab_size, 4)
     return model

@@ -201,7 +201,7 @@ def _neighbour_table(model: TokenModel, count: int) -> torch.IntTensor:
     """`nearest_neighbours` of the model's codebook, computed once."""
     tables = _tables.setdefault(model.network, {})
     codebook = _codebook(model).detach()
-    known = tables.get(count)
-    if known is None or known[0].device != codebook.device or not torch.equal(known[0], codebook):
+    cached = tables.get(count)
+    if cached is None or cached[0].device != codebook.device or not torch.equal(cached[0], codebook):
         tables[count] = codebook.clone(), nearest_neighbours(codebook, count)
     return tables[count][1]

@@ -18,31 +18,31 @@ from .contract.supports import DecodingMethod
 def prefill(
     model: TokenModel, sampling: Sampling, batch_size: int, scratch: int = 0
 ) -> tuple[Any, torch.FloatTensor, torch.LongTensor]:
-    """`model.prefill`, which also takes the known tokens at the first ranks of each image; returns their number [B]
+    """`model.prefill`, which also takes the given tokens at the first ranks of each image; returns their number [B]
     too. The logits are those of the rank after them. The last token of an image is never prefilled. Reads the device
     if tokens are forced."""
     forced = sampling.forced
     none = torch.zeros(batch_size, dtype=torch.long, device=model.device)
     if forced is None or model.layout.order is None:
-        # In raster order known tokens are fed one after another, like all others.
+        # In raster order given tokens are fed one after another, like all others.
         return *model.prefill(batch_size, scratch), none
-    known = (forced[:, :-1] >= 0).cumprod(1).sum(1)
-    count = int(known.max())
+    num_given = (forced[:, :-1] >= 0).cumprod(1).sum(1)
+    count = int(num_given.max())
     if count == 0:
         return *model.prefill(batch_size, scratch), none
     ranks = torch.arange(count, device=model.device)
-    given = torch.where(ranks < known[:, None], forced[:, :count], -1)
-    return *cast(OrderedModel, model).prefill(batch_size, scratch, given), known
+    given = torch.where(ranks < num_given[:, None], forced[:, :count], -1)
+    return *cast(OrderedModel, model).prefill(batch_size, scratch, given), num_given
 
 
-def decide_first(state: DecodingState, logits: torch.FloatTensor, known: torch.LongTensor | None = None) -> None:
+def decide_first(state: DecodingState, logits: torch.FloatTensor, num_given: torch.LongTensor | None = None) -> None:
     """Sample the first token or block from the logits of a prefill, [G, B, V] or [G, B, Q, V]: that of rank 0, or the
-    one after the first `known` [B] tokens."""
+    one after the first `num_given` [B] tokens."""
     logits = logits if logits.ndim == 4 else logits[:, :, None]
-    first = torch.zeros_like(state.seeds) if known is None else known
-    if known is not None and state.sampling.forced is not None:
-        ranks = torch.arange(state.model.num_tokens, device=known.device)
-        state.write_tokens(ranks.expand(len(known), -1), ranks < known[:, None], state.sampling.forced)
+    first = torch.zeros_like(state.seeds) if num_given is None else num_given
+    if num_given is not None and state.sampling.forced is not None:
+        ranks = torch.arange(state.model.num_tokens, device=num_given.device)
+        state.write_tokens(ranks.expand(len(num_given), -1), ranks < num_given[:, None], state.sampling.forced)
     block = logits.shape[2]
     positions, end = first[:, None] + torch.arange(block, device=first.device), first + block
     state.token_buffer.scatter_(1, positions, _sample(state, logits, positions))
@@ -104,10 +104,10 @@ class AutoregressiveDecoding(DecodingMethod):
         if model.kind == "causal_latents":
             assert isinstance(sampling, LatentSampling)
             return start_paths(model, sampling, seeds, window=1)
-        cache, logits, known = prefill(model, sampling, len(seeds))
+        cache, logits, num_given = prefill(model, sampling, len(seeds))
         block = model.block
-        state = AutoregressiveState.open(model, sampling, seeds, cache, spare=block, cursor=known + block)
-        decide_first(state, logits, known)
+        state = AutoregressiveState.open(model, sampling, seeds, cache, spare=block, cursor=num_given + block)
+        decide_first(state, logits, num_given)
         return state
 
     def step(self, state: AutoregressiveState | PathState) -> None:

@@ -50,9 +50,9 @@ class DraftTreeState(CursorState):
     drafter_cache: Any
     accepts: Accepts
 
-    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
         self.accepts.put(other.accepts)
-        return super().put(rows, other)
+        return super().put(images, other)
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from ..kernels.coupling import sample_at
-from .contract.distribution import Sampling, by_row
+from .contract.distribution import Sampling, by_lane
 from .contract.models import GroupModel
 from .contract.noise import Purpose
 from .contract.settings import LARGEST, check_settings
@@ -34,13 +34,13 @@ class GroupState(LockstepState):
         return len(self.sizes)
 
 
-def known_counts(model: GroupModel, sampling: Sampling) -> tuple[int, int]:
-    """The smallest and the largest number of known tokens at the beginning of the images' orders. Reads the device if
+def given_counts(model: GroupModel, sampling: Sampling) -> tuple[int, int]:
+    """The smallest and the largest number of given tokens at the beginning of the images' orders. Reads the device if
     tokens are forced."""
     if sampling.forced is None or model.layout.order is None:
         return 0, 0
-    known = (sampling.forced >= 0).cumprod(1).sum(1)
-    return int(known.min()), int(known.max())
+    num_given = (sampling.forced >= 0).cumprod(1).sum(1)
+    return int(num_given.min()), int(num_given.max())
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class GroupDecoding(DecodingMethod):
     `AutoregressiveDecoding`.
 
     Attributes:
-        groups: the number of groups, at most the number of tokens; the known tokens of an edited image are one more
+        groups: the number of groups, at most the number of tokens; the given tokens of an edited image are one more
             group. Or the size of each group: a tuple whose sum is the number of tokens, written "1+2+4+9" as text.
         schedule: how the sizes grow if they are not given: by the "arccos" or the "cosine" schedule of ARPG.
         guidance_schedule: with "linear", guidance grows along the image from a scale of 1 to `guidance_scale`, as in
@@ -94,14 +94,14 @@ class GroupDecoding(DecodingMethod):
             },
         )
 
-    def sizes(self, num_tokens: int, known: int = 0) -> tuple[int, ...]:
-        """The number of tokens of each group of an image of `num_tokens`. The first `known` tokens are one more group,
-        unless the sizes are given."""
+    def sizes(self, num_tokens: int, num_given: int = 0) -> tuple[int, ...]:
+        """The number of tokens of each group of an image of `num_tokens`. The first `num_given` tokens are one more
+        group, unless the sizes are given."""
         if isinstance(self.groups, tuple):
             return self.groups
         assert isinstance(self.groups, int)
-        first = [known] if known else []
-        num_tokens -= known
+        first = [num_given] if num_given else []
+        num_tokens -= num_given
         count, sizes = min(self.groups, num_tokens), []
         for group in range(1, count):
             share = (
@@ -118,13 +118,13 @@ class GroupDecoding(DecodingMethod):
         return None if total == model.num_tokens else f"groups have {total} tokens, an image has {model.num_tokens}"
 
     def start(self, model: GroupModel, sampling: Sampling, seeds: torch.LongTensor) -> GroupState:
-        """Decide the first group: the known tokens, if the images have any.
+        """Decide the first group: the given tokens, if the images have any.
 
         Raises:
-            ValueError: if the images have different numbers of known tokens.
+            ValueError: if the images have different numbers of given tokens.
         """
-        # Given sizes do not depend on the known tokens.
-        least, most = known_counts(model, sampling) if isinstance(self.groups, int) else (0, 0)
+        # Given sizes do not depend on the given tokens.
+        least, most = given_counts(model, sampling) if isinstance(self.groups, int) else (0, 0)
         if least < most:
             raise ValueError(
                 f"the images keep {least} to {most} tokens, and their groups have one size: generate them one by one, "
@@ -150,7 +150,7 @@ class GroupDecoding(DecodingMethod):
         rank, sampling = sum(state.sizes[: state.taken]), state.sampling
         positions = (rank + torch.arange(count, device=logits.device)).expand(batch, -1)
         if self.guidance_schedule == "linear" and sampling.guided and len(logits) == 2:
-            scale = 1 + (by_row(sampling.guidance_scale) - 1) * state.model.guidance_progress(rank, count)
+            scale = 1 + (by_lane(sampling.guidance_scale) - 1) * state.model.guidance_progress(rank, count)
             sampling = sampling.with_guidance(scale.expand(batch, -1))
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         tokens = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)

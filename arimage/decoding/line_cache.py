@@ -21,7 +21,7 @@ class LineCacheState(AutoregressiveState):
 
     def limit_attention(self, steps: int, multiple: int = 64) -> None:
         if not self.cache.finds_ends:
-            self.cache.limit = attention_limit(int(self.furthest) + steps, self.rows.shape[1], multiple)
+            self.cache.attended_slots = attention_limit(int(self.furthest) + steps, self.rows.shape[1], multiple)
 
 
 @dataclass(frozen=True)

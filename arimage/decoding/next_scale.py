@@ -100,9 +100,9 @@ class NextScaleDecoding(DecodingMethod):
             along the scales, instead of single vectors. Not exact: an image then does not correspond to tokens, and
             the reported tokens are those with the largest weights.
         guided_scales: guide the first scales only, this many. The later ones, which have most of the tokens, are fed
-            without the unconditional rows, which halves their cost. None guides all. Not exact, since the model's own
-            distribution guides all. Scales at the end of a list of guidance scales that are all 1 are fed without
-            these rows too, and change nothing.
+            without the unconditional branch, which halves their cost. None guides all. Not exact, since the model's
+            own distribution guides all. Scales at the end of a list of guidance scales that are all 1 are fed without
+            this branch too, and change nothing.
         stop_after: generate this many scales only, and decode their sum to an image of the full size, without the
             details of the others, whose tokens stay -1. None generates all. Not exact.
         pruned: for each of the last scales that are generated, the share of its cells, 0 <= share < 1, that is not
@@ -170,8 +170,8 @@ class NextScaleDecoding(DecodingMethod):
         if state.over:
             return
         guided = min(state.guided, self.guided_scales or state.guided)
-        rows = {} if state.taken < guided else {"guided": False}
-        self.commit(state, state.model.forward(state.taken, state.latents, state.cache, **rows))
+        guidance = {} if state.taken < guided else {"guided": False}
+        self.commit(state, state.model.forward(state.taken, state.latents, state.cache, **guidance))
 
     def commit(self, state: ScaleState, logits: torch.FloatTensor) -> None:
         """Decide the next map, given its logits [G, B, n, V]."""

@@ -72,7 +72,7 @@ class Protocol(BaseModel):
 
     @property
     def number(self) -> int:
-        """How many images the figure is of."""
+        """How many images the published figure used."""
         return self.images or PROMPTS[self.benchmark] * self.per_prompt
 
     @property
@@ -82,7 +82,7 @@ class Protocol(BaseModel):
 
     @property
     def groups(self) -> int:
-        """How many classes or prompts the figure is of."""
+        """How many classes or prompts the published figure used."""
         return {**PROMPTS, "imagenet": 1000, "installed": self.first}[self.benchmark]
 
     def check_images(self, images: int | None) -> int:

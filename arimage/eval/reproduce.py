@@ -56,7 +56,7 @@ def check_size(row: Protocol, size: int | None) -> None:
 def manifest_of(
     row: Protocol, images: int | None, prompts: str | None, seed: int, out: Path
 ) -> tuple[list[dict], dict]:
-    """The manifest of `images` images, by default as many as the figure is of, and where they come from; see
+    """The manifest of `images` images, by default as many as the published figure used, and where they come from; see
     `make_manifest`.
 
     Raises:

@@ -162,7 +162,7 @@ def figure_text(entry: dict) -> str:
 
 
 def images_text(entry: dict) -> str:
-    """How many images and prompts a figure is of."""
+    """How many images and prompts a figure was computed from."""
     count, prompts = entry["count"], entry.get("prompts", entry["count"])
     if prompts == 1:
         return f"{count} image{'s' * (count > 1)} of one prompt: no error"
@@ -299,10 +299,10 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
         ValueError: if a metric is unknown, or its reference or weights are missing or damaged.
     """
     reference, names = job.reference, set(metrics)
-    known = metric_names()
-    unknown = [name for name in metrics if name not in known]
+    available = metric_names()
+    unknown = [name for name in metrics if name not in available]
     if unknown:
-        raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(known)}")
+        raise ValueError(f"unknown metric {unknown[0]!r}: choose among {', '.join(available)}")
     if reference is None and "fvd" in names:
         raise ValueError("--ref is missing: name a folder of videos, or another run of videos")
     if reference is None and names & set(INCEPTION_METRICS):

@@ -106,7 +106,7 @@ def draw_steps(
         finished: the finished image; by default that of the last step.
     """
 
-    def picture_of(step: torch.LongTensor) -> np.ndarray:
+    def pixels_of(step: torch.LongTensor) -> np.ndarray:
         pixels = ((decode_tokens(step[None]).float().clamp(-1, 1) + 1) * 127.5).round().byte()
         return _enlarge(pixels[0].permute(1, 2, 0).cpu().numpy())
 
@@ -125,15 +125,15 @@ def draw_steps(
         }
         count = int(done.sum())
         caption = f"step {number} of {len(tokens)}: {count} of {len(step)} tokens, {count / number:.1f} per step"
-        picture = picture_of(step)
+        pixels = pixels_of(step)
         if layout is not None:
             shown = {colour: layout.current(mark[None], is_known(step)[None])[0] for colour, mark in marks.items()}
-            picture = _mark(picture, {colour: side_by_side(mark).numpy() for colour, mark in shown.items()})
-        frames.append(_frame(picture, title, caption, legend=layout is not None))
+            pixels = _mark(pixels, {colour: side_by_side(mark).numpy() for colour, mark in shown.items()})
+        frames.append(_frame(pixels, title, caption, legend=layout is not None))
     count, number = int(decided[-1].sum()), len(tokens)
     caption = f"{count} tokens in {number} step{'s' if number > 1 else ''}: {count / number:.1f} per step"
-    picture = picture_of(tokens[-1]) if finished is None else _enlarge(np.asarray(finished.convert("RGB")))
-    return [*frames, _frame(picture, title, caption, legend=layout is not None)]
+    pixels = pixels_of(tokens[-1]) if finished is None else _enlarge(np.asarray(finished.convert("RGB")))
+    return [*frames, _frame(pixels, title, caption, legend=layout is not None)]
 
 
 def write_animation(frames: list[Image.Image], durations: list[int], path: Path) -> None:
@@ -157,15 +157,15 @@ def acceptance_map(passes: np.ndarray, size: tuple[int, int]) -> Image.Image:
     """
     cell = size[0] // passes.shape[0], size[1] // passes.shape[1]
     heat = _colours((passes - 1) / max(1, passes.max() - 1))
-    picture = Image.fromarray(heat.repeat(cell[0], 0).repeat(cell[1], 1))
+    image = Image.fromarray(heat.repeat(cell[0], 0).repeat(cell[1], 1))
     if min(cell) < 20:
-        return picture
-    pen = ImageDraw.Draw(picture)
+        return image
+    pen = ImageDraw.Draw(image)
     for (row, column), number in np.ndenumerate(passes):
         ink = PAPER if heat[row, column].mean() < 120 else INK
         at = (column + 0.5) * cell[1], (row + 0.5) * cell[0]
         pen.text(at, str(number), ink, _font(min(cell) * 0.42), anchor="mm")
-    return picture
+    return image
 
 
 def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.Image, title: str, path: Path):
@@ -177,12 +177,12 @@ def draw_acceptance_map(decided: torch.BoolTensor, layout: Layout, image: Image.
     """
     passes = side_by_side(layout.to_places(deciding_passes(decided)[None])[0]).numpy()
     last = int(passes.max())
-    picture = _enlarge(np.asarray(image.convert("RGB")))
-    height, width = picture.shape[:2]
+    pixels = _enlarge(np.asarray(image.convert("RGB")))
+    height, width = pixels.shape[:2]
     bar, top = 34, 54
     canvas = Image.new("RGB", (2 * width + 3 * MARGIN, top + height + bar + MARGIN), PAPER)
     canvas.paste(acceptance_map(passes, (height, width)), (MARGIN, top))
-    canvas.paste(Image.fromarray(picture), (width + 2 * MARGIN, top))
+    canvas.paste(Image.fromarray(pixels), (width + 2 * MARGIN, top))
     pen = ImageDraw.Draw(canvas)
     pen.text((MARGIN, 8), title, INK, _font(16))
     pen.rectangle((width + 2 * MARGIN - 1, top - 1, 2 * width + 2 * MARGIN, top + height), outline=NOTHING)
@@ -203,14 +203,14 @@ def _enlarge(pixels: np.ndarray) -> np.ndarray:
     return pixels.repeat(scale, 0).repeat(scale, 1)
 
 
-def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
+def _mark(pixels: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
     """Tint the cells of an image by `marks`, bool [rows, columns] per colour; outline drafts and decided tokens."""
     strength = {ACCEPTED: 0.15, REJECTED: 0.35, DRAFT: 0.55, NOTHING: 1.0}
-    image = Image.fromarray(picture)
+    image = Image.fromarray(pixels)
     for colour, mark in marks.items():
         alpha = Image.fromarray((255 * strength[colour] * mark).round().astype(np.uint8))
         image.paste(colour, mask=alpha.resize(image.size, Image.Resampling.NEAREST))
-    cell = picture.shape[0] // marks[DRAFT].shape[0], picture.shape[1] // marks[DRAFT].shape[1]
+    cell = pixels.shape[0] // marks[DRAFT].shape[0], pixels.shape[1] // marks[DRAFT].shape[1]
     pen = ImageDraw.Draw(image)
     for colour, width in ((DRAFT, 1), (ACCEPTED, 3), (REJECTED, 3)):
         for row, column in np.argwhere(marks[colour]):
@@ -219,12 +219,12 @@ def _mark(picture: np.ndarray, marks: dict[tuple, np.ndarray]) -> np.ndarray:
     return np.asarray(image)
 
 
-def _frame(picture: np.ndarray, title: str, caption: str, legend: bool) -> Image.Image:
+def _frame(pixels: np.ndarray, title: str, caption: str, legend: bool) -> Image.Image:
     """An image with its title, caption and, if asked, a legend of the marks."""
-    height, width = picture.shape[:2]
+    height, width = pixels.shape[:2]
     top = 52
     canvas = Image.new("RGB", (width + 2 * MARGIN, top + height + (32 if legend else MARGIN)), PAPER)
-    canvas.paste(Image.fromarray(picture), (MARGIN, top))
+    canvas.paste(Image.fromarray(pixels), (MARGIN, top))
     pen = ImageDraw.Draw(canvas)
     pen.rectangle((MARGIN - 1, top - 1, MARGIN + width, top + height), outline=NOTHING)
     pen.text((MARGIN, 6), title, FAINT, _font(13))

@@ -21,7 +21,7 @@ class BoundNetwork:
         companions: the names of attributes that are models bound to the same images, or None.
         reads_values: whether every forward pass reads the values of the conditions, and not the prefill alone.
         device: where its tensors live.
-        groups: 1, or 2 under guidance.
+        branches: 1, or 2 under guidance.
         num_tokens: N tokens per image.
     """
 
@@ -36,7 +36,7 @@ class BoundNetwork:
     compact = False
 
     def __init__(self, network: Any, conditions: Conditions, codebook: torch.Tensor | None = None):
-        self.network, self.conditions, self.groups = network, conditions, conditions.groups
+        self.network, self.conditions, self.branches = network, conditions, conditions.branches
         self.device = conditions.seen.device
         self.codebook = None if codebook is None else codebook.to(self.device)
 
@@ -104,10 +104,10 @@ class BoundNetwork:
             len(next(iter(condition.values()))),
             heads,
             self.network.head_dim,
-            prefix=self.conditions.length,
+            prefix_length=self.conditions.prefix_length,
             slots=self.num_tokens if slots is None else slots,
             filled=filled if self.compact else None,
-            groups=self.groups,
+            branches=self.branches,
             dtype=self.network.dtype,
             device=self.device,
             **options,

@@ -19,18 +19,18 @@ class RowCache:
     Attributes:
         keys, values: per layer, [rows, heads, size, head_dim]. Tensors of their own or views that are made outside of
             steps: a compiled step copies a whole stack of layers when it writes to a view that it made itself.
-        length: how many keys the queries of the current forward pass attend to, which is the width of their mask.
-        prefix: where the prompt ends along the third dimension of the keys. All slots lie after it.
-        groups: rows per image.
+        attended: how many keys the queries of the current forward pass attend to, which is the width of their mask.
+        prefix_end: where the prompt ends along the third dimension of the keys. All slots lie after it.
+        branches: rows per image.
         places: int64 [slots + 1], where each slot lies along the third dimension of the keys; the last entry is
             nowhere.
     """
 
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
-    length: int
-    prefix: int
-    groups: int
+    attended: int
+    prefix_end: int
+    branches: int
     places: torch.LongTensor
     # See `Cache`.
     finds_ends = False
@@ -49,18 +49,18 @@ class RowCache:
 
     def index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] along the third dimension of the keys of slots [B, Q]; -1 is nowhere."""
-        return self.places[slots].repeat(self.groups, 1)
+        return self.places[slots].repeat(self.branches, 1)
 
     def rows(self, images: torch.LongTensor) -> torch.LongTensor:
-        """The rows [groups * M] of `images` [M]."""
-        return rows_of(images, self.groups, len(self.keys[0]) // self.groups)
+        """The rows [branches * M] of `images` [M]."""
+        return rows_of(images, self.branches, len(self.keys[0]) // self.branches)
 
 
 class PlacedCache(RowCache):
     """A cache whose tokens are written at any slot.
 
     Along the third dimension of the keys lie the prompt, padded on the left; the row ends; the scratch slots; one
-    place for what is thrown away; and the image slots, of which queries attend to the first `limit`.
+    place for what is thrown away; and the image slots, of which queries attend to the first `attended_slots`.
 
     Attributes:
         prompt: how many tokens the prompts have.
@@ -69,7 +69,8 @@ class PlacedCache(RowCache):
         first: the place of the image's first slot.
         size: how many places there are. After a prefill that fills no image slots, only the first `first` are
             allocated, see `allocate`.
-        limit: to how many of the image slots forward passes attend, all by default. They may feed lower slots only.
+        attended_slots: to how many of the image slots forward passes attend, all by default. They may feed lower slots
+            only.
         key_stacks: the keys of all layers, [layers, rows, heads, size, head_dim] each.
     """
 
@@ -82,18 +83,18 @@ class PlacedCache(RowCache):
         between = len(owners) + scratch + 1
         # On a GPU, attention copies a mask in every layer unless its rows begin at multiples of 16.
         self.first = -(-(prompt + between) // 16) * 16
-        self.prefix, self.size, self.limit = self.first - between, self.first + slots, slots
-        places = torch.arange(self.prefix + len(owners), self.size, device=owners.device)
+        self.prefix_end, self.size, self.attended_slots = self.first - between, self.first + slots, slots
+        places = torch.arange(self.prefix_end + len(owners), self.size, device=owners.device)
         self.places = places.roll(-scratch - 1)
         # The slot at each place after the prompt. Padding has the last, nowhere, and sees it: no row of a mask is
         # empty.
         self._slots = torch.cat([owners, torch.arange(len(places), device=owners.device).roll(scratch + 1)])
 
-    def write_next_at(self, index: torch.LongTensor, length: int | None = None) -> None:
-        """Let the next forward pass write at `index` [rows, Q] and attend to the first `length` keys, by default to
-        all up to the limit."""
+    def write_next_at(self, index: torch.LongTensor, attended: int | None = None) -> None:
+        """Let the next forward pass write at `index` [rows, Q] and attend to the first `attended` keys, by default to
+        all up to the last attended slot."""
         self._rows, self._index = torch.arange(len(index), device=index.device)[:, None], index
-        self.length = self.first + self.limit if length is None else length
+        self.attended = self.first + self.attended_slots if attended is None else attended
 
     def write_slots(self, slots: torch.LongTensor) -> None:
         """Let the next forward pass write at `slots` [B, Q], after the prefill."""
@@ -103,7 +104,7 @@ class PlacedCache(RowCache):
     def write_prompts(self, count: int, length: int, start: int = 0, stop: int | None = None) -> None:
         """Let the next forward pass write the tokens start .. stop - 1, by default all, of `count` prompts of `length`
         tokens, and attend to those before `stop`."""
-        begin, stop = self.prefix - length, length if stop is None else stop
+        begin, stop = self.prefix_end - length, length if stop is None else stop
         index = torch.arange(begin + start, begin + stop, device=self.places.device)
         self.write_next_at(index.expand(count, -1), begin + stop)
 
@@ -113,12 +114,12 @@ class PlacedCache(RowCache):
         return own.remainder(len(self.places))
 
     def seen(self, slots: torch.LongTensor, visible: torch.BoolTensor | None) -> torch.BoolTensor:
-        """The keys between the prompt and the limit that queries at `slots` [B, Q] see, bool [B, Q, K]; see
-        `TokenModel.forward`. A row end is seen where its owner is."""
+        """The keys between the prompt and the last attended slot that queries at `slots` [B, Q] see, bool [B, Q, K];
+        see `TokenModel.forward`. A row end is seen where its owner is."""
         if visible is None:
-            return self._slots[: self.first + self.limit - self.prefix] <= slots[..., None]
+            return self._slots[: self.first + self.attended_slots - self.prefix_end] <= slots[..., None]
         nowhere = (slots == len(self.places) - 1)[..., None]
-        parts = [visible[..., self.slots :], nowhere, visible[..., : self.limit]]
+        parts = [visible[..., self.slots :], nowhere, visible[..., : self.attended_slots]]
         if len(self.owners):
             parts.insert(0, visible[..., self.owners])
         return torch.cat(parts, dim=-1)
@@ -135,7 +136,7 @@ class PlacedCache(RowCache):
             lengths = keys.norm(dim=-1, keepdim=True).clamp(min=1e-3)
             cosines = keys @ (keys.mT @ lengths.reciprocal()) / lengths
             likeness += cosines.sum((0, 2, 4), dtype=torch.float32).to(index.device)
-        return likeness.unflatten(0, (self.groups, -1)).sum(0)
+        return likeness.unflatten(0, (self.branches, -1)).sum(0)
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images with as many slots whose prompts are not
@@ -149,14 +150,14 @@ class PlacedCache(RowCache):
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep the keys and values [rows, heads, Q, head_dim] of a layer; return those that the queries attend to,
-        [rows, heads, length, head_dim]."""
+        [rows, heads, attended, head_dim]."""
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
         all_keys, all_values = self.of_layer(layer)
         for cached, states in ((all_keys, keys), (all_values, values)):
             # Under torch.autocast the states are not in the dtype of the weights. No gradients are kept, which would
             # tie all layers of a stack together.
             cached[rows, :, index] = states.detach().transpose(1, 2).to(cached.dtype)
-        return all_keys[:, :, : self.length], all_values[:, :, : self.length]
+        return all_keys[:, :, : self.attended], all_values[:, :, : self.attended]
 
 
 class StackedCache(RowCache):
@@ -176,14 +177,14 @@ class StackedCache(RowCache):
         head_dim: int,
         *,
         size: int,
-        prefix: int,
-        groups: int,
+        prefix_end: int,
+        branches: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
         keys = torch.zeros(layers, rows, heads, size, head_dim, dtype=dtype, device=device)
         self._set_stacks(keys, torch.zeros_like(keys))
-        self.prefix, self.groups = prefix, groups
+        self.prefix_end, self.branches = prefix_end, branches
 
     size: int
 
@@ -206,8 +207,8 @@ class StackedCache(RowCache):
         images = torch.arange(len(source), device=source.device)[:, None]
         source, target = self.places[source], self.places[target]
         for stack in self.stacks:
-            groups = stack.unflatten(1, (self.groups, -1))
-            groups[:, :, images, :, target] = groups[:, :, images, :, source]
+            branches = stack.unflatten(1, (self.branches, -1))
+            branches[:, :, images, :, target] = branches[:, :, images, :, source]
 
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of what was image `images[j]`, [M]."""
@@ -222,9 +223,9 @@ class SlotCache(StackedCache, PlacedCache):
     """A cache of a prompt, an image and a tree.
 
     Args:
-        prefix, slots, scratch: how many slots the prompt, the image and the tree have.
+        prefix_length, slots, scratch: how many slots the prompt, the image and the tree have.
         filled: how many of the image slots to allocate for the prefill, which attends to these only; None for all.
-        groups: 1, or 2 if the images are there once with and once without a condition.
+        branches: 1, or 2 if the images are there once with and once without a condition.
     """
 
     def __init__(
@@ -234,26 +235,34 @@ class SlotCache(StackedCache, PlacedCache):
         heads: int,
         head_dim: int,
         *,
-        prefix: int,
+        prefix_length: int,
         slots: int,
         scratch: int = 0,
         filled: int | None = None,
         **settings,
     ):
-        self.lay_out(prefix, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
-        self._all, self.limit = slots, slots if filled is None else filled
-        super().__init__(layers, rows, heads, head_dim, size=self.first + self.limit, prefix=self.prefix, **settings)
+        self.lay_out(prefix_length, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
+        self._all, self.attended_slots = slots, slots if filled is None else filled
+        super().__init__(
+            layers,
+            rows,
+            heads,
+            head_dim,
+            size=self.first + self.attended_slots,
+            prefix_end=self.prefix_end,
+            **settings,
+        )
 
     def allocate(self) -> None:
         if self.allocated < self.size:
             super().allocate()
-            self.limit = self._all
+            self.attended_slots = self._all
 
     def leave_ends(self, found: bool) -> None:
         """Set `finds_ends`, and attend to all slots if it is True."""
         self.finds_ends = found
         if found:
-            self.limit = self._all
+            self.attended_slots = self._all
 
     @property
     def key_stacks(self) -> Sequence[torch.Tensor]:
@@ -265,9 +274,9 @@ class GrowingCache(StackedCache):
     to in their own forward pass and not kept.
 
     Args:
-        prefix, slots: how many tokens of the prompt and of the image are kept.
+        prefix_length, slots: how many tokens of the prompt and of the image are kept.
         filled: how many of the image's tokens to allocate for the prefill; None for all.
-        groups: as in `SlotCache`.
+        branches: as in `SlotCache`.
 
     Attributes:
         first: where the next forward pass writes.
@@ -289,49 +298,49 @@ class GrowingCache(StackedCache):
         heads: int,
         head_dim: int,
         *,
-        prefix: int,
+        prefix_length: int,
         slots: int,
         filled: int | None = None,
         **settings,
     ):
-        self.size = prefix + slots + 1
-        width = self.size if filled is None else min(prefix + filled, self.size)
-        super().__init__(layers, rows, heads, head_dim, size=width, prefix=prefix, **settings)
-        self.places = torch.arange(prefix, self.size, device=self.stacks[0].device)
+        self.size = prefix_length + slots + 1
+        width = self.size if filled is None else min(prefix_length + filled, self.size)
+        super().__init__(layers, rows, heads, head_dim, size=width, prefix_end=prefix_length, **settings)
+        self.places = torch.arange(prefix_length, self.size, device=self.stacks[0].device)
         self.conditions = None
 
     def write_next_at(self, first: int, count: int) -> None:
         """Let the next forward pass write `count` tokens after the `first` ones, and attend to all of these."""
-        self.first, self.length = first, first + count
-        if min(self.length, self.size - 1) > self.allocated:
+        self.first, self.attended = first, first + count
+        if min(self.attended, self.size - 1) > self.allocated:
             self.allocate()
 
     @property
     def keeps_all_or_none(self) -> bool:
         """Whether the tokens of the next forward pass are all kept or all not."""
-        return self.length < self.size or self.first == self.size - 1
+        return self.attended < self.size or self.first == self.size - 1
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
-        rows, end = len(keys), min(self.length, self.size - 1)
+        rows, end = len(keys), min(self.attended, self.size - 1)
         attended = []
         for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
             # See `PlacedCache.write`.
             cached[:rows, :, self.first : end] = states[:, :, : end - self.first].detach()
             kept, rest = cached[:rows, :, :end], states[:, :, end - self.first :]
-            attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.length > end else kept)
+            attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.attended > end else kept)
         return attended[0], attended[1]
 
     def open(self, layer: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the next forward pass writes the keys and values of the first `rows` rows of a layer, at `first`, and
-        what its queries attend to: [at least `rows`, heads, at least `length`, head_dim] each. These are copies if no
-        token is kept; see `keeps_all_or_none`."""
+        what its queries attend to: [at least `rows`, heads, at least `attended`, head_dim] each. These are copies if
+        no token is kept; see `keeps_all_or_none`."""
         keys, values = self.of_layer(layer)
-        if self.length < self.size:
+        if self.attended < self.size:
             return keys, values
         copies = []
         for cached in (keys, values):
-            copy = cached.new_empty(rows, cached.shape[1], self.length, cached.shape[3])
+            copy = cached.new_empty(rows, cached.shape[1], self.attended, cached.shape[3])
             copy[:, :, : self.first] = cached[:rows, :, : self.first]
             copies.append(copy)
         return copies[0], copies[1]

@@ -48,7 +48,7 @@ class LanguageCache(PlacedCache, Cache):
         layout,
         slots: int | None = None,
         scratch: int,
-        groups: int,
+        branches: int,
         has_row_ends: bool,
         compact: bool,
         together: int,
@@ -57,13 +57,13 @@ class LanguageCache(PlacedCache, Cache):
         Cache.__init__(self, layers=[])
         columns, slots = layout.columns, slots or layout.num_tokens
         inner = min(slots, layout.num_tokens - 1)
-        self.groups = groups
+        self.branches = branches
         inner_ends = torch.arange(columns - 1, inner, columns, device=device)[: None if has_row_ends else 0]
         in_scratch = torch.arange(slots, slots + scratch if has_row_ends else slots, device=device)
         self.lay_out(places, slots, scratch, torch.cat([inner_ends, in_scratch]))
         # The place of each slot's row end; nowhere if it has none.
         self._row_end_of = torch.full_like(self.places, self.first - 1)
-        self._row_end_of[self.owners] = self.prefix + torch.arange(len(self.owners), device=device)
+        self._row_end_of[self.owners] = self.prefix_end + torch.arange(len(self.owners), device=device)
         self.row_ends = torch.zeros(batch_size, len(self.places), dtype=torch.bool, device=device)
         self.row_ends[:, inner_ends] = True
         self._together = together
@@ -83,7 +83,7 @@ class LanguageCache(PlacedCache, Cache):
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q]; -1 is nowhere."""
-        return self._row_end_of[slots].repeat(self.groups, 1)
+        return self._row_end_of[slots].repeat(self.branches, 1)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer == len(self.keys):
@@ -107,8 +107,8 @@ class LanguageCache(PlacedCache, Cache):
         source, target = (torch.cat([self.places[at], self._row_end_of[at]], dim=1) for at in (source, target))
         for stack in self._stacks:
             at, source_at, target_at = (index.to(stack.device) for index in (images, source, target))
-            groups = stack.unflatten(1, (self.groups, -1))
-            groups[:, :, at, :, target_at] = groups[:, :, at, :, source_at]
+            branches = stack.unflatten(1, (self.branches, -1))
+            branches[:, :, at, :, target_at] = branches[:, :, at, :, source_at]
 
     def expand(self, images: torch.LongTensor) -> None:
         """Make image j of the cache a copy of what was image `images[j]`, [M]."""
@@ -122,11 +122,11 @@ class LanguageCache(PlacedCache, Cache):
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images with as many slots. Prompts end together:
         shorter ones are padded on the left."""
-        more, limit = other.first - self.first, self.limit
+        more, attended_slots = other.first - self.first, self.attended_slots
         if more > 0:
             self._set_stacks([F.pad(stack, (0, 0, more, 0)) for stack in self._stacks])
             self.lay_out(other.prompt, self.slots, self.scratch, self.owners)
-            self.limit = limit
+            self.attended_slots = attended_slots
             self._row_end_of += more
         super().put(images, other)
         self.row_ends.index_copy_(0, images, other.row_ends)

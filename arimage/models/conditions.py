@@ -18,10 +18,11 @@ class Conditions:
     without it. After `merge`, rows with equal conditions share one copy, and a prefill computes it once.
 
     Args:
-        values: the conditions by name, [groups * B, ...] each.
-        groups: 1, or 2 under guidance.
-        seen: bool [groups * B, P], which positions of its prefix a row sees; None without a prefix, for which P is 0.
-        ids: int64 [groups * B, P], what the embeddings among the values were looked up by; None where they come from
+        values: the conditions by name, [branches * B, ...] each.
+        branches: 1, or 2 under guidance.
+        seen: bool [branches * B, P], which positions of its prefix a row sees; None without a prefix, for which P is
+            0.
+        ids: int64 [branches * B, P], what the embeddings among the values were looked up by; None where they come from
             elsewhere.
         alike: whether the embeddings of all rows without a condition are equal.
     """
@@ -29,35 +30,39 @@ class Conditions:
     def __init__(
         self,
         values: dict[str, torch.Tensor],
-        groups: int = 1,
+        branches: int = 1,
         seen: torch.BoolTensor | None = None,
         ids: torch.LongTensor | None = None,
         alike: bool = False,
     ):
         first = next(iter(values.values()))
         self.seen = first.new_ones(len(first), 0, dtype=torch.bool) if seen is None else seen
-        self.groups, self._values, self.ids, self.alike = groups, values, ids, alike
+        self.branches, self._values, self.ids, self.alike = branches, values, ids, alike
         # The index of each row's condition in `_values`. None: row i has condition i.
         self._index: list[int] | None = None
 
     @property
     def images(self) -> int:
         """B, the number of images."""
-        return len(self.seen) // self.groups
+        return len(self.seen) // self.branches
 
     @property
-    def length(self) -> int:
+    def prefix_length(self) -> int:
         """P, the length of the prefix."""
         return self.seen.shape[1]
 
     @property
     def key(self) -> Hashable:
         """What conditions must have in common for `put`, in models whose forward passes depend on all shapes."""
-        return self.groups, self.length, tuple((name, value.shape[1:]) for name, value in self._values.items())
+        return (
+            self.branches,
+            self.prefix_length,
+            tuple((name, value.shape[1:]) for name, value in self._values.items()),
+        )
 
     @property
     def values(self) -> dict[str, torch.Tensor]:
-        """The conditions of all rows by name, [groups * B, ...] each."""
+        """The conditions of all rows by name, [branches * B, ...] each."""
         return self._values if self._index is None else self._at(self._index)
 
     def _at(self, index: list[int]) -> dict[str, torch.Tensor]:
@@ -79,8 +84,8 @@ class Conditions:
         if self.ids is not None:
             compared.append(self.ids.to(self.seen.device))
         elif embedded:
-            groups = (prompts, [None] * self.images if self.alike else negatives)[: self.groups]
-            names = [(group, name) for group, given in enumerate(groups) for name in given or range(self.images)]
+            branches = (prompts, [None] * self.images if self.alike else negatives)[: self.branches]
+            names = [(branch, name) for branch, given in enumerate(branches) for name in given or range(self.images)]
         first, self._index = distinct(names)
         if compared and len(first) < len(names):
             first, self._index = distinct(list(zip(names, row_bits(*compared), strict=True)))
@@ -104,12 +109,12 @@ class Conditions:
 
     def take(self, images: torch.LongTensor) -> Self:
         """The conditions of `images` [M], in this order."""
-        rows = rows_of(images, self.groups, self.images)
+        rows = rows_of(images, self.branches, self.images)
         values, index, ids = self._values, self._index, self.ids
         if index is None:
             values = {name: value[rows] for name, value in values.items()}
             ids = None if ids is None else ids[rows]
-        other = type(self)(values, self.groups, self.seen[rows], ids, self.alike)
+        other = type(self)(values, self.branches, self.seen[rows], ids, self.alike)
         other._index = None if index is None else [index[row] for row in rows.tolist()]
         return other
 
@@ -119,25 +124,25 @@ class Conditions:
 
         `values` stay as they were: they serve prefills, and the prefixes of `other` are already in its cache.
         """
-        more = other.length - self.length
+        more = other.prefix_length - self.prefix_length
         if more > 0:
             self.seen = F.pad(self.seen, (more, 0))
-        rows = rows_of(images, self.groups, self.images)
+        rows = rows_of(images, self.branches, self.images)
         self.seen.index_copy_(0, rows, F.pad(other.seen, (max(-more, 0), 0)))
         return more > 0
 
     def put_values(self, images: torch.LongTensor, other: Self) -> bool:
         """`put`, which also replaces the values, of the same shape and not merged: forward passes read them."""
-        rows = rows_of(images, self.groups, self.images)
+        rows = rows_of(images, self.branches, self.images)
         for name, value in self._values.items():
             value.index_copy_(0, rows, other.values[name])
         return self.put(images, other)
 
-    def visible_keys(self, prefix: int, image: torch.BoolTensor) -> torch.BoolTensor:
-        """The keys that queries see, bool [groups * B, Q, prefix + K]: those of the prefix, which ends at `prefix`,
-        and those of the image in `image` [B, Q, K]."""
-        keys = F.pad(self.seen, (prefix - self.length, 0))[:, None].expand(-1, image.shape[1], -1)
-        return torch.cat([keys, image.repeat(self.groups, 1, 1)], dim=-1)
+    def visible_keys(self, prefix_end: int, image: torch.BoolTensor) -> torch.BoolTensor:
+        """The keys that queries see, bool [branches * B, Q, prefix_end + K]: those of the prefix, which ends at
+        `prefix_end`, and those of the image in `image` [B, Q, K]."""
+        keys = F.pad(self.seen, (prefix_end - self.prefix_length, 0))[:, None].expand(-1, image.shape[1], -1)
+        return torch.cat([keys, image.repeat(self.branches, 1, 1)], dim=-1)
 
 
 def with_unconditional(condition: dict[str, torch.Tensor], kept: Sequence[str] = ()) -> dict[str, torch.Tensor]:
@@ -178,9 +183,9 @@ def row_bits(*tensors: torch.Tensor) -> list[bytes]:
     return [row.tobytes() for row in rows.cpu().numpy()]
 
 
-def rows_of(images: torch.LongTensor, groups: int, count: int) -> torch.LongTensor:
-    """The rows [groups * M] of `images` [M] among the rows of `count` images."""
-    return torch.cat([images + group * count for group in range(groups)])
+def rows_of(images: torch.LongTensor, branches: int, count: int) -> torch.LongTensor:
+    """The rows [branches * M] of `images` [M] among the rows of `count` images."""
+    return torch.cat([images + branch * count for branch in range(branches)])
 
 
 def check_image(layout, family: str) -> None:

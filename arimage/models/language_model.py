@@ -65,21 +65,21 @@ class LanguageTokenModel(BoundTokenModel):
         head: maps the decoder's last hidden states [..., D] to logits [..., V] of the image tokens alone, see
             `code_head`.
         layout: the `Layout` of the image, (rows, columns) in raster order, perhaps with grids before it.
-        input_ids, inputs_embeds: the prompts, int64 [groups * B', P] or [groups * B', P, D], up to the last token
+        input_ids, inputs_embeds: the prompts, int64 [branches * B', P] or [branches * B', P, D], up to the last token
             before the first image token, with size and begin-of-image tokens. Give one of the two. The conditional
-            rows of all B' prompts come first, then, with two groups, the unconditional rows in the same order.
-        attention_mask: [groups * B', P], 0 for padding, which is never seen; None without padding.
+            rows of all B' prompts come first, then, with two branches, the unconditional rows in the same order.
+        attention_mask: [branches * B', P], 0 for padding, which is never seen; None without padding.
         prompt_positions, token_positions: the RoPE positions of models that count them in their own way, int64
-            [groups * B', axes, P] and [axes, N]: image token p has the position after that of the last prompt token,
+            [branches * B', axes, P] and [axes, N]: image token p has the position after that of the last prompt token,
             on each axis, plus `token_positions[:, p]`. Then `position_ids` are [axes, rows, Q].
         row_end: id of the token that ends a row; None if there is none.
         codebook: the vectors of the tokens in the image tokenizer [V, D'], for `TokenModel.codebook`.
-        groups: 1, or 2 under guidance.
+        branches: 1, or 2 under guidance.
         network: for `TokenModel.network`, the decoder by default.
 
     Raises:
         ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one of
-            `input_ids` and `inputs_embeds` is given, the rows are not `groups` of equal size, a prompt is padded on
+            `input_ids` and `inputs_embeds` is given, the rows are not `branches` of equal size, a prompt is padded on
             the right, only one of the two kinds of positions is given or has the wrong shape, or a token ends each row
             of a layout with several grids or with given positions.
     """
@@ -100,7 +100,7 @@ class LanguageTokenModel(BoundTokenModel):
         token_positions: torch.LongTensor | None = None,
         row_end: int | None = None,
         codebook: torch.Tensor | None = None,
-        groups: int = 1,
+        branches: int = 1,
         network: nn.Module | None = None,
     ):
         if not layout.before:
@@ -117,9 +117,9 @@ class LanguageTokenModel(BoundTokenModel):
             raise ValueError("a prompt is either input_ids or inputs_embeds: give one of the two")
         prompt = decoder.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         rows, length = prompt.shape[:2]
-        if groups not in (1, 2) or rows % groups:
+        if branches not in (1, 2) or rows % branches:
             raise ValueError(
-                f"{rows} prompts are not {groups} groups: give one per image, and two per image under guidance"
+                f"{rows} prompts are not {branches} branches: give one per image, and two per image under guidance"
             )
         if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("attention_mask hides the last token of a prompt: pad prompts on the left")
@@ -133,7 +133,7 @@ class LanguageTokenModel(BoundTokenModel):
             positions = _check_positions(prompt_positions, token_positions, rows, length, layout.num_tokens)
             values["positions"], self._offsets = (given.to(prompt.device) for given in positions)
             self._first = values["positions"][..., -1].T + 1
-        conditions = Conditions(values, groups, seen, input_ids)
+        conditions = Conditions(values, branches, seen, input_ids)
         super().__init__(decoder if network is None else network, conditions, layout, codebook)
         self._decoder, self._embed, self._head = decoder, embed, head
         self._cache_argument = cache_argument(decoder)
@@ -154,12 +154,12 @@ class LanguageTokenModel(BoundTokenModel):
         mask = condition["mask"]
         cache = LanguageCache(
             *mask.shape,
-            places=self.conditions.length,
+            places=self.conditions.prefix_length,
             batch_size=batch_size,
             layout=self.layout,
             slots=slots,
             scratch=scratch,
-            groups=self.groups,
+            branches=self.branches,
             has_row_ends=self._row_end is not None,
             compact=self.compact,
             together=self._decoder.config.num_hidden_layers if self._on_one_device else 1,
@@ -173,7 +173,7 @@ class LanguageTokenModel(BoundTokenModel):
         for start in range(0, length, PREFILL_TOKENS):
             stop = min(start + PREFILL_TOKENS, length)
             cache.write_prompts(rows, length, start, stop)
-            visible = F.pad(causal_mask(mask[:, :stop], 0, start), (cache.prefix - length, 0))
+            visible = F.pad(causal_mask(mask[:, :stop], 0, start), (cache.prefix_end - length, 0))
             hidden = self._run(condition["prompt"][:, start:stop], positions[..., start:stop], visible, cache)[:, -1]
         (hidden,) = spread(cache, copies, hidden)
         return cache, self._logits(hidden)
@@ -213,13 +213,13 @@ class LanguageTokenModel(BoundTokenModel):
             index = torch.cat([index, cache.row_end_index(end_slots)], dim=1)
             embedded = torch.cat([embedded, self._row_end.expand(len(tokens), room, -1)], dim=1)
             rank = count + ends.long().cumsum(1) - 1
-            last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self.groups, 1)[..., None]
-        at = at.repeat(self.groups, 1)
+            last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self.branches, 1)[..., None]
+        at = at.repeat(self.branches, 1)
         cache.write_next_at(index)
         hidden = self._run(
-            embedded.repeat(self.groups, 1, 1),
+            embedded.repeat(self.branches, 1, 1),
             (at if self._offsets is None else self._offsets[:, at]) + self._first[..., None],
-            self.conditions.visible_keys(cache.prefix, seen),
+            self.conditions.visible_keys(cache.prefix_end, seen),
             cache,
         )
         if last is not None:
@@ -233,7 +233,8 @@ class LanguageTokenModel(BoundTokenModel):
 
     def predict(self, tokens: torch.LongTensor, unconditional: torch.BoolTensor | None = None) -> torch.Tensor:
         """Teacher-forced logits [B, N, V] in float32 of tokens [B, N] after the prompts; the images `unconditional`
-        [B] have those without a condition, which a model of two groups has. Differentiable, for `trainable` models."""
+        [B] have those without a condition, which a model of two branches has. Differentiable, for `trainable`
+        models."""
         rows = torch.arange(len(tokens), device=self.device)
         if unconditional is not None:
             rows = rows + len(tokens) * unconditional.to(rows)
@@ -267,7 +268,7 @@ class LanguageTokenModel(BoundTokenModel):
         seen[..., :count] &= there & (cache.owners != at_slots[..., None])
         by_end[..., :count] &= there & (end_slots >= 0)[..., None]
         # An unknown token carries no information, unlike its row end.
-        keys = torch.arange(cache.prefix, cache.first + cache.limit, device=self.device)
+        keys = torch.arange(cache.prefix_end, cache.first + cache.attended_slots, device=self.device)
         unknown = torch.where(tokens.gather(1, after) < 0, cache.places[end_slots], -1)
         by_end &= keys != unknown[..., None]
         return torch.cat([seen, by_end], dim=1)
@@ -277,13 +278,13 @@ class LanguageTokenModel(BoundTokenModel):
         """See `TokenModel.put`."""
         steps = None if self._offsets is None else self._offsets.cpu().numpy().tobytes()
         # Prompts of up to twice as many tokens share a width, so that short ones do not attend to that of a long one.
-        width = self.conditions.length // PROMPT_MULTIPLE
+        width = self.conditions.prefix_length // PROMPT_MULTIPLE
         attention = self._decoder.config._attn_implementation
         return (
             self.network,
             self.layout.grids,
             steps,
-            self.groups,
+            self.branches,
             self._row_end is None,
             width.bit_length(),
             attention,
@@ -292,12 +293,12 @@ class LanguageTokenModel(BoundTokenModel):
     def take(self, images: torch.LongTensor) -> Self:
         """See `TokenModel.take`."""
         other = super().take(images)
-        other._first = self._first[..., rows_of(images, self.groups, self.conditions.images)]
+        other._first = self._first[..., rows_of(images, self.branches, self.conditions.images)]
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         """See `TokenModel.put`."""
-        rows = rows_of(images, self.groups, self.conditions.images)
+        rows = rows_of(images, self.branches, self.conditions.images)
         self._first.index_copy_(-1, rows, other._first)
         if self._row_end is not None:
             self._row_end.copy_(other._row_end)
@@ -326,7 +327,7 @@ class LanguageTokenModel(BoundTokenModel):
         ).last_hidden_state
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden).to(self.device).unflatten(0, (self.groups, -1))
+        return self._head(hidden).to(self.device).unflatten(0, (self.branches, -1))
 
 
 def _check_positions(

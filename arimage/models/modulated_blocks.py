@@ -87,7 +87,7 @@ class Attention(nn.Module):
         qkv = qkv.view(batch, count, 3, self.num_heads, -1)
         keys, values = cache.open(layer, batch)
         query = unit_heads(qkv, self.log_query_scale.flatten(), self.length, keys, values, cache.first, rotary)
-        key, value = (cached[:batch, :, : cache.length] for cached in (keys, values))
+        key, value = (cached[:batch, :, : cache.attended] for cached in (keys, values))
         attended = attend(query.transpose(1, 2), key, value, mask, self.softmax_scale).transpose(1, 2)
         attended = attended.reshape(rows.shape)
         return launch(self.out_proj, attended, residual=rows, gate=gate[:, 0]).view_as(hidden)

@@ -18,16 +18,16 @@ class PairedCache(SlotCache):
 
     def lay_out(self, prompt: int, slots: int, scratch: int, owners: torch.LongTensor) -> None:
         super().lay_out(prompt, 2 * slots, 2 * scratch, owners)
-        self.limit = slots
+        self.attended_slots = slots
 
     @property
-    def limit(self) -> int:
+    def attended_slots(self) -> int:
         """How many places of the image forward passes attend to. Set it to a number of slots."""
-        return self._limit
+        return self._attended_slots
 
-    @limit.setter
-    def limit(self, slots: int) -> None:
-        self._limit = 2 * slots
+    @attended_slots.setter
+    def attended_slots(self, slots: int) -> None:
+        self._attended_slots = 2 * slots
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         super().move(both_places(source), both_places(target))
@@ -75,7 +75,7 @@ class PairedModel(PrefixModel):
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
     ) -> tuple[PairedCache, torch.FloatTensor]:
-        """A cache with the condition and the known tokens `given`, and the logits [G, B, V] of the rank after them;
+        """A cache with the condition and the tokens `given`, and the logits [G, B, V] of the rank after them;
         see `TokenModel.prefill`."""
         if given is None:
             cache, logits = self.prefill_group(batch_size, 1, scratch)
@@ -84,30 +84,30 @@ class PairedModel(PrefixModel):
         (rows, length), count = self.conditions.seen.shape, given.shape[1]
         ranks = torch.arange(count + 1, device=self.device).expand(batch_size, -1)
         slots = torch.where(given < 0, -1, ranks[:, :-1])
-        prefix = torch.arange(cache.prefix - length, cache.prefix, device=self.device).expand(rows, -1)
+        prefix = torch.arange(cache.prefix_end - length, cache.prefix_end, device=self.device).expand(rows, -1)
         fed = cache.index(both_places(slots))
         # The first query, which belongs to the prefix, comes after the tokens.
         cache.write_next_at(torch.cat([prefix[:, :-1], fed[:, :count], prefix[:, -1:], fed[:, count:]], dim=1))
         seen = self._keys(cache, both_places(slots), self._seen_by(cache, slots))
         own = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
-        own = F.pad(own, (cache.prefix - length, seen.shape[-1] - cache.prefix)).expand(rows, -1, -1)
+        own = F.pad(own, (cache.prefix_end - length, seen.shape[-1] - cache.prefix_end)).expand(rows, -1, -1)
         logits = self.transformer(
-            given.repeat(self.groups, 1),
+            given.repeat(self.branches, 1),
             at=self._per_row(self.encode(ranks[:, :-1])),
             query_at=self._per_row(self.encode(ranks)),
             mask=torch.cat([own[:, :-1], seen[:, :count], own[:, -1:], seen[:, count:]], dim=1),
             condition=condition,
             cache=cache,
         )
-        known = (given >= 0).sum(1)
-        return cache, logits.unflatten(0, (self.groups, -1))[:, torch.arange(batch_size, device=self.device), known]
+        index = (given >= 0).sum(1)
+        return cache, logits.unflatten(0, (self.branches, -1))[:, torch.arange(batch_size, device=self.device), index]
 
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[PairedCache, torch.FloatTensor]:
         """See `GroupModel.prefill_group`."""
         device = self.device
         cache, condition = self._open(batch_size, scratch, count - 1)
         rows, length = self.conditions.seen.shape
-        index = torch.arange(cache.prefix - length, cache.prefix, device=device).expand(rows, -1)
+        index = torch.arange(cache.prefix_end - length, cache.prefix_end, device=device).expand(rows, -1)
         # The queries after the first, which belongs to the prefix.
         slots = torch.arange(count - 1, device=device).expand(batch_size, -1)
         later = 2 * slots + 1
@@ -119,9 +119,9 @@ class PairedModel(PrefixModel):
         if self.keeps_queries:
             # A query sees the queries before it, of which the first is in the prefix.
             seen &= place <= F.pad(later, (length, 0), value=-1)[..., None]
-        image = cache.seen(F.pad(later, (length, 0)), seen).repeat(self.groups, 1, 1)
+        image = cache.seen(F.pad(later, (length, 0)), seen).repeat(self.branches, 1, 1)
         own = torch.ones(length + count - 1, length, dtype=torch.bool, device=device).tril()
-        prefix = F.pad(own, (cache.prefix - length, 0)).expand(rows, -1, -1)
+        prefix = F.pad(own, (cache.prefix_end - length, 0)).expand(rows, -1, -1)
         ranks = torch.arange(count, device=device).expand(batch_size, -1)
         logits = self.transformer(
             query_at=self._per_row(self.encode(ranks)),
@@ -129,7 +129,7 @@ class PairedModel(PrefixModel):
             condition=condition,
             cache=cache,
         )
-        return cache, logits.unflatten(0, (self.groups, -1))
+        return cache, logits.unflatten(0, (self.branches, -1))
 
     def forward(
         self,
@@ -199,22 +199,22 @@ class PairedModel(PrefixModel):
             seen = torch.arange(cache.slots + cache.scratch, device=self.device) <= places[..., None]
         cache.write_slots(places)
         logits = self.transformer(
-            tokens.repeat(self.groups, 1),
+            tokens.repeat(self.branches, 1),
             at=self._per_row(self.encode(ranks)),
             query_at=self._per_row(self.encode(asked)),
             mask=self._keys(cache, places, seen),
             cache=cache,
         )
-        return logits.unflatten(0, (self.groups, -1))
+        return logits.unflatten(0, (self.branches, -1))
 
     def _keys(self, cache: PairedCache, places: torch.LongTensor, seen: torch.BoolTensor) -> torch.BoolTensor:
         """The keys that fed positions see, [rows, Q, K]: they go to `places` [B, Q], -1 = nowhere, and see the prefix
         and the places in `seen` [B, Q, places]."""
         image = cache.seen(places.remainder(len(cache.places)), seen)
-        return self.conditions.visible_keys(cache.prefix, image)
+        return self.conditions.visible_keys(cache.prefix_end, image)
 
     def _per_row(self, values: torch.Tensor) -> torch.Tensor:
-        return values.repeat(self.groups, *[1] * (values.ndim - 1))
+        return values.repeat(self.branches, *[1] * (values.ndim - 1))
 
 
 def teacher_forcing_mask(group_sizes: list[int], keeps_queries: bool, device: torch.device) -> torch.BoolTensor:

@@ -62,4 +62,4 @@ class PrefixModel(BoundTokenModel):
         sees, [R, P, K]: the visible ones before it, and itself."""
         mask = self.transformer.prefix_mask(**condition)
         cache.write_prompts(*mask.shape)
-        return F.pad(causal_mask(mask, 0), (cache.prefix - mask.shape[1], 0))
+        return F.pad(causal_mask(mask, 0), (cache.prefix_end - mask.shape[1], 0))

@@ -19,18 +19,18 @@ from .quantized import QuantizedLinear
 
 @dataclass(frozen=True)
 class StepPlaces:
-    """Where the M fed tokens of a step are, and what they see, for all layers. Groups repeat them.
+    """Where the M fed tokens of a step are, and what they see, for all layers. Branches repeat them.
 
     Attributes:
         table, positions, index: see `arimage.kernels.step.qkv`.
-        seen, prefix, first, slots, visible: see `arimage.kernels.step.attention`.
+        seen, prefix_end, first, slots, visible: see `arimage.kernels.step.attention`.
     """
 
     table: torch.FloatTensor
     positions: torch.LongTensor
     index: torch.LongTensor
     seen: torch.BoolTensor
-    prefix: int
+    prefix_end: int
     first: int
     slots: torch.LongTensor
     visible: torch.BoolTensor | None = None
@@ -54,7 +54,7 @@ class StepPlaces:
             positions=positions.flatten(),
             index=cache.places[slots] if index is None else index,
             seen=seen,
-            prefix=cache.prefix,
+            prefix_end=cache.prefix_end,
             first=cache.first,
             slots=slots,
             visible=None if visible is None else visible.flatten(0, 1),
@@ -72,9 +72,9 @@ def embed(
     visible: torch.BoolTensor | None = None,
     places: torch.LongTensor | None = None,
 ) -> tuple[torch.Tensor, StepPlaces]:
-    """The embeddings [R, hidden_size] of `tokens` [B, M] of all groups, and where they are; see `TokenModel.forward`.
-    `places` are the rows of the table, by default the `positions`."""
-    hidden, last, index = embedding(tokens, positions, slots, cache.places, layer.weight, cache.groups)
+    """The embeddings [R, hidden_size] of `tokens` [B, M] of all branches, and where they are; see
+    `TokenModel.forward`. `places` are the rows of the table, by default the `positions`."""
+    hidden, last, index = embedding(tokens, positions, slots, cache.places, layer.weight, cache.branches)
     return hidden, StepPlaces.of(cache, table, seen, positions if places is None else places, last, index, visible)
 
 
@@ -113,7 +113,7 @@ def attend_and_feed(
     """What follows the queries of a layer [R, heads, head_dim]: attention, and the feed-forward layer after its norm,
     in four launches. Returns the next hidden states [R, hidden_size], in place of `hidden` if there are many rows."""
     turns = (at.table, at.positions) if has_many_rows(hidden) else ()
-    attended = attention(query, keys, values, at.seen, at.prefix, at.first, at.slots, at.visible, *turns)
+    attended = attention(query, keys, values, at.seen, at.prefix_end, at.first, at.slots, at.visible, *turns)
     hidden = linear(attended, out_proj.weight, residual=hidden, scale=out_proj.scale)
     gate, up, down = feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj
     both = {"up": up.weight, "scale": gate.scale, "up_scale": up.scale}

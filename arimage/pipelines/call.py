@@ -28,7 +28,7 @@ class Bindable(Protocol):
         ...
 
     def take(self, images: torch.LongTensor) -> Any:
-        """The model bound to these of its rows, one per image."""
+        """The model bound to these of its images."""
         ...
 
 
@@ -67,7 +67,7 @@ class GenerationCall:
 
     Attributes:
         model: the `TokenModel`, `ScaleModel`, `VectorModel` or `LatentModel` with the conditions of the images.
-        sampling: the `Sampling` of the tokens; its `forced` tokens are the known tokens of an edited image.
+        sampling: the `Sampling` of the tokens; its `forced` tokens are the given tokens of an edited image.
         seeds: int64 [B], one seed per image.
         size: height and width of the images in pixels.
         num_images_per_prompt: images per prompt or class.
@@ -139,20 +139,20 @@ class GenerationCall:
         self.model = model.take(images // self.num_images_per_prompt)
 
     def per_image(self, values: torch.Tensor) -> torch.Tensor:
-        """Repeat rows per prompt to rows per image, on the device of the seeds."""
+        """Repeat values per prompt to values per image, on the device of the seeds."""
         return values.to(self.seeds.device).repeat_interleave(self.num_images_per_prompt, dim=0)
 
-    def select(self, rows: slice | list[int]) -> "GenerationCall":
+    def select(self, images: slice | list[int]) -> "GenerationCall":
         """The same call for some of its images, to decode their tokens to pixels."""
         parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "above", "images")}
         if self.images is None:
             parts["images"] = torch.arange(len(self.seeds), device=self.seeds.device)
-        part = replace(self, **{name: part if part is None else part[rows] for name, part in parts.items()})
+        part = replace(self, **{name: part if part is None else part[images] for name, part in parts.items()})
         if self.conditions:
-            chosen = range(len(self.seeds))[rows] if isinstance(rows, slice) else rows
-            part.conditions = [self.conditions[row] for row in chosen]
+            chosen = range(len(self.seeds))[images] if isinstance(images, slice) else images
+            part.conditions = [self.conditions[image] for image in chosen]
         if self.decoder is not None and self.decoder.latents is not None:
-            part.decoder = replace(self.decoder, latents=self.decoder.latents[rows])
+            part.decoder = replace(self.decoder, latents=self.decoder.latents[images])
         return part
 
 

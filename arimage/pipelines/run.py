@@ -1,4 +1,4 @@
-"""The run of a call: its images pass through the rows of a batch, and finished ones are decoded to pixels
+"""The run of a call: its images pass through the lanes of a batch, and finished ones are decoded to pixels
 meanwhile."""
 
 from collections.abc import Sequence
@@ -48,9 +48,9 @@ class CallRun:
         with self.pipe.progress_bar(total=self.call.model.num_tokens) as self._progress:
             run_batch(self.batch, self._next_images, self._finish, self._on_step)
             # The images that were unfinished at an interruption.
-            if rows := self.batch.running:
-                self._finish(rows)
-                self.batch.release(rows)
+            if lanes := self.batch.running:
+                self._finish(lanes)
+                self.batch.release(lanes)
             self._show_progress()
         self._student_passes = self.batch.begins * self.batch.state.student_passes
         # Decoding to pixels needs the memory of the cache.
@@ -92,8 +92,8 @@ class CallRun:
         call = self.call
         if len(names) == self.count:
             return Images(names, call.model, call.sampling, call.seeds)
-        rows = self._index(names)
-        return Images(names, call.model.take(rows), call.sampling.take(rows), call.seeds[rows])
+        images = self._index(names)
+        return Images(names, call.model.take(images), call.sampling.take(images), call.seeds[images])
 
     def _on_step(self) -> bool:
         call, passes = self.call, self.batch.forward_passes
@@ -116,24 +116,24 @@ class CallRun:
             return
         if not isinstance(returned, dict):
             raise ValueError(f'callback_on_step_end returned {returned!r}: return None, or {{"tokens": ...}}')
-        known, returned = self.tensors, dict(returned)
+        current, returned = self.tensors, dict(returned)
         for name, values in returned.items():
-            if name not in known or not isinstance(values, torch.Tensor) or values.is_meta:
+            if name not in current or not isinstance(values, torch.Tensor) or values.is_meta:
                 raise ValueError(
                     f"callback_on_step_end returned {name!r}, not as a tensor that it was given: return only what it "
                     'was given, with other "tokens"'
                 )
-            returned[name] = values.to(known[name].device)
-            if name != "tokens" and not torch.equal(returned[name], known[name]):
+            returned[name] = values.to(current[name].device)
+            if name != "tokens" and not torch.equal(returned[name], current[name]):
                 raise ValueError(f'callback_on_step_end changed {name!r}: it may change "tokens" only')
-        before = known["tokens"]
+        before = current["tokens"]
         tokens = returned.get("tokens", before)
         if tokens.shape != before.shape or tokens.dtype != before.dtype:
             raise ValueError(f"callback_on_step_end returned tokens that are not int64 {tuple(before.shape)}")
         changed = tokens != before
         if not changed.any():
             return
-        state, rows = self.batch.state, self._index(self.batch.running)
+        state, lanes = self.batch.state, self._index(self.batch.running)
         if not state.replaceable:
             raise ValueError(
                 f"callback_on_step_end returned other tokens, but {type(self.call.decoding).__name__} has computed "
@@ -141,7 +141,7 @@ class CallRun:
             )
         images = self._index(self._images_in(self.batch.running))
         newest = torch.zeros_like(changed)
-        newest[images] = state.newest[rows]
+        newest[images] = state.newest[lanes]
         chosen = tokens[changed]
         if (changed & ~newest).any() or chosen.min() < 0 or chosen.max() >= state.model.vocab_size:
             raise ValueError(
@@ -149,20 +149,20 @@ class CallRun:
                 f"decided, to 0 .. {state.model.vocab_size - 1}"
             )
         replaced = state.tokens.clone()
-        replaced[rows] = tokens[images]
+        replaced[lanes] = tokens[images]
         state.replace(replaced)
         self._copy(self.batch.running)
         self._replaced = True
 
     def _show_progress(self) -> None:
-        state, rows = self.batch.state, self.batch.running
-        finished = self._begun - len(rows)
-        decided = finished * state.model.num_tokens + int(state.decided[self._index(rows)].sum())
+        state, lanes = self.batch.state, self.batch.running
+        finished = self._begun - len(lanes)
+        decided = finished * state.model.num_tokens + int(state.decided[self._index(lanes)].sum())
         self._progress.update(decided // self.count - self._progress.n)
 
-    def _copy(self, rows: list[int]) -> None:
-        """Copy the current tensors of the images in `rows` to the tensors of the call."""
-        images, places = self._index(self._images_in(rows)), self._index(rows)
+    def _copy(self, lanes: list[int]) -> None:
+        """Copy the current tensors of the images in `lanes` to the tensors of the call."""
+        images, places = self._index(self._images_in(lanes)), self._index(lanes)
         for name in self._names:
             values = getattr(self.batch.state, name)
             if name not in self.tensors:
@@ -170,8 +170,8 @@ class CallRun:
                 self.tensors[name] = values.new_full((self.count, *values.shape[1:]), absent)
             self.tensors[name][images] = values[places]
 
-    def _images_in(self, rows: list[int]) -> list[int]:
-        return [self.batch.names[row] for row in rows]
+    def _images_in(self, lanes: list[int]) -> list[int]:
+        return [self.batch.names[lane] for lane in lanes]
 
     def _index(self, numbers: Sequence[int]) -> torch.LongTensor:
         """`numbers` as an index tensor on the device, copied there once, since indexing with a list synchronizes every
@@ -181,13 +181,13 @@ class CallRun:
             self._indices[key] = torch.tensor(key, dtype=torch.long, device=self.call.seeds.device)
         return self._indices[key]
 
-    def _finish(self, rows: list[int]) -> None:
+    def _finish(self, lanes: list[int]) -> None:
         state = self.batch.state
         state.check(self.batch.names)
-        self._copy(rows)
-        for row, passes in zip(rows, self.batch.passes_of(rows), strict=True):
-            self._accepted[self.batch.names[row]] = state.accepted[:passes, row].to("cpu", copy=True)
-            self._undecoded.append(self.batch.names[row])
+        self._copy(lanes)
+        for lane, passes in zip(lanes, self.batch.passes_of(lanes), strict=True):
+            self._accepted[self.batch.names[lane]] = state.accepted[:passes, lane].to("cpu", copy=True)
+            self._undecoded.append(self.batch.names[lane])
         if self.count > self.batch.size and len(self._undecoded) >= self.batch.size:
             self._decode(self._undecoded[: self.batch.size])
 
@@ -200,6 +200,6 @@ class CallRun:
         began = call.now()
         tokens = self.tensors[pipe.decoded_tensor][self._index(images)]
         pixels = self.batch.with_room(lambda: pipe.decode_result(call, tokens)).float()
-        for image, picture in zip(images, pipe.to_images(call, pixels), strict=True):
-            self._images[image] = picture
+        for image, finished in zip(images, pipe.to_images(call, pixels), strict=True):
+            self._images[image] = finished
         self._tokenizer_seconds += call.now() - began

@@ -93,5 +93,5 @@ def language_model(
         layout=Layout(shape),
         input_ids=torch.zeros(2 * batch, PROMPT, dtype=torch.long),
         row_end=row_end,
-        groups=2,
+        branches=2,
     )

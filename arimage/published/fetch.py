@@ -68,9 +68,9 @@ def load_published(
             revisions = {entry.repository: revision}
             if not local_files_only:
                 sizes = [missing_bytes(f, revisions.get(f.repository), **hub) for f in entry.files.values()]
-                known = [size for size in sizes if size is not None]
-                _tell(entry, sum(known) if len(known) == len(sizes) else entry.download, folder)
-                _check_disk(entry, sum(known), Path(cache_dir or constants.HF_HUB_CACHE), folder)
+                told = [size for size in sizes if size is not None]
+                _tell(entry, sum(told) if len(told) == len(sizes) else entry.download, folder)
+                _check_disk(entry, sum(told), Path(cache_dir or constants.HF_HUB_CACHE), folder)
             try:
                 paths = {
                     argument: download(

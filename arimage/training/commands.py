@@ -234,7 +234,8 @@ def lora(
     learning_rate: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-4,
     batch_size: Annotated[int, typer.Option(help="Pictures per step.")] = 8,
     caption: Annotated[
-        str | None, typer.Option(help='Template of all captions, in which {} is the own one: "{} in blue ink".')
+        str | None,
+        typer.Option(help='Caption template, e.g. "{} in blue ink". {} is replaced by the caption of each image.'),
     ] = None,
     caption_dropout: Annotated[float, typer.Option(help="Share of pictures learned without a caption.")] = 0.1,
     prior: Annotated[

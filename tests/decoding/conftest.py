@@ -36,12 +36,12 @@ class TokenCache(Cache):
 
 
 @cache
-def tables_of(num_tokens, vocab_size, groups, sharpness, seed, block):
+def tables_of(num_tokens, vocab_size, branches, sharpness, seed, block):
     """The table of each rank, and their rows one after the other; not to be written."""
     generator = torch.Generator().manual_seed(seed)
     tables = [
         -sharpness
-        * torch.empty(groups, vocab_size ** (n - n % block), vocab_size).exponential_(generator=generator).log()
+        * torch.empty(branches, vocab_size ** (n - n % block), vocab_size).exponential_(generator=generator).log()
         for n in range(num_tokens)
     ]
     return tables, torch.cat(tables, dim=1)
@@ -55,7 +55,7 @@ class TableModel:
 
     Args:
         grid: (rows, columns) or (frames, rows, columns).
-        groups: 2 adds a second, independent table: the logits without the condition.
+        branches: 2 adds a second, independent table: the logits without the condition.
         sharpness: the logits are Gumbel noise times this; 1.2 gives distributions that differ much from prefix to
             prefix.
         truncated: whether a query may see fewer tokens; token 0 stands in for the others.
@@ -80,7 +80,7 @@ class TableModel:
         self,
         grid=(2, 2),
         vocab_size=3,
-        groups=1,
+        branches=1,
         sharpness=1.2,
         seed=1,
         padding=float("nan"),
@@ -91,14 +91,14 @@ class TableModel:
         block=1,
     ):
         self.layout, self.vocab_size = Layout(grid, order, before), vocab_size
-        self.groups, self.padding = groups, padding
+        self.branches, self.padding = branches, padding
         self.truncated, self.context, self.block = truncated, context, block
         self.num_tokens = self.layout.num_tokens
         self.forward_passes = 0
         self.network = self
         # Tokens on a line: the nearest of a token are those next to it.
         self.codebook = torch.arange(vocab_size)[:, None].float()
-        self.tables, self._rows = tables_of(self.num_tokens, vocab_size, groups, sharpness, seed, block)
+        self.tables, self._rows = tables_of(self.num_tokens, vocab_size, branches, sharpness, seed, block)
         self._first_row = torch.tensor([0, *(table.shape[1] for table in self.tables[:-1])]).cumsum(0)
 
     @property
@@ -126,7 +126,7 @@ class TableModel:
         """[G, B, Q, 1] of the tokens up to `positions` [B, Q], the number `index` of all such tokens; -1 is none of
         them."""
         first = (self.vocab_size ** (positions + 1) - 1) // (self.vocab_size - 1)
-        return torch.stack([first + index + group / 2 for group in range(self.groups)])[..., None]
+        return torch.stack([first + index + branch / 2 for branch in range(self.branches)])[..., None]
 
     def forward(
         self,
@@ -220,7 +220,12 @@ class TableDrafter:
 
     def __init__(self, model):
         layout = model.layout
-        sizes = {"grid": layout.shape, "before": layout.before, "vocab_size": model.vocab_size, "groups": model.groups}
+        sizes = {
+            "grid": layout.shape,
+            "before": layout.before,
+            "vocab_size": model.vocab_size,
+            "branches": model.branches,
+        }
         self.table = TableModel(**sizes, seed=2, padding=model.padding)
 
     def bind(self, model):

@@ -19,9 +19,9 @@ SCALES, SIZE = (1, 1, 2), 2
 SEEDS = torch.arange(16)
 
 
-def pair(groups=1, same=False):
+def pair(branches=1, same=False):
     """A model of tables and its refiner."""
-    model, refiner = (ScaleTable(SCALES, SIZE, groups, seed) for seed in (1, 1 if same else 2))
+    model, refiner = (ScaleTable(SCALES, SIZE, branches, seed) for seed in (1, 1 if same else 2))
     model.refiner = refiner
     return model, refiner
 
@@ -30,9 +30,9 @@ def pair(groups=1, same=False):
 @pytest.mark.parametrize("sampling", ["plain", "guidance", "top-p"])
 def test_each_map_follows_the_distribution_of_the_model_that_sampled_it(drafter_scales, sampling):
     sampling = SAMPLINGS[sampling]
-    model, refiner = pair(groups=1 if sampling.guidance_scale == 1 else 2)
+    model, refiner = pair(branches=1 if sampling.guidance_scale == 1 else 2)
     tokens = decode(model, CollaborativeDecoding(drafter_scales), sampling, torch.arange(20_000)).tokens
-    both = ScaleTable(SCALES, SIZE, model.groups)
+    both = ScaleTable(SCALES, SIZE, model.branches)
     both.tables = model.tables[:drafter_scales] + refiner.tables[drafter_scales:]
     assert_follows(tokens, both.joint(sampling), SIZE)
     with pytest.raises(AssertionError, match="chi-square|total variation|impossible"):
@@ -41,7 +41,7 @@ def test_each_map_follows_the_distribution_of_the_model_that_sampled_it(drafter_
 
 @pytest.mark.parametrize("drafter_scales", [1, 2, None])
 def test_a_refiner_that_is_the_model_samples_its_images(drafter_scales):
-    model, _ = pair(groups=2, same=True)
+    model, _ = pair(branches=2, same=True)
     sampling = Sampling(guidance_scale=2.0, top_p=0.9)
     collaborative = decode(model, CollaborativeDecoding(drafter_scales), sampling, SEEDS)
     alone = decode(model, NextScaleDecoding(), sampling, SEEDS)

@@ -132,7 +132,7 @@ def test_drafts_are_tested_at_once_as_one_after_another(table_model, acceptance)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model, sampling, shape):
     sampling = SAMPLINGS[sampling]
-    model = table_model(groups=1 if sampling.guidance_scale == 1 else 2)
+    model = table_model(branches=1 if sampling.guidance_scale == 1 else 2)
     seeds = torch.arange(300)
     state = decode(model, decoding_of("dynamic", shape), sampling, seeds)
     assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, seeds).tokens)
@@ -141,7 +141,7 @@ def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model,
 @TREES
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
-    model, sampling = table_model(**GRID, groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    model, sampling = table_model(**GRID, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
     decoding = decoding_of(tree, shape)
     state = decode(model, decoding, sampling, SEEDS)
     alone = [decode(model, decoding, sampling, seed[None]) for seed in SEEDS]
@@ -153,9 +153,9 @@ def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
 
 @TREES
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("groups", [1, 2])
-def test_greedy_decoding_is_that_of_one_token_per_step(table_model, tree, shape, groups):
-    model, sampling = table_model(**GRID, groups=groups), Sampling(top_k=1, guidance_scale=float(groups))
+@pytest.mark.parametrize("branches", [1, 2])
+def test_greedy_decoding_is_that_of_one_token_per_step(table_model, tree, shape, branches):
+    model, sampling = table_model(**GRID, branches=branches), Sampling(top_k=1, guidance_scale=float(branches))
     state = decode(model, decoding_of(tree, shape), sampling, SEEDS)
     assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, SEEDS).tokens)
 
@@ -195,7 +195,7 @@ def test_wider_and_deeper_trees_take_fewer_steps(table_model):
 def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, tree, relative):
     decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
     assert decoding.exact
-    model, sampling = table_model(groups=2), Sampling(guidance_scale=2.5)
+    model, sampling = table_model(branches=2), Sampling(guidance_scale=2.5)
     assert_follows(sample_images(model, decoding, sampling, IMAGES), model.joint(sampling), 3)
 
 

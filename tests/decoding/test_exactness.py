@@ -130,7 +130,7 @@ def cases(images=IMAGES, full=True, **others):
 @pytest.mark.parametrize(("decoding", "sampling", "size"), list(cases(sampling=SAMPLINGS)))
 def test_images_follow_the_joint_distribution(table_model, decoding, sampling, size):
     case, sampling = sampling, SAMPLINGS[sampling]
-    model = table_model(groups=1 if sampling.guidance_scale == 1 else 2)
+    model = table_model(branches=1 if sampling.guidance_scale == 1 else 2)
     tokens = sample_images(model, decoding, sampling, size, case)
     assert_follows(tokens, model.joint(sampling), model.vocab_size)
 
@@ -235,7 +235,7 @@ def block_cases():
 @pytest.mark.parametrize(("decoding", "block", "sampling"), list(block_cases()))
 def test_images_of_blocks_follow_the_joint_distribution(table_model, decoding, block, sampling):
     case, sampling = f"{block} {sampling}", SAMPLINGS[sampling]
-    model = table_model(**BLOCKS[block], groups=1 if sampling.guidance_scale == 1 else 2, block=block)
+    model = table_model(**BLOCKS[block], branches=1 if sampling.guidance_scale == 1 else 2, block=block)
     before = model.forward_passes
     tokens = sample_images(model, decoding, sampling, FEWER, case)
     passes = model.forward_passes - before

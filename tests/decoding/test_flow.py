@@ -67,7 +67,7 @@ CASES = [(name, 20_000) for name in FEW] + [
 @pytest.mark.parametrize(("sampling", "size"), CASES)
 def test_images_follow_the_teacher_whatever_the_student_guesses(table_model, sampling, size):
     case, sampling = sampling, SAMPLINGS[sampling]
-    teacher = table_model(groups=1 if sampling.guidance_scale == 1 else 2)
+    teacher = table_model(branches=1 if sampling.guidance_scale == 1 else 2)
     tokens = sample_images(Student(teacher), FlowDecoding(3), sampling, size, case)
     assert_follows(tokens, teacher.joint(sampling), teacher.vocab_size)
 
@@ -103,7 +103,7 @@ def test_the_check_finds(name, flaw, table_model, monkeypatch):
 @pytest.mark.parametrize("window", [1, 3, 8])
 def test_guesses_change_the_passes_and_nothing_else(table_model, kind, window):
     sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(20)
-    teacher, decoding = table_model(grid=(2, 4), vocab_size=3, groups=2), FlowDecoding(window)
+    teacher, decoding = table_model(grid=(2, 4), vocab_size=3, branches=2), FlowDecoding(window)
     alone = decode(teacher, FlowDecoding(), sampling, seeds)
     student = Student(teacher, kind, decoding, sampling, seeds)
     state = decode(student, decoding, sampling, seeds)
@@ -120,7 +120,7 @@ def test_guesses_change_the_passes_and_nothing_else(table_model, kind, window):
 
 def test_an_image_depends_on_its_seed_alone(table_model):
     seeds, sampling = torch.tensor([5, 2, -(2**63), 2**63 - 1]), Sampling(guidance_scale=1.5)
-    teacher, decoding = table_model(grid=(2, 4), groups=2), FlowDecoding(3)
+    teacher, decoding = table_model(grid=(2, 4), branches=2), FlowDecoding(3)
     together = decode(teacher, decoding, sampling, seeds)
     for i, seed in enumerate(seeds):
         state = decode(teacher, decoding, sampling, seed[None])

@@ -63,7 +63,7 @@ SIZES = pytest.mark.parametrize("size", [10_000, pytest.param(200_000, marks=pyt
 @SIZES
 @pytest.mark.parametrize("name", EXACT)
 def test_free_tokens_follow_their_distribution_given_the_tokens_before(table_model, name, size):
-    assert_each_follows(table_model(**GRID, groups=2), EXACT[name], FORCED, size, f"forced {size}")
+    assert_each_follows(table_model(**GRID, branches=2), EXACT[name], FORCED, size, f"forced {size}")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_run_of_forced_tokens_takes_one_step_per_window(table_model, method, i
 def test_tokens_that_come_first_in_an_order_are_prefilled(table_model, name, size):
     # None, one, two, and all but one.
     known = torch.tensor([[-1, -1, -1, -1], [1, -1, -1, -1], [2, 0, -1, -1], [2, 0, 1, -1]])
-    model = table_model(**GRID, groups=2, order=some_order("random", GRID["grid"], size))
+    model = table_model(**GRID, branches=2, order=some_order("random", GRID["grid"], size))
     assert_each_follows(model, EXACT[name], known, size, f"known {size}")
 
 

@@ -66,7 +66,7 @@ SIZES = [(1, 1, 1, 1), (4,), (1, 3), (2, 1, 1), (1, 2, 1)]
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_images_follow_the_product_of_the_groups(sizes, schedule, order, size):
-    model = GroupTable(groups=2, order=some_order(order, (2, 2), size))
+    model = GroupTable(branches=2, order=some_order(order, (2, 2), size))
     sampling = Sampling(guidance_scale=2.5, temperature=1.2, top_k=2)
     decoding = GroupDecoding(sizes, guidance_schedule=schedule)
     tokens = sample_images(model, decoding, sampling, size, f"{order} {size}")
@@ -74,14 +74,14 @@ def test_images_follow_the_product_of_the_groups(sizes, schedule, order, size):
 
 
 def test_another_guidance_schedule_is_noticed():
-    model, sampling = GroupTable(groups=2), Sampling(guidance_scale=2.5)
+    model, sampling = GroupTable(branches=2), Sampling(guidance_scale=2.5)
     tokens = sample_images(model, GroupDecoding((1, 3)), sampling, 20_000)
     with pytest.raises(AssertionError, match="chi-square|total variation"):
         assert_follows(tokens, model.joint_of_groups((1, 3), sampling, False), model.vocab_size)
 
 
 def test_every_row_of_a_stack_has_its_own_guidance():
-    model, seeds = GroupTable(groups=2), torch.arange(40)
+    model, seeds = GroupTable(branches=2), torch.arange(40)
     samplings = [Sampling(guidance_scale=scale) for scale in (1.5, 4.0)]
     stack = Sampling.stack([samplings[seed % 2] for seed in seeds.tolist()])
     together = decode(model, GroupDecoding((1, 3)), stack, seeds).tokens

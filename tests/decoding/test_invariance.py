@@ -45,7 +45,7 @@ def alone(model, decoding, sampling, seeds):
 
 
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
-    model, sampling = table_model(**GRID, groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    model, sampling = table_model(**GRID, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
     state = decode(model, decoding, sampling, SEEDS)
     tokens, alone_steps = alone(model, decoding, sampling, SEEDS[::2])
     assert torch.equal(state.tokens[::2], tokens)
@@ -99,7 +99,7 @@ def greedy(model, guidance_scale=1.0):
     tokens, row = [], 0
     for table in model.tables:
         logits = table[0, row]
-        if model.groups == 2:
+        if model.branches == 2:
             logits = table[1, row] + guidance_scale * (logits - table[1, row])
         tokens.append(int(logits.argmax()))
         row = row * model.vocab_size + tokens[-1]
@@ -109,7 +109,7 @@ def greedy(model, guidance_scale=1.0):
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
     for seed in (1, 2):
-        model = table_model(**GRID, groups=2, seed=seed)
+        model = table_model(**GRID, branches=2, seed=seed)
         sampling = Sampling(guidance_scale=3.0, top_k=1)
         expected = greedy(model, 3.0).expand(batch_size, -1)
         state = decode(model, decoding, sampling, SEEDS[:batch_size])
@@ -119,7 +119,7 @@ def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, b
 
 def test_autoregressive_greedy_tokens_are_those_of_the_greatest_logits(table_model):
     for seed in (1, 2):
-        model = table_model(**GRID, groups=2, seed=seed)
+        model = table_model(**GRID, branches=2, seed=seed)
         state = decode(model, AutoregressiveDecoding(), Sampling(guidance_scale=3.0, top_k=1), SEEDS)
         assert torch.equal(state.tokens, greedy(model, 3.0).expand(8, -1))
 

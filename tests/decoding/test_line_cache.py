@@ -140,8 +140,8 @@ def test_attention_is_limited_to_what_is_filled(interval):
     while not state.finished.all():
         if len(limits) % interval == 0:
             state.limit_attention(interval)
-        assert int(state.cursor - 1) < state.cache.limit or state.cache.limit == 100
-        limits.append(state.cache.limit)
+        assert int(state.cursor - 1) < state.cache.attended_slots or state.cache.attended_slots == 100
+        limits.append(state.cache.attended_slots)
         decoding.step(state)
     assert set(limits) == {64, 100}
 

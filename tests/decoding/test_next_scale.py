@@ -43,8 +43,8 @@ class ScaleTable:
     device = torch.device("cpu")
     refiner = None
 
-    def __init__(self, scales=(1, 2), vocab_size=3, groups=1, seed=1):
-        self.scales, self.vocab_size, self.groups = [(side, side) for side in scales], vocab_size, groups
+    def __init__(self, scales=(1, 2), vocab_size=3, branches=1, seed=1):
+        self.scales, self.vocab_size, self.branches = [(side, side) for side in scales], vocab_size, branches
         self.scale_sizes = self.counts = [side**2 for side in scales]
         self.num_tokens = sum(self.counts)
         self.codebook = torch.arange(vocab_size)[:, None].float()
@@ -53,7 +53,7 @@ class ScaleTable:
         generator = torch.Generator().manual_seed(seed)
         self.tables = []
         for scale, count in enumerate(self.counts):
-            shape = groups, vocab_size ** sum(self.counts[:scale]), count, vocab_size
+            shape = branches, vocab_size ** sum(self.counts[:scale]), count, vocab_size
             self.tables.append(-1.2 * torch.empty(shape).exponential_(generator=generator).log())
 
     def prefill(self, batch_size, latents=(), pruned=None):
@@ -93,7 +93,7 @@ class ScaleTable:
             rows, count = table.shape[1:3]
             positions = torch.arange(count).add(sum(self.counts[:scale])).repeat(1, rows)
             logits = table.flatten(1, 2)
-            if self.groups == 2:
+            if self.branches == 2:
                 strength = (sampling.guidance_scale - 1) * scale / (len(self.scales) - 1)
                 first = self.num_tokens if sampling.guided_tokens is None else sampling.guided_tokens
                 strength = strength * (positions < first)[0, :, None]
@@ -116,13 +116,13 @@ class ScaleTable:
 )
 def test_images_follow_the_joint_distribution(size, sampling):
     sampling = SAMPLINGS[sampling]
-    model = ScaleTable(*SIZES[size], groups=1 if sampling.guidance_scale == 1 else 2)
+    model = ScaleTable(*SIZES[size], branches=1 if sampling.guidance_scale == 1 else 2)
     tokens = sample_images(model, NextScaleDecoding(), sampling, 20_000, f"{size} {sampling}")
     assert_follows(tokens, model.joint(sampling), model.vocab_size)
 
 
 def test_the_check_rejects_guidance_that_does_not_grow():
-    model, sampling = ScaleTable((1, 1, 2), 2, groups=2), Sampling(guidance_scale=2.5)
+    model, sampling = ScaleTable((1, 1, 2), 2, branches=2), Sampling(guidance_scale=2.5)
     tokens = sample_images(model, NextScaleDecoding(), sampling, 20_000)
     wrong = ScaleTable((1, 1, 2), 2)
     wrong.tables = [2.5 * table[:1] - 1.5 * table[1:] for table in model.tables]
@@ -151,7 +151,7 @@ def test_free_tokens_follow_their_distribution_given_the_maps_before_and_forced_
 
 
 def test_an_image_does_not_depend_on_its_batch():
-    model, sampling = ScaleTable(groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    model, sampling = ScaleTable(branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
     tokens = decode(model, NextScaleDecoding(), sampling, SEEDS).tokens
     alone = [decode(model, NextScaleDecoding(), sampling, seed[None]).tokens for seed in SEEDS]
     assert torch.equal(tokens, torch.cat(alone))
@@ -290,7 +290,7 @@ def test_a_list_of_guidance_scales_and_temperatures_sets_each_scale(bound):
 
 
 def test_images_follow_their_distribution_under_settings_per_scale():
-    model, listed = ScaleTable((1, 1, 2), 2, groups=2), Sampling([1.0, 3.0, 0.5], temperature=(0.5, 2.0, 1.5))
+    model, listed = ScaleTable((1, 1, 2), 2, branches=2), Sampling([1.0, 3.0, 0.5], temperature=(0.5, 2.0, 1.5))
     tokens = sample_images(model, NextScaleDecoding(), listed, 20_000)
     same = ScaleTable((1, 1, 2), 2)
     for scale, (guidance, temperature) in enumerate(zip(listed.guidance_scale, listed.temperature, strict=True)):
@@ -332,7 +332,7 @@ def test_mixtures_of_vectors_need_a_codebook():
 @torch.no_grad()
 @pytest.mark.parametrize("fed", [1, 3])
 def test_scales_without_guidance_are_fed_without_unconditional_rows(bound, fed):
-    """From scale `fed` on only the rows with a condition are fed, and their logits stay the same."""
+    """From scale `fed` on only the conditional branch is fed, and their logits stay the same."""
     model, state = bound([0, 1, 2]), decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
     found, maps = [], state.tokens.split([1, 4, 9, 16], dim=1)
     for dropped in (False, True):
@@ -356,7 +356,7 @@ def rows_fed(model):
 
 @torch.no_grad()
 def test_only_the_first_scales_are_guided(bound):
-    """The later scales are as under a list that ends with ones, and are fed without the unconditional rows."""
+    """The later scales are as under a list that ends with ones, and are fed without the unconditional branch."""
     decoding, model = NextScaleDecoding(guided_scales=2), bound([0, 1, 2])
     rows = rows_fed(model)
     state = decode(model, decoding, SHARP, SEEDS[:3])
@@ -396,8 +396,8 @@ def test_attention_reads_the_cache_itself_at_every_scale(bound):
     model = bound([0])
     cache, _ = model.prefill(1)
     # One place more, for what is thrown away.
-    assert cache.allocated == cache.prefix + model.num_tokens + 1
-    cache.write_next_at(cache.prefix + model.num_tokens - model.scale_sizes[-1], model.scale_sizes[-1])
+    assert cache.allocated == cache.prefix_end + model.num_tokens + 1
+    cache.write_next_at(cache.prefix_end + model.num_tokens - model.scale_sizes[-1], model.scale_sizes[-1])
     states = torch.randn(len(cache.keys[0]), cache.keys[0].shape[1], model.scale_sizes[-1], cache.keys[0].shape[3])
     for attended, kept in zip(cache.write(0, states, states), cache.of_layer(0), strict=True):
         assert attended.data_ptr() == kept.data_ptr()

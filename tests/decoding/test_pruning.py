@@ -117,7 +117,7 @@ def test_fewer_cells_are_fed_and_all_tokens_are_decided(bound):
     # A text is a prefix of the first scale.
     assert shapes[1:] == [(6, count) for count in (*counts[1:-2], *(round(count / 2) for count in counts[-2:]))]
     # VAR keeps its last scale too.
-    halved = counts[-2:] if keys > plain.cache.prefix + sum(counts) else counts[-2:-1]
+    halved = counts[-2:] if keys > plain.cache.prefix_end + sum(counts) else counts[-2:-1]
     assert state.cache.allocated == keys - sum(count - round(count / 2) for count in halved)
     assert not HALF.exact and state.forward_passes == len(counts) and state.decided.all()
     kept = sum(model.scale_sizes[:-2])

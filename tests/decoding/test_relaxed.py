@@ -64,7 +64,7 @@ SAMPLINGS = {
 def test_neutral_settings_give_the_images_of_the_exact_method(table_model, neutral, refresh, sampling):
     relaxed = jacobi(refresh=refresh, **NEUTRAL[neutral])
     assert relaxed.exact
-    model = table_model(groups=2)
+    model = table_model(branches=2)
     runs = [
         decode(model, decoding, SAMPLINGS[sampling], torch.arange(2000))
         for decoding in (relaxed, jacobi(refresh=refresh))
@@ -265,7 +265,7 @@ def joint_of_three(model, sampling, decoding):
 )
 def test_images_of_three_tokens_follow_the_relaxed_distribution(table_model, strong, sampling, refresh):
     sampling, decoding = SAMPLINGS[sampling], jacobi(window=2, **STRONG[strong], refresh=refresh)
-    model = table_model(grid=(1, 3), groups=2, sharpness=2.0)
+    model = table_model(grid=(1, 3), branches=2, sharpness=2.0)
     tokens = decode(model, decoding, sampling, torch.arange(15_000)).tokens
     assert_follows(tokens, joint_of_three(model, sampling, decoding), 3)
 
@@ -329,7 +329,7 @@ def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_m
 @pytest.mark.parametrize("sampling", ["everything", "allowed"])
 @pytest.mark.parametrize("strong", STRONG)
 def test_tokens_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
-    sampling, model = SAMPLINGS[sampling], table_model(groups=2)
+    sampling, model = SAMPLINGS[sampling], table_model(branches=2)
     for window in (1, 3):
         tokens = decode(model, jacobi(window, init="left", **STRONG[strong]), sampling, torch.arange(2000)).tokens
         assert joint_of(tokens, 3)[model.joint(sampling) == 0].sum() == 0
@@ -344,7 +344,7 @@ def test_greedy_tokens_stay_those_of_the_greatest_logits(table_model, strong):
 
 @pytest.mark.parametrize("strong", STRONG)
 def test_an_image_does_not_depend_on_its_batch(table_model, strong):
-    model, decoding = table_model(grid=(2, 4), groups=2), jacobi(5, **STRONG[strong])
+    model, decoding = table_model(grid=(2, 4), branches=2), jacobi(5, **STRONG[strong])
     sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(16)
     together = decode(model, decoding, sampling, seeds).tokens
     alone = torch.cat([decode(model, decoding, sampling, seed[None]).tokens for seed in seeds])

@@ -110,7 +110,7 @@ def chance(tokens, joint, vocab_size):
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_a_window_that_covers_the_row_is_autoregressive(table_model, grid, adaptive):
-    model, sampling = table_model(grid=grid, vocab_size=2, groups=2), Sampling(guidance_scale=1.5, top_p=0.95)
+    model, sampling = table_model(grid=grid, vocab_size=2, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
     expected = decode(model, AutoregressiveDecoding(), sampling, SEEDS)
     for window in (grid[1], 99):
         state = decode(model, ZipARDecoding(window, adaptive), sampling, SEEDS)
@@ -145,7 +145,7 @@ def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
     ids=str,
 )
 def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, window, refresh):
-    model = table_model(grid=grid, vocab_size=2, groups=1 if sampling.guidance_scale == 1 else 2)
+    model = table_model(grid=grid, vocab_size=2, branches=1 if sampling.guidance_scale == 1 else 2)
     tokens = sample_images(model, ParallelJacobiDecoding(window, grid[-1], refresh), sampling, 10_000)
     assert chance(tokens, model.joint(sampling), 2) > 1e-4
 
@@ -163,8 +163,8 @@ def test_an_adaptive_window_is_exact_where_a_draft_waits_for_the_complete_row(ta
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(guidance_scale=2.5, top_p=0.9)], ids=["plain", "guidance"])
 @pytest.mark.parametrize(("grid", "window"), [((2, 3), 1), ((2, 3), 2), ((3, 2), 1)], ids=str)
 def test_tokens_follow_the_distribution_given_what_is_decided(table_model, grid, window, sampling):
-    groups = 1 if sampling.guidance_scale == 1 else 2
-    model = table_model(grid=grid, vocab_size=2, groups=groups, truncated=True)
+    branches = 1 if sampling.guidance_scale == 1 else 2
+    model = table_model(grid=grid, vocab_size=2, branches=branches, truncated=True)
     joint = truncated_joint(model, sampling, window)
     # One draft per row keeps the rows in step.
     for decoding in (ZipARDecoding(window), ParallelJacobiDecoding(1, window)):
@@ -310,7 +310,7 @@ def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
     def poison(state, step):
         cache = state.cache
         undecided = torch.ones(len(state.decided), cache.size, dtype=torch.bool)
-        undecided[:, : cache.prefix] = False
+        undecided[:, : cache.prefix_end] = False
         undecided[:, cache.places[:16]] = ~state.decided
         for stack in cache.stacks:
             # Finite, since dense attention multiplies what it does not see by zero.
@@ -410,7 +410,7 @@ def test_every_step_decides_tokens_and_decided_tokens_stay(table_model, grid, de
 
 @EVERY_DECODING
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
-    model = table_model(grid=(3, 3), vocab_size=2, groups=2, truncated=True)
+    model = table_model(grid=(3, 3), vocab_size=2, branches=2, truncated=True)
     sampling = Sampling(guidance_scale=1.5, top_p=0.95)
     together = decode(model, decoding, sampling, SEEDS)
     for seed, tokens, count in zip(SEEDS, together.tokens, together.steps, strict=True):

@@ -36,9 +36,9 @@ def naive_probabilities(logits, scale, temperature, top_k, top_p, allowed, min_p
 @pytest.mark.parametrize("min_p", [0.0, 0.03, 0.3, 1.0])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
 @pytest.mark.parametrize("top_k", [0, 1, 7, 100])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_the_definition_equals_sorted_lists(groups, top_k, top_p, min_p):
-    logits, allowed = random_logits(groups, 2, 3, 40), three_of_four(40)
+@pytest.mark.parametrize("branches", [1, 2])
+def test_the_definition_equals_sorted_lists(branches, top_k, top_p, min_p):
+    logits, allowed = random_logits(branches, 2, 3, 40), three_of_four(40)
     scale = torch.arange(6).view(2, 3) / 2
     actual = probabilities(logits, scale, 0.8, top_k, top_p, allowed, min_p)
     for b in range(2):
@@ -212,7 +212,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("broken", [*BROKEN, "all -inf", "all NaN"])
 @pytest.mark.parametrize(
-    ("settings", "groups", "size"),
+    ("settings", "branches", "size"),
     [
         ("softmax", 2, 30),
         ("top-k", 1, 5003),
@@ -222,8 +222,8 @@ SETTINGS = {
         ("top-p, min-p", 2, 30),
     ],
 )
-def test_a_row_that_is_not_finite_is_nan_and_the_others_are_not(on_triton, groups, size, broken, settings):
-    logits = random_logits(groups, 1, 3, size)
+def test_a_row_that_is_not_finite_is_nan_and_the_others_are_not(on_triton, branches, size, broken, settings):
+    logits = random_logits(branches, 1, 3, size)
     if broken == "all -inf":
         logits[:, 0, 1] = -torch.inf
     elif broken == "all NaN":

@@ -8,14 +8,14 @@ from arimage.models.cache import GrowingCache, SlotCache
 from arimage.models.cache_transformers import LanguageCache
 
 
-LAYERS, IMAGES, GROUPS, HEADS, WIDTH, PREFIX = 2, 3, 2, 2, 4, 5
+LAYERS, IMAGES, BRANCHES, HEADS, WIDTH, PREFIX = 2, 3, 2, 2, 4, 5
 LAYOUT = Layout((2, 3))
 SLOTS = LAYOUT.num_tokens
 
 
 def states(count, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, LAYERS, IMAGES * GROUPS, HEADS, count, WIDTH, generator=generator)
+    return torch.randn(2, LAYERS, IMAGES * BRANCHES, HEADS, count, WIDTH, generator=generator)
 
 
 def write(cache, given):
@@ -33,44 +33,44 @@ def filled(kind):
     if kind == "growing":
         cache = GrowingCache(
             LAYERS,
-            IMAGES * GROUPS,
+            IMAGES * BRANCHES,
             HEADS,
             WIDTH,
-            prefix=PREFIX,
+            prefix_length=PREFIX,
             slots=SLOTS,
             filled=0,
-            groups=GROUPS,
+            branches=BRANCHES,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
         cache.write_next_at(0, PREFIX)
-        assert write(cache, prompt).shape[4] == cache.length == PREFIX
+        assert write(cache, prompt).shape[4] == cache.attended == PREFIX
         cache.write_next_at(PREFIX, SLOTS)
         return cache, given, write(cache, image)
     if kind == "slots":
         cache = SlotCache(
             LAYERS,
-            IMAGES * GROUPS,
+            IMAGES * BRANCHES,
             HEADS,
             WIDTH,
-            prefix=PREFIX,
+            prefix_length=PREFIX,
             slots=SLOTS,
             filled=0,
-            groups=GROUPS,
+            branches=BRANCHES,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        prompt_places = torch.arange(cache.prefix - PREFIX, cache.prefix)
-        cache.write_next_at(prompt_places.expand(IMAGES * GROUPS, -1), cache.prefix)
+        prompt_places = torch.arange(cache.prefix_end - PREFIX, cache.prefix_end)
+        cache.write_next_at(prompt_places.expand(IMAGES * BRANCHES, -1), cache.prefix_end)
     else:
         cache = LanguageCache(
-            IMAGES * GROUPS,
+            IMAGES * BRANCHES,
             PREFIX,
             places=PREFIX + 3,
             batch_size=IMAGES,
             layout=LAYOUT,
             scratch=0,
-            groups=GROUPS,
+            branches=BRANCHES,
             has_row_ends=True,
             compact=True,
             together=1 if kind == "language" else LAYERS,
@@ -94,8 +94,8 @@ KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language", "langua
 @KINDS
 def test_queries_attend_to_all_that_was_written(kind):
     cache, given, attended = filled(kind)
-    assert attended.shape[4] == cache.length
-    places = torch.cat([torch.arange(cache.prefix - PREFIX, cache.prefix), cache.places[:SLOTS]])
+    assert attended.shape[4] == cache.attended
+    places = torch.cat([torch.arange(cache.prefix_end - PREFIX, cache.prefix_end), cache.places[:SLOTS]])
     assert torch.equal(attended[..., places, :], given)
     attended[..., places, :] = 0
     assert not attended.any()
@@ -104,7 +104,7 @@ def test_queries_attend_to_all_that_was_written(kind):
 @KINDS
 def test_a_move_copies_slots_of_each_image_and_nothing_to_nowhere(kind):
     cache, given, _ = filled(kind)
-    expected = image_slots(cache).unflatten(2, (GROUPS, IMAGES))
+    expected = image_slots(cache).unflatten(2, (BRANCHES, IMAGES))
     expected[:, :, :, 0, :, 1] = expected[:, :, :, 0, :, 4]
     expected[:, :, :, 2, :, 0] = expected[:, :, :, 2, :, 3]
     cache.move(torch.tensor([[4, 5], [2, 3], [5, 3]]), torch.tensor([[1, -1], [-1, -1], [-1, 0]]))
@@ -116,15 +116,21 @@ def test_likeness_adds_the_cosines_of_the_keys_in_some_slots(kind):
     cache, given, _ = filled(kind)
     slots = torch.tensor([[4, 5, 0], [2, 3, 1], [5, 3, 4]])
     likeness = cache.likeness(slots)
-    keys = given[0, ..., PREFIX:, :].unflatten(1, (GROUPS, IMAGES))
+    keys = given[0, ..., PREFIX:, :].unflatten(1, (BRANCHES, IMAGES))
     for image in range(IMAGES):
-        # [layers, groups, heads, M, head_dim]
+        # [layers, branches, heads, M, head_dim]
         own = torch.nn.functional.normalize(keys[:, :, image][..., slots[image], :], dim=-1)
         torch.testing.assert_close(likeness[image], (own @ own.mT).sum((0, 1, 2, 4)))
 
 
 def test_the_likeness_of_empty_slots_is_zero_in_float16():
-    settings = {"prefix": 1, "slots": SLOTS, "groups": 1, "dtype": torch.float16, "device": torch.device("cpu")}
+    settings = {
+        "prefix_length": 1,
+        "slots": SLOTS,
+        "branches": 1,
+        "dtype": torch.float16,
+        "device": torch.device("cpu"),
+    }
     cache = SlotCache(LAYERS, IMAGES, HEADS, WIDTH, **settings)
     assert torch.equal(cache.likeness(torch.arange(3).expand(IMAGES, -1)), torch.zeros(IMAGES, 3))
 
@@ -133,12 +139,12 @@ def test_the_likeness_of_empty_slots_is_zero_in_float16():
 def test_expanded_images_are_copies(kind):
     cache, _, _ = filled(kind)
     images = torch.tensor([0, 0, 2, 1, 1])
-    expected = image_slots(cache).unflatten(2, (GROUPS, IMAGES))[:, :, :, images].flatten(2, 3)
+    expected = image_slots(cache).unflatten(2, (BRANCHES, IMAGES))[:, :, :, images].flatten(2, 3)
     cache.expand(images)
     assert torch.equal(image_slots(cache), expected)
     # Copies are independent of each other.
     cache.move(torch.tensor([[4]] * 5), torch.tensor([[-1], [1], [-1], [-1], [-1]]))
-    before, after = (slots.unflatten(2, (GROUPS, -1)) for slots in (expected, image_slots(cache)))
+    before, after = (slots.unflatten(2, (BRANCHES, -1)) for slots in (expected, image_slots(cache)))
     assert [torch.equal(before[:, :, :, i], after[:, :, :, i]) for i in range(5)] == [True, False, True, True, True]
 
 
@@ -147,11 +153,11 @@ def test_images_that_are_put_leave_nothing_of_those_before(kind):
     cache, _, _ = filled(kind)
     other, _, _ = filled(kind)
     for layer in (*cache.keys, *cache.values):
-        layer.view(GROUPS, IMAGES, *layer.shape[1:])[:, 1:] = torch.nan
+        layer.view(BRANCHES, IMAGES, *layer.shape[1:])[:, 1:] = torch.nan
     other.expand(torch.tensor([2, 0]))
     cache.put(torch.tensor([1, 2]), other)
     before, after = image_slots(other), image_slots(cache)
-    assert torch.equal(after.unflatten(2, (GROUPS, IMAGES))[:, :, :, 1:].flatten(2, 3), before)
+    assert torch.equal(after.unflatten(2, (BRANCHES, IMAGES))[:, :, :, 1:].flatten(2, 3), before)
     assert not any(layer.isnan().any() for layer in (*cache.keys, *cache.values))
 
 
@@ -164,7 +170,7 @@ def test_row_ends_follow_their_images():
 
 def test_conditions_follow_their_images():
     cache, _, _ = filled("growing")
-    rows = torch.arange(IMAGES * GROUPS)[:, None, None]
+    rows = torch.arange(IMAGES * BRANCHES)[:, None, None]
     cache.conditions = [(rows, rows + 10)]
     cache.expand(torch.tensor([2, 2]))
     assert [part.flatten().tolist() for part in cache.conditions[0]] == [[2, 2, 5, 5], [12, 12, 15, 15]]

@@ -22,7 +22,7 @@ NAMES = ["a heart", "a book", "a heart"], [None] * 3
 
 def guided(seen=((0, 1), (1, 1), (0, 1))):
     seen = torch.tensor(seen, dtype=torch.bool)
-    return Conditions(with_unconditional(VALUES), groups=2, seen=torch.cat([seen, torch.ones_like(seen)]))
+    return Conditions(with_unconditional(VALUES), branches=2, seen=torch.cat([seen, torch.ones_like(seen)]))
 
 
 def labels(conditions):
@@ -82,7 +82,7 @@ def test_prefixes_of_different_length_end_together():
     long = Conditions(with_unconditional(VALUES), 2, torch.cat([long.seen, long.seen]))
     assert long.take(torch.tensor([0])).put(torch.tensor([0]), short.take(torch.tensor([1]))) is False
     images = torch.tensor([1])
-    assert short.put(images, long.take(images)) and short.length == 4
+    assert short.put(images, long.take(images)) and short.prefix_length == 4
     assert short.seen.int().tolist()[:3] == [[0, 0, 0, 1], [1, 1, 0, 1], [0, 0, 0, 1]]
     long.put(images, guided().take(images))
     assert long.seen.int().tolist()[1::3] == [[0, 0, 1, 1]] * 2
@@ -98,7 +98,7 @@ def test_queries_see_the_prefix_of_their_row_and_the_image():
 
 def test_conditions_without_a_prefix_have_one_of_no_length():
     conditions = Conditions(VALUES).take(torch.tensor([1, 1]))
-    assert (conditions.length, conditions.images) == (0, 2)
+    assert (conditions.prefix_length, conditions.images) == (0, 2)
     assert not conditions.put(torch.tensor([0]), Conditions(VALUES).take(torch.tensor([2])))
 
 
@@ -130,7 +130,7 @@ def test_outputs_and_caches_are_spread_over_the_rows():
 )
 def test_embeddings_are_compared_by_what_they_were_made_of(names, ids, copies):
     values = with_unconditional(VALUES)
-    conditions = Conditions(values, groups=2, ids=None if ids is None else torch.cat([ids, ids]))
+    conditions = Conditions(values, branches=2, ids=None if ids is None else torch.cat([ids, ids]))
     conditions.merge(*names)
     merged, found = conditions.to_prefill(3)
     assert list(found) == copies
@@ -141,12 +141,12 @@ def test_embeddings_are_not_read(monkeypatch):
     """Nor is anything else where no two conditions can be equal."""
     read, cpu = [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: read.append(tensor.dtype) or cpu(tensor))
-    for values, groups, names in (
+    for values, branches, names in (
         (with_unconditional({name: value[:1] for name, value in VALUES.items()}), 2, (["a"], [None])),
         ({"labels": torch.tensor([4])}, 1, ()),
         (VALUES, 1, ()),
     ):
-        Conditions(values, groups).merge(*names)
+        Conditions(values, branches).merge(*names)
     assert read == []
     Conditions(with_unconditional(VALUES), 2).merge(*NAMES)
     assert read == [torch.int64]

@@ -84,7 +84,7 @@ def language_model(kind, dtype):
         layout=LAYOUT,
         input_ids=torch.zeros(2 * BATCH, 5, dtype=torch.long),
         row_end=50,
-        groups=2,
+        branches=2,
     )
 
 
@@ -103,10 +103,10 @@ def mammothmoda2(backbone, dtype, guided=True, **settings):
     shape = {"num_hidden_layers": 2, "expert_layers": [1, 2], "head_dim": 128, **MAMMOTHMODA2[backbone]}
     config = MammothModa2Config(backbone=backbone, **shape | settings)
     network = built(lambda: MammothModa2LanguageModel(config), dtype)
-    groups = 2 if guided else 1
-    ids = torch.full((groups * BATCH, 12), 5)
+    branches = 2 if guided else 1
+    ids = torch.full((branches * BATCH, 12), 5)
     ids[:, -1] = config.image_end_id
-    return bind_prompts(network, ids, None, LAYOUT, config.num_codes, groups)
+    return bind_prompts(network, ids, None, LAYOUT, config.num_codes, branches)
 
 
 def cosmos(kind, dtype, **settings):
@@ -125,26 +125,26 @@ def ordered_layout():
     return layout
 
 
-def assert_logits(logits, *shape, groups=2):
-    assert logits.shape == (groups, BATCH, *shape)
+def assert_logits(logits, *shape, branches=2):
+    assert logits.shape == (branches, BATCH, *shape)
     assert logits.is_floating_point() and logits.device.type == "cuda"
 
 
-def run_tokens(model, groups=2):
+def run_tokens(model, branches=2):
     """A prefill, a forward pass over tokens and one over a tree in scratch slots, a move, and the cache's other
     operations."""
     cache, logits = model.prefill(BATCH, scratch=SCRATCH)
-    assert_logits(logits, model.vocab_size, groups=groups)
+    assert_logits(logits, model.vocab_size, branches=branches)
     tokens = torch.zeros(BATCH, QUERIES, dtype=torch.long)
     positions = torch.arange(QUERIES).expand(BATCH, -1)
-    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, groups=groups)
+    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, branches=branches)
     visible = torch.ones(BATCH, SCRATCH, model.num_tokens + SCRATCH, dtype=torch.bool)
     slots = model.num_tokens + torch.arange(SCRATCH).expand(BATCH, -1)
     logits = model.forward(tokens[:, :SCRATCH], positions[:, :SCRATCH], cache, visible=visible, slots=slots)
-    assert_logits(logits, SCRATCH, model.vocab_size, groups=groups)
+    assert_logits(logits, SCRATCH, model.vocab_size, branches=branches)
     cache.move(slots, positions[:, :SCRATCH])
     cache.expand(torch.zeros(BATCH, dtype=torch.long))
-    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, groups=groups)
+    assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, branches=branches)
 
 
 @DTYPES
@@ -156,7 +156,7 @@ def test_llamagen(kind, dtype):
 @DTYPES
 @pytest.mark.parametrize("kind", ["video", "text"])
 def test_cosmos(kind, dtype):
-    run_tokens(cosmos(kind, dtype), groups=1)
+    run_tokens(cosmos(kind, dtype), branches=1)
 
 
 @DTYPES

@@ -119,7 +119,7 @@ def test_only_prompts_in_equal_positions_share_a_prefill(network):
 
 def test_each_group_has_its_own_positions(network):
     rows = [0, 1, 2, 3]
-    logits = logits_of(bind(network, groups=2), codes_of([0, 1]))
+    logits = logits_of(bind(network, branches=2), codes_of([0, 1]))
     expected = [[plain_logits(network, row, codes_of([row % 2])[0]) for row in pair] for pair in (rows[:2], rows[2:])]
     close(logits, torch.stack([torch.stack(group) for group in expected]))
 

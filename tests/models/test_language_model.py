@@ -73,7 +73,7 @@ def bind(network, prompts=PROMPTS, guided=True, row_end=ROW_END, grid=GRID, stat
         input_ids=ids,
         attention_mask=mask,
         row_end=row_end,
-        groups=2 if guided else 1,
+        branches=2 if guided else 1,
         codebook=torch.randn(CODES, 4, generator=torch.Generator().manual_seed(1)),
     )
     if static:
@@ -98,13 +98,13 @@ def plain_logits(network, prompt, codes, row_end, grid=GRID):
 
 
 def expected_logits(network, codes, guided=True, row_end=ROW_END):
-    groups = [PROMPTS, [NEGATIVE] * len(PROMPTS)] if guided else [PROMPTS]
+    branches = [PROMPTS, [NEGATIVE] * len(PROMPTS)] if guided else [PROMPTS]
     return torch.stack(
         [
             torch.stack(
                 [plain_logits(network, prompt, row, row_end) for prompt, row in zip(prompts, codes, strict=True)]
             )
-            for prompts in groups
+            for prompts in branches
         ]
     )
 
@@ -353,8 +353,8 @@ def test_what_does_not_fit_is_refused(network):
     arguments = {"embed": decoder.embed_tokens, "head": lm_head, "layout": Layout(GRID)}
     with pytest.raises(ValueError, match="one of the two"):
         LanguageTokenModel(decoder, **arguments)
-    with pytest.raises(ValueError, match="3 prompts are not 2 groups"):
-        LanguageTokenModel(decoder, input_ids=ids, groups=2, **arguments)
+    with pytest.raises(ValueError, match="3 prompts are not 2 branches"):
+        LanguageTokenModel(decoder, input_ids=ids, branches=2, **arguments)
     with pytest.raises(ValueError, match="pad prompts on the left"):
         LanguageTokenModel(decoder, input_ids=ids, attention_mask=mask.flip(1), **arguments)
     with pytest.raises(ValueError, match="batch_size"):
@@ -381,7 +381,7 @@ def test_equal_prompts_are_prefilled_once(network):
             input_ids=ids,
             attention_mask=mask,
             row_end=ROW_END,
-            groups=2,
+            branches=2,
         )
         if merge:
             model.merge_prompts()

@@ -35,7 +35,7 @@ def test_what_lies_in_unused_slots_does_not_matter(bound):
     expected = chain(model, model.prefill(BATCH, scratch=4)[0], codes, 0, FED)
     # Finite, since dense attention multiplies what it does not see by zero.
     for stack in cache.stacks:
-        stack[:, :, :, cache.prefix :] = 1e4
+        stack[:, :, :, cache.prefix_end :] = 1e4
     assert torch.equal(chain(model, cache, codes, 0, FED), expected)
 
 
@@ -43,9 +43,9 @@ def test_attention_up_to_what_is_filled_is_the_same(bound):
     model, cache, codes = bound
     expected = chain(model, cache, codes, 0, FED)
     cache, _ = model.prefill(BATCH, scratch=4)
-    cache.limit = FED
+    cache.attended_slots = FED
     limited = chain(model, cache, codes, 0, FED)
-    assert cache.length == cache.size - model.num_tokens + FED
+    assert cache.attended == cache.size - model.num_tokens + FED
     torch.testing.assert_close(limited, expected)
 
 

@@ -44,7 +44,7 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
         with gr.Tabs() as tabs:
             with gr.Tab("Generate", id="generate"):
                 generate = GenerateTab(engine)
-            if any(info.pictures for info in engine.models.values()):
+            if any(info.names for info in engine.models.values()):
                 with gr.Tab("Gallery") as tab:
                     gallery_tab(engine, tab, tabs, generate)
             if any(len(info.decodings) > 1 for info in engine.models.values()):

@@ -11,7 +11,7 @@ from ..engine.types import Progress, Request
 from . import markup
 from .controls import AT_ONCE, GENERATES, DecodingChoice, GenerateAndStop, Subject, chosen, events, refusal
 from .generate_tab import last_of, preview_every
-from .pictures import for_editor, picture_and_mask, saved, stamped
+from .pictures import for_editor, image_and_mask, saved, stamped
 
 
 def edit_tab(engine: Engine, last: gr.State) -> None:
@@ -58,18 +58,18 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
     def generate(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
         check_drawing(drawing)
         height, width = engine.models[model].sizes[0]
-        picture, mask = picture_and_mask(drawing, (width, height))
+        image, mask = image_and_mask(drawing, (width, height))
         if mask.getextrema()[1] < 128:  # pyright: ignore[reportOperatorIssue] a mask has one band
             raise refusal("nothing is painted over: paint over the part that you want to change")
         request = Request(
             **subject.condition(model, prompt, class_label),
             decoding=chosen(engine.models[model], decoding),
             seed=seed,
-            image=picture,
+            image=image,
             mask_image=mask,
             preview_every=preview_every(engine, model),
         )
-        first = {before: saved(picture), after: None}
+        first = {before: saved(image), after: None}
         for event in events(submit, request):
             if isinstance(event, Progress):
                 partial = {after: saved(event.previews[0])} if event.previews else {}

@@ -34,10 +34,10 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
 
     def show(model: str) -> tuple[str, str]:
         info = engine.models[model]
-        if not info.pictures:
+        if not info.names:
             return f'<p class="faint">{escape(model)} has no list of pictures.</p>', ""
-        about = ABOUT.format(count=f"{len(info.pictures):,}", model=escape(model))
-        return about, sheet(tuple(info.pictures.items()), info.gallery)
+        about = ABOUT.format(count=f"{len(info.names):,}", model=escape(model))
+        return about, sheet(tuple(info.names.items()), info.gallery)
 
     def choose(event: gr.EventData) -> tuple[str, dict]:
         name = getattr(event, "name", None)

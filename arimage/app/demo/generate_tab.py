@@ -118,7 +118,9 @@ class GenerateTab:
                                 ("min_p", "Min-p", "0 is off", 0.01, None),
                             )
                         ]
-                        self._steps = gr.Number(**_steps(info), label="Decoder steps", precision=0, min_width=150)
+                        self._inference_steps = gr.Number(
+                            **_inference_steps(info), label="Decoder steps", precision=0, min_width=150
+                        )
             with gr.Column(scale=5, min_width=300):
                 self._gallery = gr.Gallery(
                     show_label=False,
@@ -148,7 +150,7 @@ class GenerateTab:
             self._count,
             self._references,
             self._order,
-            self._steps,
+            self._inference_steps,
             *self._sampling,
         ]
         fields = [*self._inputs, self._decoding.about]
@@ -212,7 +214,7 @@ class GenerateTab:
             self._seed: request.seed,
             self._count: request.count,
             **({} if request.order is None else {self._order: request.order}),
-            **({} if request.num_inference_steps is None else {self._steps: request.num_inference_steps}),
+            **({} if request.num_inference_steps is None else {self._inference_steps: request.num_inference_steps}),
         }
 
     def _generate(self, submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
@@ -292,7 +294,7 @@ class GenerateTab:
         defaults = [info.sampling[name] for name in SAMPLING]
         update = self.subject.show(model) | self._decoding.choices(model)
         update[self._order] = gr.Dropdown(value=info.order, visible=info.order is not None)
-        update[self._steps] = gr.Number(**_steps(info))
+        update[self._inference_steps] = gr.Number(**_inference_steps(info))
         update[self._references] = gr.Gallery(**_references(info))
         return update | dict(zip(self._sampling, defaults, strict=True))
 
@@ -308,7 +310,7 @@ def last_of(last: tuple[Request, Result] | None) -> tuple[Request, Result]:
     return last
 
 
-def _steps(info: ModelInfo) -> dict:
+def _inference_steps(info: ModelInfo) -> dict:
     """The default number of denoising steps, and whether the model has any."""
     steps = info.sampling.get("num_inference_steps")
     return {"value": steps, "visible": steps is not None}

@@ -36,7 +36,7 @@ PROMISES = {
 def intro(engine: Engine) -> str:
     """The introduction at the top of the page."""
     name, info = next(iter(engine.models.items()))
-    knows = f" {escape(name)} knows {len(info.pictures):,} pictures: see the gallery." if info.pictures else ""
+    knows = f" {escape(name)} knows {len(info.names):,} pictures: see the gallery." if info.names else ""
     return (
         '<div class="intro"><h1>arimage</h1><p>Type a few words and watch an AI model make a picture of them, piece '
         "by piece. It can decide many pieces in one step instead of one: a race shows how much faster that is."
@@ -48,7 +48,7 @@ def suggestions(engine: Engine) -> str:
     """The pictures that each model knows, as lists for `SUGGEST`."""
     lists = []
     for number, info in enumerate(engine.models.values()):
-        options = "".join(f'<option value="{escape(name)}">' for name in info.pictures)
+        options = "".join(f'<option value="{escape(name)}">' for name in info.names)
         lists.append(f'<datalist id="suggests-{number}">{options}</datalist>')
     return "".join(lists)
 

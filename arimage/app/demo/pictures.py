@@ -100,17 +100,17 @@ def for_editor(image: Image.Image) -> Image.Image:
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
-def picture_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
+def image_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
     """The content of an `ImageEditor` as an image and a mask, white where something was painted.
 
     Args:
         drawing: the value of the `ImageEditor`, with PIL images.
         size: width and height in pixels; an image of another shape is cropped to its centre.
     """
-    picture = to_rgb("the image", drawing["background"])
-    mask = Image.new("L", picture.size)
+    image = to_rgb("the image", drawing["background"])
+    mask = Image.new("L", image.size)
     for layer in drawing["layers"]:
         mask.paste(255, mask=layer.getchannel("A").point(lambda alpha: 255 * (alpha > 0)))
     # The mean of each block undoes `for_editor`.
     box = Image.Resampling.BOX
-    return ImageOps.fit(picture, size, box), ImageOps.fit(mask, size, box)
+    return ImageOps.fit(image, size, box), ImageOps.fit(mask, size, box)

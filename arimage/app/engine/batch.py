@@ -1,4 +1,4 @@
-"""Continuous batching: images of requests pass through the rows of one batch."""
+"""Continuous batching: images of requests pass through the lanes of one batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,14 +27,14 @@ Parts = list[tuple[Ticket, list[int]]]
 
 @dataclass(eq=False)
 class Place:
-    """An image that is being generated: image `index` of a request, and image `row` of the call that prepared it.
+    """An image that is being generated: image `index` of a request, and image `number` of the call that prepared it.
     `began` counts the forward passes of the request before the image. If a film is requested, `recorded` has the
     tokens, which of them are decided, and the seconds, after each forward pass."""
 
     ticket: Ticket
     index: int
     call: GenerationCall
-    row: int
+    number: int
     began: int
     recorded: list[tuple[torch.LongTensor, torch.BoolTensor, float]] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class RequestBatch:
         self._batch = Batch(kind[1], size, pipe.steps_of(kind[1]))
         # The images that the current forward pass prefills.
         self._beginning: list[Place] = []
-        # Int64 [rows, N], the forward passes before the one that decided each token, of the images `_counted`.
+        # Int64 [lanes, N], the forward passes before the one that decided each token, of the images `_counted`.
         self._late = torch.zeros(0, 0, dtype=torch.long)
         self._counted: list[Place | None] = []
         # Requests that failed when prepared together, and are prepared one by one.
@@ -92,7 +92,7 @@ class RequestBatch:
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            places = [*self._beginning, *(self._batch.names[row] for row in self._batch.running)]
+            places = [*self._beginning, *(self._batch.names[lane] for lane in self._batch.running)]
             suspects = list(dict.fromkeys(place.ticket for place in places))
             if len(suspects) == 1:
                 self._fail(suspects.pop(), error)
@@ -146,106 +146,107 @@ class RequestBatch:
             ticket.start()
         call = self.pipe.prepare(**arguments, generator=generators)
         self._beginning = [
-            Place(ticket, index, call, row, ticket.passes) for row, (ticket, index) in enumerate(images)
+            Place(ticket, index, call, number, ticket.passes) for number, (ticket, index) in enumerate(images)
         ]
-        # Pixels may be decoded in another thread after other images have taken their rows.
+        # Pixels may be decoded in another thread after other images have taken their lanes.
         return Images(self._beginning, call.model, call.sampling, call.seeds).copy()
 
     def _on_step(self) -> bool:
         batch, state = self._batch, self._batch.state
         self._on_pass(len(batch.running))
-        batch.release([row for row in batch.running if batch.names[row].ticket.future.done()])
+        batch.release([lane for lane in batch.running if batch.names[lane].ticket.future.done()])
         # A prefill is a forward pass of its own images only.
-        rows = [row for row in batch.running if not self._beginning or batch.names[row] in self._beginning]
+        lanes = [lane for lane in batch.running if not self._beginning or batch.names[lane] in self._beginning]
         decided = state.decided
-        self._count_late(~decided, rows if self._beginning else None)
+        self._count_late(~decided, lanes if self._beginning else None)
         self._beginning = []
         by_ticket: dict[Ticket, list[int]] = {}
-        for row in rows:
-            place = batch.names[row]
-            by_ticket.setdefault(place.ticket, []).append(row)
+        for lane in lanes:
+            place = batch.names[lane]
+            by_ticket.setdefault(place.ticket, []).append(lane)
             if place.ticket.request.film and place.index == 0:
-                place.recorded.append((state.tokens[row].clone(), decided[row].clone(), place.ticket.seconds))
+                place.recorded.append((state.tokens[lane].clone(), decided[lane].clone(), place.ticket.seconds))
         # Reading from an accelerator synchronizes with it.
         on_cpu = decided.device.type == "cpu"
         counts = decided.sum(1).tolist() if on_cpu or batch.forward_passes % INTERVAL == 0 else None
-        for ticket, its_rows in by_ticket.items():
+        for ticket, its_lanes in by_ticket.items():
             ticket.calls_per_pass.append(batch.calls_per_pass[-1])
-            self._report(ticket, its_rows, counts)
+            self._report(ticket, its_lanes, counts)
         return False
 
-    def _count_late(self, undecided: torch.BoolTensor, rows: list[int] | None) -> None:
-        """Count a forward pass of the images in `rows`, by default of all, after which `undecided` [rows, N] tokens
+    def _count_late(self, undecided: torch.BoolTensor, lanes: list[int] | None) -> None:
+        """Count a forward pass of the images in `lanes`, by default of all, after which `undecided` [lanes, N] tokens
         are left."""
         if self._counted != self._batch.names:
-            before = {place: row for row, place in enumerate(self._counted)}
+            before = {place: lane for lane, place in enumerate(self._counted)}
             self._counted = list(self._batch.names)
-            kept = [(row, before[place]) for row, place in enumerate(self._counted) if place in before]
+            kept = [(lane, before[place]) for lane, place in enumerate(self._counted) if place in before]
             old, self._late = self._late, undecided.new_zeros(undecided.shape, dtype=torch.long)
             if kept:
                 to, source = torch.tensor(kept, device=old.device).T
                 self._late[to] = old[source]
-        if rows is None:
+        if lanes is None:
             self._late += undecided
         else:
             # There are none if nobody waits any more for the images that begin.
-            at = torch.tensor(rows, dtype=torch.long, device=undecided.device)
+            at = torch.tensor(lanes, dtype=torch.long, device=undecided.device)
             self._late[at] += undecided[at]
 
-    def _report(self, ticket: Ticket, rows: list[int], counts: list[int] | None) -> None:
-        """Report the progress of a request whose images are in `rows`, with `counts` decided tokens each, if known."""
+    def _report(self, ticket: Ticket, lanes: list[int], counts: list[int] | None) -> None:
+        """Report the progress of a request whose images are in `lanes`, with `counts` decided tokens each, if
+        known."""
         request, state = ticket.request, self._batch.state
         due = request.preview_every > 0 and ticket.passes % request.preview_every == 0
         if counts is None and not due:
             return
-        known: list[int] = state.decided.sum(1).tolist() if counts is None else counts
-        so_far = ticket.finished.tokens + sum(known[row] for row in rows)
+        decided: list[int] = state.decided.sum(1).tolist() if counts is None else counts
+        so_far = ticket.finished.tokens + sum(decided[lane] for lane in lanes)
         share = min(request.previews, so_far * (request.previews + 1) // ticket.tokens)
         due, ticket.shown = due or share > ticket.shown, share
         previews = None
         if due:
             previews = []
-            for row in sorted(rows, key=lambda row: self._batch.names[row].index):
-                place = self._batch.names[row]
-                call = place.call.select([place.row])
-                shown = partial(preview, self.pipe, call, state.tokens[row][None], state.decided[row][None])
+            for lane in sorted(lanes, key=lambda lane: self._batch.names[lane].index):
+                place = self._batch.names[lane]
+                call = place.call.select([place.number])
+                shown = partial(preview, self.pipe, call, state.tokens[lane][None], state.decided[lane][None])
                 previews += self._batch.with_room(shown)
         ticket.report(ticket.passes, so_far, previews)
 
-    def _deliver(self, rows: list[int]) -> None:
-        """Decode the images in `rows` to pixels and deliver them; an error affects only the request of its image."""
+    def _deliver(self, lanes: list[int]) -> None:
+        """Decode the images in `lanes` to pixels and deliver them; an error affects only the request of its image."""
         batch, size = self._batch, self._batch.state.model.num_tokens
         try:
-            batch.state.check([place.index if row in rows else None for row, place in enumerate(batch.names)])
-            pictures = self._pictures(rows) if self._decode_later is None else {}
+            batch.state.check([place.index if lane in lanes else None for lane, place in enumerate(batch.names)])
+            images = self._images(lanes) if self._decode_later is None else {}
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            if len(rows) > 1:
-                for row in rows:
-                    self._deliver([row])
+            if len(lanes) > 1:
+                for lane in lanes:
+                    self._deliver([lane])
             else:
-                self._fail(self._batch.names[rows[0]].ticket, error)
+                self._fail(self._batch.names[lanes[0]].ticket, error)
             return
-        seconds = [batch.names[row].ticket.seconds for row in rows]
+        seconds = [batch.names[lane].ticket.seconds for lane in lanes]
         if self._decode_later is None:
-            self._on_images(len(rows), len(rows) * size)
-        for row, passes, ended in zip(rows, batch.passes_of(rows), seconds, strict=True):
-            place = batch.names[row]
+            self._on_images(len(lanes), len(lanes) * size)
+        for lane, passes, ended in zip(lanes, batch.passes_of(lanes), seconds, strict=True):
+            place = batch.names[lane]
             # On an accelerator, the host sees a few steps late that an image is finished.
             del place.recorded[passes:]
             deciding = None
             if not self.pipe.abilities.in_maps:
-                deciding = place.call.select([place.row]).layout.to_places(self._late[row][None] + 1)[0].cpu()
+                deciding = place.call.select([place.number]).layout.to_places(self._late[lane][None] + 1)[0].cpu()
             film = self._film(place, ended) if place.recorded else None
             place.ticket.decide(place.index, passes, place.began + passes, size, deciding, film)
             if self._decode_later is None:
-                place.ticket.finish(place.index, pictures[row], ended)
+                place.ticket.finish(place.index, images[lane], ended)
             else:
-                result = getattr(batch.state, self.pipe.decoded_tensor)[row][None].clone()
+                result = getattr(batch.state, self.pipe.decoded_tensor)[lane][None].clone()
                 self._decode_later(partial(self._deliver_later, place, result, size))
-        running = {batch.names[row].ticket for row in batch.running if row not in rows}
-        for ticket in {batch.names[row].ticket for row in rows} - running:
+        running = {batch.names[lane].ticket for lane in batch.running if lane not in lanes}
+        for ticket in {batch.names[lane].ticket for lane in lanes} - running:
             ticket.forget_idle_passes()
 
     @torch.no_grad()
@@ -254,39 +255,39 @@ class RequestBatch:
         if place.ticket.future.done():
             return
         try:
-            [picture] = self._decode(place.call, [place.row], result)
+            [image] = self._decode(place.call, [place.number], result)
         except torch.AcceleratorError:
             raise
         except Exception as error:
             self._fail(place.ticket, error)
         else:
             self._on_images(1, tokens)
-            place.ticket.finish(place.index, picture, place.ticket.seconds)
+            place.ticket.finish(place.index, image, place.ticket.seconds)
 
     def _film(self, place: Place, ended: float) -> Film:
         """The film of an image that was finished after `ended` seconds."""
         pipe, request, count = self.pipe, place.ticket.request, len(place.recorded)
         steps = [count * frame // min(count, FILM_STEPS) for frame in range(min(count, FILM_STEPS))]
         tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
-        call = place.call.select([place.row])
+        call = place.call.select([place.number])
         title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
         layout = None if pipe.abilities.in_maps else call.layout
         with running(pipe, call):
             frames = draw_steps(tokens, decided, layout, partial(pipe.preview, call), title, steps)
         return Film(frames, [*(place.recorded[step][2] for step in steps), ended], count)
 
-    def _pictures(self, rows: list[int]) -> dict[int, Image.Image]:
+    def _images(self, lanes: list[int]) -> dict[int, Image.Image]:
         batch = self._batch
-        pictures: dict[int, Image.Image] = {}
+        images: dict[int, Image.Image] = {}
         results = getattr(batch.state, self.pipe.decoded_tensor)
-        for call in {id(call): call for call in (batch.names[row].call for row in rows)}.values():
-            some = [row for row in rows if batch.names[row].call is call]
-            shown = self._decode(call, [batch.names[row].row for row in some], results[some])
-            pictures.update(zip(some, shown, strict=True))
-        return pictures
+        for call in {id(call): call for call in (batch.names[lane].call for lane in lanes)}.values():
+            some = [lane for lane in lanes if batch.names[lane].call is call]
+            shown = self._decode(call, [batch.names[lane].number for lane in some], results[some])
+            images.update(zip(some, shown, strict=True))
+        return images
 
-    def _decode(self, call: GenerationCall, rows: list[int], results: torch.Tensor) -> list[Image.Image]:
-        part = call.select(rows)
+    def _decode(self, call: GenerationCall, numbers: list[int], results: torch.Tensor) -> list[Image.Image]:
+        part = call.select(numbers)
         with running(self.pipe, call):
             pixels = self._batch.with_room(partial(self.pipe.decode_result, part, results)).float()
         return list(self.pipe.to_images(part, pixels))

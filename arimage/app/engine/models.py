@@ -41,7 +41,7 @@ class ModelInfo:
         references: how many reference images it reads together with a prompt.
         order: the default order of its tokens; None if it does not accept one.
         class_names: the names of its classes by id, if it names them.
-        pictures: the names of the pictures that it knows, by a prompt that shows each; empty if it has no such list.
+        names: the names of the pictures that it knows, by a prompt that shows each; empty if it has no such list.
         gallery: the folder of these pictures, as `read_gallery` takes it; None if there is none.
     """
 
@@ -57,7 +57,7 @@ class ModelInfo:
     references: int
     order: str | None
     class_names: list[str] | None
-    pictures: dict[str, str]
+    names: dict[str, str]
     gallery: Path | None = None
 
 
@@ -153,6 +153,6 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         references=pipe.abilities.max_references,
         order=pipe.order,
         class_names=pipe.class_names,
-        pictures=pipe.known_captions.shown if pipe.known_captions else {},
+        names=pipe.known_captions.shown if pipe.known_captions else {},
         gallery=gallery_folder(pipe.name_or_path),
     )

@@ -99,7 +99,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         negative_prompt=request.negative_prompt,
         decoder=_check_decoder(request, pipe),
         order=_check_order(request, info),
-        edits=_check_pictures(request, info, limits),
+        edits=_check_uploads(request, info, limits),
         reads=bool(request.references),
     )
 
@@ -230,7 +230,7 @@ def _check_decoder(request: Request, pipe: ARImagePipeline) -> tuple[tuple[str, 
     return tuple((name, pipe.generation_config[name] if value is None else value) for name, value in given.items())
 
 
-def _check_pictures(request: Request, info: ModelInfo, limits: Limits) -> bool:
+def _check_uploads(request: Request, info: ModelInfo, limits: Limits) -> bool:
     """Whether there is an image to edit."""
     if request.image is not None and not info.edits:
         raise Refused(f"{request.model} does not edit images: leave out image and mask_image", "image")
@@ -240,22 +240,22 @@ def _check_pictures(request: Request, info: ModelInfo, limits: Limits) -> bool:
     if found > most:
         asked = f"give at most {most}" if most else "leave them out"
         raise Refused(f"{request.model} takes {most or 'no'} reference images, not {found}: {asked}", "image")
-    pictures = [("image", request.image), ("mask_image", request.mask_image)]
-    pictures += [("image", reference) for reference in request.references]
-    for name, picture in pictures:
-        if picture is not None:
-            check_pixels(name, picture, limits)
+    uploads = [("image", request.image), ("mask_image", request.mask_image)]
+    uploads += [("image", reference) for reference in request.references]
+    for name, upload in uploads:
+        if upload is not None:
+            check_pixels(name, upload, limits)
     return request.image is not None
 
 
-def check_pixels(name: str, picture: Image.Image, limits: Limits) -> None:
+def check_pixels(name: str, upload: Image.Image, limits: Limits) -> None:
     """Refuse an image that is too large, without reading its pixels.
 
     Raises:
         Refused: with the reason.
     """
-    if picture.width * picture.height > limits.pixels:
-        size = f"{picture.width}x{picture.height}"
+    if upload.width * upload.height > limits.pixels:
+        size = f"{upload.width}x{upload.height}"
         raise Refused(f"{name} has {size} pixels: give one of at most {limits.pixels} pixels", name)
 
 
@@ -266,9 +266,9 @@ def read_upload(name: str, file: IO[bytes], limits: Limits) -> Image.Image:
         Refused: if it is not a whole PNG, JPEG or WebP file, or is too large.
     """
     try:
-        picture = open_image(name, file, ["png", "jpeg", "webp"])
-        check_pixels(name, picture, limits)
-        return to_rgba(name, picture)
+        upload = open_image(name, file, ["png", "jpeg", "webp"])
+        check_pixels(name, upload, limits)
+        return to_rgba(name, upload)
     except Refused:
         raise
     except ValueError as error:

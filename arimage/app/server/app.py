@@ -66,7 +66,7 @@ _DEFINITION = "#/paths/~1v1~1images~1edits/post/requestBody/content/application~
 T = TypeVar("T")
 
 
-class Pictures:
+class KeptImages:
     """Files in memory under random names: the newest `KEPT`, each for `KEPT_SECONDS`."""
 
     def __init__(self):
@@ -114,7 +114,7 @@ def build_server(
     check_addresses(base_url, allow_origin)
     app = FastAPI(title="arimage", docs_url=None, redoc_url=None)
     backend = EngineBackend(engine) if isinstance(engine, Engine) else engine
-    metrics, pictures, started = RequestMetrics(), Pictures(), int(time.time())
+    metrics, kept, started = RequestMetrics(), KeptImages(), int(time.time())
     limits, default_model = backend.limits, next(iter(backend.models))
     names = {name: name for name in backend.models} | dict(aliases or {})
     # An image with its mask, and references, in base64.
@@ -192,7 +192,7 @@ def build_server(
         if fields.response_format == "url":
             root = root_of(http)
             media_type = MEDIA_TYPES[fields.output_format or "png"]
-            data = [{"url": f"{root}{PICTURES}{pictures.add(file, media_type)}"} for file in files]
+            data = [{"url": f"{root}{PICTURES}{kept.add(file, media_type)}"} for file in files]
         else:
             data = [{"b64_json": base64.b64encode(file).decode()} for file in files]
         return JSONResponse(answer(result, fields, data, notes))
@@ -249,7 +249,7 @@ def build_server(
     @app.get(PICTURES + "{name}")
     async def picture(name: str) -> Response:
         """An image whose URL was asked for."""
-        found = pictures.get(name)
+        found = kept.get(name)
         if found is None:
             return error_response("this image does not exist or has expired: generate it again", 404)
         return Response(found[0], media_type=found[1], headers={"Cache-Control": "private, max-age=3600"})

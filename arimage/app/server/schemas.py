@@ -206,13 +206,13 @@ def answer(result: Result, fields: Fields, data: list[dict], notes: Notes) -> di
     }
 
 
-def event(own: dict, picture: Image.Image, file: bytes, fields: Fields) -> dict:
+def event(own: dict, image: Image.Image, file: bytes, fields: Fields) -> dict:
     """An event of a stream with an image; `own` has its type and the fields of this type."""
     return {
         **own,
         "b64_json": base64.b64encode(file).decode(),
         "created_at": int(time.time()),
-        "size": f"{picture.width}x{picture.height}",
+        "size": f"{image.width}x{image.height}",
         "output_format": fields.output_format or "png",
     }
 
@@ -236,14 +236,14 @@ def facts(result: Result, notes: Notes) -> dict:
 def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict:
     """The entry of a model in the list of models, under its name or an alias."""
     fields = dataclasses.asdict(info)
-    pictures, classes = fields.pop("pictures"), fields.pop("class_names")
+    names, classes = fields.pop("names"), fields.pop("class_names")
     sizes = [f"{width}x{height}" for height, width in info.sizes]
     return {
         "id": name,
         "object": "model",
         "created": started,
         "owned_by": "arimage",
-        "arimage": fields | {"model": model, "sizes": sizes, "names": list(pictures) or classes},
+        "arimage": fields | {"model": model, "sizes": sizes, "names": list(names) or classes},
     }
 
 

@@ -18,12 +18,12 @@ def serve_forever(engine: Engine | Replicas, host: str, port: int, **options) ->
     """
     app = build_server(engine, host=host, **options)
     server = Server(app, engine, host, port)
-    logging.getLogger("uvicorn.access").addFilter(hide_pictures)
+    logging.getLogger("uvicorn.access").addFilter(hide_images)
     serve_until_stopped(server, engine)
 
 
-def hide_pictures(record: logging.LogRecord) -> bool:
-    """Keep the paths of images out of uvicorn's log: who knows the path of an image can see it."""
+def hide_images(record: logging.LogRecord) -> bool:
+    """Keep the paths of images out of uvicorn's log: anyone who knows the path of an image can see it."""
     client, method, path, *rest = record.args  # pyright: ignore[reportGeneralTypeIssues] uvicorn gives all of these
     if str(path).startswith(PICTURES):
         record.args = (client, method, PICTURES + "...", *rest)

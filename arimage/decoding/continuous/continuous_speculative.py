@@ -78,7 +78,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
     def step(self, state: MaskedState) -> None:
         if state.over:
             return
-        model, known, visible = state.model, state.decided.clone(), state.sets[state.taken].visible
+        model, decided, visible = state.model, state.decided.clone(), state.sets[state.taken].visible
         drafter, sets, steps = model.drafter, state.num_steps, state.sampling.num_diffusion_steps
         assert drafter is not None
         alone = state.taken < math.ceil(self.target_share * sets)
@@ -94,7 +94,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
             write_set(state, positions, live, tokens)
         positions, live, tokens = (torch.cat([draft[part] for draft in drafts], dim=1) for part in range(3))
         if not alone:
-            conditions = conditions_of(state, model, positions, known, visible)
+            conditions = conditions_of(state, model, positions, decided, visible)
             own, own_stds = denoise(state, model, conditions, positions, after, steps)
             draft_stds = torch.cat([draft[3] for draft in drafts], dim=2)
             tokens = self._test(state, positions, tokens, draft_stds, own, torch.stack(own_stds))

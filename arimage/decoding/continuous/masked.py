@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..contract.distribution import LatentSampling, Sampling, by_row
+from ..contract.distribution import LatentSampling, Sampling, by_lane
 from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, random_orders
 from ..contract.state import LockstepState, not_finite
@@ -83,7 +83,7 @@ def open_masked(
     *,
     few_shapes: bool = False,
 ) -> MaskedState:
-    """A state in which only the known tokens are decided. With `few_shapes`, sets are padded to few sizes.
+    """A state in which only the given tokens are decided. With `few_shapes`, sets are padded to few sizes.
 
     Raises:
         ValueError: if there are more steps than tokens.
@@ -92,19 +92,19 @@ def open_masked(
     if steps > size:
         raise ValueError(f"num_inference_steps is {steps}: give at most {size}, as many as an image has tokens")
     order, unknown = random_orders(seeds, size), [size] * len(seeds)
-    known = torch.zeros_like(order, dtype=torch.bool)
+    given = torch.zeros_like(order, dtype=torch.bool)
     tokens = torch.zeros(len(seeds), size + 1, model.dim, device=seeds.device, dtype=torch.float32)
     if sampling.forced is not None:
-        known = ~sampling.forced.isnan().any(-1)
-        tokens[:, :size] = torch.where(known[..., None], sampling.forced, 0)
+        given = ~sampling.forced.isnan().any(-1)
+        tokens[:, :size] = torch.where(given[..., None], sampling.forced, 0)
         # Known tokens count as decided first.
-        order = order.gather(1, known.gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
-        unknown = (~known).sum(1).tolist()
-    rows = [masked_counts(count, steps) for count in unknown]
-    length = max(2, *map(len, rows))
-    rows = [row + [0] * (length - len(row)) for row in rows]
-    visible = [size - min(row[k] for row in rows) for k in range(length - 1)]
-    counts = [max(row[k] - row[k + 1] for row in rows) for k in range(length - 1)]
+        order = order.gather(1, given.gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
+        unknown = (~given).sum(1).tolist()
+    schedules = [masked_counts(count, steps) for count in unknown]
+    length = max(2, *map(len, schedules))
+    schedules = [row + [0] * (length - len(row)) for row in schedules]
+    visible = [size - min(row[k] for row in schedules) for k in range(length - 1)]
+    counts = [max(row[k] - row[k + 1] for row in schedules) for k in range(length - 1)]
     if few_shapes:
         visible = [rounded_up(n, MULTIPLE, size) for n in visible]
         counts = [rounded_up(n, -(-max(counts) // 4), max(counts)) for n in counts]
@@ -115,8 +115,8 @@ def open_masked(
         seeds,
         None,
         order=order,
-        known_buffer=F.pad(known, (0, 1)),
-        masked=torch.tensor(rows, device=seeds.device).T.contiguous(),
+        known_buffer=F.pad(given, (0, 1)),
+        masked=torch.tensor(schedules, device=seeds.device).T.contiguous(),
         sets=[TokenSet(*numbers, steps) for numbers in zip(visible, counts, strict=True)],
         padded=few_shapes or sampling.forced is not None,
     )
@@ -135,11 +135,11 @@ def next_set(
 
 
 def conditions_of(
-    state: MaskedState, model: MaskedLatentModel, positions: torch.LongTensor, known: torch.BoolTensor, count: int
+    state: MaskedState, model: MaskedLatentModel, positions: torch.LongTensor, decided: torch.BoolTensor, count: int
 ) -> torch.Tensor:
     """Conditioning vectors [G, B, Q, C] of the head of `model` for `positions` [B, Q], given the `known` [B, N]
     tokens, at most `count` per image."""
-    conditions = model.forward(state.tokens, known, count, padded=state.padded)
+    conditions = model.forward(state.tokens, decided, count, padded=state.padded)
     where = positions[..., None].expand(len(conditions), -1, -1, conditions.shape[-1])
     return conditions.gather(2, where)
 
@@ -168,7 +168,7 @@ def denoise(
     `masked` [B] of each image are left for later steps. Also returns the standard deviations [B, Q, D] of the
     denoising steps, the last step first. The last step returns its mean."""
     sampling = state.sampling
-    temperature = by_row(sampling.temperature, 3)
+    temperature = by_lane(sampling.temperature, 3)
     share = torch.rsub(masked.float().clamp(min=1), 1, alpha=1 / model.num_tokens)
     guidance = sampling.guidance_at(share)[:, None, None]
     last = sum(diffusion_steps) if isinstance(diffusion_steps, tuple) else diffusion_steps

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from ..contract.distribution import LatentSampling, by_row
+from ..contract.distribution import LatentSampling, by_lane
 from ..contract.models import CausalLatentModel
 from ..contract.noise import Purpose, normals, uniforms
 from ..contract.state import CursorState, not_finite
@@ -54,7 +54,7 @@ class PathState(CursorState):
     @property
     def step_shape(self) -> Hashable:
         # Where conditions are kept, the host reads how many paths are sampled again.
-        return None if self.conditions is not None else (self.window, self.cache.limit)
+        return None if self.conditions is not None else (self.window, self.cache.attended_slots)
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
@@ -67,7 +67,7 @@ class PathState(CursorState):
     @property
     def temperature(self) -> Any:
         """The temperature: a number, or [B, 1, 1]."""
-        return by_row(self.sampling.temperature, 3)
+        return by_lane(self.sampling.temperature, 3)
 
     def row(self, values: torch.Tensor, positions: torch.LongTensor) -> torch.Tensor:
         """The `values` [B, P, ...] at `positions` [B, Q]."""
@@ -109,7 +109,7 @@ def start_paths(
         normals(seeds, every, Purpose.DENOISE, torch.full_like(seeds, step), model.dim) for step in range(steps + 1)
     ]
     paths = torch.stack(noise, dim=2)
-    groups, *_, width = conditions.shape
+    branches, *_, width = conditions.shape
     state = state_class.open(
         model,
         sampling,
@@ -121,7 +121,7 @@ def start_paths(
         means=torch.zeros_like(paths[:, :, 1:]),
         held=torch.zeros_like(every, dtype=torch.bool),
         stds=torch.zeros(len(seeds), steps, 1, device=model.device, dtype=torch.float32),
-        conditions=conditions.new_zeros(groups, len(seeds), size, width) if keep_conditions else None,
+        conditions=conditions.new_zeros(branches, len(seeds), size, width) if keep_conditions else None,
         **buffers,
     )
     state.token_buffer = torch.zeros(len(seeds), size + window, model.dim, device=model.device, dtype=torch.float32)
@@ -286,13 +286,13 @@ def sample_again(
         count = state.steps[todo[0]] + tries * len(state.accepted)
         more = normals(state.seeds[todo[0]], at, Purpose.CANDIDATE, count, CANDIDATES * size * dim)
         chosen = [part.repeat_interleave(CANDIDATES) for part in todo]
-        rows = torch.cat([images, chosen[0]]), torch.cat([slots, chosen[1]])
+        queries = torch.cat([images, chosen[0]]), torch.cat([slots, chosen[1]])
         found, found_means, _ = sample_paths(
             state.model,
             state.sampling,
-            temperature[rows[0]] if state.sampling.stacked else temperature,
-            conditions[:, rows[0], rows[1]][:, :, None],
-            guidance[rows][:, None],
+            temperature[queries[0]] if state.sampling.stacked else temperature,
+            conditions[:, queries[0], queries[1]][:, :, None],
+            guidance[queries][:, None],
             torch.cat([noise, more.view(-1, size, dim)])[:, None],
         )
         state.head_calls += size - 1

@@ -38,46 +38,46 @@ class Admission(StateData):
         opened."""
         return decoding
 
-    def put(self, rows: torch.LongTensor, other: Self) -> bool:
-        """Replace the images in `rows` [M] with the images of `other`, a state of M images that the same decoding has
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """Replace the `images` [M] with the images of `other`, a state of M images that the same decoding has
         started with the same network. Everything is written in place. Returns True if prompts or sampling settings did
         not fit, so that captured steps no longer apply.
 
         Raises:
             ValueError: if the images have settings that cannot be in one batch with these.
         """
-        sampling, self.sampling = self.sampling, self.sampling.join(rows, other.sampling, len(self.seeds))
+        sampling, self.sampling = self.sampling, self.sampling.join(images, other.sampling, len(self.seeds))
         for name in self.caches:
             theirs = getattr(other, name)
             if theirs is None:
                 setattr(self, name, None)
             else:
-                getattr(self, name).put(rows, theirs)
+                getattr(self, name).put(images, theirs)
         for name, dim, values in self.per_image():
             theirs = getattr(other, name)
             if dim == 0 and values.ndim > 1:
                 # The states may have different numbers of spare columns.
                 values = values[:, : theirs.shape[1]]
-            values.index_copy_(dim, rows, theirs)
+            values.index_copy_(dim, images, theirs)
         for name in self.shared:
             getattr(self, name).copy_(getattr(other, name))
         # Two calls of `decode` may have one model.
-        replaced = self.model is not other.model and self.model.put(rows, other.model)  # pyright: ignore[reportArgumentType] of the same kind
+        replaced = self.model is not other.model and self.model.put(images, other.model)  # pyright: ignore[reportArgumentType] of the same kind
         return replaced or self.sampling is not sampling
 
-    def restart(self, rows: torch.LongTensor, other: Self) -> bool:
+    def restart(self, images: torch.LongTensor, other: Self) -> bool:
         """`put` into a state whose images are all finished."""
         for name in self.renewed:
             setattr(self, name, getattr(other, name))
-        return self.put(rows, other)
+        return self.put(images, other)
 
-    def select(self, rows: torch.LongTensor) -> None:
-        """Make image j the former image `rows[j]`, [M], to drop images or to make room for others."""
+    def select(self, images: torch.LongTensor) -> None:
+        """Make image j the former image `images[j]`, [M], to drop images or to make room for others."""
         for name, dim, values in list(self.per_image()):
-            setattr(self, name, values.index_select(dim, rows))
-        self.model, self.sampling = self.model.take(rows), self.sampling.take(rows)
+            setattr(self, name, values.index_select(dim, images))
+        self.model, self.sampling = self.model.take(images), self.sampling.take(images)
         for cache in self._caches():
-            cache.expand(rows)
+            cache.expand(images)
 
     def allocate(self) -> None:
         """Allocate what steps need; see `ImageCache`."""

@@ -24,12 +24,14 @@ class Cache(ImageCache, Protocol):
     followed by the scratch slots.
 
     Attributes:
-        limit: forward passes attend to the first `limit` of the N slots, and may write to those only. All by default.
-        finds_ends: whether the last forward pass found on the device which slots are in use. Then `limit` is all
+        attended_slots: forward passes attend to the first `attended_slots` of the N slots, and may write to those
+            only. All by default.
+        finds_ends: whether the last forward pass found on the device which slots are in use. Then `attended_slots` is
+            all
             slots, and stays so: steps launch the same kernels however far the images are.
     """
 
-    limit: int
+    attended_slots: int
     finds_ends: bool = False
 
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:

@@ -11,9 +11,9 @@ from ...kernels import probabilities as kernel
 from ...kernels.probabilities.reference import force
 
 
-# The settings that are stored per row in a stack: their dtype, and the value that stands for None. A stack in which no
-# row sets one has None.
-ROWS = {
+# The settings that are stored per lane in a stack: their dtype, and the value that stands for None. A stack in which
+# no lane sets one has None.
+PER_LANE = {
     "guidance_scale": (torch.float32, None),
     "temperature": (torch.float32, None),
     "top_k": (torch.long, None),
@@ -23,7 +23,7 @@ ROWS = {
     "allowed": (torch.bool, True),
     "forced": (torch.long, -1),
 }
-# Those that steps leave out where no row sets them.
+# Those that steps leave out where no lane sets them.
 OPTIONAL = ("min_p", "guided_tokens", "allowed", "forced")
 # Those that may be one number per scale.
 PER_SCALE = ("guidance_scale", "temperature")
@@ -43,11 +43,11 @@ def _are_numbers(value: Any, least: float) -> bool:
     return all(_is_number(one, Real) and least <= one <= LARGEST for one in numbers)
 
 
-def by_row(setting, dims: int = 2):
+def by_lane(setting, dims: int = 2):
     """The setting in a shape that broadcasts to [B, ...] of `dims` dimensions: a number is unchanged, one number per
-    row [B] becomes [B, 1, ...]."""
-    per_row = isinstance(setting, torch.Tensor) and setting.ndim == 1
-    return setting.view(-1, *[1] * (dims - 1)) if per_row else setting
+    lane [B] becomes [B, 1, ...]."""
+    per_lane = isinstance(setting, torch.Tensor) and setting.ndim == 1
+    return setting.view(-1, *[1] * (dims - 1)) if per_lane else setting
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Sampling:
     """How the next token is sampled: guidance, temperature, allowed tokens, top-k, top-p, min-p, softmax, in this
     order.
 
-    Either one for all images, or a `stack` in which every row of a batch has its own settings. In a stack all
+    Either one for all images, or a `stack` in which every lane of a batch has its own settings. In a stack all
     attributes are tensors [B, ...] or None, so steps that were captured serve images with other settings too.
 
     Attributes:
@@ -67,7 +67,7 @@ class Sampling:
         min_p: keep tokens that are at least `min_p` times as probable as the most probable one, in [0, 1]; 0 = all.
         guided_tokens: guide the first n tokens of an image only; None = all.
         allowed: bool [V], tokens that may be sampled; None = all.
-        forced: int64 [B, N], known tokens by rank, -1 = to be sampled. A sampled token follows the model's
+        forced: int64 [B, N], given tokens by rank, -1 = to be sampled. A sampled token follows the model's
             distribution given all tokens before it, forced ones included; it does not depend on forced tokens after
             it.
 
@@ -75,10 +75,10 @@ class Sampling:
         ValueError: if a number is out of its range, or `allowed` or `forced` has a wrong dtype or shape.
     """
 
-    # The settings that a stack holds as rows; the others are the same for all rows.
-    rows: ClassVar[Sequence[str]] = tuple(ROWS)
+    # The settings of which a stack has one per lane; the others are the same for all lanes.
+    per_lane: ClassVar[Sequence[str]] = tuple(PER_LANE)
 
-    # A number, one per scale, or in a stack one per row, or [B, K] for K scales.
+    # A number, one per scale, or in a stack one per lane, or [B, K] for K scales.
     guidance_scale: Any = 1.0
     temperature: Any = 1.0
     top_k: int | torch.LongTensor = 0
@@ -115,58 +115,58 @@ class Sampling:
         ):
             raise ValueError("allowed must be a bool tensor [V] that allows at least one token")
         if self.forced is not None and not (isinstance(self.forced, torch.Tensor) and self.forced.ndim >= 2):
-            raise ValueError(f"forced is {self.forced!r}: give a tensor of known tokens [B, N]")
+            raise ValueError(f"forced is {self.forced!r}: give a tensor of tokens [B, N]")
 
     @classmethod
     def stack(cls, samplings: Sequence[Self], device: torch.device | str | None = None) -> Self:
-        """Settings for a batch in which row b uses `samplings[b]`, stored in tensors on `device` that `put`
+        """Settings for a batch in which lane b uses `samplings[b]`, stored in tensors on `device` that `put`
         overwrites.
 
-        A row without guidance (a scale of 1 or less) gets the scale 1, so it can be in one batch with guided rows. A
+        A lane without guidance (a scale of 1 or less) gets the scale 1, so it can be in one batch with guided lanes. A
         setting that none of `samplings` sets (`min_p`, `guided_tokens`, `allowed`, `forced`) is None, and `put` cannot
         add it later. `forced` is [1, N] in each of `samplings`.
         """
         stacked = samplings[0].replaced()
-        for name in cls.rows:
+        for name in cls.per_lane:
             given = [value for sampling in samplings if (value := sampling.given(name)) is not None]
             shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
-            rows = None if shape is None else torch.empty(shape, dtype=ROWS[name][0], device=device)
-            object.__setattr__(stacked, name, rows)
-        for row, sampling in enumerate(samplings):
-            stacked.put(torch.tensor([row], device=device), sampling)
+            lanes = None if shape is None else torch.empty(shape, dtype=PER_LANE[name][0], device=device)
+            object.__setattr__(stacked, name, lanes)
+        for lane, sampling in enumerate(samplings):
+            stacked.put(torch.tensor([lane], device=device), sampling)
         return stacked
 
     def as_stack(self, count: int, device: torch.device) -> Self:
-        """These settings as a stack of `count` equal rows on `device`. Numbers per scale become rows of K numbers.
+        """These settings as a stack of `count` equal lanes on `device`. Numbers per scale become K numbers per lane.
         `forced` is [`count`, N]."""
         if self.stacked:
             return self
         changes: dict[str, Any] = {}
-        for name in self.rows:
+        for name in self.per_lane:
             value: Any = self.given(name)
-            dtype = ROWS[name][0]
+            dtype = PER_LANE[name][0]
             if name == "guidance_scale":
                 value = tuple(max(scale, 1) for scale in value) if isinstance(value, tuple) else max(value, 1)
             if isinstance(value, torch.Tensor):
                 value = value.to(device)
                 changes[name] = value.repeat(count, 1) if name == "allowed" else value.clone()
             elif isinstance(value, tuple):
-                # The rows of one scale lie next to each other.
+                # The numbers of one scale lie next to each other.
                 changes[name] = torch.tensor(value, dtype=dtype).to(device)[:, None].repeat(1, count).T
             else:
-                rows = None if value is None else torch.full((count,), value, dtype=dtype, device=device)
-                changes[name] = rows
+                lanes = None if value is None else torch.full((count,), value, dtype=dtype, device=device)
+                changes[name] = lanes
         return self.replaced(**changes)
 
-    def put(self, rows: torch.LongTensor, other: Self) -> None:
-        """Overwrite the settings of `rows` [n] of a stack, in place, with `other`: one for all of them or a stack of
+    def put(self, lanes: torch.LongTensor, other: Self) -> None:
+        """Overwrite the settings of `lanes` [n] of a stack, in place, with `other`: one for all of them or a stack of
         n.
 
         Raises:
             ValueError: if `other` has a setting that is None in the stack.
         """
-        for name in self.rows:
-            mine, value, absent = getattr(self, name), other.given(name), ROWS[name][1]
+        for name in self.per_lane:
+            mine, value, absent = getattr(self, name), other.given(name), PER_LANE[name][1]
             if isinstance(value, tuple):
                 raise ValueError(
                     f"{name} is one number per scale, but images of this batch have settings of their own: give one "
@@ -175,21 +175,21 @@ class Sampling:
             if mine is None and value is None:
                 continue
             if mine is None:
-                raise ValueError(f"no row of this stack has {name}: set it in one of the samplings that are stacked")
+                raise ValueError(f"no lane of this stack has {name}: set it in one of the samplings that are stacked")
             value = absent if value is None else value
             if not isinstance(value, torch.Tensor):
                 # Without a copy to the device.
-                mine.index_fill_(0, rows, max(value, 1) if name == "guidance_scale" else value)
+                mine.index_fill_(0, lanes, max(value, 1) if name == "guidance_scale" else value)
                 continue
             if mine.ndim == 2 and value.shape[-1] != mine.shape[-1]:
                 raise ValueError(
                     f"{name} is of {value.shape[-1]} and of {mine.shape[-1]} tokens in one batch: give equal sizes"
                 )
-            mine[rows] = value.to(mine.device)
+            mine[lanes] = value.to(mine.device)
 
     def given(self, name: str) -> Any:
-        """A setting of a row, None if it has no effect."""
-        value, absent = getattr(self, name), ROWS[name][1]
+        """A setting of a lane, None if it has no effect."""
+        value, absent = getattr(self, name), PER_LANE[name][1]
         return None if isinstance(value, Real) and value == absent else value
 
     def replaced(self, **changes) -> Self:
@@ -202,7 +202,7 @@ class Sampling:
 
     @property
     def guided(self) -> bool:
-        """Whether the unconditional logits are needed. Always True for a stack, since any of its rows may be
+        """Whether the unconditional logits are needed. Always True for a stack, since any of its lanes may be
         guided."""
         scale = self.guidance_scale
         return isinstance(scale, torch.Tensor) or max(scale if isinstance(scale, tuple) else (scale,)) > 1
@@ -218,7 +218,7 @@ class Sampling:
 
     @property
     def guided_by_scale(self) -> bool:
-        """Whether there is one guidance scale per scale of a `ScaleModel`, or row of them."""
+        """Whether there is one guidance scale per scale of a `ScaleModel`, or a list of them per lane."""
         scale = self.guidance_scale
         return isinstance(scale, tuple) or (isinstance(scale, torch.Tensor) and scale.ndim == 2)
 
@@ -239,12 +239,12 @@ class Sampling:
 
     @property
     def stacked(self) -> bool:
-        """Whether every row has its own settings."""
+        """Whether every lane has its own settings."""
         return isinstance(self.temperature, torch.Tensor)
 
     def take(self, images: torch.LongTensor) -> Self:
         """The settings of the `images` [M]."""
-        names = [name for name in (self.rows if self.stacked else ("forced",)) if getattr(self, name) is not None]
+        names = [name for name in (self.per_lane if self.stacked else ("forced",)) if getattr(self, name) is not None]
         return self.replaced(**{name: getattr(self, name)[images] for name in names})
 
     def join(self, images: torch.LongTensor, other: Self, batch_size: int) -> Self:
@@ -256,13 +256,13 @@ class Sampling:
         stack, moved = self.replaced(), not self.stacked
         if not self.stacked:
             stack = self.as_stack(batch_size, images.device)
-        for name in self.rows:
-            dtype, absent = ROWS[name]
+        for name in self.per_lane:
+            dtype, absent = PER_LANE[name]
             if getattr(stack, name) is None and (value := other.given(name)) is not None:
                 value = torch.as_tensor(value)
                 shape = value.shape[1:] if other.stacked else value.shape[-1:]
-                rows = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)
-                object.__setattr__(stack, name, rows)
+                lanes = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)
+                object.__setattr__(stack, name, lanes)
                 moved = True
         stack.put(images, other)
         return stack if moved else self
@@ -280,7 +280,7 @@ class Sampling:
         scale = self.guidance_scale
         self._check_allowed(logits.shape[-1])
         if self.guided_tokens is not None:
-            scale = torch.where(positions < by_row(self.guided_tokens), by_row(scale), 1.0)
+            scale = torch.where(positions < by_lane(self.guided_tokens), by_lane(scale), 1.0)
         min_p = 0.0 if self.min_p is None else self.min_p
         settings = scale, self.temperature, self.top_k, self.top_p, self.allowed, min_p
         return kernel.probabilities(logits, *settings, self.forced, positions, invalid, ended)
@@ -329,14 +329,14 @@ class LatentSampling(Sampling):
         num_inference_steps: forward passes per image, 1 .. N; used by a `MaskedLatentModel` only.
         num_diffusion_steps: denoising steps per token, >= 2. A tuple gives the number of steps in each of several
             equal parts of the training steps, from the least noise to the most.
-        forced: float32 [B, N, D], known tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled tokens depend on
-            all known tokens.
+        forced: float32 [B, N, D], given tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled tokens depend on
+            all given tokens.
 
     Raises:
         ValueError: if a setting is out of its range.
     """
 
-    rows: ClassVar[Sequence[str]] = ("guidance_scale", "temperature", "forced")
+    per_lane: ClassVar[Sequence[str]] = ("guidance_scale", "temperature", "forced")
 
     guidance_schedule: str = "linear"
     num_inference_steps: int = 64
@@ -373,7 +373,7 @@ class LatentSampling(Sampling):
         """
         for item in fields(LatentSampling):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if item.name not in ROWS and mine != theirs:
+            if item.name not in PER_LANE and mine != theirs:
                 raise ValueError(
                     f"{item.name} is {theirs!r} and {mine!r} in one batch: generate images of continuous tokens with "
                     "different settings in batches of their own"
@@ -383,7 +383,7 @@ class LatentSampling(Sampling):
     def guidance_at(self, share: torch.Tensor) -> torch.FloatTensor:
         """The guidance scales where `share` [B, ...] of the tokens, 0 to 1, are decided."""
         share = share.float() if self.guidance_schedule == "linear" else torch.ones_like(share, dtype=torch.float32)
-        return 1 + (by_row(self.guidance_scale, share.ndim) - 1) * share
+        return 1 + (by_lane(self.guidance_scale, share.ndim) - 1) * share
 
     @property
     def num_denoising_steps(self) -> int:

@@ -131,7 +131,7 @@ class OrderedModel(TokenModel, Protocol):
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
     ) -> tuple[Cache, torch.Tensor]:
-        """As `TokenModel.prefill`, but the same forward pass writes the known tokens of the first ranks to the cache,
+        """As `TokenModel.prefill`, but the same forward pass writes the given tokens of the first ranks to the cache,
         `given` [B, M], padded with -1; the logits are those of the rank after them."""
         ...
 
@@ -252,7 +252,7 @@ class ScaleModel(BoundModel, Protocol):
         """Feed `scale`, the next one in the cache, given the `latents` after the previous scale; return its logits
         [G, B, n, V].
 
-        Without `guided` only the rows with a condition are fed, and G is 1. No later scale can be guided then.
+        Without `guided` only the conditional branch is fed, and G is 1. No later scale can be guided then.
         """
         ...
 
@@ -294,7 +294,7 @@ class VectorModel(BoundModel, Protocol):
 
     def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """Return the vectors [B, N, D] of all tokens and the logits [B, N, V] of their codes. The input `vectors` [B,
-        N, D] holds the vectors of known tokens before `start`, and noise from it on. The outputs before `start` are
+        N, D] holds the vectors of the tokens before `start`, and noise from it on. The outputs before `start` are
         undefined."""
         ...
 

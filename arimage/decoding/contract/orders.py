@@ -14,7 +14,7 @@ def order_of(
     shape: tuple[int, int],
     seeds: torch.LongTensor,
     group_sizes: Sequence[int] = (),
-    known: torch.BoolTensor | None = None,
+    given: torch.BoolTensor | None = None,
 ) -> torch.LongTensor | None:
     """The place of each rank, int64 [B, N], one order for each of the `seeds` [B]; None for "raster".
 
@@ -24,7 +24,7 @@ def order_of(
             next to many tokens of earlier groups and far from each other.
         shape: (rows, columns).
         group_sizes: for "locality", the number of tokens of each group; they add up to N.
-        known: bool [B, N] by place, known tokens, which "farthest" and "locality" put first and treat as generated.
+        given: bool [B, N] by place, given tokens, which "farthest" and "locality" put first and treat as generated.
     """
     if name == "raster":
         return None
@@ -35,8 +35,8 @@ def order_of(
         return noise.argsort(dim=1)
     # Squared distances differ by 1 at least, and weights of neighbours by 0.12.
     preference = 0.5 * noise
-    if known is not None:
-        preference = preference + 9 * _largest(shape) * known.float()
+    if given is not None:
+        preference = preference + 9 * _largest(shape) * given.float()
     # In a single group no token has an earlier neighbour, so each is as far as possible from the others.
     order = _spread(shape, preference.cpu().numpy(), [count] if name == "farthest" else group_sizes)
     return torch.from_numpy(order).to(seeds.device, non_blocking=True)
@@ -65,7 +65,7 @@ def _tables(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def _spread(shape: tuple[int, int], preference: np.ndarray, group_sizes: Sequence[int]) -> np.ndarray:
     """Choose each token so that it has as many decided neighbours as possible and is not close to another token of its
     group; where every place is close, it is as far as possible from its group. The `preference` [B, N] of places
-    breaks ties and puts known tokens first; it is overwritten. Returns the place of each rank, int64 [B, N].
+    breaks ties and puts given tokens first; it is overwritten. Returns the place of each rank, int64 [B, N].
 
     A place depends on all places before it, so there is one step per rank, over all images and places at once. On a
     device each would be several launches, so the host takes them."""

@@ -26,7 +26,7 @@ class DecodingState(Admission, Report):
     def step_shape(self) -> Hashable:
         """A key of all that the host decides about the next step, such as its shapes: steps with equal keys launch the
         same kernels. None where the host reads the device, or allocates memory that stays."""
-        return self.cache.limit
+        return self.cache.attended_slots
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int] | None:
@@ -39,7 +39,7 @@ class DecodingState(Admission, Report):
         to a `multiple`. Reads the device, unless forward passes find the end themselves."""
         if self.reach is not None and not self.cache.finds_ends:
             slot, stride = self.reach
-            self.cache.limit = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
+            self.cache.attended_slots = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
 
     def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
         """Called by the loop on the host before the first step of a state. It may take steps with `take_step`, as all

@@ -76,11 +76,11 @@ class JacobiState(WindowState):
     def starter(self, decoding: "SpeculativeJacobiDecoding") -> "SpeculativeJacobiDecoding":
         return decoding if self.adaptive is None else replace(decoding, window=self.window)
 
-    def put(self, rows: torch.LongTensor, other: Self) -> bool:
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
         if self.adaptive is not None:
             self.adaptive.restart()
         self.accepts.put(other.accepts)
-        return super().put(rows, other)
+        return super().put(images, other)
 
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
         if self.levels:

@@ -55,7 +55,7 @@ class WindowState(CursorState):
 
     @property
     def step_shape(self) -> Hashable:
-        return self.window, self.cache.limit
+        return self.window, self.cache.attended_slots
 
     @property
     def reach(self) -> tuple[torch.LongTensor, int]:
@@ -112,22 +112,22 @@ def open_window(
         capacity: the largest window that the state has room for, by default `window`.
         buffers: the fields that `state_class` adds to `WindowState`.
     """
-    cache, logits, known = prefill(model, sampling, len(seeds), scratch)
+    cache, logits, num_given = prefill(model, sampling, len(seeds), scratch)
     window, capacity = (min(size, model.num_tokens) for size in (window, capacity or window))
     start, start_sums = start_distribution(model, sampling, len(seeds))
     fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
     # The slot follows from the position: the positions that share a slot differ by multiples of the window.
     slots = torch.arange(capacity, device=model.device).expand(len(seeds), -1)
-    ahead = torch.where(slots < window, (slots - known[:, None]) % window, slots)
+    ahead = torch.where(slots < window, (slots - num_given[:, None]) % window, slots)
     state = state_class.open(
         model,
         sampling,
         seeds,
         cache,
         spare=capacity,
-        cursor=known + model.block,
+        cursor=num_given + model.block,
         window=window,
-        positions=known[:, None] + model.block + ahead,
+        positions=num_given[:, None] + model.block + ahead,
         draft_probabilities=torch.zeros(
             len(seeds), capacity, model.vocab_size, device=model.device, dtype=torch.float32
         ),
@@ -138,7 +138,7 @@ def open_window(
         neighbour=None if init == "uniform" else _neighbours(model, len(seeds), init),
         **buffers,
     )
-    decide_first(state, logits, known)
+    decide_first(state, logits, num_given)
     drafts = state.token_buffer.gather(1, state.positions[:, :window])
     _draft(state, fresh[:, :window], drafts, state.draft_probabilities[:, :window], state.cursor - 1)
     return state

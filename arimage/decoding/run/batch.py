@@ -1,5 +1,5 @@
-"""The loop that runs a decoding: images pass through the rows of a batch, and a finished image makes room for one that
-is waiting."""
+"""The loop that runs a decoding: images pass through the lanes of a batch, and a finished image makes room for one
+that is waiting."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Images:
 
     Attributes:
         names: the caller's name for each of the M images.
-        model: a model that is bound to these images only. The batch rebinds it when other images take their rows.
+        model: a model that is bound to these images only. The batch rebinds it when other images take their lanes.
         sampling, seeds: how to sample them, and their seeds, int64 [M], which the batch overwrites too.
     """
 
@@ -37,23 +37,23 @@ class Images:
 
     def copy(self) -> "Images":
         """The same images with tensors of their own, for a caller that needs the others later."""
-        rows = torch.arange(len(self.seeds), device=self.seeds.device)
-        return Images(self.names, self.model.take(rows), self.sampling.take(rows), self.seeds.clone())
+        images = torch.arange(len(self.seeds), device=self.seeds.device)
+        return Images(self.names, self.model.take(images), self.sampling.take(images), self.seeds.clone())
 
 
 class Batch:
-    """Rows in which images are generated, each from its own start to its own end. All of them have the same network,
+    """Lanes in which images are generated, each from its own start to its own end. All of them have the same network,
     layout, guidance and decoding.
 
-    On an accelerator, and with compiled steps, there are always `size` rows, so that shapes never change. On the CPU,
-    where an idle row costs as much as any other, there are as many rows as images.
+    On an accelerator, and with compiled steps, there are always `size` lanes, so that shapes never change. On the CPU,
+    where an idle lane costs as much as any other, there are as many lanes as images.
 
     Args:
         size: the largest number of images that run at once.
         compiled: compiles and captures the steps; None takes them eagerly.
 
     Attributes:
-        names: the image in each row, None in an idle one.
+        names: the image in each lane, None in an idle one.
         state: the state of the decoding; None before the first image.
         begins, steps: the forward passes so far: prefills (one for all images that begin together) and steps.
         calls_per_pass: the number of calls of denoising heads in each of these forward passes.
@@ -72,13 +72,13 @@ class Batch:
         # Whether the state may be kept, and its `Kept.began`.
         self._keeps, self._captured_since = False, 0
         self._replays = 0
-        # The number of steps taken before the image in each row began.
+        # The number of steps taken before the image in each lane began.
         self._began: list[int] = []
 
     @property
     def running(self) -> list[int]:
-        """The rows that are not idle."""
-        return [row for row, name in enumerate(self.names) if name is not None]
+        """The lanes that are not idle."""
+        return [lane for lane, name in enumerate(self.names) if name is not None]
 
     @property
     def room(self) -> int:
@@ -100,10 +100,10 @@ class Batch:
         return "captured" if self._replays and not self._failed else "eager"
 
     def begin(self, images: Images) -> None:
-        """Prefill `images`, at most `room`, and assign rows to them.
+        """Prefill `images`, at most `room`, and assign lanes to them.
 
         Raises:
-            ValueError: if the decoding does not support their model, or their known tokens are not those of the model.
+            ValueError: if the decoding does not support their model, or their given tokens are not those of the model.
         """
         reason = self.decoding.supports(images.model)
         if reason is not None:
@@ -117,9 +117,9 @@ class Batch:
         state = self.with_room(lambda: self._start(images))
         self.begins += 1
         self.calls_per_pass.append(state.head_calls)
-        rows, moved = self._admit(state, count)
-        for row, name in zip(rows, images.names, strict=True):
-            self.names[row], self._began[row] = name, self.steps
+        lanes, moved = self._admit(state, count)
+        for lane, name in zip(lanes, images.names, strict=True):
+            self.names[lane], self._began[lane] = name, self.steps
         if self._fixed and self.state.refillable:
             self._resize(self.size)
         self.with_room(self.state.allocate)
@@ -145,13 +145,13 @@ class Batch:
         return state
 
     def _admit(self, state: Any, count: int) -> tuple[Sequence[int], bool]:
-        """Assign rows to the `count` images of a state. Returns these rows, and whether tensors that steps use were
+        """Assign lanes to the `count` images of a state. Returns these lanes, and whether tensors that steps use were
         replaced."""
         device = state.seeds.device
         if running := len(self.running):
             self._resize(max(len(self.names), running + count))
-            rows = [row for row, name in enumerate(self.names) if name is None][:count]
-            return rows, self.state.put(torch.tensor(rows, device=device), state)
+            lanes = [lane for lane, name in enumerate(self.names) if name is None][:count]
+            return lanes, self.state.put(torch.tensor(lanes, device=device), state)
         kept = None
         if self._kept is not None:
             self._keeps = can_be_kept(state)
@@ -181,32 +181,32 @@ class Batch:
             self._limit_attention(self._patience)
 
     def finished(self) -> list[int]:
-        """The running rows whose images are known to be finished. Must be called once after every forward pass."""
+        """The running lanes whose images are known to be finished. Must be called once after every forward pass."""
         if self.state.over:
             return self.running
         finished = self._watch.look().tolist()
-        return [row for row in self.running if finished[row]]
+        return [lane for lane in self.running if finished[lane]]
 
-    def passes_of(self, rows: list[int]) -> list[int]:
-        """How many forward passes the images in `rows` took. Reads the device."""
+    def passes_of(self, lanes: list[int]) -> list[int]:
+        """How many forward passes the images in `lanes` took. Reads the device."""
         passes = self.state.steps.tolist()
-        return [passes[row] for row in rows]
+        return [passes[lane] for lane in lanes]
 
-    def release(self, rows: list[int]) -> None:
-        """Make rows idle, whether or not their images are finished. Once all rows are idle, the steps after the end of
-        the last image, which an accelerator takes before the host sees the end, are subtracted. Reads the device
+    def release(self, lanes: list[int]) -> None:
+        """Make lanes idle, whether or not their images are finished. Once all lanes are idle, the steps after the end
+        of the last image, which an accelerator takes before the host sees the end, are subtracted. Reads the device
         then."""
-        for row in rows:
-            self.names[row] = None
-        if rows and not self.running:
-            ends = [self._began[row] + passes - 1 for row, passes in zip(rows, self.passes_of(rows), strict=True)]
+        for lane in lanes:
+            self.names[lane] = None
+        if lanes and not self.running:
+            ends = [self._began[lane] + passes - 1 for lane, passes in zip(lanes, self.passes_of(lanes), strict=True)]
             idle = self.steps - max(ends)
             self.steps -= idle
             del self.calls_per_pass[self.forward_passes :]
             self._keep()
 
     def _keep(self) -> None:
-        """Keep the state, whose rows are all idle, for further calls."""
+        """Keep the state, whose lanes are all idle, for further calls."""
         if self._kept is None or not self._keeps or self._failed:
             return
         assert self._take_step is not None
@@ -259,14 +259,14 @@ class Batch:
         return 1 if self.state.finished.device.type == "cpu" else INTERVAL
 
     def _resize(self, count: int) -> None:
-        """Change the number of rows to `count`, which must be enough for the running ones."""
+        """Change the number of lanes to `count`, which must be enough for the running ones."""
         if count == len(self.names):
             return
         running = self.running
         idle = count - len(running)
         self.state.select(torch.tensor(running + running[:1] * idle, device=self.state.finished.device))
-        self.names = [self.names[row] for row in running] + [None] * idle
-        self._began = [self._began[row] for row in running] + [0] * idle
+        self.names = [self.names[lane] for lane in running] + [None] * idle
+        self._began = [self._began[lane] for lane in running] + [0] * idle
         self._watch = Watch(self.state.finished)
 
     def _limit_attention(self, steps: int) -> None:
@@ -286,7 +286,7 @@ def run_batch(
 
     Args:
         waiting: called with the number of images that may begin; returns images that begin now, or None.
-        on_finished: called with the rows of finished images, before the rows are assigned to other images.
+        on_finished: called with the lanes of finished images, before the lanes are assigned to other images.
         on_step: called after every forward pass.
 
     Raises:
@@ -302,10 +302,10 @@ def run_batch(
             return
         if on_step():
             return
-        rows = batch.finished()
-        if rows:
-            on_finished(rows)
-            batch.release(rows)
+        lanes = batch.finished()
+        if lanes:
+            on_finished(lanes)
+            batch.release(lanes)
 
 
 def decode(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ..contract.distribution import OPTIONAL, ROWS
+from ..contract.distribution import OPTIONAL, PER_LANE
 from ..contract.state import DecodingState
 from ..contract.supports import Decoding
 from .taker import StepTaker
@@ -100,18 +100,18 @@ def can_be_kept(state: DecodingState) -> bool:
 
 
 def key_of(decoding: Decoding, size: int, state: DecodingState) -> Hashable:
-    """What images must have in common to use the memory and the graphs of a state with `size` rows after each
+    """What images must have in common to use the memory and the graphs of a state with `size` lanes after each
     other."""
     structure = tuple((name, getattr(state, name)) for name in sorted(state.structure))
     return decoding, size, state.model.put_key, state.shapes, structure, _settings(state), modes(state.seeds.device)
 
 
 def _settings(state: DecodingState) -> tuple:
-    """The sampling settings that steps are made for: which of the rows of a stack are computed at all, since they are
-    then computed for all images, and those that are no rows."""
+    """The sampling settings that steps are made for: which of those that a stack has per lane are computed at all,
+    since they are then computed for all images, and all others."""
     sampling = state.sampling
     computed = tuple(name for name in OPTIONAL if sampling.given(name) is not None)
-    return computed, tuple(getattr(sampling, each.name) for each in fields(sampling) if each.name not in ROWS)
+    return computed, tuple(getattr(sampling, each.name) for each in fields(sampling) if each.name not in PER_LANE)
 
 
 def modes(device: torch.device) -> tuple:

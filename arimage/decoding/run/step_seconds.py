@@ -19,7 +19,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 _MOST = 0.8
 _REPEATS = 4
 
-_known: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[object, dict] = WeakKeyDictionary()
 
 
 def step_seconds(
@@ -37,19 +37,19 @@ def step_seconds(
     """
     # It may have moved, or have another dtype, since it was measured.
     network = _describe(model)
-    known = _known.setdefault(model.network, {}).setdefault(network, {})
+    measured = _measured.setdefault(model.network, {}).setdefault(network, {})
     key = f"{batch_size} images of {model.num_tokens} tokens{', guided' if guided else ''}{how and f', {how}'}"
-    if key not in known:
+    if key not in measured:
         table = {} if network is None else read_table(TABLE)
         # JSON keys are strings.
         if network is None or key not in table.get(network, {}):
-            known[key] = _measure(model, start())
+            measured[key] = _measure(model, start())
             if network is not None:
-                table.setdefault(network, {})[key] = known[key]
+                table.setdefault(network, {})[key] = measured[key]
                 write_table(TABLE, table)
         else:
-            known[key] = {int(size): seconds for size, seconds in table[network][key].items()}
-    return known[key]
+            measured[key] = {int(size): seconds for size, seconds in table[network][key].items()}
+    return measured[key]
 
 
 def _describe(model: TokenModel) -> str | None:

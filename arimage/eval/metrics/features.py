@@ -106,9 +106,9 @@ def extract(
         settings = [asdict(extractor.space), sha256 or files_sha256(paths), size, READING]
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         file = cache / f"{extractor.space.name}-{key}.npz"
-        known = _read_cached(file)
-        if known is not None:
-            return known
+        cached = _read_cached(file)
+        if cached is not None:
+            return cached
     batches = _batches(paths, batch_size, extractor.space.name, read)
     if size is not None:
         batches = ([Image.fromarray(resize(np.asarray(one), size)) for one in images] for images in batches)
@@ -160,10 +160,10 @@ def resize(pixels: np.ndarray, size: int) -> np.ndarray:
 
 def _batches(paths: list[Path], size: int, name: str, read: Callable[[Path], object]) -> Iterator[list]:
     packed = paths[0].suffix in ARRAY_SUFFIXES
-    pictures = read_array(paths[0]) if packed else paths
-    with ThreadPoolExecutor() as pool, tqdm(total=len(pictures), desc=name, unit="image", leave=False) as progress:
-        for start in range(0, len(pictures), size):
-            batch = pictures[start : start + size]
+    images = read_array(paths[0]) if packed else paths
+    with ThreadPoolExecutor() as pool, tqdm(total=len(images), desc=name, unit="image", leave=False) as progress:
+        for start in range(0, len(images), size):
+            batch = images[start : start + size]
             yield list(pool.map(Image.fromarray if packed else read, batch))
             progress.update(len(batch))
 

@@ -67,17 +67,17 @@ class InceptionExtractor:
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
-        pictures = [np.asarray(to_rgb("an image", image)) for image in images]
+        arrays = [np.asarray(to_rgb("an image", image)) for image in images]
         if self.space.resize == "clean":
             from cleanfid.resize import build_resizer
 
             with ThreadPoolExecutor() as pool:
-                pictures = list(pool.map(build_resizer("clean"), pictures))
-        elif len({picture.shape for picture in pictures}) > 1:
+                arrays = list(pool.map(build_resizer("clean"), arrays))
+        elif len({array.shape for array in arrays}) > 1:
             raise ValueError(
                 "--resize tf1 takes images of one size, and these differ: crop them, or use --resize clean"
             )
-        batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().to(self.device)
+        batch = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous().to(self.device)
         return self._network(batch) if self.space.resize == "clean" else self._network(batch)[0]
 
 

@@ -77,12 +77,12 @@ def read_reference(path: Path | None, *, skip_damaged: bool = False) -> Referenc
             "or a .npy of images"
         )
     arrays = array_headers(path)
-    pictures, statistics = FIRST in arrays, {"mu", "sigma"} <= arrays.keys()
-    if not pictures and not statistics:
+    has_images, has_statistics = FIRST in arrays, {"mu", "sigma"} <= arrays.keys()
+    if not has_images and not has_statistics:
         raise ValueError(
             f"--ref {path} holds {sorted(arrays)}: give a .npz with mu and sigma, or with images as {FIRST}"
         )
-    if pictures:
+    if has_images:
         shape, dtype = arrays[FIRST]
         if dtype != np.uint8 or len(shape) != 4 or shape[-1] != 3 or 0 in shape:
             raise ValueError(
@@ -92,8 +92,8 @@ def read_reference(path: Path | None, *, skip_damaged: bool = False) -> Referenc
     return Reference(
         f"{path.name}, sha256 {sha256[:8]}",
         sha256,
-        [path] if pictures else [],
-        _read_statistics(path, arrays) if statistics else None,
+        [path] if has_images else [],
+        _read_statistics(path, arrays) if has_statistics else None,
     )
 
 

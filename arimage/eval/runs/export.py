@@ -145,8 +145,8 @@ def write_dpg(groups: list[Group], out: Path) -> None:
         _check_count(group, 4, "DPG-Bench")
     out.mkdir(parents=True)
     for group in groups:
-        pictures = [read_image(path) for _, path in group]
-        make_image_grid(pictures, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
+        images = [read_image(path) for _, path in group]
+        make_image_grid(images, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
 
 
 def _check_count(group: Group, count: int, scorer: str) -> None:

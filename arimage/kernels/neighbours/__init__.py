@@ -11,9 +11,9 @@ _DISTANCES = 1 << 24
 
 
 def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
-    """The `count` nearest other rows of each row of `codebook` [V, D], int32 [V, count], the nearest first.
+    """The `count` nearest other entries of each entry of `codebook` [V, D], int32 [V, count], the nearest first.
 
-    Distances are L2, in float32. Equally distant rows come in any order. Takes seconds for large codebooks.
+    Distances are L2, in float32. Equally distant entries come in any order. Takes seconds for large codebooks.
 
     Raises:
         ValueError: if `count` is not in 1 .. V - 1.
@@ -23,11 +23,11 @@ def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
         raise ValueError(f"count is {count}: a token of {size} has 1 to {size - 1} neighbours")
     codebook = codebook.detach().float()
     table = torch.empty(size, count, dtype=torch.int32, device=codebook.device)
-    for rows in torch.arange(size, device=codebook.device).split(max(1, _DISTANCES // size)):
+    for entries in torch.arange(size, device=codebook.device).split(max(1, _DISTANCES // size)):
         # By differences: the matrix product loses the small distances, which matter here.
-        distance = torch.cdist(codebook[rows], codebook, compute_mode="donot_use_mm_for_euclid_dist")
-        distance.scatter_(1, rows[:, None], torch.inf)
-        table[rows] = distance.topk(count, largest=False).indices.int()
+        distance = torch.cdist(codebook[entries], codebook, compute_mode="donot_use_mm_for_euclid_dist")
+        distance.scatter_(1, entries[:, None], torch.inf)
+        table[entries] = distance.topk(count, largest=False).indices.int()
     return table
 
 

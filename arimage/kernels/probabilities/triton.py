@@ -304,7 +304,7 @@ def _probabilities(
 ) -> torch.Tensor:
     """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k, top_p and, if there are
     four, min_p, [B] each."""
-    groups, batch, queries, vocab_size = logits.shape
+    branches, batch, queries, vocab_size = logits.shape
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
     block = min(_BLOCK, triton.next_power_of_2(vocab_size))
     num_warps = max(4, block // 1024)
@@ -332,7 +332,7 @@ def _probabilities(
             vocab_size if allowed is not None and allowed.ndim == 2 else 0,
             0 if forced is None else forced.shape[1],
             (0, 0) if ended is None else ended.stride(),
-            guided=groups == 2,
+            guided=branches == 2,
             masked=allowed is not None,
             cuts_k=cuts[0],
             cuts_p=cuts[1],

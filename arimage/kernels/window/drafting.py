@@ -10,7 +10,7 @@ class Drafting(NamedTuple):
 
     Attributes:
         start, start_sums: float32 [B, V], the distribution of drafts, and its cumulative sums, of which the last is 1.
-        forced: int64 [B, N], known tokens, which are drafted where they are >= 0; their distribution is one-hot.
+        forced: int64 [B, N], given tokens, which are drafted where they are >= 0; their distribution is one-hot.
         neighbour: int64 [B, N + 1], the position whose token is copied to each position, in place of a sample from
             `start`; N for none. The distribution of a copy is one-hot.
         jumps: how often to go on to the neighbour of a neighbour that is still being drafted.

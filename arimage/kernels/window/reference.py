@@ -88,8 +88,8 @@ def draft(
         first = start.new_zeros(*drafts.shape, start.shape[1]).scatter_(2, drafts[..., None], 1)
     if forced is not None:
         first = force(first.expand(*positions.shape, -1), forced, positions)
-        known = forced.gather(1, positions.clamp(max=forced.shape[1] - 1))
-        drafts = torch.where(known < 0, drafts, known)
+        given = forced.gather(1, positions.clamp(max=forced.shape[1] - 1))
+        drafts = torch.where(given < 0, drafts, given)
     return drafts, first
 
 

@@ -245,11 +245,11 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
             hidden = block.step(hidden, at, *cache.of_layer(layer))
         keys, values = memory = cache.of_layer(len(self.blocks))
         project(hidden, self.memory_norm, self.memory_proj, self.head_dim, at, keys, values)
-        queries = self.query_embedding.expand(cache.groups * query_places.numel(), -1)
+        queries = self.query_embedding.expand(cache.branches * query_places.numel(), -1)
         if self.place_embedding is None:
             queries = queries.contiguous()
         else:
-            queries = queries + self.place_embedding(query_places.flatten()).repeat(cache.groups, 1)
+            queries = queries + self.place_embedding(query_places.flatten()).repeat(cache.branches, 1)
         at = replace(at, positions=query_places.flatten(), slots=asked)
         for block in self.query_blocks:
             queries = block.step(queries, at, *memory)
@@ -306,18 +306,18 @@ class ARPGTokenModel(PrefixModel):
     def __init__(self, transformer: nn.Module, condition: dict[str, torch.Tensor], layout, **settings):
         check_image(layout, "ARPG")
         super().__init__(transformer, condition, layout, **settings)
-        config, length = transformer.config, self.conditions.length
+        config, length = transformer.config, self.conditions.prefix_length
         self._rotary = rotary_table(
             transformer.head_dim, layout.shape, length, config.rope_theta, self.device, config.reads_words
         )
 
     def _per_row(self, ranks: torch.LongTensor) -> torch.Tensor:
         """The rotations [rows, Q, head_dim / 2, 2] of ranks [B, Q]."""
-        return self._rotary[self.conditions.length :][self.layout.places(ranks)].repeat(self.groups, 1, 1, 1)
+        return self._rotary[self.conditions.prefix_length :][self.layout.places(ranks)].repeat(self.branches, 1, 1, 1)
 
     def _ask(self, ranks: torch.LongTensor) -> dict[str, torch.Tensor]:
         """The transformer's arguments for queries of ranks [B, Q]."""
-        places = self.layout.places(ranks).repeat(self.groups, 1)
+        places = self.layout.places(ranks).repeat(self.branches, 1)
         return {"query_rotary": self._per_row(ranks), "query_places": places}
 
     def _open(
@@ -330,40 +330,40 @@ class ARPGTokenModel(PrefixModel):
     def prefill(
         self, batch_size: int, scratch: int = 0, given: torch.LongTensor | None = None
     ) -> tuple[SlotCache, torch.Tensor]:
-        """A cache with the condition and the known tokens `given`, and the logits [G, B, V] of the rank after them;
+        """A cache with the condition and the tokens `given`, and the logits [G, B, V] of the rank after them;
         see `TokenModel.prefill`."""
         if given is None:
             cache, logits = self.prefill_group(batch_size, 1, scratch)
             return cache, logits[:, :, 0]
-        # Images of one prompt have known tokens of their own.
+        # Images of one prompt have given tokens of their own.
         cache, condition, rows = self._open(batch_size, scratch, shared=False, filled=given.shape[1])
-        length = self.conditions.length
+        length = self.conditions.prefix_length
         prefix_seen, prefix_at = self.write_prefix(cache, condition), torch.arange(length, device=self.device)
         ranks = torch.arange(given.shape[1], device=self.device).expand_as(given)
         slots, after = torch.where(given < 0, -1, ranks), (given >= 0).sum(1, keepdim=True)
         at = cache.slots_of(slots, None)
-        first = (prefix_at + cache.prefix - length).expand(len(rows), -1)
+        first = (prefix_at + cache.prefix_end - length).expand(len(rows), -1)
         cache.write_next_at(torch.cat([first, cache.index(at)], dim=1))
-        # The query sees all known tokens, the last of which is the rank before it, or only the condition.
+        # The query sees all given tokens, the last of which is the rank before it, or only the condition.
         seen = cache.seen(torch.cat([at, after - 1], dim=1), None)
-        seen = self.conditions.visible_keys(cache.prefix, seen)
+        seen = self.conditions.visible_keys(cache.prefix_end, seen)
         logits = self.transformer(
-            given.repeat(self.groups, 1),
+            given.repeat(self.branches, 1),
             rotary=torch.cat([self._rotary[None, :length].expand(len(rows), -1, -1, -1), self._per_row(ranks)], dim=1),
-            mask=torch.cat([F.pad(prefix_seen, (0, seen.shape[-1] - cache.prefix)), seen[:, :-1]], dim=1),
+            mask=torch.cat([F.pad(prefix_seen, (0, seen.shape[-1] - cache.prefix_end)), seen[:, :-1]], dim=1),
             **self._ask(after),
             query_mask=seen[:, -1:],
             condition=condition,
             cache=cache,
         )
-        return cache, logits.squeeze(1).unflatten(0, (self.groups, -1))
+        return cache, logits.squeeze(1).unflatten(0, (self.branches, -1))
 
     def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
         """See `GroupModel.prefill_group`."""
         cache, condition, copies = self._open(batch_size, scratch)
         mask, rows = self.write_prefix(cache, condition), torch.tensor(copies, device=self.device)
         logits = self.transformer(
-            rotary=self._rotary[None, : self.conditions.length],
+            rotary=self._rotary[None, : self.conditions.prefix_length],
             mask=mask,
             **self._ask(torch.arange(count, device=self.device).expand(batch_size, -1)),
             query_mask=mask[rows, -1:].expand(-1, count, -1),
@@ -373,7 +373,7 @@ class ARPGTokenModel(PrefixModel):
         )
         if len(mask) < len(rows):
             cache.take_rows(rows)
-        return cache, logits.unflatten(0, (self.groups, -1))
+        return cache, logits.unflatten(0, (self.branches, -1))
 
     def forward(
         self,
@@ -421,23 +421,23 @@ class ARPGTokenModel(PrefixModel):
             tokens,
             positions,
             cache,
-            table=self._rotary[self.conditions.length :],
+            table=self._rotary[self.conditions.prefix_length :],
             seen=self.conditions.seen,
             places=self.layout.places(ranks),
             query_places=self.layout.places(asked),
             **options,
         )
-        return logits.view(self.groups, *asked.shape, -1)
+        return logits.view(self.branches, *asked.shape, -1)
 
     def _run(self, tokens, ranks, seen, asked, query_seen, cache) -> torch.Tensor:
         """Feed `tokens` [B, T] of `ranks` that see the keys `seen` [B, T, K]; return the logits of the ranks `asked`
         [B, Q]."""
         logits = self.transformer(
-            tokens.repeat(self.groups, 1),
+            tokens.repeat(self.branches, 1),
             rotary=self._per_row(ranks),
-            mask=self.conditions.visible_keys(cache.prefix, seen),
+            mask=self.conditions.visible_keys(cache.prefix_end, seen),
             **self._ask(asked),
-            query_mask=self.conditions.visible_keys(cache.prefix, query_seen),
+            query_mask=self.conditions.visible_keys(cache.prefix_end, query_seen),
             cache=cache,
         )
-        return logits.unflatten(0, (self.groups, -1))
+        return logits.unflatten(0, (self.branches, -1))

@@ -165,7 +165,7 @@ class ChameleonPipeline(ARImagePipeline):
             attention_mask=seen,
             row_end=row_end,
             codebook=codebook,
-            groups=1 + call.guided,
+            branches=1 + call.guided,
             network=transformer,
         )
         call.bind(model)

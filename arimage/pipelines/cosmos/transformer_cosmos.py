@@ -429,13 +429,13 @@ class CosmosTokenModel(BoundTokenModel):
             condition["tokens"],
             rotary=self._rotary[None, :length],
             absolute=None if self._absolute is None else self._absolute[None, :length],
-            mask=None if block == 1 else F.pad(block_mask(length, block, self.device), (cache.prefix - length, 0)),
+            mask=None if block == 1 else F.pad(block_mask(length, block, self.device), (cache.prefix_end - length, 0)),
             prompt_embeds=condition.get("prompt_embeds"),
             cache=cache,
             first_query=length - block,
         )
         (logits,) = spread(cache, copies, logits[:, 0] if block == 1 else logits)
-        return cache, logits.unflatten(0, (self.groups, -1))
+        return cache, logits.unflatten(0, (self.branches, -1))
 
     def forward(
         self,
@@ -447,17 +447,17 @@ class CosmosTokenModel(BoundTokenModel):
         slots: torch.LongTensor | None = None,
     ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the positions `block` after `positions`; see `TokenModel.forward`."""
-        at_slots, length = cache.slots_of(positions, slots), self.conditions.length
+        at_slots, length = cache.slots_of(positions, slots), self.conditions.prefix_length
         cache.write_slots(at_slots)
         # A token sees its whole block.
         last = at_slots if self.block == 1 else at_slots - at_slots % self.block + (self.block - 1)
-        positions = positions.repeat(self.groups, 1)
+        positions = positions.repeat(self.branches, 1)
         logits = self.transformer(
-            tokens.repeat(self.groups, 1),
+            tokens.repeat(self.branches, 1),
             # Padding is rotated as the last position.
             rotary=self._rotary[length:][positions],
             absolute=None if self._absolute is None else self._absolute[length:][positions],
-            mask=self.conditions.visible_keys(cache.prefix, cache.seen(last, visible)),
+            mask=self.conditions.visible_keys(cache.prefix_end, cache.seen(last, visible)),
             cache=cache,
         )
-        return logits.unflatten(0, (self.groups, -1))
+        return logits.unflatten(0, (self.branches, -1))

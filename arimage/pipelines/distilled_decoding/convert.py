@@ -229,11 +229,11 @@ def convert_var_dd(
 
 def _finish(kind, student, vq, teacher, sampling: dict, parts: dict, out: str | Path | None):
     config = student.config
-    predicted, known = (config.vocab_size, config.codebook_dim), (vq.config.codebook_size, vq.config.codebook_dim)
-    if predicted != known:
+    predicted, read = (config.vocab_size, config.codebook_dim), (vq.config.codebook_size, vq.config.codebook_dim)
+    if predicted != read:
         raise CheckpointError(
             f"{parts[STUDENT][0]} predicts {predicted[0]} codes of width {predicted[1]} but {parts[TOKENIZER][0]} has "
-            f"{known[0]} of width {known[1]}: give the tokenizer that this model was trained with"
+            f"{read[0]} of width {read[1]}: give the tokenizer that this model was trained with"
         )
     pipeline = kind(student, vq, teacher, id2label=class_names(config.num_classes))
     pipeline.generation_config.update(sampling)

@@ -175,16 +175,16 @@ class Emu3Pipeline(ARImagePipeline):
         check_encodable("prompt_suffix", prompt_suffix)
         size = self.image_size(common.pop("height", None), common.pop("width", None), ratio)
         prompts = self.prompts
-        groups = [prompts.ids("prompt", prompt, input_ids, attention_mask, size, prompt_suffix)]
-        count = len(groups[0][0])
+        branches = [prompts.ids("prompt", prompt, input_ids, attention_mask, size, prompt_suffix)]
+        count = len(branches[0][0])
         call = self.begin_call(count, size, **common)
         if call.guided or negative_prompt is not None or negative_input_ids is not None:
             negative = prompts.negative_ids(negative_prompt, negative_input_ids, negative_attention_mask, size, count)
-            groups += [negative] if call.guided else []
+            branches += [negative] if call.guided else []
         self.edit(call, image, mask_image)
 
         # Negative prompts are sequences with their own positions and header.
-        rows, masks = stack(groups, self.model.config.text_config.pad_token_id, self._execution_device)
+        rows, masks = stack(branches, self.model.config.text_config.pad_token_id, self._execution_device)
         text_model = self.on_device(self.model).model.text_model
         embedding, first = text_model.get_input_embeddings(), self._first_code
         # The authors apply guidance to log-probabilities over the whole vocabulary. These differ from logits by a
@@ -198,7 +198,7 @@ class Emu3Pipeline(ARImagePipeline):
             attention_mask=masks,
             row_end=self.model.config.vocabulary_map[END_OF_ROW],
             codebook=self.code_vectors(),
-            groups=len(groups),
+            branches=len(branches),
             network=self.model,
         )
         call.bind(model)

@@ -119,10 +119,10 @@ class Emu35Pipeline(ARImagePipeline):
                 ids[id(image)] = self.prompts.image_ids(self.encode_image(pixels)[0])
         return [[token for image in listed for token in ids[id(image)]] for listed in references]
 
-    def _model(self, groups: list[Ids], size: tuple[int, int], codebook: torch.Tensor) -> LanguageTokenModel:
+    def _model(self, branches: list[Ids], size: tuple[int, int], codebook: torch.Tensor) -> LanguageTokenModel:
         # Negative prompts are sequences with their own positions and header.
         token_ids = self.config.token_ids
-        rows, masks = stack(groups, token_ids["bos"], self._execution_device)
+        rows, masks = stack(branches, token_ids["bos"], self._execution_device)
         model = self.on_device(self.model)
         embedding, first = model.get_input_embeddings(), token_ids["first_code"]
         # The authors apply guidance to log-probabilities over the whole vocabulary. These differ from logits by a
@@ -136,7 +136,7 @@ class Emu35Pipeline(ARImagePipeline):
             attention_mask=masks,
             row_end=token_ids["row_end"],
             codebook=codebook,
-            groups=len(groups),
+            branches=len(branches),
             network=model,
         )
 
@@ -233,19 +233,19 @@ class Emu35Pipeline(ARImagePipeline):
         codebook = self.on_device(self.vq).codebook(self._execution_device)
         prompts = self.prompts
         if texts is None:
-            groups = [prompts.check_ids("input_ids", input_ids, attention_mask, size)]
+            branches = [prompts.check_ids("input_ids", input_ids, attention_mask, size)]
         else:
-            groups = [prompts.encode(texts, size, shown)]
+            branches = [prompts.encode(texts, size, shown)]
         if negative_input_ids is not None:
             negative = prompts.check_ids("negative_input_ids", negative_input_ids, negative_attention_mask, size)
             check_negatives("negative_input_ids", len(negative[0]), count)
-            groups += [negative] if call.guided else []
+            branches += [negative] if call.guided else []
         elif call.guided:
             if self.tokenizer is None:
                 raise ValueError("this pipeline has no tokenizer: give negative_input_ids, or guidance_scale=1")
             negatives = negatives if shown is None else negatives * (count // len(negatives))
-            groups.append(prompts.encode(negatives, size, shown, negative=True))
-        call.bind(self._model(groups, size, codebook))
+            branches.append(prompts.encode(negatives, size, shown, negative=True))
+        call.bind(self._model(branches, size, codebook))
         return call
 
 

@@ -1,5 +1,5 @@
-"""GLM-Image (https://huggingface.co/zai-org/GLM-Image): images from text, or from text and pictures, by a language
-model and a diffusion decoder that reads its tokens."""
+"""GLM-Image (https://huggingface.co/zai-org/GLM-Image): images from text, or from text and reference images, by a
+language model and a diffusion decoder that reads its tokens."""
 
 import os
 from pathlib import Path
@@ -55,18 +55,18 @@ TOP_K = 50
 
 
 class GlmImagePipeline(HybridPipeline):
-    """Generates images from text, or from text and pictures, with GLM-Image. The components are those of
+    """Generates images from text, or from text and reference images, with GLM-Image. The components are those of
     `diffusers.GlmImagePipeline`, and the published folder loads as it is; `from_pipe` takes a loaded pipeline.
 
     The language model generates the tokens of a small grid, about 16 x 16, then of the large grid, one per 32 x 32
-    pixels; with pictures, of the large grid only. Their distribution is the model's own, given that special tokens do
-    not occur inside a grid, which diffusers does not prevent. The decoder of diffusers then generates the pixels.
+    pixels; with references, of the large grid only. Their distribution is the model's own, given that special tokens
+    do not occur inside a grid, which diffusers does not prevent. The decoder of diffusers then generates the pixels.
 
     Args:
         tokenizer (`ByT5Tokenizer`): tokenizes quoted text for the decoder.
-        processor (`GlmImageProcessor`): tokenizes prompts and preprocesses pictures.
+        processor (`GlmImageProcessor`): tokenizes prompts and preprocesses images.
         text_encoder (`T5EncoderModel`): encodes quoted text for the decoder.
-        vision_language_encoder (`GlmImageForConditionalGeneration`): the language model, with a tokenizer of pictures.
+        vision_language_encoder (`GlmImageForConditionalGeneration`): the language model, with an image tokenizer.
         vae (`AutoencoderKL`): decodes the latents of the decoder to pixels.
         transformer (`GlmImageTransformer2DModel`): the decoder.
         scheduler (`FlowMatchEulerDiscreteScheduler`): its noise schedule.
@@ -152,16 +152,16 @@ class GlmImagePipeline(HybridPipeline):
     def prompts(self) -> GlmImagePrompts:
         return GlmImagePrompts(self.processor)
 
-    def _pictures(self, image: References, count: int) -> list[list[Image.Image]]:
-        pictures = as_references("image", image, count, self.abilities.max_references)
+    def _references(self, image: References, count: int) -> list[list[Image.Image]]:
+        references = as_references("image", image, count, self.abilities.max_references)
         nested = isinstance(image, list | tuple) and any(isinstance(part, list | tuple) for part in image)
-        if count > 1 and len(pictures[0]) > 1 and not nested:
+        if count > 1 and len(references[0]) > 1 and not nested:
             raise ValueError(f"image is one list for {count} prompts: give one list for each")
-        if len(set(map(len, pictures))) > 1:
+        if len(set(map(len, references))) > 1:
             raise ValueError(
-                f"image holds {sorted(set(map(len, pictures)))} pictures per prompt: give equally many for each"
+                f"image holds {sorted(set(map(len, references)))} references per prompt: give equally many for each"
             )
-        return pictures
+        return references
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
         return call.layout.parts(tokens)
@@ -242,8 +242,8 @@ class GlmImagePipeline(HybridPipeline):
             prompt (`str` or `list[str]`):
                 What to generate. The decoder renders text in quotation marks.
             image (`PIL.Image.Image`, a list of them or a list of lists, *optional*):
-                Pictures that the images are generated from: those of one prompt, or a list per prompt, equally many
-                each. They may have any size up to a ratio of sides of 4.
+                Reference images that the images are generated from: those of one prompt, or a list per prompt, equally
+                many each. They may have any size up to a ratio of sides of 4.
             {decoder}
             guidance_scale (`float`, *optional*, defaults to the checkpoint's, 1.5):
                 s in u + s (c - u), with predictions c of the decoder under the condition and u without it. 1 or less
@@ -260,17 +260,17 @@ class GlmImagePipeline(HybridPipeline):
 
         Returns:
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`. Its `tokens` are a list of grids:
-            the small one, unless pictures are given, and the large one.
+            the small one, unless references are given, and the large one.
         """
         texts = as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)
         call = self.begin_call(len(texts), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **common)
         call.decoder = self.decoder_settings(call, latents, num_inference_steps, guidance_scale=guidance_scale)
-        pictures = None if image is None else self._pictures(image, len(texts))
-        inputs = self.prompts.encode(texts, pictures, call.size)
+        references = None if image is None else self._references(image, len(texts))
+        inputs = self.prompts.encode(texts, references, call.size)
         encoder, device = self.on_device(self.vision_language_encoder), self._execution_device
-        # Of each prompt the grids of its pictures, then those that are generated, from fine to coarse.
+        # Of each prompt the grids of its references, then those that are generated, from fine to coarse.
         shapes = [(rows, columns) for _, rows, columns in inputs.image_grid_thw.tolist()]
-        each, count = len(shapes) // len(texts), 0 if pictures is None else len(pictures[0])
+        each, count = len(shapes) // len(texts), 0 if references is None else len(references[0])
         grids = [shapes[i * each : i * each + count] for i in range(len(texts))]
         sources = [grid for own in grids for grid in own]
         codes = source_codes(encoder, inputs.pixel_values.to(device), sources) if sources else []
@@ -280,7 +280,7 @@ class GlmImagePipeline(HybridPipeline):
         prompts = []
         for i, text in enumerate(texts):
             own = codes[i * count : (i + 1) * count]
-            read = zip([] if pictures is None else pictures[i], grids[i], own, strict=True)
+            read = zip([] if references is None else references[i], grids[i], own, strict=True)
             prompts.append(GlmImagePrompt(text, [Source(*parts) for parts in read]))
         call.conditions = [prompt for prompt in prompts for _ in range(call.num_images_per_prompt)]
         return call
@@ -292,6 +292,6 @@ def _doubled(grid: torch.LongTensor) -> torch.LongTensor:
 
 
 def _resized(source: Source) -> Image.Image:
-    """A picture in the size of its grid, which the decoder expects."""
+    """A reference in the size of its grid, which the decoder expects."""
     rows, columns = source.grid
-    return source.picture.resize((columns * PIXELS_PER_TOKEN, rows * PIXELS_PER_TOKEN), Image.Resampling.BICUBIC)
+    return source.reference.resize((columns * PIXELS_PER_TOKEN, rows * PIXELS_PER_TOKEN), Image.Resampling.BICUBIC)

@@ -1,4 +1,4 @@
-"""The prompts of GLM-Image: texts, and pictures that the image is generated from."""
+"""The prompts of GLM-Image: texts, and reference images that the image is generated from."""
 
 from dataclasses import dataclass
 
@@ -14,22 +14,22 @@ MAX_ASPECT = 4
 
 @dataclass(frozen=True)
 class Source:
-    """A picture of a prompt.
+    """A reference image of a prompt.
 
     Attributes:
-        picture: resized to whole tokens of the decoder.
+        reference: resized to whole tokens of the decoder.
         grid: rows and columns of its tokens.
         codes: int64 [rows * columns], its tokens.
     """
 
-    picture: Image.Image
+    reference: Image.Image
     grid: tuple[int, int]
     codes: torch.LongTensor
 
 
 @dataclass(frozen=True)
 class GlmImagePrompt:
-    """A text and the pictures of one prompt, which the decoder reads too."""
+    """A text and the references of one prompt, which the decoder reads too."""
 
     text: str
     sources: list[Source]
@@ -39,7 +39,7 @@ class GlmImagePrompts:
     """Token ids of prompts, in the model's template.
 
     Args:
-        processor: tokenizes texts and preprocesses pictures.
+        processor: tokenizes texts and preprocesses images.
     """
 
     def __init__(self, processor: GlmImageProcessor):
@@ -50,7 +50,7 @@ class GlmImagePrompts:
         returns them. All prompts have equally many sources.
 
         Raises:
-            ValueError: if a text contains a special token, or a picture is too narrow.
+            ValueError: if a text contains a special token, or a reference is too narrow.
         """
         tokenizer = self.processor.tokenizer
         for text in texts:
@@ -58,16 +58,16 @@ class GlmImagePrompts:
                 if number in tokenizer.added_tokens_decoder:
                     token = tokenizer.convert_ids_to_tokens(number)
                     raise ValueError(f"a prompt contains {token!r}, a special token of the model: leave it out")
-        for picture in (picture for pictures in sources or [] for picture in pictures):
-            if max(picture.size) > MAX_ASPECT * min(picture.size):
+        for reference in (reference for references in sources or [] for reference in references):
+            if max(reference.size) > MAX_ASPECT * min(reference.size):
                 raise ValueError(
-                    f"an image has {picture.width}x{picture.height} pixels: give one whose sides differ at most "
+                    f"an image has {reference.width}x{reference.height} pixels: give one whose sides differ at most "
                     f"{MAX_ASPECT} times"
                 )
         turns = []
         for i, text in enumerate(texts):
-            pictures = [] if sources is None else [{"type": "image", "image": picture} for picture in sources[i]]
-            turns.append([{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}])
+            references = [] if sources is None else [{"type": "image", "image": reference} for reference in sources[i]]
+            turns.append([{"role": "user", "content": [*references, {"type": "text", "text": text}]}])
         return tokenize(
             self.processor.apply_chat_template,
             turns,

@@ -1,6 +1,6 @@
 """The language model of GLM-Image, `GlmImageForConditionalGeneration` of transformers, with the prompts of one call.
 
-It generates a small grid of tokens before the image, or the image alone if the prompt has pictures. Tokens have
+It generates a small grid of tokens before the image, or the image alone if the prompt has references. Tokens have
 positions on three axes: time, row and column.
 """
 
@@ -36,12 +36,12 @@ def prompt_positions(
 ) -> torch.LongTensor:
     """The positions [B, 3, P] of the tokens of prompts.
 
-    A text token has the same position on all axes. The tokens of a picture that begins at p are at
+    A text token has the same position on all axes. The tokens of a reference that begins at p are at
     (p, p + row, p + column), and the text goes on at p + max(rows, columns). Padding is at 1.
 
     Args:
         input_ids, attention_mask: [B, P], padded on the left.
-        sources: the grids of all pictures, prompt after prompt, whose tokens are `image_token`.
+        sources: the grids of all references, prompt after prompt, whose tokens are `image_token`.
     """
     there, pictured = attention_mask.bool(), input_ids == image_token
     within, taken = torch.zeros(3, *input_ids.shape, dtype=torch.long), there.long()
@@ -65,10 +65,10 @@ def token_positions(grids: Sequence[Grid]) -> torch.LongTensor:
 def source_codes(
     encoder: GlmImageForConditionalGeneration, pixels: torch.Tensor, grids: Sequence[Grid]
 ) -> list[torch.LongTensor]:
-    """The tokens [rows * columns] of pictures with these grids. `pixels` are the patches of all of them, one after the
-    other, as `GlmImageProcessor` returns them."""
+    """The tokens [rows * columns] of references with these grids. `pixels` are the patches of all of them, one after
+    the other, as `GlmImageProcessor` returns them."""
     shapes = torch.tensor([(1, *grid) for grid in grids], device=pixels.device)
-    # A list: in a tensor, as diffusers makes it, pictures of one size only would fit, with their channels mixed up.
+    # A list: in a tensor, as diffusers makes it, references of one size only would fit, with their channels mixed up.
     features = encoder.get_image_features(pixels, shapes, return_dict=True).pooler_output
     return list(encoder.get_image_tokens(features).split([math.prod(grid) for grid in grids]))
 
@@ -91,8 +91,8 @@ def bind_prompts(
     Args:
         encoder: the language model, or what `torch.compile` made of it.
         input_ids, attention_mask: int64 [B, P], padded on the left, on the CPU.
-        sources, codes: the grids of all pictures, prompt after prompt, and their `source_codes`.
-        layout: the `Layout` of the image, with the small grid before it if there are no pictures.
+        sources, codes: the grids of all references, prompt after prompt, and their `source_codes`.
+        layout: the `Layout` of the image, with the small grid before it if there are no references.
         device: the device of the model.
     """
     config, parts = encoder.config, encoder.model

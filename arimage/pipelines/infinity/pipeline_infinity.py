@@ -100,8 +100,8 @@ class InfinityPipeline(ARImagePipeline):
         if size in sizes:
             return size
         if size not in map(self._size, SCHEDULES):
-            known = ", ".join(f"{height}x{width}" for height, width in sizes)
-            raise ValueError(f"height and width are {size[0]} and {size[1]}: choose among {known}")
+            listed = ", ".join(f"{height}x{width}" for height, width in sizes)
+            raise ValueError(f"height and width are {size[0]} and {size[1]}: choose among {listed}")
         logger.warning(
             f"this checkpoint was trained at {self.transformer.config.pixels} pixels, and images of "
             f"{size[0]}x{size[1]} pixels may be poor: choose among pipe.image_sizes"
@@ -223,8 +223,8 @@ class InfinityPipeline(ARImagePipeline):
         stays = 1 - F.max_pool2d(repaint.float(), self.vq.scale_factor)
         tokens = []
         for part in self.encode_image(pixels):
-            known = F.interpolate(stays, size=part.shape[1:3], mode="bilinear")[:, 0, :, :, None] > 0.5
-            tokens.append(part if part.shape[1:3] == (1, 1) else torch.where(known, part, -1))
+            keeps = F.interpolate(stays, size=part.shape[1:3], mode="bilinear")[:, 0, :, :, None] > 0.5
+            tokens.append(part if part.shape[1:3] == (1, 1) else torch.where(keeps, part, -1))
         return torch.cat([part.flatten(1) for part in tokens], dim=1)
 
     @torch.no_grad()
@@ -232,8 +232,8 @@ class InfinityPipeline(ARImagePipeline):
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The scales
         are decoded up to the first with such a token."""
         maps = self.whole_tokens(call, tokens.to(self._execution_device))
-        known = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
-        return self.vq.decode(list(known), self.schedule_of(call.size).scales[-1])
+        decided = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
+        return self.vq.decode(list(decided), self.schedule_of(call.size).scales[-1])
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.vq.decode_latents(result)

@@ -80,15 +80,15 @@ class InfinityScaleModel(BoundNetwork):
         first = sum(self.cells[:scale])
         return slice(first, first + self.cells[scale])
 
-    def _mix(self, scale: int, groups: int) -> tuple[int, float | torch.Tensor] | None:
-        if self._mixed_layer is None or groups == 1:
+    def _mix(self, scale: int, branches: int) -> tuple[int, float | torch.Tensor] | None:
+        if self._mixed_layer is None or branches == 1:
             return None
         # A compiled or captured step serves images with other guidance too.
         eager = self.device.type == "cpu" and not torch.compiler.is_compiling()
         return self._mixed_layer, (self._numbers if eager else self._guidance)[scale]
 
-    def _inputs(self, scale: int, latents: torch.Tensor, groups: int) -> torch.Tensor:
-        return self.vq.scale_input(self.schedule.scales[scale], latents).repeat(groups, 1, 1)
+    def _inputs(self, scale: int, latents: torch.Tensor, branches: int) -> torch.Tensor:
+        return self.vq.scale_input(self.schedule.scales[scale], latents).repeat(branches, 1, 1)
 
     def prefill(
         self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
@@ -97,7 +97,7 @@ class InfinityScaleModel(BoundNetwork):
         of them; see `ScaleModel.prefill`."""
         config, scale = self.transformer.config, len(latents)
         # With latents, images of equal conditions differ; so do the halves of rows that are mixed.
-        mix = self._mix(scale, self.groups)
+        mix = self._mix(scale, self.branches)
         fed = self._fed(scale)
         cache, condition, copies = self.open_prefill(
             GrowingCache,
@@ -111,7 +111,7 @@ class InfinityScaleModel(BoundNetwork):
         )
         levels, inputs = self._levels[: fed.stop], None
         if latents:
-            inputs = torch.cat([self._inputs(k, latent, self.groups) for k, latent in enumerate(latents, 1)], dim=1)
+            inputs = torch.cat([self._inputs(k, latent, self.branches) for k, latent in enumerate(latents, 1)], dim=1)
         logits = self.transformer(
             inputs,
             levels=levels,
@@ -133,14 +133,14 @@ class InfinityScaleModel(BoundNetwork):
         self, scale: int, latents: torch.Tensor, cache: GrowingCache, *, guided: bool = True
     ) -> torch.FloatTensor:
         """Logits [G, B, n, 2] of `scale`; see `ScaleModel.forward`."""
-        fed, groups = self._fed(scale), self.groups if guided else 1
+        fed, branches = self._fed(scale), self.branches if guided else 1
         logits = self.transformer(
-            self._inputs(scale, latents, groups),
+            self._inputs(scale, latents, branches),
             levels=self._levels[fed],
             rotary=self._rotary[fed],
             cache=cache,
             first=fed.start,
-            mix=self._mix(scale, groups),
+            mix=self._mix(scale, branches),
             pruning=pruning_of(scale, cache, self.scales),
         )
         return logits.flatten(1, 2).unflatten(0, (-1, len(latents)))

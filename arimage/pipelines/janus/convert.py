@@ -166,9 +166,9 @@ def chat_template(roles: tuple[str, str]) -> str:
 
 
 def _original_processor(folder: Path, config: JanusConfig, template: str) -> JanusProcessor:
-    known = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for token in (PAD_TOKEN, *IMAGE_TOKENS.values()):
-        if known.token_to_id(token) is None:
+        if vocabulary.token_to_id(token) is None:
             raise CheckpointError(f"{folder / 'tokenizer.json'} has no {token!r}: give the tokenizer of a Janus")
     # This class takes tokenizer.json as it is; the one that tokenizer_config.json names would make up parts of it.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(

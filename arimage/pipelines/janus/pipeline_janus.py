@@ -198,7 +198,7 @@ class JanusPipeline(ARImagePipeline):
             input_ids=ids,
             attention_mask=mask,
             codebook=self.code_vectors(),
-            groups=1 + call.guided,
+            branches=1 + call.guided,
             network=self.model,
         )
         call.bind(model)

@@ -94,8 +94,8 @@ class AnyOrderPipeline(UpscalingPipeline):
         """The layout of the images of a call. Known tokens come first, so that all others attend to them; `forced` is
         rearranged by rank."""
         shape, batch = (self.transformer.config.grid_size,) * 2, len(call.seeds)
-        count, known = shape[0] * shape[1], call.sampling.forced
-        generated = None if known is None else known < 0
+        count, given = shape[0] * shape[1], call.sampling.forced
+        generated = None if given is None else given < 0
         if isinstance(order, str):
             if order not in get_args(Order):
                 raise ValueError(
@@ -113,13 +113,13 @@ class AnyOrderPipeline(UpscalingPipeline):
                     f"order is {order!r}: give a LongTensor [{count}] or [{batch}, {count}], the place of each rank"
                 )
             places = order.to(call.seeds.device, torch.long).expand(batch, -1).clone()
-        if known is None or generated is None:
+        if given is None or generated is None:
             return Layout(shape, places)
         if places is None:
-            places = torch.arange(count, device=known.device).expand(batch, -1)
+            places = torch.arange(count, device=given.device).expand(batch, -1)
         last = generated.gather(1, places)
         layout = Layout(shape, places.gather(1, last.long().argsort(dim=1, stable=True)))
-        call.sampling = replace(call.sampling, forced=layout.to_ranks(known))
+        call.sampling = replace(call.sampling, forced=layout.to_ranks(given))
         return layout
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:

@@ -186,12 +186,14 @@ class LatentLlamaModel(PrefixModel):
         super().__init__(transformer, condition, layout, **settings)
         self.drafter, self.dim = drafter, transformer.config.token_dim
         theta = transformer.config.rope_theta
-        self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
+        self._rotary = rotary_table(
+            transformer.head_dim, layout.shape, self.conditions.prefix_length, theta, self.device
+        )
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[SlotCache, torch.Tensor]:
         """A cache with the condition in it, and the conditions [G, B, C] of position 0; see
         `CausalLatentModel.prefill`."""
-        config, length = self.transformer.config, self.conditions.length
+        config, length = self.transformer.config, self.conditions.prefix_length
         heads = config.num_key_value_heads or config.num_attention_heads
         cache, condition, copies = self.open_prefill(SlotCache, batch_size, config.num_layers, heads, scratch=scratch)
         conditions = self.transformer(
@@ -202,25 +204,25 @@ class LatentLlamaModel(PrefixModel):
             first_query=length - 1,
         )
         (conditions,) = spread(cache, copies, conditions)
-        return cache, conditions.squeeze(1).unflatten(0, (self.groups, -1))
+        return cache, conditions.squeeze(1).unflatten(0, (self.branches, -1))
 
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: SlotCache) -> torch.Tensor:
         """Conditions [G, B, Q, C] of the positions after `positions`; see `CausalLatentModel.forward`."""
-        table = self._rotary[self.conditions.length :]
+        table = self._rotary[self.conditions.prefix_length :]
         if begins_step(cache, self.transformer):
             at = StepPlaces.of(cache, table, self.conditions.seen, positions, positions)
-            conditions = self.transformer.step(tokens.repeat(self.groups, 1, 1), cache, at)
-            return conditions.unflatten(0, (self.groups, -1))
+            conditions = self.transformer.step(tokens.repeat(self.branches, 1, 1), cache, at)
+            return conditions.unflatten(0, (self.branches, -1))
         slots = cache.slots_of(positions, None)
         cache.write_slots(slots)
         conditions = self.transformer(
-            tokens.repeat(self.groups, 1, 1),
+            tokens.repeat(self.branches, 1, 1),
             # Padding is rotated as the last position.
-            rotary=table[positions].repeat(self.groups, 1, 1, 1),
-            mask=self.conditions.visible_keys(cache.prefix, cache.seen(slots, None)),
+            rotary=table[positions].repeat(self.branches, 1, 1, 1),
+            mask=self.conditions.visible_keys(cache.prefix_end, cache.seen(slots, None)),
             cache=cache,
         )
-        return conditions.unflatten(0, (self.groups, -1))
+        return conditions.unflatten(0, (self.branches, -1))
 
     def denoise(
         self,
@@ -256,6 +258,6 @@ class LatentLlamaModel(PrefixModel):
     def _mean(self, tokens, timesteps, conditions, guidance, of_token, of_velocity):
         """The mean of the tokens after the step, from noisy `tokens` [..., D] and `conditions` [G, ..., C]."""
         head = self.transformer.denoising_head
-        velocity = head(tokens.expand(self.groups, *tokens.shape), timesteps, conditions)
-        guided = velocity[0] if self.groups == 1 else velocity[1] + guidance * (velocity[0] - velocity[1])
+        velocity = head(tokens.expand(self.branches, *tokens.shape), timesteps, conditions)
+        guided = velocity[0] if self.branches == 1 else velocity[1] + guidance * (velocity[0] - velocity[1])
         return of_token * tokens + of_velocity * guided

@@ -127,14 +127,14 @@ class LlamaGenDraftModel:
         config = self.drafter.config
         return SlotCache(
             1,
-            batch_size * self.model.groups,
+            batch_size * self.model.branches,
             config.num_key_value_heads or config.num_attention_heads,
             self.drafter.head_dim,
-            prefix=0,
+            prefix_length=0,
             slots=self.model.num_tokens,
             scratch=scratch,
             filled=0 if self.model.compact else None,
-            groups=self.model.groups,
+            branches=self.model.branches,
             dtype=self.drafter.dtype,
             device=self.model.device,
         )
@@ -151,25 +151,25 @@ class LlamaGenDraftModel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [G, B, Q, V] and features [G, B, Q, D] of the positions after `positions`; see
         `DraftModel.forward`."""
-        groups, transformer = self.model.groups, self.model.transformer
+        branches, transformer = self.model.branches, self.model.transformer
         if begins_step(cache, self.drafter, transformer, slots=slots, visible=visible):
             seen = features.new_empty(len(features) * features.shape[1], 0, dtype=torch.bool)
             layer, table = transformer.token_embedding, self._rotary
             embedded, at = embed(layer, tokens, positions, cache, table, seen, slots, visible)
             hidden = self.drafter.step(embedded, features.flatten(0, 2), cache, at)
-            features, shape = transformer.norm(hidden), (groups, *tokens.shape, -1)
+            features, shape = transformer.norm(hidden), (branches, *tokens.shape, -1)
             logits = product(transformer.head, features)
             return logits.view(shape), features.view(shape)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
-        seen = F.pad(cache.seen(at_slots, visible), (cache.prefix, 0)).repeat(groups, 1, 1)
+        seen = F.pad(cache.seen(at_slots, visible), (cache.prefix_end, 0)).repeat(branches, 1, 1)
         hidden = self.drafter(
-            transformer.token_embedding(tokens.clamp(min=0)).repeat(groups, 1, 1),
+            transformer.token_embedding(tokens.clamp(min=0)).repeat(branches, 1, 1),
             features.flatten(0, 1),
-            rotary=self._rotary[positions].repeat(groups, 1, 1, 1),
+            rotary=self._rotary[positions].repeat(branches, 1, 1, 1),
             mask=seen,
             cache=cache,
         )
         features = transformer.norm(hidden)
         logits = transformer.head(features)
-        return logits.unflatten(0, (groups, -1)), features.unflatten(0, (groups, -1))
+        return logits.unflatten(0, (branches, -1)), features.unflatten(0, (branches, -1))

@@ -151,7 +151,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
 
         Args:
             positions, slots, visible: [B, Q, ...], see `TokenModel.forward`. Slots for trees need `visible`.
-            cache: has the rows of all groups.
+            cache: has the rows of all branches.
             table: the `rotary_table` of the image.
             seen: bool [rows, P], which tokens of the prompt a row sees.
             denoiser, vectors, noise: see `forward`, of all rows.
@@ -220,13 +220,15 @@ class LlamaGenTokenModel(PrefixModel):
         self.drafter, self.denoiser = drafter, denoiser
         self.denoises = denoiser is not None and self.codebook is not None
         theta = transformer.config.rope_theta
-        self._rotary = rotary_table(transformer.head_dim, layout.shape, self.conditions.length, theta, self.device)
+        self._rotary = rotary_table(
+            transformer.head_dim, layout.shape, self.conditions.prefix_length, theta, self.device
+        )
 
     def prefill(
         self, batch_size: int, scratch: int = 0, *, slots: int | None = None, return_features: bool = False
     ) -> tuple:
         """A cache with the condition in it, and the logits [G, B, V] of position 0; see `TokenModel.prefill`."""
-        config, length = self.transformer.config, self.conditions.length
+        config, length = self.transformer.config, self.conditions.prefix_length
         heads = config.num_key_value_heads or config.num_attention_heads
         cache, condition, copies = self.open_prefill(
             SlotCache, batch_size, config.num_layers, heads, slots=slots, scratch=scratch
@@ -240,7 +242,7 @@ class LlamaGenTokenModel(PrefixModel):
             return_features=True,
         )
         outputs = spread(cache, copies, *outputs)
-        logits, features = (output.squeeze(1).unflatten(0, (self.groups, -1)) for output in outputs)
+        logits, features = (output.squeeze(1).unflatten(0, (self.branches, -1)) for output in outputs)
         return (cache, logits, features) if return_features else (cache, logits)
 
     def forward(
@@ -259,25 +261,25 @@ class LlamaGenTokenModel(PrefixModel):
         `DenoisingModel.forward`."""
         noisy = {}
         if vectors is not None and noise is not None:
-            noisy["vectors"], noisy["noise"] = vectors.repeat(self.groups, 1, 1), noise.repeat(self.groups, 1)
+            noisy["vectors"], noisy["noise"] = vectors.repeat(self.branches, 1, 1), noise.repeat(self.branches, 1)
             noisy["denoiser"] = self.denoiser
-        table, seen = self._rotary[self.conditions.length :], self.conditions.seen
+        table, seen = self._rotary[self.conditions.prefix_length :], self.conditions.seen
         if begins_step(cache, self.transformer, slots=slots, visible=visible):
             options = {"slots": slots, "visible": visible, "return_features": return_features}
             outputs = self.transformer.step(tokens, positions, cache, table=table, seen=seen, **options, **noisy)
-            shape = self.groups, *tokens.shape, -1
+            shape = self.branches, *tokens.shape, -1
             logits, features = (output if output is None else output.view(shape) for output in outputs)
             return (logits, features) if return_features else logits
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
         outputs = self.transformer(
-            tokens.repeat(self.groups, 1),
+            tokens.repeat(self.branches, 1),
             # Padding is rotated as the last position.
-            rotary=table[positions].repeat(self.groups, 1, 1, 1),
-            mask=self.conditions.visible_keys(cache.prefix, cache.seen(at_slots, visible)),
+            rotary=table[positions].repeat(self.branches, 1, 1, 1),
+            mask=self.conditions.visible_keys(cache.prefix_end, cache.seen(at_slots, visible)),
             cache=cache,
             return_features=True,
             **noisy,
         )
-        logits, features = (output.unflatten(0, (self.groups, -1)) for output in outputs)
+        logits, features = (output.unflatten(0, (self.branches, -1)) for output in outputs)
         return (logits, features) if return_features else logits

@@ -312,7 +312,7 @@ class MammothModa2Pipeline(HybridPipeline):
             ids, mask = with_headers(ids, mask, header)
         num_codes = self.config.num_codes or self.language_model.config.num_codes
         language_model = self.on_device(self.language_model)
-        call.bind(bind_prompts(language_model, ids, mask, Layout(grid), num_codes, groups=1 + call.guided))
+        call.bind(bind_prompts(language_model, ids, mask, Layout(grid), num_codes, branches=1 + call.guided))
         own = [MammothModa2Prompt(*parts) for parts in zip(rows, [header] * len(rows), negative, strict=True)]
         call.conditions = [one for one in own for _ in range(call.num_images_per_prompt)]
         return call

@@ -16,7 +16,7 @@ def mammothmoda2(layers: int, side: int = 32, **changes) -> Bind:
 
     def bind(batch: int) -> Bound:
         prompts = torch.zeros(2 * batch, PROMPT, dtype=torch.long)
-        model = bind_prompts(network, prompts, None, Layout((side, side)), config.num_codes, groups=2)
+        model = bind_prompts(network, prompts, None, Layout((side, side)), config.num_codes, branches=2)
         return Bound(model, Sampling(guidance_scale=7.0, top_k=2048), side * (side + 1) - 1, (network,))
 
     return bind

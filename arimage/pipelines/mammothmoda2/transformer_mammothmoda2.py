@@ -194,15 +194,15 @@ def bind_prompts(
     attention_mask: torch.Tensor | None,
     layout,
     num_codes: int,
-    groups: int,
+    branches: int,
 ) -> LanguageTokenModel:
     """The `TokenModel` of prompts.
 
     Args:
-        input_ids, attention_mask: int64 [groups * B, P], padded on the left.
+        input_ids, attention_mask: int64 [branches * B, P], padded on the left.
         layout: the `Layout` of the image.
         num_codes: V, the tokens that can be sampled, from `visual_token_start_id` on.
-        groups: 1, or 2 for the prompts of `with_headers`.
+        branches: 1, or 2 for the prompts of `with_headers`.
     """
     config, table = model.config, model.get_input_embeddings()
     first = config.visual_token_start_id - config.gen_vocab_start_index
@@ -220,7 +220,7 @@ def bind_prompts(
         # The vectors of the image tokenizer, which generates nothing and is not converted, are not there. A look-up,
         # since offloading brings a weight only for the forward pass of its module.
         codebook=table(codes),
-        groups=groups,
+        branches=branches,
     )
     bound.conditions.ids = input_ids
     return bound

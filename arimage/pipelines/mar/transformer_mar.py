@@ -189,9 +189,9 @@ class MARLatentModel(BoundNetwork):
         self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
     ) -> torch.Tensor:
         """Conditions [G, B, N, C]; see `MaskedLatentModel.forward`."""
-        tokens, visible = tokens.repeat(self.groups, 1, 1), visible.repeat(self.groups, 1)
+        tokens, visible = tokens.repeat(self.branches, 1, 1), visible.repeat(self.branches, 1)
         conditions = self.transformer(tokens, visible, count, padded=padded, **self.conditions.values)
-        return conditions.unflatten(0, (self.groups, -1))
+        return conditions.unflatten(0, (self.branches, -1))
 
     def denoise(
         self,
@@ -204,7 +204,7 @@ class MARLatentModel(BoundNetwork):
         """See `LatentModel.denoise`."""
         tables = diffusion_tables(num_diffusion_steps, self.head.config.num_train_timesteps)
         timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
-        predicted = self.head(tokens.expand(self.groups, -1, -1, -1), timesteps, conditions)
+        predicted = self.head(tokens.expand(self.branches, -1, -1, -1), timesteps, conditions)
         noise, place = predicted.chunk(2, dim=-1)
-        guided = noise[0] if self.groups == 1 else noise[1] + guidance * (noise[0] - noise[1])
+        guided = noise[0] if self.branches == 1 else noise[1] + guidance * (noise[0] - noise[1])
         return tables.transition(step, tokens, guided, place[0])

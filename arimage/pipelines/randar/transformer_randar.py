@@ -163,7 +163,7 @@ class RandARTokenModel(PairedModel):
         at = StepPlaces.of(cache, self._rotary, self.conditions.seen, turned, places, visible=seen)
         query_at = self._per_row(self.encode(asked))
         logits = self.transformer.step(self._per_row(tokens), cache, at, query_at=query_at)
-        return logits.view(self.groups, *asked.shape, -1)
+        return logits.view(self.branches, *asked.shape, -1)
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
         """See `GroupModel.guidance_progress`. The authors count the groups before."""

@@ -68,10 +68,10 @@ def give_defaults(pipe: HasDefaults, given: dict, where: object) -> None:
     """
     kind = Defaults if pipe.family is None else with_fields(Defaults, pipe.family.defaults)
     defaults = check(kind, given, where).model_dump(exclude_unset=True)
-    known = {field.name for field in fields(pipe.sampling())} | {"decoding", *pipe._saved_defaults}
-    known |= pipe.abilities.decoder
+    allowed = {field.name for field in fields(pipe.sampling())} | {"decoding", *pipe._saved_defaults}
+    allowed |= pipe.abilities.decoder
     try:
-        for name in defaults.keys() - known:
+        for name in defaults.keys() - allowed:
             raise ValueError(f"{name} is not a setting of a {type(pipe).__name__}: leave it out")
         decoding = decoding_from_dict(defaults.pop("decoding")) if "decoding" in defaults else pipe.decoding
         for name in defaults.keys() & set(pipe._saved_defaults):

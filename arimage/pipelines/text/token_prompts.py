@@ -81,15 +81,15 @@ def check_negatives(name: str, negatives: int, prompts: int) -> None:
         raise ValueError(f"{name} holds {negatives} for {prompts} prompts: give one for all, or one for each")
 
 
-def stack(groups: list[Ids], padding: int, device: torch.device) -> Ids:
-    """The ids of several groups and their masks, padded on the left to the same length, [groups * B, P]. B is the size
-    of the first group; a group of one prompt is repeated."""
-    length, count = max(ids.shape[1] for ids, _ in groups), len(groups[0][0])
+def stack(branches: list[Ids], padding: int, device: torch.device) -> Ids:
+    """The ids of several branches and their masks, padded on the left to the same length, [branches * B, P]. B is the
+    size of the first branch; a branch of one prompt is repeated."""
+    length, count = max(ids.shape[1] for ids, _ in branches), len(branches[0][0])
     ids, masks = (
         torch.cat(
             [
-                F.pad(group[i].to(device), (length - group[i].shape[1], 0), value=value).expand(count, -1)
-                for group in groups
+                F.pad(branch[i].to(device), (length - branch[i].shape[1], 0), value=value).expand(count, -1)
+                for branch in branches
             ]
         )
         for i, value in enumerate((padding, 0))

@@ -203,11 +203,11 @@ def convert_var(
         load_original(tokenizer, (*WRAPPINGS, "trainer", "vae_local")), scales=model.config.scales, source=tokenizer
     )
     predicted = model.config.vocab_size, model.config.codebook_dim
-    known = vq.config.codebook_size, vq.config.codebook_dim
-    if predicted != known:
+    read = vq.config.codebook_size, vq.config.codebook_dim
+    if predicted != read:
         raise CheckpointError(
-            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {known[0]} of "
-            f"width {known[1]}: give the tokenizer that this transformer was trained with"
+            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {read[0]} of "
+            f"width {read[1]}: give the tokenizer that this transformer was trained with"
         )
     pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
     pipeline.generation_config.update(VAR_SAMPLING)

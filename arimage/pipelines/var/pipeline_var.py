@@ -135,8 +135,8 @@ class VARPipeline(UpscalingPipeline):
         tokens = []
         for part in self.encode_image(pixels):
             side = part.shape[-1]
-            known = F.interpolate(stays, size=(side, side), mode="bilinear")[:, 0] > 0.5
-            tokens.append(part if side == 1 else torch.where(known, part, -1))
+            keeps = F.interpolate(stays, size=(side, side), mode="bilinear")[:, 0] > 0.5
+            tokens.append(part if side == 1 else torch.where(keeps, part, -1))
         return torch.cat([part.flatten(1) for part in tokens], dim=1)
 
     @torch.no_grad()
@@ -144,8 +144,8 @@ class VARPipeline(UpscalingPipeline):
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The scales
         are decoded up to the first with such a token."""
         maps = self.token_maps(tokens.to(self._execution_device))
-        known = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
-        return self.upscaled(call, self.vq.decode(list(known)))
+        decided = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
+        return self.upscaled(call, self.vq.decode(list(decided)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.upscaled(call, self.vq.decode_latents(result))

@@ -241,7 +241,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             hidden = only(hidden, cells)
         if cache is not None:
             # The prefix comes with the condition.
-            cache.write_next_at(0 if condition is not None else cache.prefix + first, hidden.shape[1])
+            cache.write_next_at(0 if condition is not None else cache.prefix_end + first, hidden.shape[1])
             if condition is not None:
                 cache.conditions = modulations
         hidden = self.embedding_dropout(hidden)
@@ -305,8 +305,8 @@ class VARScaleModel(BoundNetwork):
         first = sum(self.scale_sizes[:scale])
         return slice(first, first + self.scale_sizes[scale])
 
-    def _inputs(self, scale: int, latents: torch.Tensor, groups: int) -> torch.Tensor:
-        return self.vq.scale_input(scale, latents).repeat(groups, 1, 1)
+    def _inputs(self, scale: int, latents: torch.Tensor, branches: int) -> torch.Tensor:
+        return self.vq.scale_input(scale, latents).repeat(branches, 1, 1)
 
     def prefill(
         self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
@@ -329,7 +329,7 @@ class VARScaleModel(BoundNetwork):
         levels = self._levels[: fed.stop]
         everything = prefix_mask is None and not latents
         logits = self.transformer(
-            torch.cat([self._inputs(k, latent, self.groups) for k, latent in enumerate(latents, 1)], dim=1)
+            torch.cat([self._inputs(k, latent, self.branches) for k, latent in enumerate(latents, 1)], dim=1)
             if latents
             else None,
             levels=levels,
@@ -343,22 +343,22 @@ class VARScaleModel(BoundNetwork):
             cache.prune(
                 fed_cells(self.scale_sizes, pruned), min(pruned) - 1, config.hidden_size, self.transformer.dtype
             )
-        return cache, logits.unflatten(0, (self.groups, -1))
+        return cache, logits.unflatten(0, (self.branches, -1))
 
     def forward(
         self, scale: int, latents: torch.Tensor, cache: GrowingCache, *, guided: bool = True
     ) -> torch.FloatTensor:
         """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
-        fed, groups = self._tokens(scale), self.groups if guided else 1
-        inputs, mask = self._inputs(scale, latents, groups), None
+        fed, branches = self._tokens(scale), self.branches if guided else 1
+        inputs, mask = self._inputs(scale, latents, branches), None
         pruning = pruning_of(scale, cache, self.scales)
-        if self.conditions.length:
+        if self.conditions.prefix_length:
             keys = fed.stop if pruning is None else pruning.stop
             mask = F.pad(self.conditions.seen[: len(inputs)], (0, keys), value=True)[:, None, None]
         logits = self.transformer(
             inputs, levels=self._levels[fed], mask=mask, cache=cache, first=fed.start, pruning=pruning
         )
-        return logits.unflatten(0, (groups, -1))
+        return logits.unflatten(0, (branches, -1))
 
     def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:
         """See `ScaleModel.vectors`."""

@@ -62,9 +62,9 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
         raise ValueError(f"{path} has no pictures: put files of {', '.join(IMAGE_SUFFIXES)} there")
     images, captions = [], []
     for name, source, text in found:
-        picture = to_rgb(name, open_image(name, source))
-        picture = ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS)
-        images.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+        image = to_rgb(name, open_image(name, source))
+        image = ImageOps.fit(image, size[::-1], Image.Resampling.LANCZOS)
+        images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
         captions.append(text if caption is None else caption.replace("{}", text))
     return Pairs(torch.stack(images), captions)
 

@@ -270,13 +270,13 @@ def test_an_enlarged_image_is_reduced_to_the_original():
     assert shown.size == (512, 512)
     layer = Image.new("RGBA", shown.size)
     layer.paste((255, 61, 127, 255), (0, 256, 512, 512))
-    again, mask = pictures.picture_and_mask({"background": shown.convert("RGBA"), "layers": [layer]}, (64, 64))
+    again, mask = pictures.image_and_mask({"background": shown.convert("RGBA"), "layers": [layer]}, (64, 64))
     assert np.array_equal(np.asarray(again), np.asarray(picture))
     assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
 
 
 def test_the_transparent_part_of_an_upload_is_white():
-    picture, _ = pictures.picture_and_mask({"background": Image.new("RGBA", (64, 64)), "layers": []}, (64, 64))
+    picture, _ = pictures.image_and_mask({"background": Image.new("RGBA", (64, 64)), "layers": []}, (64, 64))
     assert picture.mode == "RGB" and picture.getextrema() == ((255, 255),) * 3
 
 
@@ -428,7 +428,7 @@ def knowing():
 
 def test_the_gallery_has_every_picture_that_is_known(knowing):
     info = knowing.models["text"]
-    html = gallery_tab.sheet(tuple(info.pictures.items()), info.gallery)
+    html = gallery_tab.sheet(tuple(info.names.items()), info.gallery)
     assert html.count("<button") == 2 and html.count("<i ") == 1 and "<b>" not in html
     image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^)]+)", html)[1])))
     pictures, gallery = read_gallery(REFERENCE)

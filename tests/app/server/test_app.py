@@ -155,14 +155,14 @@ def test_images_come_by_url(client, address, output_format, media_type):
 def test_images_by_url_expire_and_are_bounded(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(server_module.time, "monotonic", lambda: clock[0])
-    pictures = server_module.Pictures()
-    names = [pictures.add(b"%d" % i, "image/png") for i in range(server_module.KEPT + 1)]
+    kept = server_module.KeptImages()
+    names = [kept.add(b"%d" % i, "image/png") for i in range(server_module.KEPT + 1)]
     assert len(set(names)) == len(names)
-    assert pictures.get(names[0]) is None and pictures.get(names[1]) == (b"1", "image/png")
+    assert kept.get(names[0]) is None and kept.get(names[1]) == (b"1", "image/png")
     clock[0] = server_module.KEPT_SECONDS + 1.0
-    assert pictures.get(names[1]) is None
-    pictures.add(b"", "image/png")
-    assert len(pictures._files) == 1
+    assert kept.get(names[1]) is None
+    kept.add(b"", "image/png")
+    assert len(kept._files) == 1
 
 
 def test_classes_and_scales_are_generated_too(client, engine):

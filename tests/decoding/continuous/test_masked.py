@@ -31,18 +31,18 @@ class GaussianModel:
     V, SLOPE, SHIFT, MEANS = 0.5, 0.8, 0.6, (0.3, -0.7)
     num_tokens, dim, device, network = 2, 1, torch.device("cpu"), None
 
-    def __init__(self, groups=1, drafter=None):
-        self.groups, self.drafter = groups, drafter
+    def __init__(self, branches=1, drafter=None):
+        self.branches, self.drafter = branches, drafter
 
     def forward(self, tokens, visible, count, *, padded=False):
         assert (visible.sum(1) <= count).all() and (padded or (visible.sum(1) == count).all())
         known = torch.where(visible[..., None], tokens, torch.nan).nansum(1, keepdim=True)
         means = torch.tensor(self.MEANS)[None, :, None] + self.SLOPE * known
-        return torch.stack([means, means + self.SHIFT][: self.groups])
+        return torch.stack([means, means + self.SHIFT][: self.branches])
 
     def denoise(self, step, tokens, conditions, guidance, num_diffusion_steps):
         clean = conditions[0]
-        if self.groups == 2:
+        if self.branches == 2:
             clean = conditions[1] + guidance * (conditions[0] - conditions[1])
         kept = diffusion_tables(num_diffusion_steps).alphas_cumprod
         now, before = kept[step], kept[step - 1] if step else 1.0
@@ -72,7 +72,7 @@ def assert_normal(values, mean, variance):
 @pytest.mark.parametrize("passes", [1, 2])
 def test_samples_follow_the_distribution_of_the_model(passes, scale, schedule):
     guided = scale > 1
-    model = GaussianModel(groups=1 + guided)
+    model = GaussianModel(branches=1 + guided)
     sampling = LatentSampling(scale, num_inference_steps=passes, num_diffusion_steps=STEPS, guidance_schedule=schedule)
     state = decode(model, MaskedDecoding(), sampling, SEEDS)
     assert state.forward_passes == passes and state.decided.all()

@@ -35,7 +35,7 @@ by_decoding = pytest.mark.parametrize("decoding", DECODINGS.values(), ids=DECODI
 
 
 def model_of(settings, slope=0.9, drafter_slope=0.75, **changes):
-    sizes = {**changes, "groups": 1 + (settings.get("guidance_scale", 1) > 1)}
+    sizes = {**changes, "branches": 1 + (settings.get("guidance_scale", 1) > 1)}
     drafter = {**sizes, "variance": sizes.get("variance", 0.2) * 1.2} if drafter_slope != slope else sizes
     return MixtureModel(**sizes, slope=slope, drafter=MixtureModel(**drafter, slope=drafter_slope))
 

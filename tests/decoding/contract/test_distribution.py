@@ -219,9 +219,9 @@ BROKEN = {
 @pytest.mark.parametrize(
     "settings", [{}, {"top_k": 2}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.9}, {"top_p": 0.9, "min_p": 0.03}], ids=str
 )
-@pytest.mark.parametrize("groups", [1, 2])
-def test_logits_that_are_not_finite_give_no_distribution(broken, settings, groups):
-    logits = random_logits(groups, 3, 1, 8)
+@pytest.mark.parametrize("branches", [1, 2])
+def test_logits_that_are_not_finite_give_no_distribution(broken, settings, branches):
+    logits = random_logits(branches, 3, 1, 8)
     logits[:, 1] = BROKEN[broken](logits[:, 1])
     actual = Sampling(guidance_scale=2.0, **settings).probabilities(logits, torch.zeros(3, 1, dtype=torch.long))
     assert actual[1].isnan().all() and not actual[::2].isnan().any()
@@ -243,8 +243,8 @@ POSITIONS = torch.tensor([[0, 1], [0, 1], [1, 2], [1, 2]])
 def alone(logits, samplings, row):
     """The row by itself; without guidance it has no second logits."""
     sampling = samplings[row]
-    groups = 2 if sampling.guidance_scale > 1 else 1
-    return sampling.probabilities(logits[:groups, row, None], POSITIONS[row, None])[0]
+    branches = 2 if sampling.guidance_scale > 1 else 1
+    return sampling.probabilities(logits[:branches, row, None], POSITIONS[row, None])[0]
 
 
 def test_rows_of_a_stack_are_sampled_as_each_of_them_alone():

@@ -198,8 +198,8 @@ def test_steps_stay_below_the_limit_of_attention(preset, interval):
     decoding, limits, forward = decoding_from_name(preset), [], model.forward
 
     def recorded(tokens, positions, cache, **options):
-        limits.append(cache.limit)
-        assert int(positions.max()) < cache.limit
+        limits.append(cache.attended_slots)
+        assert int(positions.max()) < cache.attended_slots
         return forward(tokens, positions, cache, **options)
 
     state = decoding.start(model, Sampling(), SEEDS[:1])

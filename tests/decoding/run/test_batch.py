@@ -136,7 +136,7 @@ def test_images_that_come_later_join_those_that_run(table_model):
 
 @pytest.mark.parametrize("preset", ["ar", "sjd-coupled", "sjd2", "sjd-tree", "eagle"])
 def test_every_image_keeps_its_sampling(table_model, preset):
-    model, decoding = table_model(grid=(2, 3), groups=2), decoding_from_name(preset)
+    model, decoding = table_model(grid=(2, 3), branches=2), decoding_from_name(preset)
     samplings = [
         Sampling(guidance_scale=2.0),
         Sampling(guidance_scale=3.0, top_k=2),

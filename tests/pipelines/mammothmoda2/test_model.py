@@ -25,7 +25,7 @@ def network():
 
 def bind(network, grid=(2, 2), count=1, codes=CODES):
     ids, mask = (EXPECTED["dev"][name][:1].repeat(count, 1) for name in ("input_ids", "attention_mask"))
-    return bind_prompts(network, *with_headers(ids, mask, 10), Layout(grid), codes, groups=2)
+    return bind_prompts(network, *with_headers(ids, mask, 10), Layout(grid), codes, branches=2)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ def attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     seen: torch.BoolTensor,
-    prefix: int,
+    prefix_end: int,
     first: int,
     slots: torch.LongTensor,
     visible: torch.BoolTensor | None = None,
@@ -22,17 +22,17 @@ def attention(
     from the first to the last visible one only: the device finds them.
 
     Args:
-        query: the queries of an image lie together, and images come once per group. Those of a row have no gaps.
+        query: the queries of an image lie together, and images come once per branch. Those of a row have no gaps.
         keys, values: [rows, key_heads, places, head_dim], contiguous. Heads may share keys.
-        seen: bool [rows, P], which tokens of the prompt a row sees. They end at `prefix`.
-        first: the place of the image's first slot; the scratch slots begin at `prefix`.
+        seen: bool [rows, P], which tokens of the prompt a row sees. They end at `prefix_end`.
+        first: the place of the image's first slot; the scratch slots begin at `prefix_end`.
         slots: int64 [M], where M divides R: a query sees the slots of the image up to its own. The queries of the
-            first group are given, which the others repeat.
+            first branch are given, which the others repeat.
         visible: bool [M, slots + scratch], what queries see in place of this rule, whatever `slots` says.
         table, positions: what queries are rotated by first, see `arimage.kernels.step.qkv`; None if they are already.
     """
     if runs_triton(query):
         from .triton import attention
 
-        return attention(query, keys, values, seen, prefix, first, slots, visible, table, positions)
-    return reference.attention(query, keys, values, seen, prefix, first, slots, visible, table, positions)
+        return attention(query, keys, values, seen, prefix_end, first, slots, visible, table, positions)
+    return reference.attention(query, keys, values, seen, prefix_end, first, slots, visible, table, positions)

@@ -11,7 +11,7 @@ def attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     seen: torch.BoolTensor,
-    prefix: int,
+    prefix_end: int,
     first: int,
     slots: torch.LongTensor,
     visible: torch.BoolTensor | None = None,
@@ -19,17 +19,17 @@ def attention(
     positions: torch.LongTensor | None = None,
 ) -> torch.Tensor:
     rows, key_heads, places, _ = keys.shape
-    groups = len(query) // len(slots)
+    branches = len(query) // len(slots)
     if table is not None:
-        query = rotate(query[None], table[positions].repeat(groups, 1, 1)[None])[0]
+        query = rotate(query[None], table[positions].repeat(branches, 1, 1)[None])[0]
     if visible is None:
         image = torch.arange(places - first, device=query.device) <= slots[:, None]
-        between = image.new_zeros(len(slots), first - prefix)
+        between = image.new_zeros(len(slots), first - prefix_end)
     else:
         image, scratch = visible.tensor_split([places - first], dim=1)
-        between = F.pad(scratch, (0, first - prefix - scratch.shape[1]))
-    own = torch.cat([between, image], dim=1).repeat(groups, 1).unflatten(0, (rows, -1))
-    prompt = F.pad(seen, (prefix - seen.shape[1], 0))[:, None].expand(-1, own.shape[1], -1)
+        between = F.pad(scratch, (0, first - prefix_end - scratch.shape[1]))
+    own = torch.cat([between, image], dim=1).repeat(branches, 1).unflatten(0, (rows, -1))
+    prompt = F.pad(seen, (prefix_end - seen.shape[1], 0))[:, None].expand(-1, own.shape[1], -1)
     mask = torch.cat([prompt, own], dim=2)[:, None]
     shared = query.shape[1] // key_heads
     states = query.unflatten(0, (rows, -1)).transpose(1, 2)

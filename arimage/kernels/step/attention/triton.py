@@ -14,7 +14,7 @@ KEYS = 16
 QUERIES = 16
 
 
-@triton.jit(do_not_specialize=["count", "queries", "prompt", "prefix", "first", "slots", "positions"])
+@triton.jit(do_not_specialize=["count", "queries", "prompt", "prefix_end", "first", "slots", "positions"])
 def attention_kernel(
     query_ptr,
     keys_ptr,
@@ -29,7 +29,7 @@ def attention_kernel(
     queries,
     places,
     prompt,
-    prefix,
+    prefix_end,
     first,
     slots,
     positions,
@@ -59,7 +59,7 @@ def attention_kernel(
     seen_ptr += row * prompt
     seen = tl.load(seen_ptr + word, mask=word < prompt, other=0)
     # Nothing is read before the first word that is seen.
-    start = prefix - prompt + tl.min(tl.where(seen != 0, word, prompt))
+    start = prefix_end - prompt + tl.min(tl.where(seen != 0, word, prompt))
     # Where the query lies among those of its group.
     given = row * queries % count + query
     if table_ptr is not None:
@@ -71,10 +71,10 @@ def attention_kernel(
     block: tl.constexpr = parts * block_keys
     if visible_ptr is not None:
         visible_ptr += given[:, None] * slots
-        end = prefix
-        for begin in tl.range(prefix, places, block):
+        end = prefix_end
+        for begin in tl.range(prefix_end, places, block):
             key = begin + tl.arange(0, block)
-            item = tl.where(key < first, places - first + key - prefix, key - first)
+            item = tl.where(key < first, places - first + key - prefix_end, key - first)
             known = inside[:, None] & ((key < places) & (item < slots))[None]
             told = tl.load(visible_ptr + item[None], mask=known, other=0) != 0
             end = tl.maximum(end, tl.max(tl.max(tl.where(told, key[None] + 1, 0), axis=1)))
@@ -91,19 +91,19 @@ def attention_kernel(
         at = key[:, :, None] * head_dim + channel[None, None]
         used = (key >= start) & (key < end)
         if visible_ptr is None:
-            used = used & ((key < prefix) | (key >= first))
+            used = used & ((key < prefix_end) | (key >= first))
         k = tl.load(keys_ptr + at, mask=used[:, :, None], other=0.0)
         v = tl.load(values_ptr + at, mask=used[:, :, None], other=0.0)
         scores = tl.dot(q, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale
         if visible_ptr is None:
             told = (key >= first)[:, None] & ((key - first)[:, None] <= slot[None, :, None])
         else:
-            item = tl.where(key < first, places - first + key - prefix, key - first)
-            known = inside[None, :, None] & ((key >= prefix) & (key < end) & (item < slots))[:, None]
+            item = tl.where(key < first, places - first + key - prefix_end, key - first)
+            known = inside[None, :, None] & ((key >= prefix_end) & (key < end) & (item < slots))[:, None]
             told = tl.load(visible_ptr[None] + item[:, None], mask=known, other=0) != 0
-        if begin < prefix:
-            of_prompt = (key >= start) & (key < prefix)
-            told |= (tl.load(seen_ptr + key - prefix + prompt, mask=of_prompt, other=0) != 0)[:, None]
+        if begin < prefix_end:
+            of_prompt = (key >= start) & (key < prefix_end)
+            told |= (tl.load(seen_ptr + key - prefix_end + prompt, mask=of_prompt, other=0) != 0)[:, None]
         scores = tl.where(told & (key < end)[:, None], scores, -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=2))
         # Rows that have seen nothing stay zero.
@@ -131,7 +131,7 @@ def _attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     seen: torch.Tensor,
-    prefix: int,
+    prefix_end: int,
     first: int,
     slots: torch.Tensor,
     visible: torch.Tensor | None,
@@ -157,7 +157,7 @@ def _attention(
             queries,
             places,
             prompt,
-            prefix,
+            prefix_end,
             first,
             0 if visible is None else visible.shape[1],
             0 if table is None else len(table),
@@ -177,7 +177,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _(query, keys, values, seen, prefix, first, slots, visible, table, positions):
+def _(query, keys, values, seen, prefix_end, first, slots, visible, table, positions):
     return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
 
@@ -186,7 +186,7 @@ def attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     seen: torch.BoolTensor,
-    prefix: int,
+    prefix_end: int,
     first: int,
     slots: torch.LongTensor,
     visible: torch.BoolTensor | None = None,
@@ -194,4 +194,4 @@ def attention(
     positions: torch.LongTensor | None = None,
 ) -> torch.Tensor:
     visible = None if visible is None else visible.contiguous()
-    return _attention(query, keys, values, seen.contiguous(), prefix, first, slots, visible, table, positions)
+    return _attention(query, keys, values, seen.contiguous(), prefix_end, first, slots, visible, table, positions)

@@ -12,10 +12,10 @@ def embedding(
     slots: torch.LongTensor | None,
     places: torch.LongTensor,
     weight: torch.Tensor,
-    groups: int,
+    branches: int,
 ) -> tuple[torch.Tensor, torch.LongTensor, torch.LongTensor]:
-    """The embeddings of tokens [B, Q] for all groups, [groups * B * Q, D]; up to which slot of the image each sees,
-    [B * Q]; and its place in the cache, [B * Q].
+    """The embeddings of tokens [B, Q] for all branches, [branches * B * Q, D]; up to which slot of the image each
+    sees, [B * Q]; and its place in the cache, [B * Q].
 
     Args:
         tokens: -1 is a token that is not known yet, whose embedding is zero.
@@ -26,5 +26,5 @@ def embedding(
     if runs_triton(weight):
         from .triton import embedding
 
-        return embedding(tokens, positions, slots, places, weight, groups)
-    return reference.embedding(tokens, positions, slots, places, weight, groups)
+        return embedding(tokens, positions, slots, places, weight, branches)
+    return reference.embedding(tokens, positions, slots, places, weight, branches)

@@ -46,13 +46,13 @@ def _embedding(
     slots: torch.Tensor | None,
     places: torch.Tensor,
     weight: torch.Tensor,
-    groups: int,
+    branches: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     count, width = tokens.numel(), weight.shape[1]
-    hidden = torch.empty(groups * count, width, dtype=weight.dtype, device=weight.device)
+    hidden = torch.empty(branches * count, width, dtype=weight.dtype, device=weight.device)
     last, index = (torch.empty(count, dtype=torch.long, device=weight.device) for _ in range(2))
     with torch.cuda.device_of(weight):
-        embedding_kernel[(groups * count,)](
+        embedding_kernel[(branches * count,)](
             tokens,
             positions,
             slots,
@@ -71,9 +71,9 @@ def _embedding(
 
 
 @_embedding.register_fake
-def _(tokens, positions, slots, places, weight, groups):
+def _(tokens, positions, slots, places, weight, branches):
     count = tokens.numel()
-    return weight.new_empty(groups * count, weight.shape[1]), places.new_empty(count), places.new_empty(count)
+    return weight.new_empty(branches * count, weight.shape[1]), places.new_empty(count), places.new_empty(count)
 
 
 def embedding(
@@ -82,7 +82,7 @@ def embedding(
     slots: torch.LongTensor | None,
     places: torch.LongTensor,
     weight: torch.Tensor,
-    groups: int,
+    branches: int,
 ) -> tuple[torch.Tensor, torch.LongTensor, torch.LongTensor]:
     slots = None if slots is None else slots.contiguous()
-    return _embedding(tokens.contiguous(), positions.contiguous(), slots, places, weight, groups)
+    return _embedding(tokens.contiguous(), positions.contiguous(), slots, places, weight, branches)

@@ -13,9 +13,9 @@ def write_keys(
     values: torch.Tensor,
     index: torch.LongTensor,
 ) -> None:
-    groups = len(states) // len(positions)
+    branches = len(states) // len(positions)
     key, value = states.chunk(2, dim=1)
     row = torch.arange(len(keys), device=keys.device).repeat_interleave(len(states) // len(keys))
-    at = index.repeat(groups)
-    keys[row, :, at] = rotate(key[None], table[positions].repeat(groups, 1, 1)[None])[0]
+    at = index.repeat(branches)
+    keys[row, :, at] = rotate(key[None], table[positions].repeat(branches, 1, 1)[None])[0]
     values[row, :, at] = value

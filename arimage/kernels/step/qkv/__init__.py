@@ -25,12 +25,12 @@ def qkv(
     `MOST_ROWS` rows are not rotated yet, see `arimage.kernels.step.attention`.
 
     Args:
-        x: [R, D], D a multiple of 64. The rows of an image lie together, and images come once per group.
+        x: [R, D], D a multiple of 64. The rows of an image lie together, and images come once per branch.
         gain, eps: of the norm, [D].
         weight: [(heads + 2 key_heads) head_dim, D], queries first. Without any queries or without `keys` it has the
             others only.
         table: the cosines and sines of all positions, float32 [P, head_dim / 2, 2].
-        positions: int64 [M], where M divides R: those of the rows of the first group, which the others repeat. -1 is
+        positions: int64 [M], where M divides R: those of the rows of the first branch, which the others repeat. -1 is
             the last one.
         keys, values: all those of the layer, [rows, key_heads, places, head_dim], contiguous.
         index: int64 [M], the places to write to.

@@ -20,15 +20,15 @@ def qkv(
     index: torch.LongTensor | None = None,
     scale: torch.FloatTensor | None = None,
 ) -> torch.Tensor:
-    groups = len(x) // len(positions)
+    branches = len(x) // len(positions)
     states = product(F.rms_norm(x, x.shape[-1:], gain, eps), weight, scale).unflatten(-1, (-1, head_dim))
     key_heads = 0 if keys is None else keys.shape[1]
     rotated, value = states.split([states.shape[1] - key_heads, key_heads], dim=1)
-    rotated = rotate(rotated[None], table[positions].repeat(groups, 1, 1)[None])[0]
+    rotated = rotate(rotated[None], table[positions].repeat(branches, 1, 1)[None])[0]
     query, key = rotated.split([rotated.shape[1] - key_heads, key_heads], dim=1)
     if keys is not None and values is not None and index is not None:
         row = torch.arange(len(keys), device=x.device).repeat_interleave(len(x) // len(keys))
-        at = index.repeat(groups)
+        at = index.repeat(branches)
         keys[row, :, at] = key
         values[row, :, at] = value
     return query.contiguous()
