@@ -22,7 +22,14 @@ from ..call import GenerationCall
 from ..components import check_parts
 from ..output import VideoPipelineOutput
 from ..pictures.videos import prepare_images, prepare_videos
-from ..text.checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, TEXT_TOKENS, as_texts, prompt_names, text_length
+from ..text.checks import (
+    MAX_PROMPT_CHARACTERS,
+    TEXT_TOKENS,
+    as_texts,
+    check_sides,
+    prompt_names,
+    text_length,
+)
 from ..text.tokenizing import tokenize
 from .family import FAMILY
 from .fsq_cosmos import CosmosVideoTokenizer
@@ -170,10 +177,7 @@ class CosmosPipeline(ARPipeline):
         weights were trained for. Warns about any other than the trained size."""
         factor, trained = self.vq.scale_factor, self.image_sizes[0]
         own = trained if maps is None else (maps[0] * factor, maps[1] * factor)
-        size = (own[0] if height is None else height, own[1] if width is None else width)
-        for name, side in zip(("height", "width"), size, strict=True):
-            if not isinstance(side, int) or not 1 <= side <= MAX_SIDE or side % factor:
-                raise ValueError(f"{name} is {side!r}: give a multiple of {factor} up to {MAX_SIDE}")
+        size = check_sides((own[0] if height is None else height, own[1] if width is None else width), factor)
         if maps is not None and size != own:
             raise ValueError(
                 f"tokens are those of {own[0]}x{own[1]} pixels, not of {size[0]}x{size[1]}: leave out height and width"

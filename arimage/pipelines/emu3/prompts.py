@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts
-from ..text.token_prompts import Ids, check_given_ids, check_negatives, check_sides, parse_ratio
+from ..text.token_prompts import Ids, check_given_ids, check_negatives, given_size, parse_ratio
 from ..text.tokenizing import tokenize
 
 
@@ -48,13 +48,13 @@ def image_size(
     approximately `area`.
 
     Raises:
-        ValueError: see `parse_ratio` and `check_sides`.
+        ValueError: see `parse_ratio` and `given_size`.
     """
     if height is None and width is None:
         across, down = parse_ratio(ratio)
         unit = (area / (across * down)) ** 0.5 / factor
         return factor * max(round(down * unit), 1), factor * max(round(across * unit), 1)
-    return check_sides(height, width, ratio, factor)
+    return given_size(height, width, ratio, factor)
 
 
 class Emu3Prompts:

@@ -6,7 +6,7 @@ from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from ..text.token_prompts import Ids, check_given_ids, check_sides, parse_ratio
+from ..text.token_prompts import Ids, check_given_ids, given_size, parse_ratio
 from ..text.tokenizing import tokenize
 
 
@@ -58,7 +58,7 @@ def image_size(
             ratio, or the ratio needs a longer side.
     """
     if height is not None or width is not None:
-        return check_sides(height, width, ratio, FACTOR, MAX_SIDE)
+        return given_size(height, width, ratio, FACTOR, MAX_SIDE)
     across, down = parse_ratio(ratio)
     if area == TRAINED_AREA and (ratio or "1:1") in TRAINED:
         rows, columns = TRAINED[ratio or "1:1"]

@@ -29,7 +29,7 @@ from ..call import GenerationCall
 from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput, Tokens
 from ..pictures.references import References, as_references
-from ..text.checks import MAX_PROMPT_CHARACTERS, MAX_SIDE, as_texts
+from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_sides
 from .family import FAMILY
 from .prompts import GlmImagePrompt, GlmImagePrompts, Source
 from .transformer_glm_image import bind_prompts, grids_of, source_codes
@@ -133,13 +133,8 @@ class GlmImagePipeline(HybridPipeline):
     def check_size(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Height and width of the images of a call."""
         default = self.image_sizes[0]
-        size = (default[0] if height is None else height, default[1] if width is None else width)
-        for name, side in zip(("height", "width"), size, strict=True):
-            whole = isinstance(side, int) and not isinstance(side, bool)
-            if not whole or side % PIXELS_PER_TOKEN or not 0 < side <= MAX_SIDE:
-                raise ValueError(
-                    f"{name} is {side!r}: give a multiple of {PIXELS_PER_TOKEN}, from {PIXELS_PER_TOKEN} to {MAX_SIDE}"
-                )
+        sides = (default[0] if height is None else height, default[1] if width is None else width)
+        size = check_sides(sides, PIXELS_PER_TOKEN)
         if min(size) < 512 or max(size) > 2048:
             logger.warning(f"GLM-Image was trained for sides of 512 to 2048 pixels, not for {size[0]}x{size[1]}")
         return size

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from transformers import BatchFeature, GlmImageProcessor
 
-from ..text.tokenizing import tokenize
+from ..text.tokenizing import check_special, tokenize
 
 
 MAX_ASPECT = 4
@@ -52,12 +52,8 @@ class GlmImagePrompts:
         Raises:
             ValueError: if a text contains a special token, or a reference is too narrow.
         """
-        tokenizer = self.processor.tokenizer
         for text in texts:
-            for number in tokenize(tokenizer, text, add_special_tokens=False).input_ids:
-                if number in tokenizer.added_tokens_decoder:
-                    token = tokenizer.convert_ids_to_tokens(number)
-                    raise ValueError(f"a prompt contains {token!r}, a special token of the model: leave it out")
+            check_special(self.processor.tokenizer, text)
         for reference in (reference for references in sources or [] for reference in references):
             if max(reference.size) > MAX_ASPECT * min(reference.size):
                 raise ValueError(

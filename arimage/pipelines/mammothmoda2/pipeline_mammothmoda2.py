@@ -2,7 +2,6 @@
 image tokens and a diffusion decoder that reads its hidden states."""
 
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -16,7 +15,7 @@ from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
 from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput
-from ..text.checks import MAX_SIDE, check_one_of
+from ..text.checks import check_one_of, check_sides
 from .decoder_mammothmoda2 import MammothModa2Transformer2DModel
 from .family import FAMILY
 from .prompts import END_OF_IMAGE, END_OF_ROW, HEADER, Grid, MammothModa2Prompt, MammothModa2Prompts, unpadded
@@ -134,12 +133,7 @@ class MammothModa2Pipeline(HybridPipeline):
     def check_size(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Height and width of the images of a call."""
         default, unit = self.image_sizes[0], self._latent_scale * self.transformer.config.patch_size
-        size = default[0] if height is None else height, default[1] if width is None else width
-        for name, side in zip(("height", "width"), size, strict=True):
-            whole = isinstance(side, numbers.Integral) and not isinstance(side, bool)
-            if not whole or side % unit or not 0 < side <= MAX_SIDE:
-                raise ValueError(f"{name} is {side!r}: give a multiple of {unit}, from {unit} to {MAX_SIDE}")
-        return int(size[0]), int(size[1])
+        return check_sides((default[0] if height is None else height, default[1] if width is None else width), unit)
 
     @property
     def prompts(self) -> MammothModa2Prompts:

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
-from ..text.tokenizing import tokenize
+from ..text.tokenizing import check_special, tokenize
 
 
 IM_START = "<|im_start|>"
@@ -180,18 +180,6 @@ class MammothModa2Prompts:
             tokenizer, rendered, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
         )
         return encoded.input_ids, encoded.attention_mask
-
-
-def check_special(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    """Refuse a text with a special token in it.
-
-    Raises:
-        ValueError: naming the token.
-    """
-    for number in tokenize(tokenizer, text, add_special_tokens=False).input_ids:
-        if number in tokenizer.added_tokens_decoder:
-            token = tokenizer.convert_ids_to_tokens(number)
-            raise ValueError(f"a prompt contains {token!r}, a special token of the model: leave it out")
 
 
 def unpadded(ids: torch.LongTensor, mask: torch.Tensor) -> list[torch.LongTensor]:

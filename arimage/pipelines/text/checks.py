@@ -65,6 +65,19 @@ def check_one_of(**given) -> None:
         raise ValueError(f"give either a {names[0]} or {names[1]}")
 
 
+def check_sides(size: tuple[Any, Any], factor: int, most: int = MAX_SIDE) -> tuple[int, int]:
+    """Height and width in pixels.
+
+    Raises:
+        ValueError: if one is not a whole multiple of `factor` up to `most`.
+    """
+    for name, side in zip(("height", "width"), size, strict=True):
+        whole = isinstance(side, numbers.Integral) and not isinstance(side, bool)
+        if not whole or side % factor or not 0 < side <= most:
+            raise ValueError(f"{name} is {side!r}: give a multiple of {factor} up to {most}")
+    return int(size[0]), int(size[1])
+
+
 def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None, last: int | None = None) -> int:
     """Check token ids [B, P] and their mask, and that the ids end in `last`; return B.
 

@@ -1,12 +1,11 @@
 """What prompts of language models of images have in common: ratios, sizes, and token ids given instead of texts."""
 
-import numbers
 import re
 
 import torch
 import torch.nn.functional as F
 
-from .checks import MAX_SIDE, check_token_ids
+from .checks import MAX_SIDE, check_sides, check_token_ids
 
 
 # Ratios of the trained sizes, the default first.
@@ -29,22 +28,17 @@ def parse_ratio(ratio: str | None) -> tuple[int, int]:
     return across, down
 
 
-def check_sides(
+def given_size(
     height: int | None, width: int | None, ratio: str | None, factor: int, most: int = MAX_SIDE
 ) -> tuple[int, int]:
     """Height and width as they are given.
 
     Raises:
-        ValueError: if they are not multiples of `factor` up to `most`, only one is given, or they are given with a
-            ratio.
+        ValueError: see `check_sides`, and if only one is given, or they are given with a ratio.
     """
     if ratio is not None or height is None or width is None:
         raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
-    if not all(
-        isinstance(side, numbers.Integral) and 0 < side <= most and side % factor == 0 for side in (height, width)
-    ):
-        raise ValueError(f"height and width are {height} and {width}: give multiples of {factor} up to {most}")
-    return height, width
+    return check_sides((height, width), factor, most)
 
 
 def check_given_ids(

@@ -16,3 +16,15 @@ def tokenize(tokenizer: Callable[..., Any], *texts: Any, **options: Any) -> Any:
     """
     with _TOKENIZING:
         return tokenizer(*texts, **options)
+
+
+def check_special(tokenizer: Any, text: str) -> None:
+    """Refuse a text with a special token in it.
+
+    Raises:
+        ValueError: naming the token.
+    """
+    for number in tokenize(tokenizer, text, add_special_tokens=False).input_ids:
+        if number in tokenizer.added_tokens_decoder:
+            token = tokenizer.convert_ids_to_tokens(number)
+            raise ValueError(f"a prompt contains {token!r}, a special token of the model: leave it out")

@@ -266,7 +266,7 @@ IDS = {"input_ids": EXPECTED["t2i_0.input_ids"][None]}
         ({**IDS, "image": REFERENCES[0]}, "input_ids hold their reference images already"),
         ({**IDS, "height": 32, "width": 48}, "input_ids announce an image of another size than 32x48"),
         ({"input_ids": IDS["input_ids"][:, :-1]}, "end with the header of an image"),
-        ({"prompt": "a", "height": 2064, "width": 16}, "multiples of 16 up to 2048"),
+        ({"prompt": "a", "height": 2064, "width": 16}, "give a multiple of 16 up to 2048"),
         ({"prompt": "a", "height": 32}, "both, or a ratio"),
         ({"prompt": "a", "ratio": "1:9999"}, "longer side is above 2048 pixels"),
         ({"prompt": "a", "ratio": "wide"}, "give width and height of up to four digits"),
