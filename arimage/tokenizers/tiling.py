@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import product
 
 import torch
+from diffusers.models.autoencoders.vae import AutoencoderMixin
 
 
 TILE_TOKENS = 32
@@ -77,8 +78,11 @@ def check_sides(pixels: torch.Tensor, factor: int, what: str = "images", model: 
         )
 
 
-class TilingMixin:
-    """`enable_slicing` and `enable_tiling` for a tokenizer, with the names and meaning of diffusers.
+class TilingMixin(AutoencoderMixin):
+    """`enable_slicing` and `enable_tiling` of diffusers for a tokenizer.
+
+    Slicing encodes and decodes the images of a batch one after the other, in the memory of one image. The results are
+    the same up to rounding (1e-6), since torch computes convolutions in another way for another batch size.
 
     The tokenizer has a `scale_factor`, pixels per token along each side, and calls its networks through `in_slices`
     and `in_tiles`. The settings are not part of its config and are not saved.
@@ -88,18 +92,6 @@ class TilingMixin:
 
     use_slicing = False
     use_tiling = False
-
-    def enable_slicing(self) -> None:
-        """Encode and decode the images of a batch one after the other, in the memory of one image.
-
-        The results are the same up to rounding (1e-6), since torch computes convolutions in another way for another
-        batch size.
-        """
-        self.use_slicing = True
-
-    def disable_slicing(self) -> None:
-        """Encode and decode a batch at once."""
-        self.use_slicing = False
 
     def enable_tiling(
         self,
@@ -145,10 +137,6 @@ class TilingMixin:
             settings |= {f"tile_sample_min_{side}": tile, name: stride}
         vars(self).update(settings)
         self.use_tiling = True
-
-    def disable_tiling(self) -> None:
-        """Encode and decode whole images."""
-        self.use_tiling = False
 
     def in_slices(self, network: Network, images: torch.Tensor) -> torch.Tensor:
         """Apply `network` to images or latents [B, ...], one after the other if slicing is enabled."""
