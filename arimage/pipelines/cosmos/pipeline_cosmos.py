@@ -22,14 +22,7 @@ from ..call import GenerationCall
 from ..components import check_parts
 from ..output import VideoPipelineOutput
 from ..pictures.videos import prepare_images, prepare_videos
-from ..text.checks import (
-    MAX_PROMPT_CHARACTERS,
-    TEXT_TOKENS,
-    as_texts,
-    check_sides,
-    prompt_names,
-    text_length,
-)
+from ..text.checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, check_sides, prompt_names, text_length
 from ..text.tokenizing import tokenize
 from .family import FAMILY
 from .fsq_cosmos import CosmosVideoTokenizer

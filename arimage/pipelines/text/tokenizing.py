@@ -1,4 +1,4 @@
-"""Tokenizing text in several threads."""
+"""Tokenizing texts, in several threads, and texts with special tokens."""
 
 from collections.abc import Callable
 from threading import RLock
