@@ -127,6 +127,17 @@ def _read_torch(path: Path) -> object:
         raise CheckpointError(f"{path} is damaged or not a checkpoint of torch.save: download it again") from error
 
 
+def with_plain_layers(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Number the layers from first to last, where the original groups them into chunks of equal size."""
+    chunked = re.compile(r"block_chunks\.(\d+)\.(?:module\.)?(\d+)\.")
+    places = {(int(match[1]), int(match[2])) for key in state if (match := chunked.match(key))}
+    numbers = {place: number for number, place in enumerate(sorted(places))}
+    return {
+        chunked.sub(lambda match: f"blocks.{numbers[int(match[1]), int(match[2])]}.", key): value
+        for key, value in state.items()
+    }
+
+
 class OriginalTensors(dict[str, torch.Tensor]):
     """The tensors of a published file by their original names. Its methods raise a `CheckpointError` that names the
     file.

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import (
+    NORM_NUM_GROUPS,
+    WRAPPINGS,
+    OriginalTensors,
+    load_original,
+    save_whole,
+    with_plain_layers,
+)
 from ...convert.folder import load_original_folder, load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.original_names import rename
@@ -70,7 +77,7 @@ def infinity_transformer_from_original(
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
-    state = OriginalTensors(_with_plain_layers(state), "Infinity transformer", source)
+    state = OriginalTensors(with_plain_layers(state), "Infinity transformer", source)
     num_layers = state.count("blocks.")
     hidden_size, bits = state.shape("word_embed.weight")
     num_unconditional, caption_dim = state.shape("cfg_uncond")
@@ -116,17 +123,6 @@ def infinity_transformer_from_original(
         dtype=dtype or state["head.weight"].dtype,
         ignored=r".*\.zero_k_bias|lvl_1L|attn_bias_for_masking|Infinity_visible_kvlen|Infinity_invisible_qlen",
     )
-
-
-def _with_plain_layers(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Number the layers from first to last, where the original groups them into chunks of equal size."""
-    chunked = re.compile(r"block_chunks\.(\d+)\.(?:module\.)?(\d+)\.")
-    places = {(int(match[1]), int(match[2])) for key in state if (match := chunked.match(key))}
-    numbers = {place: number for number, place in enumerate(sorted(places))}
-    return {
-        chunked.sub(lambda match: f"blocks.{numbers[int(match[1]), int(match[2])]}.", key): value
-        for key, value in state.items()
-    }
 
 
 def infinity_tokenizer_from_original(
