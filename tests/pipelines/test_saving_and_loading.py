@@ -195,7 +195,7 @@ def test_a_part_may_be_replaced_while_loading(folder):
 
 
 def test_a_part_that_does_not_fit_is_refused_while_loading(folder):
-    with pytest.raises(ValueError, match="the transformer has 48 .* the image tokenizer 32"):
+    with pytest.raises(ValueError, match="the transformer has 48, the image tokenizer 32"):
         AutoPipeline.from_pretrained(folder, vq=tiny.image_tokenizer(codes=32))
 
 
