@@ -73,7 +73,7 @@ def check_sides(size: tuple[Any, Any], factor: int, most: int = MAX_SIDE) -> tup
     """
     for name, side in zip(("height", "width"), size, strict=True):
         whole = isinstance(side, numbers.Integral) and not isinstance(side, bool)
-        if not whole or side % factor or not 0 < side <= most:
+        if not whole or side % factor or side not in range(1, most + 1):
             raise ValueError(f"{name} is {side!r}: give a multiple of {factor} up to {most}")
     return int(size[0]), int(size[1])
 
