@@ -67,10 +67,6 @@ VAE_NAMES = (
 )
 
 
-def _count(state: dict[str, torch.Tensor], pattern: str) -> int:
-    return len({match[1] for key in state if (match := re.match(pattern, key))})
-
-
 def _side(area: int, name: str, source: str | Path) -> int:
     side = math.isqrt(area)
     if side < 1 or side**2 != area:
