@@ -36,10 +36,13 @@ def no_fast_bfloat16():
         yield
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    """Step times of tiny models stay out of the user's cache."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Step times of tiny models stay out of the user's cache. Not by `monkeypatch`, which would then be undone after
+    the fixtures of a module whose patches it covers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
