@@ -45,6 +45,9 @@ from .pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
 from .pipelines.infinity.bsq_infinity import InfinityVQModel
 from .pipelines.infinity.pipeline_infinity import InfinityPipeline
 from .pipelines.infinity.transformer_infinity import InfinityTransformer
+from .pipelines.infinitystar.pipeline_infinitystar import InfinityStarPipeline
+from .pipelines.infinitystar.transformer_infinitystar import InfinityStarTransformer
+from .pipelines.infinitystar.vq_infinitystar import InfinityStarVideoTokenizer
 from .pipelines.janus.accelerate import accelerate
 from .pipelines.janus.pipeline_janus import JanusPipeline
 from .pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
@@ -99,6 +102,9 @@ __all__ = [
     "ImagePipelineOutput",
     "ImageUpscaler",
     "InfinityPipeline",
+    "InfinityStarPipeline",
+    "InfinityStarTransformer",
+    "InfinityStarVideoTokenizer",
     "InfinityTransformer",
     "InfinityVQModel",
     "JanusPipeline",

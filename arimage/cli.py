@@ -262,7 +262,7 @@ def generate(
     import torch
 
     from .decoding import decoding_to_text
-    from .media.trace import Trace, animate, draw_acceptance_map, shown_frames
+    from .media.trace import Trace, animate, draw_acceptance_map
 
     if acceptance_map is not None and pipe.abilities.in_maps:
         raise ValueError(
@@ -303,7 +303,9 @@ def generate(
         def decode(step: torch.LongTensor) -> torch.Tensor:
             pixels = pipe.preview(first, step)
             return (
-                torch.cat(shown_frames(first, pixels.unbind(2)), dim=3) if pipe.abilities.generates_video else pixels
+                torch.cat(pipe.shown_frames(first, pixels.unbind(2)), dim=3)
+                if pipe.abilities.generates_video
+                else pixels
             )
 
         if trace is not None:
@@ -312,7 +314,7 @@ def generate(
             written.append(trace)
         if acceptance_map is not None and layout is not None:
             film = pipe.abilities.generates_video
-            background = files.grid_of(shown_frames(first, images[0]), 1) if film else images[0]
+            background = files.grid_of(pipe.shown_frames(first, images[0]), 1) if film else images[0]
             draw_acceptance_map(decided, layout, background, title, acceptance_map)
             written.append(acceptance_map)
     for path in written:

@@ -381,7 +381,7 @@ def load_pipeline(
         ) from error
     if pipe.abilities.generates_video and not videos:
         raise ValueError(f"{model} generates videos, which this command does not take: use `arimage generate`")
-    if pipe.abilities.generates_video and not (continues or pipe.config.begins_with_text):
+    if pipe.abilities.generates_video and not (continues or pipe.begins_with_text):
         raise ValueError(
             f"{model} continues images or videos, which this command does not give: use `arimage generate`"
         )

@@ -381,7 +381,8 @@ def step(decoding, state) -> Iterator[bool]:
 
 
 def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
-    """The cost of every scale, the first with its prefill, and of the image."""
+    """The cost of every scale, the first with its prefill, and of the image. Scales of one shape, which a film has
+    several passes over, are added up."""
     states = []
 
     def start():
@@ -391,24 +392,28 @@ def scale_costs(bound: Bound, decoding, batch: int) -> dict[str, Cost]:
     def filled():
         return slot_bytes(states[0].cache) * states[0].cache.attended
 
-    costs = {}
+    every: dict[str, list[Cost]] = {}
     for shape in bound.model.scales[: getattr(decoding, "stop_after", None)]:
         run = step(decoding, states[0]) if states else start()
-        costs[f"scale {'x'.join(map(str, shape))}"] = count(bound, run, filled)
-    every = list(costs.values())
+        every.setdefault(f"scale {'x'.join(map(str, shape))}", []).append(count(bound, run, filled))
+    every["all scales"] = [cost for costs in every.values() for cost in costs]
+    return {label: together(costs) for label, costs in every.items()}
+
+
+def together(costs: list[Cost]) -> Cost:
+    """The cost of several steps; of keys and values the most that one reads."""
     launches, moved = (
         tuple(map(sum, zip(*values, strict=True)))
-        for values in ([cost.launches for cost in every], [cost.bytes for cost in every])
+        for values in ([cost.launches for cost in costs], [cost.bytes for cost in costs])
     )
-    costs["all scales"] = Cost(
+    return Cost(
         launches,
-        sum(cost.captured for cost in every),
+        sum(cost.captured for cost in costs),
         moved,
-        sum(cost.floor for cost in every),
-        max(cost.cached for cost in every),
-        sum(cost.flop for cost in every),
+        sum(cost.floor for cost in costs),
+        max(cost.cached for cost in costs),
+        sum(cost.flop for cost in costs),
     )
-    return costs
 
 
 def image_cost(bound: Bound, decoding, batch: int) -> Cost:

@@ -48,6 +48,8 @@ def quick(names, alike=()):
 
 def condition_of(pipe):
     if pipe.abilities.generates_video:
+        if pipe.begins_with_text:
+            return {"prompt": "a red heart", "num_frames": 17}
         return {"tokens": tiny_cosmos.given()} | ({"prompt": "a red heart"} if pipe.transformer.reads_text else {})
     return {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 3}
 

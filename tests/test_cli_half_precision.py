@@ -27,7 +27,9 @@ def test_every_command_of_a_family_runs(family, tmp_path, monkeypatch):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)).save("image.png")
     Image.new("L", (width, height), 255).save("mask.png")
     subject, ways = ["a red heart"] if pipe.num_classes is None else ["--class-label", "1"], [[]]
-    if pipe.abilities.generates_video:
+    if pipe.abilities.generates_video and pipe.begins_with_text:
+        ways = [["--num-frames", "17"], ["--num-frames", "17", "--image", "image.png"]]
+    elif pipe.abilities.generates_video:
         subject = subject if pipe.transformer.reads_text else []
         ways = [["--image", "image.png"], ["--video", "out.webp"]]
     elif pipe.abilities.accepts("mask_image"):

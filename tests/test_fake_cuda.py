@@ -22,6 +22,7 @@ from models.test_fake_cuda import (
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.infinity import tiny as tiny_infinity
+from pipelines.infinitystar import tiny as tiny_infinitystar
 from pipelines.janus import tiny as tiny_janus
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
@@ -49,6 +50,9 @@ from arimage.pipelines.infinity.bsq_infinity import InfinityVQModel
 from arimage.pipelines.infinity.scale_model import InfinityScaleModel
 from arimage.pipelines.infinity.schedules import SCHEDULES
 from arimage.pipelines.infinity.transformer_infinity import InfinityTransformer
+from arimage.pipelines.infinitystar.scale_model import InfinityStarScaleModel
+from arimage.pipelines.infinitystar.schedules import Repetitions, passes
+from arimage.pipelines.infinitystar.transformer_infinitystar import InfinityStarTransformer
 from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
@@ -127,6 +131,18 @@ def infinity(dtype, guided):
     if guided:
         condition = with_unconditional(condition, kept=("prompt_attention_mask",))
     return InfinityScaleModel(*infinity_parts(dtype), condition, SCHEDULES[16, 16], guided=guided)
+
+
+def infinitystar(dtype, guided):
+    """A clip of five grids after the first frame, for texts of different lengths."""
+    config = config_of(lambda: tiny_infinitystar.transformer(num_layers=1))
+    transformer = built(lambda: InfinityStarTransformer(**config), dtype)
+    condition = condition_of("text", dtype)
+    if guided:
+        condition = with_unconditional(condition, kept=("prompt_attention_mask",))
+    grids = tuple((side, side + 1) for side in range(1, 6))
+    film = passes(grids, 5, config["bits"], Repetitions(2, (1,) * 5, (1,) * 5))
+    return InfinityStarScaleModel(transformer, condition, film, grids[-1], guided=guided, padded=True, threshold=0.05)
 
 
 @cache
@@ -228,6 +244,7 @@ FAMILIES = {
     "var-class": lambda *settings: var("class", *settings),
     "var-text": lambda *settings: var("text", *settings),
     "infinity": infinity,
+    "infinitystar": infinitystar,
     "janus": lambda *settings: language_model("janus", *settings),
     "emu3": lambda *settings: language_model("emu3", *settings),
     "emu3.5": lambda *settings: language_model("emu3.5", *settings),
@@ -282,7 +299,7 @@ def run(decoding, model, sampling):
 def cases():
     for family in FAMILIES:
         names = FOR_ANY_ORDER if family in any_order.FAMILIES else FOR_GRIDS if family == "glm-image" else FOR_TOKENS
-        if family == "infinity":
+        if family in ("infinity", "infinitystar"):
             names = ("next-scale", "fastvar")
         for name in FOR_SCALES if "var" in family else names:
             # Drafter and denoiser are LlamaGen's.

@@ -10,6 +10,7 @@ from ..pipelines.emu3.convert import convert_emu3
 from ..pipelines.emu35.convert import convert_emu35
 from ..pipelines.family import PublishedCheckpoint
 from ..pipelines.infinity.convert import convert_infinity
+from ..pipelines.infinitystar.convert import convert_infinitystar
 from ..pipelines.janus.convert import convert_janus
 from ..pipelines.llamagen.convert import convert_llamagen
 from ..pipelines.lpd.convert import convert_lpd
@@ -31,6 +32,7 @@ __all__ = [
     "convert_emu3",
     "convert_emu35",
     "convert_infinity",
+    "convert_infinitystar",
     "convert_janus",
     "convert_llamagen",
     "convert_llamagen_dd",

@@ -47,6 +47,11 @@ class ScaleState(LockstepState):
     def num_steps(self) -> int:
         return self.end
 
+    @property
+    def work(self) -> torch.FloatTensor:
+        costs = self.model.costs[: self.end]
+        return torch.full_like(self.seeds, sum(costs[: self.taken]) / sum(costs), dtype=torch.float32)
+
     def stack_sampling(self) -> None:
         self.sampling = stack_of_scales(self.sampling, self.model, len(self.seeds))
 
@@ -104,13 +109,15 @@ class NextScaleDecoding(DecodingMethod):
             own distribution guides all. Scales at the end of a list of guidance scales that are all 1 are fed without
             this branch too, and change nothing.
         stop_after: generate this many scales only, and decode their sum to an image of the full size, without the
-            details of the others, whose tokens stay -1. None generates all. Not exact.
+            details of the others, whose tokens stay -1. None generates all. A film must end in its last clip. Not
+            exact.
         pruned: for each of the last scales that are generated, the share of its cells, 0 <= share < 1, that is not
             fed: (0.4, 0.5) leaves out 40 % of the last scale but one and half of the last. Those cells are fed whose
             inputs differ most from the mean of their map. In the others, the layers change the hidden states by as
             much as at their place in the last scale of which all cells were fed. This is FastVAR
             (https://arxiv.org/abs/2503.23367), except that cells are chosen once per scale, before the first layer,
-            and not in each of most layers. The first two scales cannot be pruned. Not exact, and without a bound.
+            and not in each of most layers. The first two scales cannot be pruned, nor, in films, the first of the last
+            clip and those before it. Not exact, and without a bound.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -141,9 +148,15 @@ class NextScaleDecoding(DecodingMethod):
         for name in _COUNTS:
             if (getattr(self, name) or 0) > len(model.scales):
                 return f"{name} is {getattr(self, name)}: give at most its {len(model.scales)} scales"
-        most = max((self.stop_after or len(model.scales)) - 2, 0)
+        end = self.stop_after or len(model.scales)
+        if end <= model.last_clip:
+            return f"stop_after is {end}, but its last clip begins after {model.last_clip} scales: give more"
+        most = max(end - max(2, model.last_clip + 1), 0)
         if len(self.pruned) > most:
-            return f"pruned holds {len(self.pruned)} shares: give at most {most}, one for each scale after the second"
+            return (
+                f"pruned holds {len(self.pruned)} shares: give at most {most}, one for each scale after the second "
+                "and after the first of the last clip"
+            )
         if self.more_smooth and model.codebook is None:
             return "more_smooth adds up vectors of a codebook, and it predicts bits: leave it out"
         return None
@@ -178,6 +191,9 @@ class NextScaleDecoding(DecodingMethod):
         model, scale = state.model, state.taken
         positions = scale_positions(model, scale, len(state.seeds))
         sampling = scale_sampling(state.sampling, scale, model)
+        guided = model.guide(logits, sampling.guidance_scale, sampling.temperature)
+        if guided is not None:
+            logits, sampling = guided, sampling.replaced(guidance_scale=1.0, temperature=1.0)
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         if self.more_smooth:
             ratio = scale / max(len(model.scales) - 1, 1)

@@ -1,7 +1,7 @@
 """Records how an image is decoded, step by step, and draws animations and maps of it."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -62,13 +62,6 @@ def side_by_side(places: torch.Tensor) -> torch.Tensor:
     """Values [rows, columns] of places; the maps [frames, rows, columns] of a video are put next to each other, [rows,
     frames * columns]."""
     return places if places.ndim == 2 else places.movedim(0, 1).flatten(1)
-
-
-def shown_frames(call: GenerationCall, frames: Sequence) -> list:
-    """The last frame of every map that a call generates, from all frames of its video."""
-    given, generated = 0 if call.above is None else call.above.shape[1], call.layout.shape[0]
-    frames_per_map = (len(frames) - 1) // max(given + generated - 1, 1)
-    return [frames[number * frames_per_map] for number in range(given, given + generated)]
 
 
 def animate(

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
@@ -113,6 +113,24 @@ class BoundNetwork:
             **options,
         )
         return cache, condition, copies
+
+
+class BoundScaleModel(BoundNetwork):
+    """Base of the next-scale models: what a `ScaleModel` is that generates images of one kind of guidance."""
+
+    kind: ClassVar[Literal["scales"]] = "scales"
+    prunes: ClassVar[bool] = True
+    last_clip = 0
+    scale_sizes: tuple[int, ...]
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """See `ScaleModel`."""
+        return self.scale_sizes
+
+    def guide(self, logits, guidance_scale, temperature) -> torch.FloatTensor | None:
+        """See `ScaleModel.guide`."""
+        return None
 
 
 class BoundTokenModel(BoundNetwork):

@@ -269,7 +269,36 @@ class SlotCache(StackedCache, PlacedCache):
         return self.stacks[:1]
 
 
-class GrowingCache(StackedCache):
+class ScaleCache(StackedCache):
+    """A cache of a next-scale model.
+
+    Attributes:
+        fed: how many cells of each scale are fed, where some are pruned; see `Pruning`.
+        whole: the last scale whose cells are all fed.
+        change: what the layers added to its hidden states, [rows, cells, C].
+    """
+
+    fed: Sequence[int] = ()
+    whole: int
+    change: torch.Tensor
+
+    def prune(self, fed: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
+        """Set `fed` and `whole`, and allocate `change` for `width` channels."""
+        self.fed, self.whole = fed, whole
+        self.change = self.keys[0].new_zeros(len(self.keys[0]), fed[whole], width, dtype=dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + (self.change.nbytes if self.fed else 0)
+
+    def put(self, images: torch.LongTensor, other: Self) -> None:
+        """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""
+        rows, width = self.rows(images), other.allocated
+        for mine, theirs in zip(self.stacks, other.stacks, strict=True):
+            mine[:, :, :, :width].index_copy_(1, rows, theirs)
+
+
+class GrowingCache(ScaleCache):
     """A cache that is filled from the front, one scale per forward pass. The tokens after the last slot are attended
     to in their own forward pass and not kept.
 
@@ -281,15 +310,9 @@ class GrowingCache(StackedCache):
     Attributes:
         first: where the next forward pass writes.
         conditions: what every forward pass needs of the condition, per layer, [rows, ...] each; None before the first.
-        fed: how many cells of each scale are fed, where some are pruned; see `Pruning`.
-        whole: the last scale whose cells are all fed.
-        change: what the layers added to its hidden states, [rows, cells, C].
     """
 
     first: int
-    fed: Sequence[int] = ()
-    whole: int
-    change: torch.Tensor
 
     def __init__(
         self,
@@ -345,20 +368,10 @@ class GrowingCache(StackedCache):
             copies.append(copy)
         return copies[0], copies[1]
 
-    def prune(self, fed: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
-        """Set `fed` and `whole`, and allocate `change` for `width` channels."""
-        self.fed, self.whole = fed, whole
-        self.change = self.keys[0].new_zeros(len(self.keys[0]), fed[whole], width, dtype=dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + (self.change.nbytes if self.fed else 0)
-
     def put(self, images: torch.LongTensor, other: Self) -> None:
-        """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""
-        rows, width = self.rows(images), other.allocated
-        for mine, theirs in zip(self.stacks, other.stacks, strict=True):
-            mine[:, :, :, :width].index_copy_(1, rows, theirs)
+        """See `ScaleCache.put`."""
+        super().put(images, other)
+        rows = self.rows(images)
         for mine, theirs in zip(self.conditions or (), other.conditions or (), strict=True):
             for part, new in zip(mine, theirs, strict=True):
                 part.index_copy_(0, rows, new)

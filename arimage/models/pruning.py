@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from .cache import GrowingCache
+from .cache import ScaleCache
 
 
 class Pruning(NamedTuple):
@@ -54,7 +54,7 @@ def fed_cells(counts: Sequence[int], pruned: Mapping[int, float] | None) -> list
     return [max(round(count * (1 - shares.get(scale, 0))), 1) for scale, count in enumerate(counts)]
 
 
-def pruning_of(scale: int, cache: GrowingCache, shapes: Sequence[tuple[int, ...]]) -> Pruning | None:
+def pruning_of(scale: int, cache: ScaleCache, shapes: Sequence[tuple[int, ...]]) -> Pruning | None:
     """Which cells of `scale` are fed, of maps with these `shapes`; None for all, whose change no later scale needs."""
     if not cache.fed or scale < cache.whole:
         return None

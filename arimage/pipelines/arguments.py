@@ -73,6 +73,17 @@ class VideoArguments(RunArguments, total=False):
     num_videos_per_prompt: int
 
 
+class VideoScaleArguments(RunArguments, total=False):
+    """How the scales of videos are sampled, and how many videos."""
+
+    guidance_scale: float | list[float] | None
+    temperature: float | list[float] | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    num_videos_per_prompt: int
+
+
 # The defaults that are not None.
 DEFAULTS: dict[str, Any] = {
     "num_images_per_prompt": 1,

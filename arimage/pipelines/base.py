@@ -65,7 +65,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
     defaults.
     """
 
-    _callback_tensor_inputs = ["tokens", "decided"]
+    _callback_tensor_inputs = ["tokens", "decided", "work"]
     # What a call returns, and the name of the argument for the number of them per prompt.
     _output: type = ImagePipelineOutput
     per_prompt = "num_images_per_prompt"
@@ -100,6 +100,11 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
     def num_classes(self) -> int | None:
         """The number of classes that `class_labels` chooses from; None if the model generates from text."""
         return None
+
+    @property
+    def begins_with_text(self) -> bool:
+        """Whether videos begin with a text alone, and not only with an image or a video."""
+        return True
 
     @property
     def reference_guidance_scale(self) -> float | None:

@@ -73,7 +73,7 @@ class GenerationCall:
         num_images_per_prompt: images per prompt or class.
         pixels: for an edit, the given images, float32 [B, 3, H, W] in [-1, 1].
         repaint: for an edit, where the images change, bool [B, 1, H, W].
-        above: tokens [B, h, w] of given panels above the generated ones.
+        above: tokens [B, h, w] of given panels above the generated ones, or those [B, M] of given passes of a film.
         images: the indices of the images in the model; None for all.
         decoder: for a hybrid pipeline, the settings of its decoder.
         conditions: for a hybrid pipeline, what its decoder reads about each image besides the tokens.

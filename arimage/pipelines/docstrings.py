@@ -83,7 +83,8 @@ PARTS = {
             Setting `pipe._interrupt = True` in it stops this call. With `"ar"` and `"next-scale"` it may return a dict
             whose `"tokens"` replace those that this pass decided; later tokens are generated from them.
         callback_on_step_end_tensor_inputs (`list[str]`, *optional*, defaults to `["tokens"]`):
-            The contents of `tensors`: `"tokens"` [B, N], drafts included, and `"decided"` [B, N].
+            The contents of `tensors`: `"tokens"` [B, N], drafts included, `"decided"` [B, N], and `"work"` [B], the
+            share of its work that each image has done.
     """,
 }
 PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])

@@ -92,10 +92,11 @@ class VideoPipelineOutput(BaseOutput):
     Attributes:
         frames: a list of B lists of PIL images; or float32 [B, T, H, W, 3] in [0, 1] for "np"; or [B, T, 3, H, W] in
             [0, 1] for "pt"; or the tokens for "latent".
-        tokens: int64 [B, t, h, w], the tokens in their places, given maps included.
+        tokens: int64 [B, t, h, w], the tokens in their places, given maps included. For a next-scale model, a list of
+            maps of bits [B, t, h, w, n], one per pass.
         stats: see `DecodingStats`.
     """
 
-    frames: list[list[Image.Image]] | np.ndarray | torch.Tensor
-    tokens: torch.LongTensor
+    frames: list[list[Image.Image]] | np.ndarray | torch.Tensor | Tokens
+    tokens: Tokens
     stats: DecodingStats

@@ -157,8 +157,8 @@ class CallRun:
     def _show_progress(self) -> None:
         state, lanes = self.batch.state, self.batch.running
         finished = self._begun - len(lanes)
-        decided = finished * state.model.num_tokens + int(state.decided[self._index(lanes)].sum())
-        self._progress.update(decided // self.count - self._progress.n)
+        done = finished + float(state.work[self._index(lanes)].sum())
+        self._progress.update(round(done / self.count * state.model.num_tokens) - self._progress.n)
 
     def _copy(self, lanes: list[int]) -> None:
         """Copy the current tensors of the images in `lanes` to the tensors of the call."""

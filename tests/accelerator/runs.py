@@ -91,6 +91,8 @@ def fresh(family: str = "llamagen-text", place: str = "cuda"):
 def conditions(pipe, count: int, first: int = 0) -> dict:
     """The prompts, classes or token maps of `count` images, from the `first` one on."""
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(first, first + count)]
+    if pipe.abilities.generates_video and pipe.begins_with_text:
+        return {"prompt": prompts, "num_frames": 17}
     if pipe.abilities.generates_video:
         given = tiny_cosmos.given(first + count)[first:]
         return {"tokens": given, **({"prompt": prompts} if pipe.transformer.reads_text else {})}
@@ -102,8 +104,8 @@ def conditions(pipe, count: int, first: int = 0) -> dict:
 def call(pipe, decoding: Decoding | str, count: int = 3, guidance: float = 3.0, *, first: int = 0, **more) -> dict:
     """What a call with every setting of sampling that the family takes gives: its tokens and what they cost. `first`
     numbers the first image."""
-    # Tiny models of videos are trained without guidance.
-    guidance = 1.0 if pipe.abilities.generates_video else guidance
+    # Tiny models that continue videos are trained without guidance.
+    guidance = guidance if pipe.begins_with_text else 1.0
     settings = {"guidance_scale": guidance, "temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
     out = pipe(
         **conditions(pipe, count, first),

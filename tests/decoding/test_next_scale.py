@@ -38,14 +38,14 @@ class ScaleTable:
     """A `ScaleModel` whose every conditional distribution of V tokens is a row of a random table: one row per token of
     a map, given all maps before it. Its latents are the number of the tokens so far among all such tokens."""
 
-    kind, guidance_schedule, prunes = "scales", "linear", True
+    kind, guidance_schedule, prunes, last_clip = "scales", "linear", True, 0
 
     device = torch.device("cpu")
     refiner = None
 
     def __init__(self, scales=(1, 2), vocab_size=3, branches=1, seed=1):
         self.scales, self.vocab_size, self.branches = [(side, side) for side in scales], vocab_size, branches
-        self.scale_sizes = self.counts = [side**2 for side in scales]
+        self.costs = self.scale_sizes = self.counts = [side**2 for side in scales]
         self.num_tokens = sum(self.counts)
         self.codebook = torch.arange(vocab_size)[:, None].float()
         self.network = self
@@ -75,6 +75,9 @@ class ScaleTable:
 
     def logits(self, scale, latents):
         return self.tables[scale][:, latents.flatten().long()]
+
+    def guide(self, logits, guidance_scale, temperature):
+        return None
 
     def vectors(self, scale, tokens):
         return self.codebook[tokens].transpose(1, 2).unflatten(2, self.scales[scale])

@@ -360,7 +360,7 @@ def test_the_progress_bar_may_be_configured(pipe, capfd):
 def test_components_may_be_offloaded_layer_by_layer(name, guidance_scale):
     pipe = EVERY[name]()
     options = {**condition_of(pipe), "output_type": "pt"}
-    if not pipe.abilities.generates_video or pipe.config.begins_with_text:
+    if not pipe.abilities.generates_video or pipe.begins_with_text:
         options["guidance_scale"] = guidance_scale
     expected = pictures_of(pipe(**options, generator=seeded(0)))
     picture = {"image": expected, "mask_image": torch.ones(expected.shape[-2:]).tril()[None]}

@@ -27,7 +27,7 @@ def check(family, kind, decodings, guidance_scale=3.0):
     pipe = EVERY[family]().to(weights)
     options = {**condition_of(pipe), "output_type": "pt"}
     # Videos are guided where the checkpoint was trained for it.
-    if not pipe.abilities.generates_video or pipe.config.begins_with_text:
+    if not pipe.abilities.generates_video or pipe.begins_with_text:
         options["guidance_scale"] = guidance_scale
     decodings = [name for name in pipe.decoding_names if decodings is None or name in decodings]
     assert decodings

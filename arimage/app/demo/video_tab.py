@@ -15,6 +15,8 @@ from .pictures import saved
 
 
 EXAMPLES = ["a red heart, moving right", "a robot, spinning", "a cat, growing", "a rocket, moving up and shrinking"]
+# How many frames of a finished video are shown one by one.
+SHOWN = 20
 EMPTY = '<p class="faint">Frames appear as soon as they are decided.</p>'
 
 
@@ -43,6 +45,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
                     scale=3,
                 )
                 seed = gr.Number(0, label="Seed", precision=0, min_width=80)
+                length = gr.Dropdown(**length_of(maker, first), label="Length", filterable=False, min_width=80)
             image = gr.Image(
                 type="pil",
                 image_mode=None,
@@ -78,11 +81,11 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
         path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
         write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model])
         shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
-        return {**shown, frames: [*map(saved, now.frames)], status: status_of(now)}
+        return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now)}
 
     def run(request: VideoRequest, keep: list[VideoProgress]) -> Iterator[dict]:
         yield {film: gr.Image(visible=False), frames: [], status: EMPTY, download: gr.DownloadButton(visible=False)}
-        shown = 0
+        shown = []
         try:
             with closing(maker.run(request)) as events:
                 for now in events:
@@ -90,15 +93,15 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
                         keep[:] = [now]
                         yield finished(request, now)
                         return
-                    new = {frames: [*map(saved, now.frames)]} if len(now.frames) > shown else {}
-                    shown = len(now.frames)
+                    new = {} if now.frames == shown else {frames: [*map(saved, now.frames)]}
+                    shown = now.frames
                     yield {status: status_of(now), **new}
         except Refused as error:
             raise refusal(str(error)) from error
 
-    def generate(model, prompt, decoding, seed, image) -> Iterator[dict]:
+    def generate(model, prompt, decoding, seed, image, length) -> Iterator[dict]:
         asked = chosen(maker.models[model], decoding)
-        request = VideoRequest(model, prompt or "", seed or 0, asked, image)
+        request = VideoRequest(model, prompt or "", seed or 0, asked, image, int(length))
         for update in run(request, []):
             yield {opened: True, **update}
 
@@ -113,15 +116,30 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
 
     outputs = [opened, film, frames, status, download]
     opening = tab.select(open_tab, opened, outputs, **GENERATES)
-    asked = [model, prompt, decoding, seed, image]
+    asked = [model, prompt, decoding, seed, image, length]
     runs = gr.on([start.click, prompt.submit], generate, asked, outputs, cancels=[opening], **GENERATES)
     stop.click(lambda: markup.STOPPED, None, status, cancels=[opening, runs], **AT_ONCE)
     model.input(
-        lambda name: gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),
+        lambda name: (
+            gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),
+            gr.Dropdown(**length_of(maker, name)),
+        ),
         model,
-        decoding,
+        [decoding, length],
         **AT_ONCE,
     )
+
+
+def length_of(maker: VideoMaker, model: str) -> dict:
+    """The choices of the length of a video, numbers of frames shown as seconds, if a model has several."""
+    counts, fps = maker.models[model].frame_counts, maker.fps[model]
+    choices = [(f"{(count - 1) / fps:g} s" if count > 1 else "one image", str(count)) for count in sorted(counts)]
+    return {"choices": choices, "value": str(counts[0]), "visible": len(counts) > 1}
+
+
+def some(frames: list[Image.Image]) -> list[Image.Image]:
+    """At most `SHOWN` frames of a video, evenly spaced."""
+    return frames[:: -(-len(frames) // SHOWN)]
 
 
 def enlarged(frame: Image.Image) -> Image.Image:
@@ -135,9 +153,9 @@ def status_of(now: VideoProgress) -> str:
     each = now.decided / max(now.passes, 1)
     text = (
         f"{now.passes} forward passes · {now.decided} of {now.tokens} tokens · {each:.1f} tokens per forward pass · "
-        f"{now.seconds:.2f} s"
+        f"{now.work:.0%} of the work · {now.seconds:.2f} s"
     )
-    appeared = ", ".join(map(str, now.map_passes)) or "none yet"
+    appeared = ", ".join(map(str, now.appeared)) or "none yet"
     which = "" if now.finished is None else f"{now.finished[0]} {markup.badge(now.finished[1])} · "
     frames = f'<p class="faint">{which}frames appeared after forward pass {appeared}</p>'
     return f'<div class="status"><p>{text}</p>{frames}</div>'

@@ -38,6 +38,7 @@ class ModelInfo:
             of num_inference_steps.
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
+        frame_counts: how many frames its videos may have, the default first; empty for images.
         references: how many reference images it reads together with a prompt.
         order: the default order of its tokens; None if it does not accept one.
         class_names: the names of its classes by id, if it names them.
@@ -54,6 +55,7 @@ class ModelInfo:
     sampling: dict
     negative_prompt: bool
     edits: bool
+    frame_counts: list[int]
     references: int
     order: str | None
     class_names: list[str] | None
@@ -131,7 +133,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
     Raises:
         ValueError: if it does not generate from a text or a class alone.
     """
-    if pipe.abilities.generates_video and not pipe.config.begins_with_text:
+    if pipe.abilities.generates_video and not pipe.begins_with_text:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
     condition = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
     call = pipe.prepare(**condition)
@@ -150,6 +152,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         sampling={"top_k": 0, "top_p": 1.0, "min_p": 0.0, **pipe.generation_config},
         negative_prompt=pipe.abilities.accepts("negative_prompt"),
         edits=pipe.abilities.accepts("mask_image"),
+        frame_counts=pipe.frame_counts if pipe.abilities.generates_video else [],
         references=pipe.abilities.max_references,
         order=pipe.order,
         class_names=pipe.class_names,

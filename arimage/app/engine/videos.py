@@ -11,14 +11,20 @@ from PIL import Image
 
 from ...decoding import decoding_to_text
 from ...pipelines.base import ARPipeline
+from ...pipelines.output import Tokens
 from .models import ModelInfo, describe
 from .types import EXACT_TYPES, Limits, Refused, Seed
 from .validation import check_pixels, check_prompt, check_text, check_types
 
 
+# The share of the time that previews may take.
+PREVIEWS = 0.2
+
+
 @dataclass(frozen=True)
 class VideoRequest:
-    """A request for a video from one prompt; `image` is its first frame. None means the default of the model."""
+    """A request for a video of `num_frames` from one prompt; `image` is its first frame. None means the default of the
+    model."""
 
     __pydantic_config__ = EXACT_TYPES
 
@@ -27,6 +33,7 @@ class VideoRequest:
     seed: Seed = 0
     decoding: str | None = None
     image: Image.Image | None = None
+    num_frames: int | None = None
 
 
 @dataclass(frozen=True)
@@ -34,19 +41,22 @@ class VideoProgress:
     """A video so far.
 
     Attributes:
-        frames: the frames whose maps are complete; once the video is finished, all frames.
+        frames: the frames whose maps are complete, or small frames of the clips so far, one per second; once the video
+            is finished, all frames.
         passes: forward passes so far.
-        map_passes: the number of forward passes after which each map was complete; 0 for given maps.
+        appeared: the number of forward passes after which each map or clip was complete; 0 for given maps.
         decided, tokens: the number of decided tokens, and of all tokens.
+        work: the share of the work that is done.
         seconds: the time since the generation began.
         finished: the name of the decoding and whether it is exact, once the video is finished.
     """
 
     frames: list[Image.Image]
     passes: int
-    map_passes: list[int]
+    appeared: list[int]
     decided: int
     tokens: int
+    work: float
     seconds: float
     finished: tuple[str, bool] | None = None
 
@@ -130,42 +140,78 @@ def _generate(pipe: ARPipeline, request: VideoRequest) -> Iterator[VideoProgress
         thread.join()
 
 
-def _call(pipe, request: VideoRequest, events: queue.SimpleQueue, stopped: threading.Event) -> None:
-    frames: list[Image.Image] = []
-    map_passes: list[int] = []
-    stream, began = pipe.vq.stream(), time.perf_counter()
+class _Maps:
+    """The frames of a video that is generated map after map: those whose maps are complete."""
 
-    def show(maps: torch.LongTensor) -> None:
+    def __init__(self, pipe):
+        self.frames: list[Image.Image] = []
+        self.appeared: list[int] = []
+        self._pipe, self._stream = pipe, pipe.vq.stream()
+
+    def _show(self, maps: torch.LongTensor, passes: int) -> None:
         """Decode the next maps [1, t, h, w]."""
-        frames.extend(pipe.to_images(pipe.current_call, stream.decode(maps).float())[0])
+        self.frames += self._pipe.to_images(self._pipe.current_call, self._stream.decode(maps).float())[0]
+        self.appeared += [passes] * maps.shape[1]
+
+    def update(self, passes: int, tensors: dict[str, torch.Tensor]) -> None:
+        call = self._pipe.current_call
+        given = call.above.shape[1]
+        if not self.appeared and given:
+            self._show(call.above, 0)
+        complete = int(call.layout.to_places(tensors["decided"])[0].flatten(1).all(1).long().cumprod(0).sum())
+        shown = len(self.appeared) - given
+        if complete > shown:
+            self._show(call.layout.to_places(tensors["tokens"])[:, shown:complete], passes)
+
+
+class _Clips:
+    """The frames of a video that is generated clip after clip, from coarse to fine: small ones of all clips so far,
+    one per second, as often as they take little of the time."""
+
+    def __init__(self, pipe):
+        self.frames: list[Image.Image] = []
+        self.appeared: list[int] = []
+        self._pipe, self._began, self._spent = pipe, time.perf_counter(), 0.0
+
+    def update(self, passes: int, tensors: dict[str, torch.Tensor]) -> None:
+        pipe, call, now = self._pipe, self._pipe.current_call, time.perf_counter()
+        if call.model.film[call.model.fed[passes - 1]].last:
+            self.appeared.append(passes)
+        if self._spent > PREVIEWS * (now - self._began):
+            return
+        pixels = pipe.preview(call, tensors["tokens"]).float()
+        self.frames = pipe.shown_frames(call, pipe.to_images(call, pixels)[0])
+        self._spent += time.perf_counter() - now
+
+
+def _call(pipe, request: VideoRequest, events: queue.SimpleQueue, stopped: threading.Event) -> None:
+    preview, began = (_Clips if pipe.abilities.in_maps else _Maps)(pipe), time.perf_counter()
 
     def on_step(pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
         if stopped.is_set():
             pipe._interrupt = True
             return
-        call = pipe.current_call
-        if not map_passes and call.above.shape[1]:
-            show(call.above)
-            map_passes.extend([0] * call.above.shape[1])
-        given = call.above.shape[1]
-        decided = call.layout.to_places(tensors["decided"])[0].flatten(1)
-        complete = int(decided.all(1).long().cumprod(0).sum())
-        shown = len(map_passes) - given
-        if complete > shown:
-            show(call.layout.to_places(tensors["tokens"])[:, shown:complete])
-            map_passes.extend([passes] * (complete - shown))
-        now = time.perf_counter() - began
-        events.put(VideoProgress(list(frames), passes, list(map_passes), int(decided.sum()), decided.numel(), now))
+        preview.update(passes, tensors)
+        decided, work = tensors["decided"], float(tensors["work"])
+        seconds = time.perf_counter() - began
+        progress = (int(decided.sum()), decided.numel(), work, seconds)
+        events.put(VideoProgress(list(preview.frames), passes, list(preview.appeared), *progress))
 
     output = pipe(
         request.prompt,
         image=request.image,
+        num_frames=request.num_frames,
         decoding=request.decoding,
         generator=torch.Generator().manual_seed(request.seed),
         callback_on_step_end=on_step,
-        callback_on_step_end_tensor_inputs=["tokens", "decided"],
+        callback_on_step_end_tensor_inputs=["tokens", "decided", "work"],
     )
     decoding = request.decoding or decoding_to_text(pipe.decoding)
-    passes, tokens, seconds = output.stats.forward_passes, output.tokens[0].numel(), time.perf_counter() - began
+    passes, tokens, seconds = output.stats.forward_passes, _count(output.tokens), time.perf_counter() - began
     done = (decoding, output.stats.exact)
-    events.put(VideoProgress(output.frames[0], passes, map_passes, tokens, tokens, seconds, done))
+    events.put(VideoProgress(output.frames[0], passes, preview.appeared, tokens, tokens, 1.0, seconds, done))
+
+
+def _count(tokens: Tokens) -> int:
+    """The tokens of one video."""
+    return sum(part[0].numel() for part in (tokens if isinstance(tokens, list) else [tokens]))

@@ -208,7 +208,9 @@ class ScaleModel(BoundModel, Protocol):
 
     Attributes:
         scales: the shape of each of the K maps in cells, (rows, columns) or (frames, rows, columns).
+        last_clip: the first scale of the last clip of a film, whose maps add up by themselves; 0 for images.
         scale_sizes: the number of tokens of each map.
+        costs: how much the forward pass of each scale costs, in any unit.
         num_tokens: the tokens of all maps together.
         vocab_size: V tokens, ids 0 .. V - 1.
         guidance_schedule: what a single guidance scale s means at scale k: "linear" is 1 + (s - 1) k / (K - 1),
@@ -224,8 +226,12 @@ class ScaleModel(BoundModel, Protocol):
     prunes: ClassVar[bool]
     guidance_schedule: ClassVar[Literal["linear", "constant"]]
     scales: tuple[tuple[int, ...], ...]
+    last_clip: int
     scale_sizes: tuple[int, ...]
     vocab_size: int
+
+    @property
+    def costs(self) -> tuple[float, ...]: ...
 
     @property
     def codebook(self) -> torch.FloatTensor | None: ...
@@ -242,9 +248,10 @@ class ScaleModel(BoundModel, Protocol):
 
         G is 1, or 2 under guidance: conditional, then unconditional.
 
-        A model that `prunes` also takes `pruned`: for each of some consecutive scales, from the third on at the
-        earliest, the share of its cells, 0 <= share < 1, that later calls of `forward` do not feed. The hidden states
-        of such a cell change by as much as those at its place in the last scale of which all cells are fed.
+        A model that `prunes` also takes `pruned`: for each of some consecutive scales of the last clip, from the third
+        of all and the second of the clip on at the earliest, the share of its cells, 0 <= share < 1, that later calls
+        of `forward` do not feed. The hidden states of such a cell change by as much as those at its place in the last
+        scale of which all cells are fed.
         """
         ...
 
@@ -254,6 +261,16 @@ class ScaleModel(BoundModel, Protocol):
 
         Without `guided` only the conditional branch is fed, and G is 1. No later scale can be guided then.
         """
+        ...
+
+    def guide(
+        self,
+        logits: torch.FloatTensor,
+        guidance_scale: float | torch.FloatTensor,
+        temperature: float | torch.FloatTensor,
+    ) -> torch.FloatTensor | None:
+        """The logits [1, B, n, V] of a scale after guidance and temperature, one number each or one per lane [B], of
+        its `logits` [2, B, n, V], in a model with guidance of its own. None leaves both to `Sampling`."""
         ...
 
     def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.FloatTensor:

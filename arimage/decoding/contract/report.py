@@ -27,6 +27,11 @@ class Report(StateData):
         return ranks < self.accepted.sum(0)[:, None]
 
     @property
+    def work(self) -> torch.FloatTensor:
+        """Float32 [B], the share of its work that each image has done."""
+        return self.decided.float().mean(1)
+
+    @property
     def newest(self) -> torch.BoolTensor:
         """Bool [B, N], which tokens the last step of each image decided."""
         ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)

@@ -57,7 +57,8 @@ def traits_of(model: Model) -> Traits:
             codebook=model.codebook is not None,
         )
     if model.kind == "scales":
-        return Traits(model.kind, refiner=model.refiner is not None, prunes=model.prunes)
+        frames = len(model.scales[0]) == 3
+        return Traits(model.kind, frames=frames, refiner=model.refiner is not None, prunes=model.prunes)
     if model.kind == "vectors":
         return Traits(model.kind, teacher=None if model.teacher is None else model.teacher.kind)
     return Traits(model.kind, drafter=model.drafter is not None)

@@ -1,6 +1,6 @@
 """Cosmos-Predict1's autoregressive models (https://arxiv.org/abs/2501.03575), which continue an image or a video."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -118,8 +118,12 @@ class CosmosPipeline(ARPipeline):
         return [(rows * self.vq.scale_factor, columns * self.vq.scale_factor)]
 
     @property
+    def begins_with_text(self) -> bool:
+        return self.config.begins_with_text
+
+    @property
     def _card(self) -> tuple[str, str]:
-        if self.config.begins_with_text:
+        if self.begins_with_text:
             return "text-to-video", 'frames = pipe("a red heart, moving right").frames[0]  # a list of PIL images'
         prompt = ', prompt="a street in the rain"' if self.transformer.reads_text else ""
         return "image-to-video", f"frames = pipe(image=image{prompt}).frames[0]  # a PIL image becomes a list of them"
@@ -129,11 +133,16 @@ class CosmosPipeline(ARPipeline):
         """The number of frames that the weights were trained for, and the largest that a call generates."""
         return self.vq.num_frames(self.transformer.config.shape[0])
 
+    @property
+    def frame_counts(self) -> list[int]:
+        """The numbers of frames that are offered, the default first."""
+        return [self.num_frames]
+
     def _example(self, given: Container[str]) -> dict[str, Any]:
         example: dict[str, Any] = {}
         if self.transformer.reads_text and "prompt" not in given and "prompt_embeds" not in given:
             example["prompt"] = "a red heart"
-        if not self.config.begins_with_text and all(name not in given for name in ("image", "video", "tokens")):
+        if not self.begins_with_text and all(name not in given for name in ("image", "video", "tokens")):
             height, width = self.image_sizes[0]
             example["image"] = Image.new("RGB", (width, height), "grey")
         return example
@@ -295,6 +304,12 @@ class CosmosPipeline(ARPipeline):
         tokens = tokens.to(self._execution_device).clamp(min=0)
         return self.vq.decode(self.whole_tokens(call, tokens))
 
+    def shown_frames(self, call: GenerationCall, frames: Sequence) -> list:
+        """The last frame of every map that a call generates, from all frames of its video."""
+        given, generated = 0 if call.above is None else call.above.shape[1], call.layout.shape[0]
+        frames_per_map = (len(frames) - 1) // max(given + generated - 1, 1)
+        return [frames[number * frames_per_map] for number in range(given, given + generated)]
+
     def to_images(
         self, call: GenerationCall, pixels: torch.Tensor
     ) -> list[list[Image.Image]] | np.ndarray | torch.Tensor:
@@ -363,7 +378,7 @@ class CosmosPipeline(ARPipeline):
         """
         texts = self.check_text(prompt, prompt_embeds)
         given = sum(value is not None for value in (image, video, tokens))
-        if given > 1 or (given == 0 and not self.config.begins_with_text):
+        if given > 1 or (given == 0 and not self.begins_with_text):
             raise ValueError("give one of image, video and tokens, which the video continues")
         if given == 0:
             tokens = self._no_maps(height, width)
@@ -381,7 +396,7 @@ class CosmosPipeline(ARPipeline):
         maps = self._maps(num_frames, given_maps)
         number = common.pop("num_videos_per_prompt", 1)
         call = self.begin_call(count, size, num_images_per_prompt=number, **common)
-        if call.guided and not self.config.begins_with_text:
+        if call.guided and not self.begins_with_text:
             raise ValueError(
                 f"guidance_scale is {call.sampling.guidance_scale}, but this checkpoint was trained without: leave it "
                 "out"

@@ -41,7 +41,7 @@ class DistilledPipeline(ClassOrTextPipeline):
     _teacher_kind: Kind
     decoded_tensor = "vectors"
     _optional_components = ["teacher"]
-    _callback_tensor_inputs = ["tokens", "decided", "vectors"]
+    _callback_tensor_inputs = ["tokens", "decided", "work", "vectors"]
 
     def __init__(self, transformer: nn.Module, vq: nn.Module, teacher: nn.Module | None, id2label):
         super().__init__()

@@ -2,7 +2,7 @@
 
 import itertools
 import numbers
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,6 @@ from diffusers.utils import logging
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...decoding import NextScaleDecoding
-from ...models.conditions import with_unconditional
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import ScaleArguments, pipeline_call
 from ..base import ARImagePipeline
@@ -19,8 +18,8 @@ from ..call import GenerationCall
 from ..components import check_parts
 from ..kinds.class_or_text import check_text_encoder
 from ..output import ImagePipelineOutput
-from ..text.checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, prompt_names, text_length
-from ..text.tokenizing import tokenize
+from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, prompt_names
+from ..text.t5_texts import T5Texts, Text
 from .bsq_infinity import InfinityVQModel
 from .family import FAMILY
 from .scale_model import InfinityScaleModel
@@ -30,8 +29,6 @@ from .transformer_infinity import InfinityTransformer
 
 logger = logging.get_logger(__name__)
 
-# Texts are padded to multiples of this, so that few of their lengths differ.
-TEXT_MULTIPLE = 32
 EXAMPLE_DOC_STRING = """
     Examples:
         ```py
@@ -43,10 +40,13 @@ EXAMPLE_DOC_STRING = """
         ```
 """
 
-Text = tuple[torch.Tensor, torch.Tensor]
+
+def _cut(texts: str | list[str] | None) -> list[str] | None:
+    """As in the original code, a text ends at the first "--" unless it begins with it."""
+    return None if texts is None else [text.partition("--")[0] or text for text in as_texts(texts)]
 
 
-class InfinityPipeline(ARImagePipeline):
+class InfinityPipeline(T5Texts, ARImagePipeline):
     """Generates images from a text with Infinity, and edits images.
 
     Args:
@@ -64,7 +64,8 @@ class InfinityPipeline(ARImagePipeline):
     _optional_components = ["tokenizer", "text_encoder"]
     abilities = Abilities("scales", TOKEN_SAMPLING | EDITING | {"negative_prompt"}, in_maps=True)
     decoded_tensor = "latents"
-    _callback_tensor_inputs = ["tokens", "decided", "latents"]
+    text_multiple = 32
+    _callback_tensor_inputs = ["tokens", "decided", "work", "latents"]
     _truncates_levels = True
 
     def __init__(
@@ -126,84 +127,7 @@ class InfinityPipeline(ARImagePipeline):
             ValueError: if `prompt` is not text, `max_sequence_length` is not a number of tokens, or the pipeline has
                 no text encoder.
         """
-        self._check_encoder()
-        read = TEXT_TOKENS if self.transformer is None else self.transformer.config.num_text_tokens
-        length = text_length(max_sequence_length, min(read, self.tokenizer.model_max_length))
-        texts = [text.partition("--")[0] or text for text in as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)]
-        if any(len(ids) > length for ids in tokenize(self.tokenizer, texts).input_ids):
-            logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
-        text = tokenize(
-            self.tokenizer, texts, max_length=length, padding=True, truncation=True, return_tensors="pt"
-        ).to(self._execution_device)
-        embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        return embeds, text.attention_mask
-
-    def _check_encoder(self) -> None:
-        if self.text_encoder is None or self.tokenizer is None:
-            raise ValueError(
-                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
-                "checkpoint again with --text-encoder"
-            )
-
-    def _check_text(self, name: str, prompt: Any, embeds: Any, mask: Any, *, optional: bool = False) -> int | None:
-        """Refuse a text that cannot be used; return the number of texts, None if there is none."""
-        if prompt is None and embeds is None and optional:
-            return None
-        if (prompt is None) == (embeds is None):
-            raise ValueError(f"give either a {name} or {name}_embeds")
-        if prompt is not None:
-            self._check_encoder()
-            return len(as_texts(prompt, name, MAX_PROMPT_CHARACTERS))
-        config = self.transformer.config
-        expected = f"a tensor [B, P, {config.caption_dim}] of at most {config.num_text_tokens} tokens"
-        if embeds is None or not isinstance(embeds, torch.Tensor):
-            raise ValueError(f"{name}_embeds are {embeds!r}: give {expected}")
-        shape = tuple(embeds.shape)
-        if len(shape) != 3 or shape[2] != config.caption_dim or 0 in shape or shape[1] > config.num_text_tokens:
-            raise ValueError(f"{name}_embeds are {shape}: give {expected}")
-        if mask is None:
-            return len(embeds)
-        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
-            raise ValueError(f"{name}_attention_mask must be [B, {shape[1]}], like {name}_embeds")
-        if not mask[:, 0].all() or (mask.int().diff() > 0).any():
-            raise ValueError(
-                f"{name}_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
-            )
-        return len(embeds)
-
-    def _encode(self, prompt: Any, embeds: Any, mask: Any) -> Text:
-        if embeds is None:
-            texts = as_texts(prompt)
-            different = list(dict.fromkeys(texts))
-            rows = [different.index(text) for text in texts]
-            embeds, mask = (part[rows] for part in self.encode_prompt(different))
-        elif mask is None:
-            mask = torch.ones(embeds.shape[:2], dtype=torch.long)
-        return embeds.to(self._execution_device, torch.float32), mask.to(self._execution_device)
-
-    def encode_condition(self, text: Text, negative: Text | None, guided: bool) -> dict[str, torch.Tensor]:
-        """The arguments of `InfinityTransformer.embed_condition`: one row per prompt, under guidance followed by the
-        rows of the negative prompt, or by those without a text."""
-        longest = max(part[1].shape[1] for part in (text, negative) if part is not None)
-        length = -(-longest // TEXT_MULTIPLE) * TEXT_MULTIPLE
-
-        def padded(part: Text) -> dict[str, torch.Tensor]:
-            missing = length - part[1].shape[1]
-            return {
-                "prompt_embeds": F.pad(part[0], (0, 0, 0, missing)),
-                "prompt_attention_mask": F.pad(part[1], (0, missing)),
-            }
-
-        condition = padded(text)
-        if not guided:
-            return condition
-        if negative is None:
-            return with_unconditional(condition, kept=("prompt_attention_mask",))
-        count = len(text[0])
-        return {
-            name: torch.cat([condition[name], value.expand(count, *value.shape[1:])])
-            for name, value in padded(negative).items()
-        }
+        return self.encode_texts(_cut(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)) or [], max_sequence_length)
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> list[torch.LongTensor]:
         """The tokens [B, N] of a call as one map of bits [B, h, w, b] per scale."""
@@ -294,11 +218,7 @@ class InfinityPipeline(ARImagePipeline):
         """
         text = prompt, prompt_embeds, prompt_attention_mask
         negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask
-        count = self._check_text("prompt", *text)
-        negatives = self._check_text("negative_prompt", *negative, optional=True)
-        assert count is not None
-        if negatives not in (None, 1, count):
-            raise ValueError(f"negative_prompt holds {negatives} texts for {count} prompts: give one, or one for each")
+        count, negatives = self.check_texts(text, negative)
         layers, layer = self.transformer.config.num_layers, cfg_insertion_layer
         if not isinstance(layer, numbers.Integral) or isinstance(layer, bool) or not -layers <= layer <= 0:
             raise ValueError(f"cfg_insertion_layer is {layer!r}: give 0 for the logits, or -1 to -{layers}")
@@ -311,12 +231,12 @@ class InfinityPipeline(ARImagePipeline):
             )
         call.sampling.check_scales(len(schedule.scales))
         self.edit(call, image, mask_image)
-        encoded = self._encode(*text), None if negatives is None else self._encode(*negative)
+        positive, other = (self.encoded(_cut(texts), embeds, mask) for texts, embeds, mask in (text, negative))
         scales = range(len(schedule.scales))
         model = InfinityScaleModel(
             self.transformer,
             self.vq,
-            self.encode_condition(*encoded, call.guided),
+            self.encode_condition(positive, other, call.guided),
             schedule,
             guided=call.guided,
             mixed_layer=layers + layer if layer and call.guided else None,

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from ...models.bound import BoundNetwork
+from ...models.bound import BoundScaleModel
 from ...models.cache import GrowingCache
 from ...models.conditions import Conditions, spread
 from ...models.modulated_blocks import block_causal_mask, levels_of
@@ -15,7 +15,7 @@ from .schedules import Schedule
 from .transformer_infinity import rotary_table
 
 
-class InfinityScaleModel(BoundNetwork):
+class InfinityScaleModel(BoundScaleModel):
     """An `InfinityTransformer` with the conditions of one call, as a `ScaleModel` (see
     `arimage.decoding.contract.models`). A bit is a token of a vocabulary of 2; the tokens of a map are its cells row
     by row, bit by bit.
@@ -31,9 +31,7 @@ class InfinityScaleModel(BoundNetwork):
         guidance: the guidance scale of each map, for `mixed_layer`.
     """
 
-    kind: ClassVar[Literal["scales"]] = "scales"
     guidance_schedule: ClassVar[Literal["linear", "constant"]] = "constant"
-    prunes: ClassVar[bool] = True
     refiner = None
     vocab_size = 2
 

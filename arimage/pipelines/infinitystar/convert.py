@@ -1,11 +1,17 @@
-"""From the published files of InfinityStar (https://github.com/FoundationVision/InfinityStar)."""
+"""From the published files of InfinityStar (https://github.com/FoundationVision/InfinityStar) to an
+`InfinityStarPipeline`."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ...convert.checkpoint import OriginalTensors, with_plain_layers
+from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, save_whole, with_plain_layers
+from ...convert.folder import load_original_folder, load_t5_encoder
+from ...convert.paths import CheckpointError, check_vacant
+from .pipeline_infinitystar import InfinityStarPipeline
+from .schedules import PixelClass, repetitions_of
 from .transformer_infinitystar import InfinityStarTransformer
 from .vq_infinitystar import InfinityStarVideoTokenizer
 
@@ -40,6 +46,65 @@ TOKENIZER_NAMES = (
     (r"(norm1|norm2|norm_out)\.weight$", r"\1.gamma"),
     (r"^scale$", "scale_learnable_parameters"),
 )
+
+
+def convert_infinitystar(
+    transformer: str | Path,
+    vae: str | Path,
+    *,
+    text_encoder: str | Path | None = None,
+    pixels: PixelClass = "0.40M",
+    subfolder: str | None = None,
+    semantic_scales: int | None = None,
+    image_scale_repetition: tuple[int, ...] | None = None,
+    video_scale_repetition: tuple[int, ...] | None = None,
+    out: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+) -> InfinityStarPipeline:
+    """The pipeline of published files, with the published sampling defaults.
+
+    Args:
+        transformer: a folder of safetensors such as `infinitystar_8b_480p_weights`, or a trainer's checkpoint.
+        vae: the file of the video tokenizer, `infinitystar_videovae.pth`.
+        text_encoder: a local folder with flan-t5-xl and its tokenizer. Without it the pipeline takes `prompt_embeds`.
+        pixels: the pixel class of the training videos: "0.40M" for 480p, "0.90M" for 720p.
+        subfolder: the folder with the weights inside of the folder `transformer`.
+        semantic_scales, image_scale_repetition, video_scale_repetition: how many grids have few bits, and how many
+            passes there are over each grid of the first frame and of a clip; by default those of the published model
+            of the pixel class.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+        dtype: of the transformer's weights, by default that of the file, float32. bfloat16 halves their memory.
+
+    Raises:
+        CheckpointError: if a file cannot be read or does not fit the other, or `out` is taken.
+    """
+    check_vacant(out)
+    source = Path(transformer) / (subfolder or "")
+    trained = {
+        "pixels": pixels,
+        "semantic_scales": semantic_scales,
+        "image_scale_repetition": image_scale_repetition,
+        "video_scale_repetition": video_scale_repetition,
+    }
+    try:
+        repetitions_of(**trained)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    if source.is_dir():
+        state = load_original_folder(source)
+    else:
+        state = load_original(source, (*WRAPPINGS, "trainer", "gpt_fsdp"))
+    model = infinitystar_transformer_from_original(state, dtype=dtype, source=source, **trained)
+    vq = infinitystar_tokenizer_from_original(load_original(vae, ("vae", *WRAPPINGS)), source=vae)
+    text = (None, None)
+    if text_encoder is not None:
+        text = load_t5_encoder(Path(text_encoder), model.config.caption_dim, source)
+    try:
+        pipeline = InfinityStarPipeline(model, vq, *text)
+    except ValueError as error:
+        raise CheckpointError(f"{source} and {vae} do not fit together: {error}") from error
+    save_whole(pipeline.save_pretrained, out)
+    return pipeline
 
 
 def infinitystar_tokenizer_from_original(
@@ -81,11 +146,13 @@ def infinitystar_transformer_from_original(
     *,
     dtype: torch.dtype | None = None,
     source: str | Path = "the transformer's file",
+    **trained: Any,
 ) -> InfinityStarTransformer:
     """The transformer whose tensors are `state`, in evaluation mode.
 
     Args:
         state: tensors by their original names, see `load_original`.
+        trained: what the tensors do not show, see `convert_infinitystar`.
         dtype: of the weights; by default that of the head.
         source: what errors call the file.
 
@@ -108,6 +175,7 @@ def infinitystar_transformer_from_original(
             num_attention_heads=hidden_size // head_dim,
             num_key_value_heads=state.shape("blocks.0.attn.k_proj.weight")[0] // head_dim,
             intermediate_size=state.shape("blocks.0.mlp.gate_proj.weight")[0],
+            **trained,
         )
     for layer in range(num_layers):
         attention = f"blocks.{layer}.attn"

@@ -14,8 +14,12 @@ def projected_guidance(
     c + (guidance_scale - 1) d.
 
     Args:
-        guidance_scale, temperature: a number, or a tensor that broadcasts to [B, n, V].
+        guidance_scale, temperature: a number, or one per film, [B].
     """
+    guidance_scale, temperature = (
+        number if isinstance(number, int | float) else number.view(-1, 1, 1)
+        for number in (guidance_scale, temperature)
+    )
     conditional, unconditional = (logits / temperature).unbind(0)
     difference = conditional - unconditional
     size = difference.square().mean((1, 2), keepdim=True).sqrt()

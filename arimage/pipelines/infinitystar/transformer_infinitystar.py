@@ -4,23 +4,25 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
-from ...models.layers import FeedForward, Linear, attend, check_groups, check_heads
+from ...models.cache import ScaleCache
+from ...models.layers import FeedForward, Linear, attend_heads, check_groups, check_heads
 from ...models.llama_blocks import RMSNorm
 from ...models.mixin import ModelMixin
+from ...models.pruning import Pruning, only
 from ...models.rotary import frequencies_of
 from ...schema import Count, Layers, Width, checked
-from .schedules import Pass
+from .schedules import Pass, PixelClass, repetitions_of
 
 
 NORM_EPS, THETA = 1e-6, 10000.0
 # The position of the first pass; those before it are the text's.
 FIRST_PASS = 512
-
-# Keys and values [B, heads, P, D] of each layer.
-Memory = list[tuple[torch.Tensor, torch.Tensor]]
+# How many cells a feed-forward layer reads at once: its own hidden states are four times as wide as the others.
+AT_ONCE = 8192
 
 
 def rotary_table(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -57,14 +59,10 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(self.head_dim, NORM_EPS), RMSNorm(self.head_dim, NORM_EPS)
         self.out_proj = Linear(hidden_size, hidden_size, bias=False)
 
-    def forward(self, hidden, rotary, mask, past):
+    def forward(self, hidden, rotary, mask, cache, layer):
         query, key, value = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
-        query, key = (
-            rotate(norm(states), rotary).transpose(1, 2) for norm, states in ((self.q_norm, query), (self.k_norm, key))
-        )
-        own = key, value.transpose(1, 2)
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(*past, own, strict=True))
-        return self.out_proj(attend(query, keys, values, mask).transpose(1, 2).flatten(2)), own
+        query, key = rotate(self.q_norm(query), rotary), rotate(self.k_norm(key), rotary)
+        return self.out_proj(attend_heads(query, key, value, mask, cache, layer))
 
 
 class Block(nn.Module):
@@ -75,13 +73,13 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(hidden_size, NORM_EPS)
         self.feed_forward = FeedForward(hidden_size, intermediate_size)
 
-    def forward(self, hidden, rotary, mask, past):
-        attended, own = self.attention(self.attention_norm(hidden), rotary, mask, past)
-        hidden = hidden + attended
-        return hidden + self.feed_forward(self.feed_forward_norm(hidden)), own
+    def forward(self, hidden, rotary, mask, cache, layer):
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotary, mask, cache, layer)
+        parts = [self.feed_forward(self.feed_forward_norm(part)) for part in hidden.split(AT_ONCE, dim=1)]
+        return hidden + torch.cat(parts, dim=1)
 
 
-class InfinityStarTransformer(ModelMixin, ConfigMixin):
+class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """Predicts the bits of all cells of a pass at once, from the latents so far. A pass sees its own cells, the text,
     and the last pass of the clip before.
 
@@ -90,6 +88,10 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin):
         num_text_tokens (`int`, defaults to 512): the longest text.
         latent_channels (`int`, defaults to 64): of the video tokenizer.
         bits (`tuple[int, int]`, defaults to `(16, 64)`): per cell of coarse and of fine grids.
+        pixels (`str`, defaults to "0.40M"): the pixel class of the training films, see `SCHEDULES`.
+        semantic_scales (`int`, *optional*), image_scale_repetition (`tuple[int, ...]`, *optional*),
+            video_scale_repetition (`tuple[int, ...]`, *optional*): how many of its grids are coarse, and how many
+            passes there are over each grid of the first frame and of a clip; by default those of the published models.
         hidden_size (`int`, defaults to 4096), num_layers (`int`, defaults to 36), num_attention_heads (`int`,
             defaults to 32), num_key_value_heads (`int`, defaults to 8), intermediate_size (`int`, defaults to 16384):
             of the network.
@@ -106,6 +108,10 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin):
         num_text_tokens: Count = 512,
         latent_channels: Width = 64,
         bits: tuple[Width, Width] = (16, 64),
+        pixels: PixelClass = "0.40M",
+        semantic_scales: Count | None = None,
+        image_scale_repetition: tuple[Count, ...] | None = None,
+        video_scale_repetition: tuple[Count, ...] | None = None,
         hidden_size: Width = 4096,
         num_layers: Layers = 36,
         num_attention_heads: Count = 32,
@@ -113,6 +119,7 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin):
         intermediate_size: Width = 16384,
     ):
         super().__init__()
+        repetitions_of(pixels, semantic_scales, image_scale_repetition, video_scale_repetition)
         # Four positions, in pairs of channels.
         check_heads(hidden_size, num_attention_heads, 8)
         self.null_embedding = nn.Parameter(torch.zeros(num_text_tokens, caption_dim))
@@ -132,31 +139,44 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin):
         self,
         inputs: torch.Tensor,
         positions: torch.Tensor,
+        cache: ScaleCache,
         *,
         text: bool = False,
+        unconditional: torch.BoolTensor | None = None,
         coarse: bool = False,
         mask: torch.Tensor | None = None,
-        past: tuple[Memory, ...] = (),
-    ) -> tuple[torch.FloatTensor | None, Memory]:
-        """One forward pass over T cells or tokens of a text: logits [B, T, bits, 2] in float32, of 0 and 1 for each
-        bit (None for a text), and keys and values.
+        pruning: Pruning | None = None,
+    ) -> torch.FloatTensor | None:
+        """One forward pass over T cells: logits [B, T, bits, 2] in float32, of 0 and 1 for each bit. Or one over the T
+        tokens of a text, which returns None.
 
         Args:
             inputs: the latents so far at the places of the cells [B, T, latent_channels], or the embeddings of a text
                 [B, T, caption_dim].
             positions: [T, 4], see `cell_positions` and `text_positions`.
+            cache: what else the cells see, and where keys and values are kept.
             text: whether `inputs` are those of a text.
+            unconditional: bool [B], which rows get the learned embeddings in place of their text.
             coarse: whether the cells have the bits of coarse grids.
             mask: additive [B, 1, 1, P + T], where padding of a text is among the keys.
-            past: what else is seen: the text, and the last pass of the clip before.
+            pruning: which of the cells pass through the layers, if not all do.
         """
-        hidden = self.text_projection(inputs) if text else self.input_projection(inputs)
-        rotary = rotary_table(positions, self.head_dim)[None]
-        memory: Memory = []
-        for layer, block in enumerate(self.blocks):
-            hidden, own = block(hidden, rotary, mask, [one[layer] for one in past])
-            memory.append(own)
         if text:
-            return None, memory
+            if unconditional is not None:
+                null = self.null_embedding[: inputs.shape[1]]
+                inputs = torch.where(unconditional[:, None, None], null, inputs.to(null.dtype))
+            hidden = self.text_projection(inputs.to(self.dtype))
+        else:
+            hidden = self.input_projection(inputs.to(self.dtype))
+        whole, cells, rotary = hidden, None, rotary_table(positions, self.head_dim)[None]
+        if pruning is not None:
+            cells = pruning.choose(hidden)
+            hidden, rotary = only(hidden, cells), rotary if cells is None else rotary[0][cells]
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, rotary, mask, cache, layer)
+        if text:
+            return None
+        if pruning is not None:
+            hidden = pruning.restore(whole, hidden, cells)
         head = self.coarse_head if coarse else self.head
-        return head(self.output_norm(hidden)).float().unflatten(-1, (-1, 2)), memory
+        return head(self.output_norm(hidden)).float().unflatten(-1, (-1, 2))

@@ -60,7 +60,7 @@ class VARPipeline(UpscalingPipeline):
     abilities = Abilities("scales", TOKEN_SAMPLING | EDITING, in_maps=True)
     # With `more_smooth`, the latents are not those of the tokens.
     decoded_tensor = "latents"
-    _callback_tensor_inputs = ["tokens", "decided", "latents"]
+    _callback_tensor_inputs = ["tokens", "decided", "work", "latents"]
 
     def __init__(
         self,

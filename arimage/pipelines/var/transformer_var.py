@@ -11,7 +11,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ...models.bound import BoundNetwork
+from ...models.bound import BoundScaleModel
 from ...models.cache import GrowingCache
 from ...models.conditions import Conditions, spread, with_unconditional
 from ...models.layers import Linear, check_heads
@@ -266,7 +266,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         return self(inputs, levels=levels, mask=mask, condition=condition)
 
 
-class VARScaleModel(BoundNetwork):
+class VARScaleModel(BoundScaleModel):
     """A `VARTransformer` with the conditions of one call, as a `ScaleModel` (see `arimage.decoding.contract.models`).
 
     Args:
@@ -277,9 +277,7 @@ class VARScaleModel(BoundNetwork):
         refiner: a smaller model with the same conditions, for `ScaleModel.refiner`.
     """
 
-    kind: ClassVar[Literal["scales"]] = "scales"
     guidance_schedule: ClassVar[Literal["linear", "constant"]] = "linear"
-    prunes: ClassVar[bool] = True
     companions = ("refiner",)
 
     def __init__(

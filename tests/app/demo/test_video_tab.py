@@ -9,10 +9,12 @@ import torch
 from gradio.data_classes import ImageData
 from PIL import Image, ImageSequence
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.infinitystar import tiny as tiny_infinitystar
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.demo.demo import build_demo
 from arimage.app.demo.video_tab import enlarged, status_of
+from arimage.app.engine import videos
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import load_models
 from arimage.app.engine.types import Limits, Refused
@@ -50,13 +52,13 @@ def test_frames_appear_one_map_after_another(pipe, maker, decoding):
         if now.frames:
             assert np.abs(arrays(now.frames) - arrays(whole.frames[0][: len(now.frames)])).max() <= 1
     if decoding == "ar":
-        assert last.map_passes == [12, 24, 36]
+        assert last.appeared == [12, 24, 36]
 
 
 def test_a_first_frame_is_shown_first(pipe, maker):
     image = Image.new("RGB", SIZE[::-1], (30, 200, 90))
     seen = list(maker.run(VideoRequest("video", "a red heart", image=image)))
-    assert len(seen[0].frames) == 1 and seen[-1].map_passes[0] == 0 and seen[-1].tokens == 36
+    assert len(seen[0].frames) == 1 and seen[-1].appeared[0] == 0 and seen[-1].tokens == 36
     whole = pipe("a red heart", image=image, generator=torch.Generator().manual_seed(0))
     assert np.abs(arrays(seen[-1].frames) - arrays(whole.frames[0])).max() == 0
 
@@ -135,7 +137,7 @@ def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
     demo = build_demo(engine, maker)
     [run] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"]
     named = {block.elem_id: block for block in run.outputs}
-    updates = list(run.fn("video", "a red heart", "sjd-coupled", 0, None))
+    updates = list(run.fn("video", "a red heart", "sjd-coupled", 0, None, str(FRAMES)))
     # A video of one's own is not replaced by the first example.
     [opened] = [block for block in run.outputs if isinstance(block, gr.State)]
     assert all(update[opened] for update in updates)
@@ -147,7 +149,7 @@ def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
         )
     assert "frames appeared after forward pass" in updates[-1][named["video-status"]]
     with pytest.raises(gr.Error, match="at most 40"):
-        list(run.fn("video", "a" * 41, "sjd-coupled", 0, None))
+        list(run.fn("video", "a" * 41, "sjd-coupled", 0, None, str(FRAMES)))
 
 
 def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
@@ -177,3 +179,33 @@ def test_the_status_shows_the_cost_of_a_video(maker):
     *_, last = maker.run(VideoRequest("video", "a red heart", decoding="ar"))
     said = status_of(last)
     assert "36 forward passes" in said and "after forward pass 12, 24, 36" in said and "exact" in said
+
+
+def test_a_film_of_several_clips_is_shown_pass_by_pass(tmp_path, monkeypatch, engine):
+    pipe = tiny_infinitystar.pipeline()
+    maker = VideoMaker({"film": pipe})
+    assert maker.models["film"].frame_counts == [81, 1, 17, 33, 49, 65, 161] and maker.fps["film"] == 16
+    monkeypatch.setattr(videos, "PREVIEWS", 1.0)
+    *progress, last = maker.run(VideoRequest("film", "a fox", num_frames=33))
+    assert [now.passes for now in progress] == list(range(1, 23)) and last.appeared == [11, 22]
+    work = [now.work for now in progress]
+    assert work == sorted(work) and work[-1] == last.work == 1 and work[10] < 0.1
+    shown = [now.frames for now in progress if now.frames]
+    # The second frame in place of the first, and one per second.
+    assert len(shown) == 22 and all(len(frames) == 3 and max(frames[0].size) <= 256 for frames in shown)
+    whole = pipe("a fox", num_frames=33, generator=torch.Generator().manual_seed(0))
+    assert len(last.frames) == 33 and np.abs(arrays(last.frames) - arrays(whole.frames[0])).max() == 0
+    call = pipe.prepare("a fox", num_frames=33)
+    small = pipe.preview(call, torch.cat([part.flatten(1) for part in whole.tokens], dim=1))
+    expected = pipe.shown_frames(call, pipe.to_images(call, small)[0])
+    assert np.abs(arrays(expected) - arrays(shown[-1])).max() == 0
+    # In the tab.
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    demo = build_demo(engine, maker)
+    [run] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"]
+    named = {block.elem_id: block for block in run.outputs}
+    updates = list(run.fn("film", "a fox", "next-scale", 0, None, "33"))
+    with Image.open(updates[-1][named["video"]].value["path"]) as film:
+        assert film.size == tiny_infinitystar.SIZE[::-1] and sum(1 for _ in ImageSequence.Iterator(film)) == 33
+    assert len(updates[-1][named["frames"]]) == 17
+    assert "100% of the work" in updates[-1][named["video-status"]]

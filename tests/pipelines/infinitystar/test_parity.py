@@ -1,63 +1,60 @@
-"""The passes of InfinityStar next to the authors' (tiny random weights in the published format): schedules, logits,
-guidance, bits and latents of images and of a film."""
+"""Whole calls next to the authors' (tiny random weights in the published formats), and the schedules of all sizes."""
 
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from pipelines.infinitystar import tiny
 from safetensors.torch import load_file
 
-from arimage.convert.checkpoint import CheckpointError
-from arimage.convert.folder import load_original_folder
-from arimage.pipelines.infinitystar.convert import infinitystar_transformer_from_original
 from arimage.pipelines.infinitystar.guidance import projected_guidance
-from arimage.pipelines.infinitystar.pyramid import bit_vectors, bits_of, enlarge, reduce
-from arimage.pipelines.infinitystar.schedules import COUNTS, SCHEDULES, clip_lengths, passes
-from arimage.pipelines.infinitystar.transformer_infinitystar import cell_positions, text_positions
+from arimage.pipelines.infinitystar.pyramid import bit_vectors, bits_of, enlarge
+from arimage.pipelines.infinitystar.scale_model import InfinityStarScaleModel
+from arimage.pipelines.infinitystar.schedules import COUNTS, SCHEDULES, clip_lengths, passes, repetitions_of
 
 
-FIXTURES = Path(__file__).parent / "fixtures"
-CONFIG = json.loads((FIXTURES / "config.json").read_text())
-GRIDS = json.loads((FIXTURES / "schedules.json").read_text())
+GRIDS = json.loads((tiny.FIXTURES / "schedules.json").read_text())
+RUNS = tiny.CONFIG["runs"]
+# Films of 5 and 10 seconds.
+LONG = ("t2v5", "v2v")
 
 
 @pytest.fixture(scope="module")
 def expected():
-    return load_file(FIXTURES / "expected.safetensors")
+    return load_file(tiny.FIXTURES / "expected.safetensors")
 
 
 @pytest.fixture(scope="module")
-def transformer():
-    return infinitystar_transformer_from_original(load_original_folder(FIXTURES / "weights"))
+def pipe():
+    return tiny.golden_pipeline()
 
 
-def schedule(run):
-    return passes(
-        SCHEDULES["0.06M", finest(run)],
-        1 + (run["num_frames"] - 1) // 4,
-        bits=(4, 16),
-        semantic_grids=CONFIG["semantic_scales"],
-        image_repetitions=tuple(CONFIG["image_scale_repetition"]),
-        clip_repetitions=tuple(CONFIG["video_scale_repetition"]),
-    )
+def arguments_of(name, expected):
+    """The arguments of the call that makes a run of the authors' again."""
+    run = RUNS[name]
+    given = {name: run[name] for name in ("height", "width", "num_frames")}
+    given |= {"temperature": [run.get("tau_image", 1.0), run.get("tau_video", 0.4)], "top_k": 1}
+    given["guidance_scale"] = float(run.get("cfg", 34))
+    if not run.get("apg", True):
+        given["apg_norm_threshold"] = None
+    if "negative" in run:
+        given["negative_prompt"] = run["negative"]
+    if "given" in run:
+        frames = expected[f"{name}.given"]
+        for dim, count in enumerate(run["blocks"]):
+            frames = frames.repeat_interleave(count, dim)
+        height, width = run.get("size", (run["height"], run["width"]))
+        frames = [Image.fromarray(frame[:height, :width].numpy()) for frame in frames]
+        given |= {"image": frames[0]} if run["given"] == "image" else {"video": frames[:81]}
+    return given
 
 
-def finest(run):
-    return run["height"] // 16, run["width"] // 16
-
-
-def guide(logits, run, one):
-    scale, temperature = run.get("cfg", 34), run.get("tau_video", 0.4) if one.clip else run.get("tau_image", 1.0)
-    if len(logits) == 1:
-        return logits / temperature
-    if run.get("apg", True):
-        return projected_guidance(logits, scale, temperature, CONFIG["apg_norm_threshold"])
-    conditional, unconditional = logits / temperature
-    return (scale * conditional + (1 - scale) * unconditional)[None]
+def packed(tokens):
+    return np.packbits(torch.cat([part.flatten() for part in tokens]).numpy().astype(np.uint8))
 
 
 @pytest.mark.parametrize("ratio", GRIDS)
@@ -67,56 +64,62 @@ def test_grids_are_those_of_the_original(ratio):
         assert SCHEDULES[pixels, (height // 16, width // 16)] == grids[: COUNTS[pixels]]
 
 
-@pytest.mark.parametrize("name", CONFIG["runs"])
-def test_passes_are_those_of_the_original(name):
-    run = CONFIG["runs"][name]
-    found = [[one.clip * COUNTS["0.06M"] + one.grid, *one.shape, one.bits] for one in schedule(run)]
+@pytest.mark.parametrize("name", RUNS)
+def test_passes_are_those_of_the_original(pipe, name):
+    run = RUNS[name]
+    film = pipe.film((run["height"], run["width"]), run["num_frames"])
+    found = [[one.clip * COUNTS["0.06M"] + one.grid, *one.shape, one.bits] for one in film]
     assert found == run["passes"]
 
 
 def test_the_published_films_have_the_published_passes():
-    grids = SCHEDULES["0.40M", (30, 53)]
-    own = {"bits": (16, 64), "semantic_grids": 11, "image_repetitions": (3,) * 14}
-    film = passes(grids, 21, **own, clip_repetitions=(3,) * 12 + (2, 1))
+    grids, repetitions = SCHEDULES["0.40M", (30, 53)], repetitions_of("0.40M")
+    film = passes(grids, 21, (16, 64), repetitions)
     assert len(film) == 81 and sum(one.last for one in film) == 2
     assert sum(math.prod(one.shape) for one in film) == 161_397
-    assert len(passes(grids, 41, **own, clip_repetitions=(3,) * 12 + (2, 1))) == 120
+    assert len(passes(grids, 41, (16, 64), repetitions)) == 120
+    assert len(passes(SCHEDULES["0.90M", (45, 80)], 21, (16, 64), repetitions_of("0.90M"))) == 85
     assert clip_lengths(1) == [1] and clip_lengths(13) == [1, 12] and clip_lengths(41) == [1, 20, 20]
     for frames in (0, 3, 29):
         with pytest.raises(ValueError, match=f"a film has {frames} latent frames"):
             clip_lengths(frames)
 
 
-@pytest.mark.parametrize("name", CONFIG["runs"])
-@torch.no_grad()
-def test_logits_bits_and_latents_equal_the_originals(transformer, expected, name):
-    run, config = CONFIG["runs"][name], transformer.config
-    embeds = expected[f"{name}.prompt_embeds"]
-    length = embeds.shape[1]
-    null = transformer.null_embedding[None, :length]
-    negative = [] if run.get("cfg") == 1 else [expected.get(f"{name}.negative_prompt_embeds", null)]
-    _, text = transformer(torch.cat([embeds, *negative]), text_positions(length, embeds.device), text=True)
-    schedule_of_run, branches = schedule(run), 1 + len(negative)
-    latents = torch.zeros_like(expected[f"{name}.latents"])
-    past, found = (text,), []
-    for number, one in enumerate(schedule_of_run):
-        clip = latents[:, :, one.first : one.first + one.shape[0]]
-        inputs = reduce(clip, one.shape[1:]).movedim(1, -1).flatten(1, 3).repeat(branches, 1, 1)
-        positions = cell_positions(number, one, finest(run), inputs.device)
-        logits, memory = transformer(inputs, positions, coarse=one.bits == config.bits[0], past=past)
-        guided = guide(logits.flatten(1, 2)[:, None], run, one)
-        for kind, ours in (("cond", logits[0]), ("uncond", logits[-1]), ("guided", guided[0, 0])):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in RUNS]
+)
+def test_a_call_makes_the_bits_and_frames_of_the_original(pipe, expected, name, monkeypatch):
+    run, seen = RUNS[name], {}
+    guide = InfinityStarScaleModel.guide
+
+    def recorded(model, logits, *settings):
+        guided = guide(model, logits, *settings)
+        seen[model.fed[len(seen)]] = logits[:, 0], guided
+        return guided
+
+    monkeypatch.setattr(InfinityStarScaleModel, "guide", recorded)
+    out = pipe(run["prompt"], **arguments_of(name, expected), output_type="np")
+    assert (packed(out.tokens) == expected[f"{name}.bits"].numpy()).all()
+    # Of given passes, those over each clip that the next one reads are fed.
+    kept = {"image": 1, "video": 2}.get(run.get("given"), 0)
+    assert out.stats.forward_passes == len(run["passes"]) - run["forced_passes"] + kept
+    for number, (logits, guided) in seen.items():
+        for kind, ours in (("cond", logits[0]), ("uncond", logits[-1]), ("guided", guided)):
             theirs = expected.get(f"{name}.logits_{kind}_{number}")
             if theirs is not None:
                 torch.testing.assert_close(ours.reshape(theirs.shape), theirs, atol=1e-4, rtol=0)
-        bits = guided[0].argmax(-1).unflatten(1, (*one.shape, one.bits))
-        found.append(bits.flatten())
-        clip += enlarge(bit_vectors(bits), (config.latent_channels, *finest(run)))
-        if one.last:
-            past = (memory, text)
-    packed = np.packbits(torch.cat(found).numpy().astype(np.uint8))
-    assert (packed == expected[f"{name}.bits"].numpy()).all()
-    torch.testing.assert_close(latents, expected[f"{name}.latents"], atol=1e-5, rtol=0)
+    pixels = torch.from_numpy(out.frames[0]).movedim(-1, 1)[run.get("shown", slice(None))][..., ::8, ::8]
+    theirs = (expected[f"{name}.pixels"].float() / 2 + 0.5).clamp(0, 1)
+    if len(theirs) > 1:
+        theirs[0] = theirs[1]
+    torch.testing.assert_close(pixels, theirs, atol=1e-3, rtol=0)
+
+
+def test_images_are_on_the_levels_of_the_original(pipe, expected):
+    run = RUNS["t2v"]
+    frames = pipe(run["prompt"], **arguments_of("t2v", expected)).frames[0]
+    ours = np.stack(frames)[:, ::8, ::8].astype(int)
+    assert np.abs(ours - expected["t2v.frames_uint8"].numpy()).max() <= 1
 
 
 def test_the_bits_of_latents_approach_them():
@@ -138,11 +141,3 @@ def test_films_of_a_batch_are_guided_alone():
     for film in range(3):
         alone = projected_guidance(logits[:, film : film + 1], 34.0, 0.4, 0.05)
         torch.testing.assert_close(together[:, film : film + 1], alone, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("key", ["cfg_uncond", "semantic_head2.bias", "norm_hidden_sates.weight"])
-def test_missing_tensors_are_refused_by_name(key):
-    state = load_original_folder(FIXTURES / "weights")
-    del state[key]
-    with pytest.raises(CheckpointError, match=f"has no '{key}'"):
-        infinitystar_transformer_from_original(state)

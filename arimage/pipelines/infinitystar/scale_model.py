@@ -1,0 +1,234 @@
+"""An InfinityStar transformer with the conditions of one call, as a `ScaleModel`."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...models.bound import BoundScaleModel
+from ...models.cache import ScaleCache
+from ...models.conditions import Conditions
+from ...models.layers import additive
+from ...models.pruning import fed_cells, pruning_of
+from .guidance import projected_guidance
+from .pyramid import bit_vectors, enlarge, frames_of, reduce
+from .schedules import Grid, Pass
+from .transformer_infinitystar import cell_positions, text_positions
+
+
+class ClipCache(ScaleCache):
+    """The text, and the last pass over the clip before: all that a pass sees besides its own cells.
+
+    Args:
+        prefix_length: the tokens of the text.
+        slots: the cells of the largest pass that is kept.
+        filled: as in `GrowingCache`.
+        branches: as in `SlotCache`.
+
+    Attributes:
+        seen: how many keys the next forward pass attends to besides its own.
+        first: where it writes its own, over those of an earlier clip; None if no later clip reads them.
+    """
+
+    seen: int
+    first: int | None
+
+    def __init__(self, *sizes: int, prefix_length: int, slots: int, filled: int | None = None, **settings):
+        self.size = prefix_length + slots
+        width = self.size if filled is None else prefix_length
+        super().__init__(*sizes, size=width, prefix_end=prefix_length, **settings)
+        self.places = torch.arange(prefix_length, self.size + 1, device=self.stacks[0].device)
+
+    def write_next_at(self, first: int | None, seen: int, count: int) -> None:
+        """Set `first` and `seen` for the next forward pass, which feeds `count` tokens."""
+        self.first, self.seen, self.attended = first, seen, seen + count
+        if first or seen > self.allocated:
+            self.allocate()
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
+        attended = []
+        for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
+            # See `PlacedCache.write`.
+            cached, states = cached[: len(states)], states.detach().to(cached.dtype)
+            # A copy, since the pass may overwrite what it sees.
+            attended.append(torch.cat([cached[:, :, : self.seen], states], dim=2))
+            if self.first is not None:
+                cached[:, :, self.first : self.first + states.shape[2]] = states
+        return attended[0], attended[1]
+
+
+class InfinityStarScaleModel(BoundScaleModel):
+    """An `InfinityStarTransformer` with the conditions of one call, as a `ScaleModel` (see
+    `arimage.decoding.contract.models`). A scale is a pass, and a bit is a token of a vocabulary of 2; the tokens of a
+    pass are its cells frame by frame and row by row, bit by bit.
+
+    Of given passes, only those are fed that later clips read.
+
+    Args:
+        transformer: the `InfinityStarTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        condition: `prompt_embeds` [rows, P, D], right-padded, `prompt_attention_mask` [rows, P] and `unconditional`
+            [rows], one row per film; under guidance followed by the rows without it.
+        film: all passes of the films.
+        finest: the finest grid.
+        guided: whether `condition` has both kinds of rows.
+        padded: whether some of its rows have padding.
+        threshold: see `projected_guidance`; None guides as `Sampling` does.
+        given: the number of passes whose bits are given.
+        start: the sum of the given passes that are not fed, float32 [B, C, T, H, W]; None without given passes.
+    """
+
+    guidance_schedule: ClassVar[Literal["linear", "constant"]] = "constant"
+    refiner = None
+    vocab_size = 2
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
+        film: Sequence[Pass],
+        finest: Grid,
+        *,
+        guided: bool = False,
+        padded: bool = False,
+        threshold: float | None = None,
+        given: int = 0,
+        start: torch.Tensor | None = None,
+    ):
+        super().__init__(transformer, Conditions(condition, 1 + guided, condition["prompt_attention_mask"].bool()))
+        self.transformer, self._finest, self._threshold, self._start = transformer, finest, threshold, start
+        self.film = tuple(film)
+        self.fed = fed_passes(film, given)
+        own = [film[number] for number in self.fed]
+        self.scales: tuple[tuple[int, ...], ...] = tuple(one.shape for one in own)
+        self.last_clip = next(scale for scale, one in enumerate(own) if one.clip == own[-1].clip)
+        self.cells = tuple(math.prod(shape) for shape in self.scales)
+        self.scale_sizes: tuple[int, ...] = tuple(count * one.bits for count, one in zip(self.cells, own, strict=True))
+        self.num_tokens = sum(self.scale_sizes)
+        # The cells of each clip that the next one reads.
+        self._kept = [math.prod(one.shape) for one in film if one.last][:-1]
+        self._padded = padded
+
+    @property
+    def put_key(self) -> Hashable:
+        """See `ScaleModel.put`."""
+        return super().put_key, self.film, self.fed, self._threshold, self._padded
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """See `ScaleModel`; products and sums of the layers for one film, per layer."""
+        config = self.transformer.config
+        width, keys = config.hidden_size, config.num_key_value_heads * self.transformer.head_dim
+        per_cell = 2 * width * (width + keys) + 3 * width * config.intermediate_size
+        seen = [self._seen(self.film[number]) for number in self.fed]
+        return tuple(
+            count * (per_cell + 2 * width * (others + count)) for count, others in zip(self.cells, seen, strict=True)
+        )
+
+    def _seen(self, one: Pass) -> int:
+        """How many keys a pass sees besides its own: the text, and the last pass over the clip before."""
+        return self.conditions.prefix_length + (self._kept[one.clip - 1] if one.clip else 0)
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """See `ScaleModel.take`."""
+        other = super().take(images)
+        if self._start is not None:
+            other._start = self._start[images]
+        return other
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `ScaleModel.put`."""
+        if self._start is not None:
+            self._start.index_copy_(0, images, other._start)
+        return super().put(images, other)
+
+    def prefill(
+        self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
+    ) -> tuple[ClipCache, torch.FloatTensor]:
+        """A cache with the text and the scales 0 .. len(latents) in it, and the logits [G, B, n, 2] of the last of
+        them; see `ScaleModel.prefill`. Every scale is fed by a forward pass of its own."""
+        config = self.transformer.config
+        slots = max(self._kept, default=0)
+        cache, condition, copies = self.open_prefill(
+            ClipCache, batch_size, config.num_layers, config.num_key_value_heads, slots=slots
+        )
+        seen, count = condition["prompt_attention_mask"].bool(), self.conditions.prefix_length
+        cache.write_next_at(0, 0, count)
+        self.transformer(
+            condition["prompt_embeds"],
+            text_positions(count, self.device),
+            cache,
+            text=True,
+            unconditional=condition.get("unconditional"),
+            mask=additive(seen[:, None], self.transformer.dtype) if self._padded else None,
+        )
+        if len(seen) < len(copies):
+            cache.take_rows(torch.tensor(copies, device=self.device))
+        if pruned:
+            cache.prune(fed_cells(self.cells, pruned), min(pruned) - 1, config.hidden_size, self.transformer.dtype)
+        before = [self._begin(batch_size), *latents]
+        logits = [self.forward(scale, latent, cache) for scale, latent in enumerate(before)]
+        return cache, logits[-1]
+
+    def forward(
+        self, scale: int, latents: torch.Tensor, cache: ClipCache, *, guided: bool = True
+    ) -> torch.FloatTensor:
+        """Logits [G, B, n, 2] of `scale`; see `ScaleModel.forward`."""
+        number, branches = self.fed[scale], self.branches if guided else 1
+        one = self.film[number]
+        inputs = reduce(frames_of(one, latents), one.shape[1:]).movedim(1, -1).flatten(1, 3)
+        text, seen = self.conditions.prefix_length, self._seen(one)
+        pruning = pruning_of(scale, cache, self.scales)
+        own = self.cells[scale] if pruning is None or pruning.kept is None else pruning.kept
+        cache.write_next_at(text if one.last and one.clip < self.film[-1].clip else None, seen, own)
+        mask = None
+        if self._padded:
+            rows = self.conditions.seen[: branches * len(latents)]
+            visible = F.pad(rows, (0, seen - text + own), value=True)
+            mask = additive(visible[:, None], self.transformer.dtype)
+        logits = self.transformer(
+            inputs.repeat(branches, 1, 1),
+            cell_positions(number, one, self._finest, self.device),
+            cache,
+            coarse=one.coarse,
+            mask=mask,
+            pruning=pruning,
+        )
+        return logits.flatten(1, 2).unflatten(0, (-1, len(latents)))
+
+    def guide(
+        self, logits: torch.Tensor, guidance_scale: float | torch.Tensor, temperature: float | torch.Tensor
+    ) -> torch.Tensor | None:
+        """See `ScaleModel.guide`."""
+        if self._threshold is None or len(logits) == 1:
+            return None
+        return projected_guidance(logits, guidance_scale, temperature, self._threshold)
+
+    def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:
+        """See `ScaleModel.vectors`; at the size of latents, [B, C, t, H, W]."""
+        bits = tokens.unflatten(1, (*self.scales[scale], -1))
+        return enlarge(bit_vectors(bits), (self.transformer.config.latent_channels, *self._finest))
+
+    def accumulate(self, scale: int, latents: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:
+        """See `ScaleModel.accumulate`. Latents are those of the whole film."""
+        latents = self._begin(len(added)) if latents is None else latents.clone()
+        frames_of(self.film[self.fed[scale]], latents).add_(added)
+        return latents
+
+    def _begin(self, count: int) -> torch.FloatTensor:
+        return self.empty(count) if self._start is None else self._start.clone()
+
+    def empty(self, count: int) -> torch.FloatTensor:
+        """The latents [count, C, T, H, W] of films before the first pass."""
+        last = self.film[-1]
+        shape = self.transformer.config.latent_channels, last.first + last.shape[0], *self._finest
+        return torch.zeros(count, *shape, dtype=torch.float32, device=self.device)
+
+
+def fed_passes(film: Sequence[Pass], given: int) -> tuple[int, ...]:
+    """The passes that are fed if the first ones are `given`: of these the last over each clip, which the next clip
+    reads, and all others."""
+    return tuple(number for number, one in enumerate(film) if number >= given or one.last)

@@ -1,0 +1,130 @@
+"""The texts of pipelines whose transformer reads the output of a T5 encoder, padded on the right."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.utils import logging
+from transformers import PreTrainedTokenizerBase, T5EncoderModel
+
+from ...models.conditions import with_unconditional
+from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, text_length
+from .tokenizing import tokenize
+
+
+logger = logging.get_logger(__name__)
+
+# Embeddings [B, P, D] and their mask [B, P].
+Text = tuple[torch.Tensor, torch.Tensor]
+
+
+class T5Texts:
+    """Encodes and checks the prompts of a pipeline.
+
+    Attributes:
+        text_multiple: texts are padded to multiples of this, so that few of their lengths differ.
+    """
+
+    transformer: Any
+    tokenizer: PreTrainedTokenizerBase | None
+    text_encoder: T5EncoderModel | None
+    text_multiple = 1
+
+    @torch.no_grad()
+    def encode_texts(self: Any, texts: list[str], max_sequence_length: int | None = None) -> Text:
+        """Encode texts to embeddings [B, P, D], padded on the right, and their mask [B, P].
+
+        Raises:
+            ValueError: if `max_sequence_length` is not a number of tokens, or the pipeline has no text encoder.
+        """
+        self._check_encoder()
+        read = TEXT_TOKENS if self.transformer is None else self.transformer.config.num_text_tokens
+        length = text_length(max_sequence_length, min(read, self.tokenizer.model_max_length))
+        if any(len(ids) > length for ids in tokenize(self.tokenizer, texts).input_ids):
+            logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
+        text = tokenize(
+            self.tokenizer, texts, max_length=length, padding=True, truncation=True, return_tensors="pt"
+        ).to(self._execution_device)
+        embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
+        return embeds, text.attention_mask
+
+    def _check_encoder(self) -> None:
+        if self.text_encoder is None or self.tokenizer is None:
+            raise ValueError(
+                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
+                "checkpoint again with --text-encoder"
+            )
+
+    def check_text(self, name: str, prompt: Any, embeds: Any, mask: Any, *, optional: bool = False) -> int | None:
+        """Refuse a text that cannot be used; return the number of texts, None if there is none."""
+        if prompt is None and embeds is None and optional:
+            return None
+        if (prompt is None) == (embeds is None):
+            raise ValueError(f"give either a {name} or {name}_embeds")
+        if prompt is not None:
+            self._check_encoder()
+            return len(as_texts(prompt, name, MAX_PROMPT_CHARACTERS))
+        config = self.transformer.config
+        expected = f"a tensor [B, P, {config.caption_dim}] of at most {config.num_text_tokens} tokens"
+        if embeds is None or not isinstance(embeds, torch.Tensor):
+            raise ValueError(f"{name}_embeds are {embeds!r}: give {expected}")
+        shape = tuple(embeds.shape)
+        if len(shape) != 3 or shape[2] != config.caption_dim or 0 in shape or shape[1] > config.num_text_tokens:
+            raise ValueError(f"{name}_embeds are {shape}: give {expected}")
+        if mask is None:
+            return len(embeds)
+        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
+            raise ValueError(f"{name}_attention_mask must be [B, {shape[1]}], like {name}_embeds")
+        if not mask[:, 0].all() or (mask.int().diff() > 0).any():
+            raise ValueError(
+                f"{name}_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
+            )
+        return len(embeds)
+
+    def check_texts(self, text: tuple, negative: tuple) -> tuple[int, int | None]:
+        """Refuse prompts and negative prompts, each with embeddings and a mask, that cannot be used together; return
+        the numbers of both."""
+        count = self.check_text("prompt", *text)
+        negatives = self.check_text("negative_prompt", *negative, optional=True)
+        assert count is not None
+        if negatives not in (None, 1, count):
+            raise ValueError(f"negative_prompt holds {negatives} texts for {count} prompts: give one, or one for each")
+        return count, negatives
+
+    def encoded(self: Any, texts: list[str] | None, embeds: Any, mask: Any) -> Text | None:
+        """The embeddings and the mask of texts, each encoded once, or those that are given, on the device; None if
+        there are neither."""
+        if texts is not None:
+            different = list(dict.fromkeys(texts))
+            rows = [different.index(text) for text in texts]
+            embeds, mask = (part[rows] for part in self.encode_texts(different))
+        elif embeds is None:
+            return None
+        elif mask is None:
+            mask = torch.ones(embeds.shape[:2], dtype=torch.long)
+        return embeds.to(self._execution_device, torch.float32), mask.to(self._execution_device)
+
+    def encode_condition(self, text: Text | None, negative: Text | None, guided: bool) -> dict[str, torch.Tensor]:
+        """The texts of the transformer's rows: one row per prompt, under guidance followed by the rows of the negative
+        prompt, or by those without a text."""
+        assert text is not None
+        longest = max(part[1].shape[1] for part in (text, negative) if part is not None)
+        length = -(-longest // self.text_multiple) * self.text_multiple
+
+        def padded(part: Text) -> dict[str, torch.Tensor]:
+            missing = length - part[1].shape[1]
+            return {
+                "prompt_embeds": F.pad(part[0], (0, 0, 0, missing)),
+                "prompt_attention_mask": F.pad(part[1], (0, missing)),
+            }
+
+        condition = padded(text)
+        if not guided:
+            return condition
+        if negative is None:
+            return with_unconditional(condition, kept=("prompt_attention_mask",))
+        count = len(text[0])
+        return {
+            name: torch.cat([condition[name], value.expand(count, *value.shape[1:])])
+            for name, value in padded(negative).items()
+        }

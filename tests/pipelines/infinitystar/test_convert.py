@@ -1,0 +1,71 @@
+"""Published files of InfinityStar: what they say, and what is refused."""
+
+import shutil
+
+import pytest
+import torch
+from pipelines.infinitystar import tiny
+from safetensors.torch import load_file, save_file
+
+from arimage import AutoPipeline
+from arimage.convert import CheckpointError, convert_infinitystar
+from arimage.convert.folder import load_original_folder
+from arimage.pipelines.infinitystar.convert import infinitystar_transformer_from_original
+from arimage.pipelines.infinitystar.schedules import repetitions_of
+
+
+WEIGHTS, VAE = tiny.FIXTURES / "weights", tiny.FIXTURES / "infinitystar_videovae_tiny.pth"
+TRAINED = {name: tiny.CONFIG[name] for name in ("semantic_scales", "image_scale_repetition", "video_scale_repetition")}
+TRAINED["pixels"] = "0.06M"
+
+
+def test_a_converted_pipeline_is_saved_and_loaded(tmp_path):
+    pipe = tiny.golden_pipeline(out=tmp_path / "model", dtype=torch.bfloat16)
+    loaded = AutoPipeline.from_pretrained(tmp_path / "model")
+    assert pipe.transformer.dtype == torch.bfloat16 and pipe.vq.dtype == torch.float32
+    assert loaded.generation_config["temperature"] == [1.0, 0.4] and loaded.generation_config["guidance_scale"] == 34
+    assert loaded.film((192, 336), 17) == pipe.film((192, 336), 17)
+    for name, value in loaded.transformer.state_dict().items():
+        assert torch.equal(value, pipe.transformer.state_dict()[name].float()), name
+
+
+@pytest.mark.parametrize("key", ["cfg_uncond", "semantic_head2.bias", "norm_hidden_sates.weight"])
+def test_missing_tensors_are_refused_by_name(key):
+    state = load_original_folder(WEIGHTS)
+    del state[key]
+    with pytest.raises(CheckpointError, match=f"has no '{key}'"):
+        infinitystar_transformer_from_original(state, **TRAINED)
+
+
+def test_a_folder_with_the_weights_inside_and_a_trainers_file(tmp_path):
+    shutil.copytree(WEIGHTS, tmp_path / "inside")
+    state = load_original_folder(WEIGHTS)
+    torch.save({"trainer": {"gpt_fsdp": state}}, tmp_path / "trained.pth")
+    expected = infinitystar_transformer_from_original(load_original_folder(WEIGHTS), **TRAINED).state_dict()
+    for source in ({"transformer": tmp_path, "subfolder": "inside"}, {"transformer": tmp_path / "trained.pth"}):
+        found = convert_infinitystar(**source, vae=VAE, **TRAINED).transformer.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_what_was_never_published_must_be_said():
+    with pytest.raises(CheckpointError, match="no model of 0.06M pixels is published: give semantic_scales"):
+        convert_infinitystar(WEIGHTS, VAE, pixels="0.06M")
+    with pytest.raises(CheckpointError, match="video_scale_repetition holds 2 numbers: give one for each of the 11"):
+        convert_infinitystar(WEIGHTS, VAE, **TRAINED | {"video_scale_repetition": (3, 1)})
+    assert repetitions_of("0.40M") == (11, (3,) * 14, (3,) * 12 + (2, 1))
+    assert repetitions_of("0.90M") == (12, (3,) * 15, (3,) * 12 + (2, 1, 1))
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path):
+    state = load_original_folder(WEIGHTS)
+    state["word_embed.weight"] = state["word_embed.weight"][:, :12].contiguous()
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="latent channels: the transformer has 12, the video tokenizer 16"):
+        convert_infinitystar(tmp_path, VAE, **TRAINED)
+    assert load_file(tmp_path / "model.safetensors").keys() == state.keys()
+
+
+def test_an_occupied_folder_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="exists already"):
+        convert_infinitystar("nowhere", "nowhere", out=tmp_path)
