@@ -206,6 +206,7 @@ def test_a_film_of_several_clips_is_shown_pass_by_pass(tmp_path, monkeypatch, en
     named = {block.elem_id: block for block in run.outputs}
     updates = list(run.fn("film", "a fox", "next-scale", 0, None, "33"))
     with Image.open(updates[-1][named["video"]].value["path"]) as film:
-        assert film.size == tiny_infinitystar.SIZE[::-1] and sum(1 for _ in ImageSequence.Iterator(film)) == 33
+        # The first two frames are equal, and one in the file.
+        assert film.size == tiny_infinitystar.SIZE[::-1] and sum(1 for _ in ImageSequence.Iterator(film)) == 32
     assert len(updates[-1][named["frames"]]) == 17
     assert "100% of the work" in updates[-1][named["video-status"]]
