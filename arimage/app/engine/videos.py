@@ -85,9 +85,10 @@ class VideoMaker:
         self.on_device_error: Callable[[BaseException], None] = lambda error: None
 
     def warm_up(self) -> None:
-        """Where steps are captured, on a CUDA device, capture those of each model's defaults."""
+        """Where steps are captured, on a CUDA device, capture those of each model's defaults; not the passes of whole
+        grids, most of which take far longer than their launches."""
         for pipe in self._pipelines.values():
-            if pipe.captures:
+            if pipe.captures and not pipe.abilities.in_maps:
                 pipe.warm_up()
 
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:

@@ -264,7 +264,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         little next to a pass."""
         latents = self._latents(call, tokens)
         shrink = -(-max(latents.shape[-2:]) * self.vq.scale_factor // PREVIEW)
-        return self.decode_result(call, F.avg_pool3d(latents, (1, shrink, shrink)))
+        return self.vq.decode_latents(F.avg_pool3d(latents, (1, shrink, shrink)).to(self.vq.dtype))
 
     def shown_frames(self, call: GenerationCall, frames: Sequence) -> list:
         """The first frame of every second of a film, from all of its frames."""
