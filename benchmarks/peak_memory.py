@@ -28,6 +28,7 @@ from arimage.pipelines.published_parts import T5_XL_ENCODER
 from arimage.pipelines.shapes import build
 
 
+LAYERS = 36
 # Pixel class, finest grid and frames.
 FILMS = {
     "480p, 81 frames": ("0.40M", (30, 53), 81),
@@ -90,7 +91,7 @@ def measure(pixels: str, finest: tuple[int, int], frames: int, batch: int, decod
     with fake_cuda():
         vq = build(InfinityStarVideoTokenizer)
         for name in ("bfloat16", "int8"):
-            bound = infinitystar(36, pixels, finest, vq.num_latent_frames(frames))(batch)
+            bound = infinitystar(LAYERS, pixels, finest, vq.num_latent_frames(frames))(batch)
             [transformer] = bound.networks
             if name == "int8":
                 quantize_linears(transformer, torch.int8)

@@ -20,6 +20,7 @@ from arimage.decoding import (
     next_scale,
 )
 from arimage.decoding.contract.cache import ImageCache
+from arimage.pipelines.infinitystar.guidance import projected_guidance
 from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
@@ -122,6 +123,50 @@ def test_images_follow_the_joint_distribution(size, sampling):
     model = ScaleTable(*SIZES[size], branches=1 if sampling.guidance_scale == 1 else 2)
     tokens = sample_images(model, NextScaleDecoding(), sampling, 20_000, f"{size} {sampling}")
     assert_follows(tokens, model.joint(sampling), model.vocab_size)
+
+
+class ProjectedTable(ScaleTable):
+    """A `ScaleTable` with guidance of its own, by all tokens of a map."""
+
+    guidance_schedule = "constant"
+
+    def guide(self, logits, guidance_scale, temperature):
+        return None if len(logits) == 1 else projected_guidance(logits, guidance_scale, temperature, 0.7)
+
+    def joint(self, sampling):
+        plain = ScaleTable(*SIZES["1 2 of 3"])
+        plain.tables = [self.guide(table, sampling.guidance_scale, sampling.temperature) for table in self.tables]
+        return plain.joint(replace(sampling, guidance_scale=1.0, temperature=1.0))
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.2}], ids=str)
+def test_guidance_of_the_models_own_comes_before_the_cuts(cut):
+    model = ProjectedTable(*SIZES["1 2 of 3"], branches=2)
+    sampling = Sampling(guidance_scale=4.0, temperature=0.8, **cut)
+    tokens = sample_images(model, NextScaleDecoding(), sampling, 20_000, str(cut))
+    assert_follows(tokens, model.joint(sampling), 3)
+    usual = ScaleTable(*SIZES["1 2 of 3"], branches=2)
+    with pytest.raises(AssertionError, match="chi-square|total variation|an impossible image"):
+        assert_follows(tokens, usual.joint(sampling), 3)
+
+
+def test_every_image_of_a_stack_is_guided_by_its_own_scale():
+    model, scales = ProjectedTable(*SIZES["1 2 of 3"], branches=2), (1.0, 4.0, 9.0)
+    stack = Sampling.stack([Sampling(guidance_scale=scale, temperature=0.8) for scale in scales])
+    together = decode(model, NextScaleDecoding(), stack, SEEDS[:3]).tokens
+    for image, scale in enumerate(scales):
+        sampling = Sampling(guidance_scale=scale, temperature=0.8)
+        alone = decode(model, NextScaleDecoding(), sampling, SEEDS[image : image + 1]).tokens
+        assert torch.equal(together[image : image + 1], alone)
+
+
+def test_the_work_of_an_image_is_that_of_its_scales_so_far():
+    model, seen = ScaleTable((1, 1, 2), 2), []
+    model.costs = (1, 2, 5)
+    decode(model, NextScaleDecoding(), Sampling(), SEEDS, lambda state, _: seen.append(state.work.tolist()))
+    assert seen == [[0.125] * 8, [0.375] * 8, [1.0] * 8]
+    short = decode(model, NextScaleDecoding(stop_after=2), Sampling(), SEEDS)
+    assert short.work.tolist() == [1.0] * 8
 
 
 def test_the_check_rejects_guidance_that_does_not_grow():

@@ -15,7 +15,7 @@ from arimage.pipelines.infinitystar.schedules import repetitions_of
 
 
 WEIGHTS, VAE = tiny.FIXTURES / "weights", tiny.FIXTURES / "infinitystar_videovae_tiny.pth"
-TRAINED = {name: tiny.CONFIG[name] for name in ("semantic_scales", "image_scale_repetition", "video_scale_repetition")}
+TRAINED = {name: tiny.CONFIG[name] for name in tiny.TRAINED}
 TRAINED["pixels"] = "0.06M"
 
 

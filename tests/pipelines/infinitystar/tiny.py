@@ -15,6 +15,8 @@ from arimage.pipelines.infinitystar.vq_infinitystar import InfinityStarVideoToke
 FIXTURES = Path(__file__).parent / "fixtures"
 CONFIG = json.loads((FIXTURES / "config.json").read_text())
 FRAMES, SIZE = 17, (192, 336)
+# What the files do not show.
+TRAINED = ("semantic_scales", "image_scale_repetition", "video_scale_repetition")
 # The tiny tokenizer has words and letters only.
 TEXT_LENGTH = 96
 
@@ -58,7 +60,7 @@ def golden_pipeline(**changes) -> InfinityStarPipeline:
         FIXTURES / "infinitystar_videovae_tiny.pth",
         text_encoder=FIXTURES / "text_encoder",
         pixels="0.06M",
-        **{name: CONFIG[name] for name in ("semantic_scales", "image_scale_repetition", "video_scale_repetition")},
+        **{name: CONFIG[name] for name in TRAINED},
         **changes,
     )
     pipe.set_progress_bar_config(disable=True)
