@@ -75,16 +75,15 @@ def check_installed() -> None:
 
 
 def progress_of(previews: bool):
-    """A callback of a call: it moves the node's bar by decided tokens, shows the first image so far, and ends the call
-    when the user interrupts. Its attributes `call` and `decoded` are those of the last step, the latter what becomes
-    pixels."""
+    """A callback of a call: it moves the node's bar by the work that is done, shows the first image so far, and ends
+    the call when the user interrupts. Its attributes `call` and `decoded` are those of the last step, the latter what
+    becomes pixels."""
 
     def report(pipe, step, passes, tensors):
         management.throw_exception_if_processing_interrupted()
         report.call, report.decoded = pipe.current_call, tensors[pipe.decoded_tensor]
-        decided = tensors["decided"]
         if report.bar is None:
-            report.bar = ProgressBar(decided.numel())
+            report.bar = ProgressBar(tensors["tokens"].numel())
         preview = None
         if previews and step % PREVIEW_STEPS == 0:
             pixels = pipe.preview(report.call.select(slice(1)), tensors["tokens"][:1])
@@ -92,7 +91,8 @@ def progress_of(previews: bool):
             pixels = (pixels if pixels.ndim == 4 else pixels[:, :, -1])[0]
             levels = ((pixels.float().clamp(-1, 1) + 1) * 127.5).byte().permute(1, 2, 0)
             preview = ("JPEG", Image.fromarray(levels.cpu().numpy()), 512)
-        report.bar.update_absolute(int(decided.sum()), decided.numel(), preview)
+        total = tensors["tokens"].numel()
+        report.bar.update_absolute(round(float(tensors["work"].mean()) * total), total, preview)
 
     report.bar = report.call = report.decoded = None
     return report
@@ -100,7 +100,7 @@ def progress_of(previews: bool):
 
 def callback_inputs(pipe) -> list[str]:
     """The tensors that `progress_of` needs."""
-    return list(dict.fromkeys(["tokens", "decided", pipe.decoded_tensor]))
+    return list(dict.fromkeys(["tokens", "work", pipe.decoded_tensor]))
 
 
 def to_pictures(images: torch.Tensor) -> list[Image.Image]:

@@ -9,6 +9,7 @@ import torch
 from families import EVERY, having, quick
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.infinitystar import tiny as tiny_infinitystar
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
@@ -189,6 +190,19 @@ def test_a_video_begins_with_one_image(nodes):
             image=torch.zeros(2, 8, 8, 3),
             **SAMPLING,
         )
+
+
+def test_a_film_of_passes_is_shown_while_it_is_made(nodes, shown):
+    pipe = tiny_infinitystar.pipeline()
+    model = loaded(nodes, pipe)
+    call = {"model": model, "prompt": "a fox", "seed": 3, "num_frames": 17, **SAMPLING}
+    frames, fps, stats = run("ArimageGenerateVideo", **call)
+    expected = pipe("a fox", num_frames=17, generator=torch.Generator().manual_seed(3), output_type="pt").frames[0]
+    assert torch.equal(frames, expected.permute(0, 2, 3, 1)) and fps == 16 and "22 forward passes" in stats
+    values = [value for value, *_ in shown]
+    assert values == sorted(values) and values[-1] == 5485
+    continued, *_ = run("ArimageGenerateVideo", image=frames[-1:], **call)
+    assert len(continued) == 17
 
 
 def test_an_interruption_ends_the_call(model, nodes, shown):
