@@ -186,8 +186,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
 
     def _num_frames(self, num_frames: int | None, given: int) -> int:
         """The number of frames of a call, of which so many are given."""
-        least = CLIP_FRAMES if given == 1 else 2 * CLIP_FRAMES - 1
-        frames = (least if given else CLIP_FRAMES) if num_frames is None else num_frames
+        frames = (CLIP_FRAMES if given <= 1 else NUM_FRAMES[-1]) if num_frames is None else num_frames
         choices = [count for count in NUM_FRAMES if count > given]
         if not isinstance(frames, numbers.Integral) or isinstance(frames, bool) or frames not in choices:
             raise ValueError(f"num_frames is {frames!r}: choose among {', '.join(map(str, choices))}")
@@ -329,7 +328,8 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
                 A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, the last 81 frames of which
                 are continued. One for all prompts, or one per prompt.
             negative_prompt (`str` or `list[str]`, *optional*):
-                What the video is guided away from, in place of no text: one for all prompts, or one for each.
+                What the video is guided away from, in place of no text: one for all prompts, or one for each. "" is no
+                text.
             prompt_suffix (`str`, *optional*, defaults to the authors' words for videos):
                 Appended to each prompt, but not to negative prompts; "" for none.
             {prompt_embeds}
@@ -363,6 +363,8 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         Returns:
             [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
         """
+        if negative_prompt is not None and not any(as_texts(negative_prompt, "negative_prompt")):
+            negative_prompt = None
         text = prompt, prompt_embeds, prompt_attention_mask
         negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask
         texts, negatives = self.check_texts(text, negative)

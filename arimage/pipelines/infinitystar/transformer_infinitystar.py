@@ -76,7 +76,7 @@ class Block(nn.Module):
     def forward(self, hidden, rotary, mask, cache, layer):
         hidden = hidden + self.attention(self.attention_norm(hidden), rotary, mask, cache, layer)
         parts = [self.feed_forward(self.feed_forward_norm(part)) for part in hidden.split(AT_ONCE, dim=1)]
-        return hidden + torch.cat(parts, dim=1)
+        return hidden + (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
 
 
 class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):

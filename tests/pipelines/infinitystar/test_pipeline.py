@@ -67,6 +67,13 @@ def test_the_length_and_the_suffix_are_part_of_the_text(pipe, monkeypatch):
     ]
 
 
+def test_an_empty_negative_prompt_is_none(pipe):
+    usual = call(pipe, ["a fox", "a red heart"], (0, 1))
+    for empty in ("", ["", ""]):
+        assert same(call(pipe, ["a fox", "a red heart"], (0, 1), negative_prompt=empty).tokens, usual.tokens)
+    assert not same(call(pipe, ["a fox", "a red heart"], (0, 1), negative_prompt="x").tokens, usual.tokens)
+
+
 def test_a_given_image_stays_and_only_what_is_read_later_is_fed(pipe):
     image = picture()
     out = call(pipe, ["a fox", "a red heart"], (0, 1), image=image, output_type="pt", guidance_scale=3.0)
