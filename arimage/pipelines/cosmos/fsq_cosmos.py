@@ -254,7 +254,8 @@ class CausalDecoder:
         if past is None:
             past = hidden[:, :, :1].expand(-1, -1, count, -1, -1)
         hidden = torch.cat([past, hidden], dim=2)
-        self._past[conv] = hidden[:, :, -count:]
+        # A view would keep all frames.
+        self._past[conv] = hidden[:, :, -count:].clone()
         return conv(hidden)[:, :, count:]
 
     def _project(self, projection: CosmosConvProjection3d, hidden: torch.Tensor) -> torch.Tensor:

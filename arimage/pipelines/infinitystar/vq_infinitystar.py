@@ -35,7 +35,8 @@ class Stream:
         if past is None:
             past = hidden[:, :, :1].expand(-1, -1, count, -1, -1)
         hidden = torch.cat([past, hidden], dim=2)
-        self._past[layer] = hidden[:, :, -count:]
+        # A view would keep the whole chunk.
+        self._past[layer] = hidden[:, :, -count:].clone()
         return hidden
 
 
