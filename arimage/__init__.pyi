@@ -63,6 +63,8 @@ from .pipelines.mammothmoda2.pipeline_mammothmoda2 import MammothModa2Pipeline
 from .pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2LanguageModel
 from .pipelines.mar.pipeline_mar import MARPipeline
 from .pipelines.mar.transformer_mar import MARTransformer
+from .pipelines.nextstep.pipeline_nextstep import NextStepPipeline
+from .pipelines.nextstep.projector import NextStepProjector
 from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
 from .pipelines.randar.pipeline_randar import RandARPipeline
 from .pipelines.randar.transformer_randar import RandARTransformer
@@ -130,6 +132,8 @@ __all__ = [
     "MaskedDecoding",
     "NeighbourAcceptance",
     "NextScaleDecoding",
+    "NextStepPipeline",
+    "NextStepProjector",
     "ParallelJacobiDecoding",
     "PathJacobiDecoding",
     "PathSpeculativeDecoding",

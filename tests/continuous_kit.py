@@ -37,7 +37,7 @@ class MixtureModel:
         drafter: a model of the same sizes.
     """
 
-    kind = "causal_latents"
+    kind, noisy = "causal_latents", True
 
     SHIFT = 0.4
     device = torch.device("cpu")

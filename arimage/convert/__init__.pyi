@@ -16,6 +16,7 @@ from ..pipelines.llamagen.convert import convert_llamagen
 from ..pipelines.lpd.convert import convert_lpd
 from ..pipelines.mammothmoda2.convert import convert_mammothmoda2
 from ..pipelines.mar.convert import convert_mar
+from ..pipelines.nextstep.convert import convert_nextstep
 from ..pipelines.randar.convert import convert_randar
 from ..pipelines.var.convert import convert_var
 from ..published.fetch import load_published
@@ -40,6 +41,7 @@ __all__ = [
     "convert_lumina_mgpt",
     "convert_mammothmoda2",
     "convert_mar",
+    "convert_nextstep",
     "convert_randar",
     "convert_var",
     "convert_var_dd",

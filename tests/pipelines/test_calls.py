@@ -41,6 +41,7 @@ DEFAULTS |= {
 }
 # InfinityStar's suffix is for videos only, and images are videos of one frame.
 OWN_DEFAULTS = {"InfinityStarPipeline": {"prompt_suffix": None, "apg_norm_threshold": 0.05}}
+OWN_DEFAULTS["NextStepPipeline"] = {"prompt_suffix": None}
 LATENT = {"output_type": "latent"}
 PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and name != "AutoPipeline"]
 

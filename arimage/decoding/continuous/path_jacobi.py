@@ -39,7 +39,7 @@ class PathJacobiDecoding(DecodingMethod):
     coupling: Coupling = "reflection"
 
     exact = True
-    needs = {"causal_latents": ()}
+    needs = {"causal_latents": ("noise",)}
 
     def __post_init__(self):
         check_settings(self, {"window": 1}, {"coupling": get_args(Coupling)})

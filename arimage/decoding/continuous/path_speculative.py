@@ -48,7 +48,7 @@ class PathSpeculativeDecoding(DecodingMethod):
     window: int = 4
 
     exact = True
-    needs = {"causal_latents": ("drafter",)}
+    needs = {"causal_latents": ("noise", "drafter")}
 
     def __post_init__(self):
         check_settings(self, {"window": 1})

@@ -366,15 +366,18 @@ class MaskedLatentModel(LatentModel, Protocol):
 
 class CausalLatentModel(LatentModel, Protocol):
     """A `LatentModel` whose tokens are generated one after the other, with a cache. The standard deviations that
-    `denoise` returns depend on the step alone, not on tokens or conditions. They are above 0 and broadcast to
-    [B, Q, D].
+    `denoise` returns depend on the step alone, not on tokens or conditions. They broadcast to [B, Q, D].
 
     Attributes:
+        noisy: whether all of these standard deviations are above 0.
         drafter: a smaller model of the same tokens and the same standard deviations, bound to the same images; None
             where there is none.
     """
 
     kind: ClassVar[Literal["causal_latents"]]
+
+    @property
+    def noisy(self) -> bool: ...
 
     @property
     def drafter(self) -> "CausalLatentModel | None": ...

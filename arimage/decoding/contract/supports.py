@@ -24,6 +24,7 @@ class Traits:
         groups: whether it can predict a group of tokens in one forward pass, see `GroupModel`.
         frames: whether it generates frames.
         drafter, denoiser, codebook, refiner: whether the model has one.
+        noisy: whether every denoising step of its continuous tokens adds noise.
         prunes: whether it can leave out cells of a scale, see `ScaleModel`.
         teacher: the kind of the model that it was distilled from, None where there is none.
     """
@@ -38,6 +39,7 @@ class Traits:
     denoiser: bool = False
     codebook: bool = False
     refiner: bool = False
+    noisy: bool = True
     prunes: bool = False
     teacher: Kind | None = None
 
@@ -61,7 +63,8 @@ def traits_of(model: Model) -> Traits:
         return Traits(model.kind, frames=frames, refiner=model.refiner is not None, prunes=model.prunes)
     if model.kind == "vectors":
         return Traits(model.kind, teacher=None if model.teacher is None else model.teacher.kind)
-    return Traits(model.kind, drafter=model.drafter is not None)
+    noisy = model.kind != "causal_latents" or model.noisy
+    return Traits(model.kind, noisy=noisy, drafter=model.drafter is not None)
 
 
 Need = Literal[
@@ -71,6 +74,7 @@ Need = Literal[
     "one order",
     "groups",
     "frames",
+    "noise",
     "drafter",
     "denoiser",
     "codebook",
@@ -99,6 +103,10 @@ _LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
     "frames": (
         lambda traits: traits.frames,
         'init "previous" copies from the frame before, and it generates images',
+    ),
+    "noise": (
+        lambda traits: traits.noisy,
+        "its last denoising step adds no noise, so that two paths never meet: use ar, or another sampler",
     ),
     "drafter": (
         lambda traits: traits.drafter,

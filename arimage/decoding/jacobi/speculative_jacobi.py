@@ -201,7 +201,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         of_levels: tuple[Need, ...] = ("denoiser",) if self.levels else ()
         needs: Needs = {"tokens": (*needs_of_init(self.init), *of_window, *of_levels, *self.acceptance.needs)}
         plain = self.exact and self.refresh == "coupled" and self.window != "auto" and not self.levels
-        return {**needs, "causal_latents": ()} if plain else needs
+        return {**needs, "causal_latents": ("noise",)} if plain else needs
 
     def positions(self, layout: Layout) -> int | None:
         window = SIZES[-1] if self.window == "auto" else self.window

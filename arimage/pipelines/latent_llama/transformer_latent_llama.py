@@ -172,6 +172,7 @@ class LatentLlamaModel(PrefixModel):
 
     kind: ClassVar[Literal["causal_latents"]] = "causal_latents"
     companions = ("drafter",)
+    noisy = True
 
     def __init__(
         self,

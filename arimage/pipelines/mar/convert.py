@@ -1,17 +1,15 @@
 """From the published files of MAR (https://github.com/LTH14/mar) to a `MARPipeline`."""
 
 import math
-import re
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.continuous import autoencoder_from_original, denoising_head_from_original
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.denoising_head import DenoisingHead
-from ...models.original_names import rename
 from .pipeline_mar import MARPipeline
 from .transformer_mar import MARTransformer
 
@@ -34,36 +32,6 @@ TRANSFORMER_NAMES = (
     (".qkv_proj.", ".attn.qkv."),
     (".out_proj.", ".attn.proj."),
     (".fc", ".mlp.fc"),
-)
-HEAD_NAMES = (
-    ("input_projection.", "input_proj."),
-    ("time_fc1.", "time_embed.mlp.0."),
-    ("time_fc2.", "time_embed.mlp.2."),
-    ("condition_projection.", "cond_embed."),
-    ("blocks.", "res_blocks."),
-    (".norm.", ".in_ln."),
-    (".fc1.", ".mlp.0."),
-    (".fc2.", ".mlp.2."),
-    ("output_modulation.", "final_layer.adaLN_modulation.1."),
-    (".modulation.", ".adaLN_modulation.1."),
-    ("output_projection.", "final_layer.linear."),
-)
-VAE_NAMES = (
-    ("conv_norm_out.", "norm_out."),
-    ("conv_shortcut.", "nin_shortcut."),
-    ("mid_block.attentions.0.", "mid.attn_1."),
-    ("mid_block.resnets.0.", "mid.block_1."),
-    ("mid_block.resnets.1.", "mid.block_2."),
-    (".attentions.", ".attn."),
-    (".resnets.", ".block."),
-    (".downsamplers.0.", ".downsample."),
-    (".upsamplers.0.", ".upsample."),
-    (".group_norm.", ".norm."),
-    (".to_q.", ".q."),
-    (".to_k.", ".k."),
-    (".to_v.", ".v."),
-    (".to_out.0.", ".proj_out."),
-    ("down_blocks.", "down."),
 )
 
 
@@ -109,7 +77,6 @@ def mar_from_original(
             f"{source} has tokens of width {token_dim}, and the image tokenizer {channels} channels: give the "
             "tokenizer that this transformer was trained with"
         )
-    head_width = state.shape("diffloss.net.input_proj.weight")[0]
     with torch.device("meta"):
         transformer = MARTransformer(
             num_classes=num_classes,
@@ -125,56 +92,9 @@ def mar_from_original(
             num_decoder_attention_heads=heads[1],
             mlp_ratio=state.shape("encoder_blocks.0.mlp.fc1.weight")[0] / width,
         )
-        head = DenoisingHead(
-            token_dim=token_dim,
-            condition_dim=decoder_width,
-            hidden_size=head_width,
-            num_layers=state.count("diffloss.net.res_blocks."),
-        )
-    head_tensors = [key for key in state if key.startswith("diffloss.")]
-    of_head = OriginalTensors({key: state.pop(key) for key in head_tensors}, state.kind, source)
+    head = denoising_head_from_original(state, "diffloss.net.")
     state.fill(transformer, TRANSFORMER_NAMES, dtype=dtype or state["z_proj.weight"].dtype)
-    of_head.fill(head, lambda name: "diffloss.net." + rename(name, HEAD_NAMES), dtype=torch.float32)
     return transformer, head
-
-
-def mar_vae_from_original(
-    state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file"
-) -> AutoencoderKL:
-    """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
-
-    Args:
-        state: tensors by their original names, see `load_original`.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
-    """
-    state = OriginalTensors(state, "MAR image tokenizer", source)
-    _, *widths = state.encoder_widths("encoder.down.", "block.0")
-    levels = len(widths)
-    attends = [f"encoder.down.{level}.attn.0.q.weight" in state for level in range(levels)]
-    with torch.device("meta"):
-        vae = AutoencoderKL(
-            down_block_types=tuple("AttnDownEncoderBlock2D" if one else "DownEncoderBlock2D" for one in attends),
-            up_block_types=("UpDecoderBlock2D",) * levels,
-            block_out_channels=tuple(widths),
-            layers_per_block=state.count("encoder.down.0.block."),
-            latent_channels=state.shape("post_quant_conv.weight", 4)[0],
-            norm_num_groups=NORM_NUM_GROUPS,
-            scaling_factor=SCALING_FACTOR,
-        )
-    # Where diffusers has matrices the original has convolutions of one place.
-    matrices = {name for name, value in vae.state_dict().items() if ".attentions." in name and value.ndim == 2}
-
-    def original_name(name: str) -> str:
-        renamed = rename(name, VAE_NAMES)
-        # The original counts levels from the highest resolution in the decoder too.
-        return re.sub(r"up_blocks\.(\d+)", lambda match: f"up.{levels - 1 - int(match[1])}", renamed)
-
-    for key in state.keys() & {original_name(name) for name in matrices}:
-        state[key] = state[key].flatten(1)
-    return state.fill(vae, original_name, dtype=torch.float32, ignored=r"loss\..*")
 
 
 def convert_mar(
@@ -200,7 +120,9 @@ def convert_mar(
         CheckpointError: if a file cannot be read or does not fit the other, or `out` is taken.
     """
     check_vacant(out)
-    tokenizer = mar_vae_from_original(load_original(vae), source=vae)
+    tokenizer = autoencoder_from_original(
+        load_original(vae), scaling_factor=SCALING_FACTOR, kind="MAR image tokenizer", source=vae
+    )
     transformer, head = mar_from_original(
         load_original(checkpoint, ()),
         channels=tokenizer.config["latent_channels"],

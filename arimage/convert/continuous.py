@@ -1,0 +1,117 @@
+"""What converters of models of continuous tokens share: the denoising head of MAR, and the KL autoencoder of latent
+diffusion, by their original names."""
+
+import re
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+
+from ..models.denoising_head import DenoisingHead
+from ..models.original_names import rename
+from .checkpoint import NORM_NUM_GROUPS, OriginalTensors
+
+
+# Ours and the original's, replaced from top to bottom.
+HEAD_NAMES = (
+    ("input_projection.", "input_proj."),
+    ("time_fc1.", "time_embed.mlp.0."),
+    ("time_fc2.", "time_embed.mlp.2."),
+    ("condition_projection.", "cond_embed."),
+    ("blocks.", "res_blocks."),
+    (".norm.", ".in_ln."),
+    (".fc1.", ".mlp.0."),
+    (".fc2.", ".mlp.2."),
+    ("output_modulation.", "final_layer.adaLN_modulation.1."),
+    (".modulation.", ".adaLN_modulation.1."),
+    ("output_projection.", "final_layer.linear."),
+)
+VAE_NAMES = (
+    ("conv_norm_out.", "norm_out."),
+    ("conv_shortcut.", "nin_shortcut."),
+    ("mid_block.attentions.0.", "mid.attn_1."),
+    ("mid_block.resnets.0.", "mid.block_1."),
+    ("mid_block.resnets.1.", "mid.block_2."),
+    (".attentions.", ".attn."),
+    (".resnets.", ".block."),
+    (".downsamplers.0.", ".downsample."),
+    (".upsamplers.0.", ".upsample."),
+    (".group_norm.", ".norm."),
+    (".to_q.", ".q."),
+    (".to_k.", ".k."),
+    (".to_v.", ".v."),
+    (".to_out.0.", ".proj_out."),
+    ("down_blocks.", "down."),
+)
+
+
+def denoising_head_from_original(
+    state: OriginalTensors, prefix: str, *, learned_variance: bool = True
+) -> DenoisingHead:
+    """The head whose tensors in `state`, which loses them, begin with `prefix`, in float32 and in evaluation mode.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+    hidden_size, token_dim = state.shape(f"{prefix}input_proj.weight")
+    with torch.device("meta"):
+        head = DenoisingHead(
+            token_dim=token_dim,
+            condition_dim=state.shape(f"{prefix}cond_embed.weight")[1],
+            hidden_size=hidden_size,
+            num_layers=state.count(f"{prefix}res_blocks."),
+            learned_variance=learned_variance,
+        )
+    names = [key for key in state if key.startswith(prefix)]
+    of_head = OriginalTensors({key: state.pop(key) for key in names}, state.kind, state.source)
+    return of_head.fill(head, lambda name: prefix + rename(name, HEAD_NAMES), dtype=torch.float32)
+
+
+def autoencoder_from_original(
+    state: dict[str, torch.Tensor],
+    *,
+    scaling_factor: float,
+    shift_factor: float | None = None,
+    kind: str = "image tokenizer",
+    source: str | Path = "the tokenizer's file",
+) -> AutoencoderKL:
+    """The autoencoder whose tensors are `state`, in float32 and in evaluation mode.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        scaling_factor, shift_factor: of its latents.
+        kind, source: what errors call it and the file.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
+    """
+    state = OriginalTensors(state, kind, source)
+    _, *widths = state.encoder_widths("encoder.down.", "block.0")
+    levels = len(widths)
+    attends = [f"encoder.down.{level}.attn.0.q.weight" in state for level in range(levels)]
+    # Between the encoder and the latents; some have none.
+    quant_conv = "post_quant_conv.weight" in state
+    with torch.device("meta"):
+        vae = AutoencoderKL(
+            down_block_types=tuple("AttnDownEncoderBlock2D" if one else "DownEncoderBlock2D" for one in attends),
+            up_block_types=("UpDecoderBlock2D",) * levels,
+            block_out_channels=tuple(widths),
+            layers_per_block=state.count("encoder.down.0.block."),
+            latent_channels=state.shape("decoder.conv_in.weight", 4)[1],
+            norm_num_groups=NORM_NUM_GROUPS,
+            scaling_factor=scaling_factor,
+            shift_factor=shift_factor,
+            use_quant_conv=quant_conv,
+            use_post_quant_conv=quant_conv,
+        )
+    # Where diffusers has matrices the original has convolutions of one place.
+    matrices = {name for name, value in vae.state_dict().items() if ".attentions." in name and value.ndim == 2}
+
+    def original_name(name: str) -> str:
+        renamed = rename(name, VAE_NAMES)
+        # The original counts levels from the highest resolution in the decoder too.
+        return re.sub(r"up_blocks\.(\d+)", lambda match: f"up.{levels - 1 - int(match[1])}", renamed)
+
+    for key in state.keys() & {original_name(name) for name in matrices}:
+        state[key] = state[key].flatten(1)
+    return state.fill(vae, original_name, dtype=torch.float32, ignored=r"loss\..*")

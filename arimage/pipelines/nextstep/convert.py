@@ -1,0 +1,133 @@
+"""From the published folders of NextStep (https://github.com/stepfun-ai/NextStep-1) to a `NextStepPipeline`."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from transformers import Qwen2Config, Qwen2Model, Qwen2TokenizerFast
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+
+from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, save_whole
+from ...convert.continuous import autoencoder_from_original, denoising_head_from_original
+from ...convert.folder import damaged_files, load_original_folder, read_json
+from ...convert.paths import CheckpointError, check_vacant
+from ...models.denoising_head import DenoisingHead
+from .flow import STEPS
+from .pipeline_nextstep import NextStepPipeline
+from .projector import NextStepProjector
+
+
+# What config.json says of the language model.
+SETTINGS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+    "max_position_embeddings",
+)
+PROJECTOR_NAMES = (("of_tokens.", "image_in_projector."), ("of_hidden.", "image_out_projector."))
+# Of NextStep-1 alone: positions of images, which no published call uses.
+POSITIONS = "gen_pos_embed"
+# Pixels per latent.
+VAE_FACTOR = 8
+
+
+def convert_nextstep(
+    folder: str | Path, *, vae: str | Path | None = None, out: str | Path | None = None
+) -> NextStepPipeline:
+    """The pipeline of a published folder, with the published sampling defaults and the weights in the dtype of the
+    files; head and autoencoder are float32.
+
+    Args:
+        folder: of NextStep-1.1 or NextStep-1, as the authors published it.
+        vae: the folder of the autoencoder, `checkpoint.pt` and `config.json`, by default `vae` in `folder`.
+        out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
+
+    Raises:
+        CheckpointError: if a folder cannot be read, does not fit the other, or `out` is taken.
+    """
+    check_vacant(out)
+    folder = Path(folder)
+    config = read_json(folder / "config.json")
+    state = load_original_folder(folder)
+    first = POSITIONS in state
+    model, projector, head = nextstep_from_original(state, config, source=folder)
+    autoencoder = _load_vae(folder / "vae" if vae is None else Path(vae))
+    with damaged_files(folder):
+        tokenizer = Qwen2TokenizerFast.from_pretrained(folder, local_files_only=True)
+    try:
+        pipeline = NextStepPipeline(
+            model,
+            projector,
+            head,
+            autoencoder,
+            tokenizer,
+            patch_size=config.get("patch_size") or config.get("latent_patch_size") or 2,
+            image_size=VAE_FACTOR * (config.get("image_size") or config.get("latent_size") or 64),
+            normalises_tokens=first,
+            repeats_bos=not first,
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    if first:
+        pipeline.sampler = "em-1.0"
+        pipeline.generation_config["num_diffusion_steps"] = STEPS[pipeline.sampler]
+    save_whole(pipeline.save_pretrained, out)
+    return pipeline
+
+
+def nextstep_from_original(
+    state: dict[str, torch.Tensor], config: dict[str, Any], *, source: str | Path = "the checkpoint"
+) -> tuple[Qwen2Model, NextStepProjector, DenoisingHead]:
+    """The language model, the projector and the head whose tensors are `state`, in evaluation mode, the head in
+    float32 and the others in the dtype of the files.
+
+    Args:
+        state: tensors by their original names, see `load_original`.
+        config: the original's config.json.
+        source: what errors call the files.
+
+    Raises:
+        CheckpointError: if a setting is missing or unknown, or a tensor is missing, unknown or of an unexpected shape.
+    """
+    missing = [name for name in SETTINGS if not isinstance(config.get(name), int | float)]
+    if missing:
+        raise CheckpointError(f"config.json of {source} has no {missing[0]!r}: give an unaltered folder")
+    if config.get("rope_scaling") is not None:
+        raise CheckpointError(
+            f"config.json of {source} has rope_scaling {config['rope_scaling']}, which no published NextStep has: "
+            "give an unaltered folder"
+        )
+    state = OriginalTensors(state, "NextStep", source)
+    dtype = state["embed_tokens.weight"].dtype if "embed_tokens.weight" in state else torch.float32
+    hidden_size, token_dim = state.shape("image_in_projector.weight")
+    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}
+    with damaged_files(source), torch.device("meta"):
+        model = Qwen2Model(Qwen2Config(**{name: config[name] for name in SETTINGS}, rope_parameters=rope))
+        projector = NextStepProjector(token_dim=token_dim, hidden_size=hidden_size)
+    head = denoising_head_from_original(state, "image_head.net.", learned_variance=False)
+    names = [key for key in state if key.startswith(("image_in_projector.", "image_out_projector."))]
+    of_projector = OriginalTensors({key: state.pop(key) for key in names}, state.kind, source)
+    of_projector.fill(projector, PROJECTOR_NAMES, dtype=dtype)
+    # The head of the language model predicts texts.
+    state.fill(model, str, dtype=dtype, ignored=rf"lm_head\.weight|{POSITIONS}|.*\.rotary_emb\.inv_freq")
+    # What no checkpoint holds.
+    model.rotary_emb = Qwen2RotaryEmbedding(model.config)
+    model.config.dtype = dtype
+    return model, projector, head
+
+
+def _load_vae(folder: Path) -> AutoencoderKL:
+    file, config = folder / "checkpoint.pt", read_json(folder / "config.json")
+    scaling, shift = (config.get(name) for name in ("scaling_factor", "shift_factor"))
+    if not isinstance(scaling, int | float) or not isinstance(shift, int | float):
+        raise CheckpointError(
+            f"{folder / 'config.json'} has scaling_factor {scaling} and shift_factor {shift}: give an unaltered folder"
+        )
+    return autoencoder_from_original(
+        load_original(file, WRAPPINGS), scaling_factor=scaling, shift_factor=shift, kind="NextStep's VAE", source=file
+    )

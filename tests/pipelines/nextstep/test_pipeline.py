@@ -1,0 +1,124 @@
+"""Calls of NextStep: what an image depends on, the steps of a token, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from pipelines.nextstep import tiny
+
+from arimage.convert import CheckpointError, convert_nextstep
+from arimage.convert.folder import load_original_folder, read_json
+from arimage.pipelines.nextstep.convert import nextstep_from_original
+from arimage.pipelines.nextstep.flow import STEPS, flow_steps
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return tiny.pipeline()
+
+
+def call(pipe, prompt="a red heart", seeds=(0,), **settings):
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return pipe(prompt, generator=generators, **{"output_type": "latent", **settings})
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampler": "sde"}, {"guidance_scale": 1.0}], ids=str)
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4", "path-jacobi:window=4"])
+def test_an_image_depends_on_its_own_prompt_and_seed_only(pipe, decoding, settings):
+    settings = {"num_diffusion_steps": tiny.STEPS, "decoding": decoding, **settings}
+    prompts = ["a red heart", "two blue books on a table", "x"]
+    together = call(pipe, prompts, (0, 1, 2), negative_prompt="lowres", **settings)
+    for image, prompt in enumerate(prompts):
+        alone = call(pipe, prompt, (image,), negative_prompt="lowres", **settings)
+        torch.testing.assert_close(together.images[image], alone.images[0], atol=1e-3, rtol=1e-3)
+    waiting = call(pipe, prompts, (0, 1, 2), negative_prompt="lowres", batch_size=2, **settings)
+    torch.testing.assert_close(waiting.images, together.images, atol=1e-3, rtol=1e-3)
+    assert together.stats.exact and together.images.shape == (3, 3, 8, 8)
+
+
+def test_a_suffix_is_part_of_the_prompt(pipe):
+    one = call(pipe, "a fox", prompt_suffix="best quality.")
+    assert torch.equal(one.images, call(pipe, "a fox best quality.").images)
+    assert not torch.equal(one.images, call(pipe, "a fox").images)
+    assert call(pipe, "a fox", height=8, width=24).images.shape == (1, 3, 4, 12)
+
+
+def test_the_steps_of_a_sampler_are_the_authors_unless_a_number_is_given(pipe, monkeypatch):
+    asked = [
+        pipe.prepare("a", sampler=sampler, num_diffusion_steps=count).sampling.num_diffusion_steps
+        for sampler, count in ((None, None), ("em", None), ("sde", None), ("em-1.0", None), ("sde", 7))
+    ]
+    assert asked == [tiny.STEPS, tiny.STEPS, STEPS["sde"], STEPS["em-1.0"], 7]
+
+
+@pytest.mark.parametrize("shift", [1.0, 2.5])
+def test_only_the_last_step_of_the_first_version_adds_no_noise(shift):
+    for sampler in STEPS:
+        steps = flow_steps(sampler, 6, shift)
+        assert list(steps.times) == sorted(steps.times, reverse=True) and steps.times[-1] == 0
+        assert all(std > 0 for std in steps.stds[1:]) and (steps.stds[0] > 0) == (sampler != "em-1.0")
+    assert math.isclose(flow_steps("em", 28).stds[0], 2**0.5 / 28)
+    assert math.isclose(flow_steps("sde", 30).stds[0], 0.8 * (1 / 29) ** 0.5 / 30**0.5)
+
+
+def test_a_noiseless_step_is_refused_by_decodings_that_couple(pipe):
+    first = tiny.golden_pipeline("1.0")
+    assert first.sampler == "em-1.0" and first.decoding_names == ["ar"]
+    assert {"ar", "sjd-coupled", "path-jacobi"} <= set(pipe.decoding_names)
+    with pytest.raises(ValueError, match="its last denoising step adds no noise, so that two paths never meet"):
+        call(pipe, sampler="em-1.0", num_diffusion_steps=4, decoding="sjd-coupled:window=4")
+    call(pipe, sampler="em-1.0", num_diffusion_steps=4, decoding="ar")
+
+
+def test_samplers_do_not_share_captured_steps(pipe):
+    keys = {
+        pipe.prepare("a", sampler=sampler, timesteps_shift=shift).model.put_key
+        for sampler in ("em", "sde")
+        for shift in (1.0, 2.0)
+    }
+    assert len(keys) == 4
+
+
+def test_odd_arguments_are_refused(pipe):
+    for given, message in (
+        ({"sampler": "ode"}, "sampler is 'ode': choose among em, sde, em-1.0"),
+        ({"timesteps_shift": 0}, "timesteps_shift is 0: give a number above 0"),
+        ({"timesteps_shift": float("inf")}, "timesteps_shift is inf: give a number above 0"),
+        ({"guidance_schedule": "linear"}, "guidance_schedule is 'linear', .* give \"constant\""),
+        ({"num_diffusion_steps": [2, 2]}, "num_diffusion_steps is .*: give one number"),
+        ({"height": 10}, "height is 10: give a multiple of 4"),
+        ({"negative_prompt": ["a", "b"]}, "negative_prompt holds 2 for 1 prompts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(pipe, **given)
+
+
+def test_defaults_are_saved(tmp_path):
+    pipe = tiny.golden_pipeline("1.0", out=tmp_path / "model")
+    pipe.timesteps_shift = 3.2
+    pipe.save_pretrained(tmp_path / "again")
+    loaded = type(pipe).from_pretrained(tmp_path / "again")
+    assert (loaded.sampler, loaded.timesteps_shift) == ("em-1.0", 3.2) and loaded.config.normalises_tokens
+    assert loaded.generation_config["num_diffusion_steps"] == 50 and loaded.image_sizes == [(512, 512)]
+
+
+@pytest.mark.parametrize(
+    "key", ["image_in_projector.bias", "image_head.net.cond_embed.weight", "layers.1.mlp.up_proj.weight"]
+)
+def test_missing_tensors_are_refused_by_name(key):
+    folder = tiny.FIXTURES / "v1.1"
+    state = load_original_folder(folder)
+    del state[key]
+    with pytest.raises(CheckpointError, match=f"has no '{key}'"):
+        nextstep_from_original(state, read_json(folder / "config.json"))
+
+
+def test_folders_that_say_too_little_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="config.json"):
+        convert_nextstep(tiny.FIXTURES / "v1.0")
+    config = read_json(tiny.FIXTURES / "v1.1" / "config.json")
+    state = load_original_folder(tiny.FIXTURES / "v1.1")
+    with pytest.raises(CheckpointError, match="has no 'hidden_size'"):
+        nextstep_from_original(dict(state), config | {"hidden_size": None})
+    with pytest.raises(CheckpointError, match="rope_scaling"):
+        nextstep_from_original(dict(state), config | {"rope_scaling": {"factor": 2}})
