@@ -104,12 +104,21 @@ class MixtureModel:
 
 
 def normal_joint(model, sampling):
-    """Mean [N] and covariance [N, N] in double precision of all tokens [1] of a `MixtureModel` with one offset: what
-    each of its denoising steps does to a normal token, followed from the first to the last."""
+    """Mean [N D] and covariance [N D, N D] in double precision of all tokens [D] of a `MixtureModel` with one offset,
+    whose numbers are independent of each other."""
+    numbers = [_normal_joint(model, sampling, float(offset)) for offset in model.modes[0]]
+    covariances = torch.stack([covariance for _, covariance in numbers], dim=-1)
+    return torch.stack([mean for mean, _ in numbers], dim=1).flatten(), (
+        torch.diag_embed(covariances).transpose(1, 2).flatten(2).flatten(0, 1)
+    )
+
+
+def _normal_joint(model, sampling, offset):
+    """Mean [N] and covariance [N, N] of one number of each token: what each denoising step does to a normal token,
+    followed from the first to the last."""
     tables, size = diffusion_tables(sampling.num_diffusion_steps), model.num_tokens
     # Tokens as a constant and multiples of independent normal numbers, one for each.
     joint = torch.zeros(size, 1 + size, dtype=torch.float64)
-    offset = float(model.modes)
     for rank in range(size):
         scale = float(sampling.guidance_at(torch.tensor(rank / size)))
         center = model.slope * sum(0.5**back * joint[rank - 1 - back] for back in range(rank)) + joint[rank] * 0

@@ -1,0 +1,71 @@
+"""Couplings of denoising paths that are wrong in one place do not pass for right: many tokens of several numbers that
+depend on each other a little, so that most paths stay together, next to their closed form."""
+
+import pytest
+import torch
+from continuous_kit import MixtureModel, normal_joint, worst_z
+
+from arimage.decoding import LatentSampling, PathJacobiDecoding, PathSpeculativeDecoding, decode
+from arimage.decoding.continuous import path_coupling
+
+
+STEPS, TOKENS, COUNT = 6, 8, 40_000
+NORMAL = {"offsets": ((0.3, -0.2, 0.5),), "variance": 0.5, "slope": 0.5, "num_tokens": TOKENS}
+uniforms, normalize = path_coupling.uniforms, path_coupling.F.normalize
+
+
+def deviation(decoding, count=COUNT, **settings):
+    """The largest deviation of samples from their distribution, in standard errors of a mean or a covariance."""
+    sizes = NORMAL | {"branches": 1 + (settings.get("guidance_scale", 1) > 1)}
+    model = MixtureModel(**sizes, drafter=MixtureModel(**sizes | {"slope": 0.4}))
+    sampling = LatentSampling(num_diffusion_steps=STEPS, **settings)
+    state = decode(model, decoding, sampling, torch.arange(count))
+    return worst_z(state.tokens.flatten(1), *normal_joint(model, sampling))
+
+
+RIGHT = {
+    **{f"reflection-{window}": PathJacobiDecoding(window) for window in range(1, TOKENS + 1)},
+    **{f"path-{window}": PathJacobiDecoding(window, "path") for window in (2, TOKENS)},
+    "drafter-3": PathSpeculativeDecoding(3),
+}
+FEW = ("reflection-2", "reflection-8")
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [pytest.param(one, marks=() if name in FEW else pytest.mark.slow, id=name) for name, one in RIGHT.items()],
+)
+@pytest.mark.parametrize("settings", [{}, {"guidance_scale": 2.0, "temperature": 0.7}], ids=["plain", "guided"])
+def test_right_couplings_pass(decoding, settings):
+    # Of 324 means and covariances the largest is above 5 once in five thousand times.
+    # Where paths are sampled again with many candidates, fewer images do.
+    fewer = 1 if getattr(decoding, "coupling", "path") == "reflection" else 4
+    assert deviation(decoding, COUNT // fewer, **settings) < 5
+
+
+def same_in_every_pass(seeds, positions, purpose, steps, count):
+    return uniforms(seeds, positions, purpose, None if steps is None else torch.zeros_like(steps), count)
+
+
+def same_at_every_position(seeds, positions, *rest):
+    return uniforms(seeds, torch.zeros_like(positions), *rest)
+
+
+def same_in_every_step(seeds, positions, purpose, steps, count):
+    return uniforms(seeds, positions, purpose, steps, 1).expand(*positions.shape, count)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("uniforms", same_in_every_pass),
+        ("uniforms", same_at_every_position),
+        ("uniforms", same_in_every_step),
+        ("normalize", lambda gap, dim: torch.zeros_like(gap)),
+        ("normalize", lambda gap, dim: normalize(gap, dim=dim) / 2**0.5),
+    ],
+    ids=["same in every pass", "same at every position", "same in every step", "no reflection", "half a reflection"],
+)
+def test_wrong_couplings_are_noticed(name, wrong, monkeypatch):
+    monkeypatch.setattr(path_coupling if name == "uniforms" else path_coupling.F, name, wrong)
+    assert deviation(PathJacobiDecoding(TOKENS)) > 8
