@@ -45,7 +45,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
                     scale=3,
                 )
                 seed = gr.Number(0, label="Seed", precision=0, min_width=80)
-                length = gr.Dropdown(**length_of(maker, first), label="Length", filterable=False, min_width=80)
+                length = gr.Dropdown(**length_of(maker, first), label="Length", filterable=False, min_width=100)
             image = gr.Image(
                 type="pil",
                 image_mode=None,

@@ -120,6 +120,8 @@ def _generate(pipe: ARPipeline, request: VideoRequest) -> Iterator[VideoProgress
     def work() -> None:
         try:
             _call(pipe, request, events, stopped)
+        except _Stopped:
+            pass
         # The reader of the events raises it.
         except Exception as error:
             events.put(error)
@@ -139,6 +141,10 @@ def _generate(pipe: ARPipeline, request: VideoRequest) -> Iterator[VideoProgress
     finally:
         stopped.set()
         thread.join()
+
+
+class _Stopped(Exception):
+    """Nobody reads the events of a video any more."""
 
 
 class _Maps:
@@ -190,8 +196,8 @@ def _call(pipe, request: VideoRequest, events: queue.SimpleQueue, stopped: threa
 
     def on_step(pipe, step: int, passes: int, tensors: dict[str, torch.Tensor]) -> None:
         if stopped.is_set():
-            pipe._interrupt = True
-            return
+            # An interrupted call would decode the video so far.
+            raise _Stopped
         preview.update(passes, tensors)
         decided, work = tensors["decided"], float(tensors["work"])
         seconds = time.perf_counter() - began

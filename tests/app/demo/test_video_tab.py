@@ -210,3 +210,16 @@ def test_a_film_of_several_clips_is_shown_pass_by_pass(tmp_path, monkeypatch, en
         assert film.size == tiny_infinitystar.SIZE[::-1] and sum(1 for _ in ImageSequence.Iterator(film)) == 32
     assert len(updates[-1][named["frames"]]) == 17
     assert "100% of the work" in updates[-1][named["video-status"]]
+
+
+def test_a_film_that_nobody_waits_for_ends_without_being_decoded(monkeypatch):
+    pipe = tiny_infinitystar.pipeline()
+    maker, decoded = VideoMaker({"film": pipe}), []
+    result = pipe.decode_result
+    monkeypatch.setattr(pipe, "decode_result", lambda *call: decoded.append(1) or result(*call))
+    events = maker.run(VideoRequest("film", "a fox"))
+    assert next(events).passes == 1
+    events.close()
+    assert decoded == []
+    *_, last = maker.run(VideoRequest("film", "a fox", num_frames=17))
+    assert last.finished == ("next-scale", True) and decoded == [1]
