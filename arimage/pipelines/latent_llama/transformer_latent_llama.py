@@ -1,6 +1,7 @@
 """A Llama decoder over continuous tokens in raster order with a head that denoises the next token, like SphereAR
 (https://arxiv.org/abs/2509.24335) and NextStep-1 (https://arxiv.org/abs/2508.10711)."""
 
+import functools
 from typing import ClassVar, Literal
 
 import torch
@@ -11,12 +12,13 @@ from torch import nn
 
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, spread
-from ...models.denoising_head import DenoisingHead, DiffusionTables, diffusion_tables
+from ...models.denoising_head import DenoisingHead, diffusion_tables
 from ...models.layers import Linear, additive, check_heads, heads_per_key, init_normal
 from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
 from ...models.step import StepPlaces, begins_step
+from ...models.velocity import VelocityModel, VelocitySteps
 from ...schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
@@ -152,13 +154,7 @@ def velocity(tokens: torch.Tensor, noise: torch.Tensor, kept: torch.Tensor) -> t
     return kept.sqrt() * tokens + (1 - kept).sqrt() * noise, kept.sqrt() * noise - (1 - kept).sqrt() * tokens
 
 
-def coefficients(tables: DiffusionTables, step: int) -> tuple[float, float]:
-    """The weights of the noisy token and of the predicted velocity in the mean after `step`."""
-    kept, clean = tables.alphas_cumprod[step], tables.mean_of_clean[step]
-    return clean * kept**0.5 + tables.mean_of_noisy[step], -clean * (1 - kept) ** 0.5
-
-
-class LatentLlamaModel(PrefixModel):
+class LatentLlamaModel(VelocityModel, PrefixModel):
     """A `LatentLlamaTransformer` with the conditions of one call, as a `CausalLatentModel` (see
     `arimage.decoding.contract.models`).
 
@@ -225,40 +221,22 @@ class LatentLlamaModel(PrefixModel):
         )
         return conditions.unflatten(0, (self.branches, -1))
 
-    def denoise(
-        self,
-        step: int,
-        tokens: torch.FloatTensor,
-        conditions: torch.Tensor,
-        guidance: torch.FloatTensor,
-        num_diffusion_steps: int | tuple[int, ...],
-    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """See `LatentModel.denoise`; one standard deviation [1]."""
-        tables = self._tables(num_diffusion_steps)
-        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
-        mean = self._mean(tokens, timesteps, conditions, guidance, *coefficients(tables, step))
-        return mean, torch.full((1,), tables.middle_std(step), device=tokens.device, dtype=torch.float32)
+    @property
+    def denoising_head(self) -> nn.Module:
+        """See `VelocityModel`."""
+        return self.transformer.denoising_head
 
-    def denoise_paths(
-        self,
-        paths: torch.FloatTensor,
-        conditions: torch.Tensor,
-        guidance: torch.FloatTensor,
-        num_diffusion_steps: int | tuple[int, ...],
-    ) -> torch.FloatTensor:
-        """See `CausalLatentModel.denoise_paths`."""
-        tables = self._tables(num_diffusion_steps)
-        timesteps = torch.tensor(tables.timesteps, device=paths.device, dtype=torch.float32)
-        steps = [coefficients(tables, step) for step in range(len(tables.timesteps))]
-        parts = torch.tensor(steps, device=paths.device, dtype=torch.float32).T[..., None]
-        return self._mean(paths, timesteps, conditions[:, :, :, None], guidance[:, :, None], *parts)
+    def velocity_steps(self, num_diffusion_steps: int | tuple[int, ...]) -> VelocitySteps:
+        """See `VelocityModel`."""
+        return _velocity_steps(num_diffusion_steps, self.transformer.config.num_train_timesteps)
 
-    def _tables(self, num_diffusion_steps: int | tuple[int, ...]) -> DiffusionTables:
-        return diffusion_tables(num_diffusion_steps, self.transformer.config.num_train_timesteps)
 
-    def _mean(self, tokens, timesteps, conditions, guidance, of_token, of_velocity):
-        """The mean of the tokens after the step, from noisy `tokens` [..., D] and `conditions` [G, ..., C]."""
-        head = self.transformer.denoising_head
-        velocity = head(tokens.expand(self.branches, *tokens.shape), timesteps, conditions)
-        guided = velocity[0] if self.branches == 1 else velocity[1] + guidance * (velocity[0] - velocity[1])
-        return of_token * tokens + of_velocity * guided
+@functools.lru_cache(maxsize=256)
+def _velocity_steps(num_diffusion_steps: int | tuple[int, ...], num_train_timesteps: int) -> VelocitySteps:
+    tables = diffusion_tables(num_diffusion_steps, num_train_timesteps)
+    steps = []
+    for step, time in enumerate(tables.timesteps):
+        kept, clean = tables.alphas_cumprod[step], tables.mean_of_clean[step]
+        of_token = clean * kept**0.5 + tables.mean_of_noisy[step]
+        steps.append((time, of_token, -clean * (1 - kept) ** 0.5, tables.middle_std(step)))
+    return VelocitySteps(*zip(*steps, strict=True))

@@ -3,8 +3,9 @@ from noise, at time 0, to a token, at time 1."""
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from ...models.velocity import VelocitySteps
 
 
 Sampler = Literal["em", "sde", "em-1.0"]
@@ -14,24 +15,8 @@ STEPS: dict[str, int] = {"em": 28, "sde": 30, "em-1.0": 50}
 ETA, LAST = 0.8, 0.96
 
 
-@dataclass(frozen=True)
-class FlowSteps:
-    """The coefficients of S steps in double precision. Step 0 is taken last.
-
-    Attributes:
-        times: of each step.
-        of_token, of_velocity: the weights of the noisy token and of the predicted velocity in the mean after a step.
-        stds: the standard deviations of the noise that a step adds.
-    """
-
-    times: tuple[float, ...]
-    of_token: tuple[float, ...]
-    of_velocity: tuple[float, ...]
-    stds: tuple[float, ...]
-
-
 @functools.lru_cache(maxsize=256)
-def flow_steps(sampler: Sampler, count: int, shift: float = 1.0) -> FlowSteps:
+def flow_steps(sampler: Sampler, count: int, shift: float = 1.0) -> VelocitySteps:
     """The steps of a sampler: "em", the Euler-Maruyama steps of NextStep-1.1 on the Hub; "sde", those of its
     repository, which add less noise; "em-1.0", those of NextStep-1, the last of which adds none.
 
@@ -57,4 +42,4 @@ def flow_steps(sampler: Sampler, count: int, shift: float = 1.0) -> FlowSteps:
         else:
             std = math.sqrt(2 * (1 - time) * interval)
             steps.append((time, 1 - interval, (1 + time) * interval, std))
-    return FlowSteps(*zip(*reversed(steps), strict=True))
+    return VelocitySteps(*zip(*reversed(steps), strict=True))

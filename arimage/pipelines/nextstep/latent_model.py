@@ -9,13 +9,14 @@ from torch import nn
 
 from ...models.cache_transformers import LanguageCache
 from ...models.language_model import LanguageTokenModel
-from .flow import FlowSteps, Sampler, flow_steps
+from ...models.velocity import VelocityModel, VelocitySteps
+from .flow import Sampler, flow_steps
 
 
 NORM_EPS = 1e-6
 
 
-class NextStepModel(LanguageTokenModel):
+class NextStepModel(VelocityModel, LanguageTokenModel):
     """A language model of transformers with a `NextStepProjector` and a `DenoisingHead`, as a `CausalLatentModel` (see
     `arimage.decoding.contract.models`).
 
@@ -76,44 +77,10 @@ class NextStepModel(LanguageTokenModel):
         )
         return self._logits(hidden)
 
-    def denoise(
-        self,
-        step: int,
-        tokens: torch.FloatTensor,
-        conditions: torch.Tensor,
-        guidance: torch.FloatTensor,
-        num_diffusion_steps: int | tuple[int, ...],
-    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """See `LatentModel.denoise`; one standard deviation [1]."""
-        steps = self._steps(num_diffusion_steps)
-        times = torch.full((1,), steps.times[step], device=tokens.device, dtype=torch.float32)
-        mean = self._mean(tokens, times, conditions, guidance, steps.of_token[step], steps.of_velocity[step])
-        return mean, torch.full((1,), steps.stds[step], device=tokens.device, dtype=torch.float32)
-
-    def denoise_paths(
-        self,
-        paths: torch.FloatTensor,
-        conditions: torch.Tensor,
-        guidance: torch.FloatTensor,
-        num_diffusion_steps: int | tuple[int, ...],
-    ) -> torch.FloatTensor:
-        """See `CausalLatentModel.denoise_paths`."""
-        steps = self._steps(num_diffusion_steps)
-        times, *weights = torch.tensor(
-            [steps.times, steps.of_token, steps.of_velocity], device=paths.device, dtype=torch.float32
-        )
-        weights = [weight[:, None] for weight in weights]
-        return self._mean(paths, times, conditions[:, :, :, None], guidance[:, :, None], *weights)
-
-    def _steps(self, num_diffusion_steps: int | tuple[int, ...]) -> FlowSteps:
+    def velocity_steps(self, num_diffusion_steps: int | tuple[int, ...]) -> VelocitySteps:
+        """See `VelocityModel`."""
         assert isinstance(num_diffusion_steps, int)
         return flow_steps(self.sampler, num_diffusion_steps, self.shift)
-
-    def _mean(self, tokens, times, conditions, guidance, of_token, of_velocity):
-        """The mean of the tokens after the step, from noisy `tokens` [..., D] and `conditions` [G, ..., C]."""
-        velocity = self.denoising_head(tokens.expand(self.branches, *tokens.shape), times, conditions)
-        guided = velocity[0] if self.branches == 1 else velocity[1] + guidance * (velocity[0] - velocity[1])
-        return of_token * tokens + of_velocity * guided
 
 
 def normalised(tokens: torch.FloatTensor) -> torch.FloatTensor:

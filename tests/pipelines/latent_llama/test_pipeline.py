@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage import AutoPipeline, LatentLlamaPipeline, LatentLlamaTransformer
 from arimage.decoding import LatentSampling, Layout, decoding_from_name
+from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel, velocity
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings
@@ -94,7 +95,7 @@ def test_a_perfect_velocity_leads_to_the_token():
     noisy, speed = velocity(token, x, kept)
     torch.testing.assert_close(kept.sqrt() * noisy - (1 - kept).sqrt() * speed, token)
     # A head that is always right about the clean token, whatever its condition.
-    tables = model._tables(6)
+    tables = diffusion_tables(6, model.transformer.config.num_train_timesteps)
     of_step = {step: i for i, step in enumerate(tables.timesteps)}
 
     def head(tokens, timesteps, conditions):
