@@ -259,8 +259,8 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
 
     @torch.no_grad()
     def preview(self, call: GenerationCall, tokens: torch.Tensor) -> torch.Tensor:
-        """Pixels [1, 3, T, h, w] of the tokens so far of one film, [1, N], at most `PREVIEW` wide or high: they cost
-        little next to a pass."""
+        """Pixels [1, 3, T, h, w] of the tokens so far of one film, [1, N], at most `PREVIEW` wide or high, so that
+        they cost little."""
         latents = self._latents(call, tokens)
         shrink = -(-max(latents.shape[-2:]) * self.vq.scale_factor // PREVIEW)
         return self.vq.decode_latents(F.avg_pool3d(latents, (1, shrink, shrink)).to(self.vq.dtype))

@@ -34,13 +34,13 @@ def bits_of(latents: torch.Tensor, count: int, grid: tuple[int, int]) -> torch.L
 
 
 def frames_of(one: Pass, latents: torch.Tensor) -> torch.Tensor:
-    """The frames [B, C, t, H, W] of the clip of a pass in the latents [B, C, T, H, W] of films."""
+    """The frames [B, C, t, H, W] that one pass covers, in the latents [B, C, T, H, W] of films."""
     return latents[:, :, one.first : one.first + one.shape[0]]
 
 
 def add_bits(one: Pass, latents: torch.Tensor, bits: torch.LongTensor) -> None:
-    """Add the bits [B, t, h, w, n] of a pass to the latents [B, C, T, H, W] of films, in place; nothing to those films
-    of which some bits are -1, not known yet."""
+    """Add the bits [B, t, h, w, n] of one pass to the latents [B, C, T, H, W] of films, in place; nothing to those
+    films of which some bits are -1, not known yet."""
     known = (bits >= 0).flatten(1).all(1).view(-1, 1, 1, 1, 1)
     size = latents.shape[1], *latents.shape[3:]
     frames_of(one, latents).add_(enlarge(bit_vectors(bits), size) * known)

@@ -20,7 +20,7 @@ from .transformer_infinitystar import cell_positions, text_positions
 
 
 class ClipCache(ScaleCache):
-    """The text, and the last pass over the clip before: all that a pass sees besides its own cells.
+    """The text, and the last pass over the clip before: all that cells see besides those of their own pass.
 
     Args:
         prefix_length: the tokens of the text.
@@ -63,8 +63,8 @@ class ClipCache(ScaleCache):
 
 class InfinityStarScaleModel(BoundScaleModel):
     """An `InfinityStarTransformer` with the conditions of one call, as a `ScaleModel` (see
-    `arimage.decoding.contract.models`). A scale is a pass, and a bit is a token of a vocabulary of 2; the tokens of a
-    pass are its cells frame by frame and row by row, bit by bit.
+    `arimage.decoding.contract.models`). Scales are passes, and a bit is a token of a vocabulary of 2; the tokens of
+    one pass are its cells frame by frame and row by row, bit by bit.
 
     Of given passes, only those are fed that later clips read.
 
@@ -129,7 +129,8 @@ class InfinityStarScaleModel(BoundScaleModel):
         )
 
     def _seen(self, one: Pass) -> int:
-        """How many keys a pass sees besides its own: the text, and the last pass over the clip before."""
+        """How many keys the cells of one pass see besides their own: the text, and the last pass over the clip
+        before."""
         return self.conditions.prefix_length + (self._kept[one.clip - 1] if one.clip else 0)
 
     def take(self, images: torch.LongTensor) -> Self:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from pipelines.infinitystar import tiny
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_infinitystar
@@ -62,7 +62,6 @@ def test_parts_that_do_not_fit_are_refused(tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="latent channels: the transformer has 12, the video tokenizer 16"):
         convert_infinitystar(tmp_path, VAE, **TRAINED)
-    assert load_file(tmp_path / "model.safetensors").keys() == state.keys()
 
 
 def test_an_occupied_folder_is_refused_before_anything_is_read(tmp_path):

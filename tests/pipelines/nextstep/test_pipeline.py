@@ -43,7 +43,7 @@ def test_a_suffix_is_part_of_the_prompt(pipe):
     assert call(pipe, "a fox", height=8, width=24).images.shape == (1, 3, 4, 12)
 
 
-def test_the_steps_of_a_sampler_are_the_authors_unless_a_number_is_given(pipe, monkeypatch):
+def test_the_steps_of_a_sampler_are_the_authors_unless_a_number_is_given(pipe):
     asked = [
         pipe.prepare("a", sampler=sampler, num_diffusion_steps=count).sampling.num_diffusion_steps
         for sampler, count in ((None, None), ("em", None), ("sde", None), ("em-1.0", None), ("sde", 7))
