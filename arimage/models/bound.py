@@ -116,7 +116,8 @@ class BoundNetwork:
 
 
 class BoundScaleModel(BoundNetwork):
-    """Base of the next-scale models: what a `ScaleModel` is that generates images of one kind of guidance."""
+    """Base of the next-scale models. Unless one says otherwise, it generates images, its scales cost as much as they
+    have tokens, and `Sampling` guides it."""
 
     kind: ClassVar[Literal["scales"]] = "scales"
     prunes: ClassVar[bool] = True
