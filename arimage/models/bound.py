@@ -21,7 +21,7 @@ class BoundNetwork:
         companions: the names of attributes that are models bound to the same images, or None.
         reads_values: whether every forward pass reads the values of the conditions, and not the prefill alone.
         device: where its tensors live.
-        branches: 1, or 2 under guidance.
+        branches: rows per image, see `Conditions`.
         num_tokens: N tokens per image.
     """
 
@@ -69,12 +69,12 @@ class BoundNetwork:
             replaced |= name in theirs and companion.put(images, theirs[name])
         return replaced
 
-    def merge_prompts(self, prompts: Names = None, negatives: Names = None) -> None:
+    def merge_prompts(self, *names: Names) -> None:
         """Prefill equal conditions once; see `Conditions.merge`."""
         if not self.reads_values:
-            self.conditions.merge(prompts, negatives)
+            self.conditions.merge(*names)
         for _, companion in self._companions():
-            companion.merge_prompts(prompts, negatives)
+            companion.merge_prompts(*names)
 
     def _companions(self) -> list[tuple[str, Any]]:
         named = [(name, getattr(self, name)) for name in self.companions]

@@ -15,11 +15,12 @@ class Conditions:
     """The conditions of the B images of a call, as the rows that attention sees.
 
     Without guidance there is one row per image. Under guidance the B rows with a condition are followed by the B rows
-    without it. After `merge`, rows with equal conditions share one copy, and a prefill computes it once.
+    without it, or first by those without a part of it. After `merge`, rows with equal conditions share one copy, and a
+    prefill computes it once.
 
     Args:
         values: the conditions by name, [branches * B, ...] each.
-        branches: 1, or 2 under guidance.
+        branches: rows per image: 1, or more under guidance.
         seen: bool [branches * B, P], which positions of its prefix a row sees; None without a prefix, for which P is
             0.
         ids: int64 [branches * B, P], what the embeddings among the values were looked up by; None where they come from
@@ -68,28 +69,27 @@ class Conditions:
     def _at(self, index: list[int]) -> dict[str, torch.Tensor]:
         return {name: value[index] for name, value in self._values.items()}
 
-    def merge(self, prompts: Names = None, negatives: Names = None) -> None:
+    def merge(self, *names: Names) -> None:
         """Let rows with equal conditions share one copy. Reads the device, but no embeddings.
 
         Args:
-            prompts: a name for each of the B embeddings of rows with a condition, without `ids`: those with equal
-                names are equal. None: each may differ from all others.
-            negatives: the same for the rows without a condition, unless they are `alike`.
+            names: for every branch, a name for each of its B embeddings, without `ids`: those with equal names are
+                equal. None, or left out: each may differ from all others, unless they are `alike`.
         """
         if self._index is not None:
             return
         embedded = {name for name, value in self._values.items() if value.is_floating_point() and value.ndim > 2}
         compared = [value for name, value in self._values.items() if name not in embedded]
-        names: list[Hashable] = [None] * len(self.seen)
+        keys: list[Hashable] = [None] * len(self.seen)
         if self.ids is not None:
             compared.append(self.ids.to(self.seen.device))
         elif embedded:
-            branches = (prompts, [None] * self.images if self.alike else negatives)[: self.branches]
-            names = [(branch, name) for branch, given in enumerate(branches) for name in given or range(self.images)]
-        first, self._index = distinct(names)
-        if compared and len(first) < len(names):
-            first, self._index = distinct(list(zip(names, row_bits(*compared), strict=True)))
-        if len(first) < len(names):
+            given = dict(enumerate(names)) | ({1: [None] * self.images} if self.alike else {})
+            keys = [(i, name) for i in range(self.branches) for name in given.get(i) or range(self.images)]
+        first, self._index = distinct(keys)
+        if compared and len(first) < len(keys):
+            first, self._index = distinct(list(zip(keys, row_bits(*compared), strict=True)))
+        if len(first) < len(keys):
             self._values = self._at(first)
         self.ids = None
 

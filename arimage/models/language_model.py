@@ -67,14 +67,14 @@ class LanguageTokenModel(BoundTokenModel):
         layout: the `Layout` of the image, (rows, columns) in raster order, perhaps with grids before it.
         input_ids, inputs_embeds: the prompts, int64 [branches * B', P] or [branches * B', P, D], up to the last token
             before the first image token, with size and begin-of-image tokens. Give one of the two. The conditional
-            rows of all B' prompts come first, then, with two branches, the unconditional rows in the same order.
+            rows of all B' prompts come first, then those of each other branch in the same order.
         attention_mask: [branches * B', P], 0 for padding, which is never seen; None without padding.
         prompt_positions, token_positions: the RoPE positions of models that count them in their own way, int64
             [branches * B', axes, P] and [axes, N]: image token p has the position after that of the last prompt token,
             on each axis, plus `token_positions[:, p]`. Then `position_ids` are [axes, rows, Q].
         row_end: id of the token that ends a row; None if there is none.
         codebook: the vectors of the tokens in the image tokenizer [V, D'], for `TokenModel.codebook`.
-        branches: 1, or 2 under guidance.
+        branches: rows per image: 1, 2 under guidance, or more where a part of the condition is guided too.
         network: for `TokenModel.network`, the decoder by default.
 
     Raises:
@@ -117,7 +117,7 @@ class LanguageTokenModel(BoundTokenModel):
             raise ValueError("a prompt is either input_ids or inputs_embeds: give one of the two")
         prompt = decoder.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         rows, length = prompt.shape[:2]
-        if branches not in (1, 2) or rows % branches:
+        if branches < 1 or rows % branches:
             raise ValueError(
                 f"{rows} prompts are not {branches} branches: give one per image, and two per image under guidance"
             )

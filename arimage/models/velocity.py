@@ -25,7 +25,7 @@ class VelocityModel:
 
     Attributes:
         denoising_head: the `DenoisingHead`.
-        branches: 1, or 2 under guidance.
+        branches: rows per image, 1 or more under guidance.
     """
 
     denoising_head: Any
@@ -34,6 +34,12 @@ class VelocityModel:
     def velocity_steps(self, num_diffusion_steps: int | tuple[int, ...]) -> VelocitySteps:
         """The steps of the model."""
         raise NotImplementedError
+
+    def guide(self, velocities: torch.FloatTensor, guidance: torch.FloatTensor) -> torch.FloatTensor:
+        """The guided velocities [..., D] from those of each branch [G, ..., D]."""
+        if self.branches == 1:
+            return velocities[0]
+        return velocities[1] + guidance * (velocities[0] - velocities[1])
 
     def denoise(
         self,
@@ -63,6 +69,5 @@ class VelocityModel:
 
     def _mean(self, tokens, times, conditions, guidance, of_token, of_velocity):
         """The mean of the tokens after the step, from noisy `tokens` [..., D] and `conditions` [G, ..., C]."""
-        velocity = self.denoising_head(tokens.expand(self.branches, *tokens.shape), times, conditions)
-        guided = velocity[0] if self.branches == 1 else velocity[1] + guidance * (velocity[0] - velocity[1])
-        return of_token * tokens + of_velocity * guided
+        velocities = self.denoising_head(tokens.expand(self.branches, *tokens.shape), times, conditions)
+        return of_token * tokens + of_velocity * self.guide(velocities, guidance)

@@ -23,7 +23,7 @@ class Bindable(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def merge_prompts(self, prompts: "Names" = None, /) -> None:
+    def merge_prompts(self, *names: "Names") -> None:
         """Prefill prompts of one name once."""
         ...
 
@@ -131,10 +131,10 @@ class GenerationCall:
         assert layout is not None
         return layout if self.images is None else layout.take(self.images)
 
-    def bind(self, model: Bindable, *prompts: "Names") -> None:
-        """Set the model, bound to the prompts or classes. It prefills each of them once. `prompts`: the
-        names of their embeddings, see `Conditions.merge`."""
-        model.merge_prompts(*prompts)
+    def bind(self, model: Bindable, *names: "Names") -> None:
+        """Set the model, bound to the prompts or classes. It prefills each of them once. `names`: of
+        their embeddings, see `Conditions.merge`."""
+        model.merge_prompts(*names)
         images = torch.arange(len(self.seeds), device=model.device)
         self.model = model.take(images // self.num_images_per_prompt)
 

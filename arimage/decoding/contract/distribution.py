@@ -31,6 +31,7 @@ PER_SCALE = ("guidance_scale", "temperature")
 
 # Larger settings would only overflow.
 LARGEST = 10**6
+GUIDANCE_SCHEDULES = ("linear", "half-linear", "falling", "constant")
 
 
 def _is_number(value, kind) -> bool:
@@ -324,8 +325,9 @@ class LatentSampling(Sampling):
         guidance_scale: s in u + s (c - u), with the noise c predicted under the condition and u without it; 0 to 1
             disable it.
         temperature: factor on the noise of the denoising steps, >= 1e-6.
-        guidance_schedule: with "linear", guidance grows from 1 in proportion to the number of decided tokens; with
-            "constant", it does not change.
+        guidance_schedule: with "linear", guidance grows from 1 in proportion to the number of decided tokens, and with
+            "half-linear", too, but is at least s / 2; with "falling", it shrinks to 1; with "constant", it does not
+            change.
         num_inference_steps: forward passes per image, 1 .. N; used by a `MaskedLatentModel` only.
         num_diffusion_steps: denoising steps per token, >= 2. A tuple gives the number of steps in each of several
             equal parts of the training steps, from the least noise to the most.
@@ -350,8 +352,9 @@ class LatentSampling(Sampling):
                 raise ValueError(
                     f"{name} is for tokens of a vocabulary, and those of this model are continuous: leave it out"
                 )
-        if self.guidance_schedule not in ("linear", "constant"):
-            raise ValueError(f'guidance_schedule is {self.guidance_schedule!r}: give "linear" or "constant"')
+        if self.guidance_schedule not in GUIDANCE_SCHEDULES:
+            choices = ", ".join(GUIDANCE_SCHEDULES)
+            raise ValueError(f"guidance_schedule is {self.guidance_schedule!r}: choose among {choices}")
         passes, steps = self.num_inference_steps, self.num_diffusion_steps
         if not (_is_number(passes, Integral) and 1 <= passes <= LARGEST):
             raise ValueError(f"num_inference_steps is {passes!r}: give a whole number from 1 to {LARGEST}")
@@ -382,8 +385,10 @@ class LatentSampling(Sampling):
 
     def guidance_at(self, share: torch.Tensor) -> torch.FloatTensor:
         """The guidance scales where `share` [B, ...] of the tokens, 0 to 1, are decided."""
-        share = share.float() if self.guidance_schedule == "linear" else torch.ones_like(share, dtype=torch.float32)
-        return 1 + (by_lane(self.guidance_scale, share.ndim) - 1) * share
+        schedule, scale = self.guidance_schedule, by_lane(self.guidance_scale, share.ndim)
+        share = torch.ones_like(share, dtype=torch.float32) if schedule == "constant" else share.float()
+        linear = 1 + (scale - 1) * (1 - share if schedule == "falling" else share)
+        return linear.clamp(min=scale / 2) if schedule == "half-linear" else linear
 
     @property
     def num_denoising_steps(self) -> int:

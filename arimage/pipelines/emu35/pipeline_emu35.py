@@ -16,7 +16,7 @@ from ..arguments import TokenArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..output import ImagePipelineOutput
-from ..pictures.references import References, as_references, split_references
+from ..pictures.references import References, as_references, common_size, split_references
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
 from ..text.token_prompts import Ids, check_negatives, stack
 from .family import FAMILY
@@ -223,7 +223,7 @@ class Emu35Pipeline(ARImagePipeline):
             if common.get("guidance_scale") is None:
                 common["guidance_scale"] = self.reference_guidance_scale
             if height is width is ratio is None:
-                width, height = _common_size(references)
+                width, height = common_size(references)
         size = self.image_size(height, width, ratio)
         call = self.begin_call(count, size, **common)
 
@@ -247,15 +247,3 @@ class Emu35Pipeline(ARImagePipeline):
             branches.append(prompts.encode(negatives, size, shown, negative=True))
         call.bind(self._model(branches, size, codebook))
         return call
-
-
-def _common_size(references: list[list[Image.Image]]) -> tuple[int, int]:
-    """Width and height of the last reference of every prompt.
-
-    Raises:
-        ValueError: if they differ.
-    """
-    sizes = {listed[-1].size for listed in references}
-    if len(sizes) > 1:
-        raise ValueError("the last references of the prompts differ in size: give height and width, or a ratio")
-    return sizes.pop()

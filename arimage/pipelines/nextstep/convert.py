@@ -32,12 +32,14 @@ SETTINGS = (
 PROJECTOR_NAMES = (("of_tokens.", "image_in_projector."), ("of_hidden.", "image_out_projector."))
 # Of NextStep-1 alone: positions of images, which no published call uses.
 POSITIONS = "gen_pos_embed"
+# The shift and the guidance by reference images of the published editing calls.
+EDITING = 3.2, 2.0
 # Pixels per latent.
 VAE_FACTOR = 8
 
 
 def convert_nextstep(
-    folder: str | Path, *, vae: str | Path | None = None, out: str | Path | None = None
+    folder: str | Path, *, vae: str | Path | None = None, editing: bool = False, out: str | Path | None = None
 ) -> NextStepPipeline:
     """The pipeline of a published folder, with the published sampling defaults and the weights in the dtype of the
     files; head and autoencoder are float32.
@@ -45,6 +47,7 @@ def convert_nextstep(
     Args:
         folder: of NextStep-1.1 or NextStep-1, as the authors published it.
         vae: the folder of the autoencoder, `checkpoint.pt` and `config.json`, by default `vae` in `folder`.
+        editing: whether to set the defaults of the published calls of NextStep-1-Large-Edit.
         out: a new or empty folder to save the pipeline to. It appears when all of it is written, or not at all.
 
     Raises:
@@ -56,7 +59,7 @@ def convert_nextstep(
     state = load_original_folder(folder)
     first = POSITIONS in state
     model, projector, head = nextstep_from_original(state, config, source=folder)
-    autoencoder = _load_vae(folder / "vae" if vae is None else Path(vae))
+    autoencoder, norm_size = _load_vae(folder / "vae" if vae is None else Path(vae))
     with damaged_files(folder):
         tokenizer = Qwen2TokenizerFast.from_pretrained(folder, local_files_only=True)
     try:
@@ -70,12 +73,15 @@ def convert_nextstep(
             image_size=VAE_FACTOR * (config.get("image_size") or config.get("latent_size") or 64),
             normalises_tokens=first,
             repeats_bos=not first,
+            reference_norm_size=norm_size,
         )
     except ValueError as error:
         raise CheckpointError(f"{folder} does not fit: {error}") from error
     if first:
         pipeline.sampler = "em-1.0"
         pipeline.generation_config["num_diffusion_steps"] = STEPS[pipeline.sampler]
+    if editing:
+        pipeline.timesteps_shift, pipeline.image_guidance_scale = EDITING
     save_whole(pipeline.save_pretrained, out)
     return pipeline
 
@@ -121,13 +127,16 @@ def nextstep_from_original(
     return model, projector, head
 
 
-def _load_vae(folder: Path) -> AutoencoderKL:
+def _load_vae(folder: Path) -> tuple[AutoencoderKL, int | None]:
+    """The autoencoder of a folder, and the side of the patches over which it normalises the latents that it encodes,
+    if it does."""
     file, config = folder / "checkpoint.pt", read_json(folder / "config.json")
     scaling, shift = (config.get(name) for name in ("scaling_factor", "shift_factor"))
     if not isinstance(scaling, int | float) or not isinstance(shift, int | float):
         raise CheckpointError(
             f"{folder / 'config.json'} has scaling_factor {scaling} and shift_factor {shift}: give an unaltered folder"
         )
-    return autoencoder_from_original(
+    vae = autoencoder_from_original(
         load_original(file, WRAPPINGS), scaling_factor=scaling, shift_factor=shift, kind="NextStep's VAE", source=file
     )
+    return vae, (config.get("psz") or 1) if config.get("encoder_norm", True) else None

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from ...schema import Count, Flag, Pixels, Positive
-from ..family import FOLDER, Converter, Family, HubFiles, PublishedCheckpoint, path
+from ...schema import Count, Flag, Number, Pixels, Positive
+from ..family import FOLDER, Argument, Converter, Family, HubFiles, PublishedCheckpoint, path
 
 
 # Parameters of the language model with projector and head, and of the autoencoder.
@@ -11,7 +11,7 @@ MODEL, VAE = 14_950_000_000, 83_700_000
 TEXT_FILES = ("*.json", "*.safetensors", "merges.txt")
 
 
-def _published(name: str, repository: str, image_size: int = 512) -> PublishedCheckpoint:
+def _published(name: str, repository: str, image_size: int = 512, options: dict | None = None) -> PublishedCheckpoint:
     files = {"folder": HubFiles(repository, (*TEXT_FILES, "vae/checkpoint.pt"))}
     if "1.1" not in name:
         autoencoder = HubFiles("stepfun-ai/NextStep-1-f8ch16-Tokenizer", ("checkpoint.pt", "config.json"))
@@ -25,6 +25,7 @@ def _published(name: str, repository: str, image_size: int = 512) -> PublishedCh
         other_parameters=VAE,
         download=30_300_000_000,
         licence="Apache-2.0",
+        options=options or {},
     )
 
 
@@ -39,6 +40,7 @@ FAMILY = Family(
             (
                 path("folder", "NextStep-1.1 or NextStep-1, as published by StepFun.", FOLDER, positional=True),
                 path("vae", "Folder of the autoencoder; by default vae in the folder.", FOLDER, default=None),
+                Argument("editing", "Set the defaults of NextStep-1-Large-Edit.", bool, False),
             ),
         ),
     ),
@@ -48,12 +50,18 @@ FAMILY = Family(
         _published("nextstep-1.1-pretrain-256", "stepfun-ai/NextStep-1.1-Pretrain-256px", 256),
         _published("nextstep-1-large", "stepfun-ai/NextStep-1-Large"),
         _published("nextstep-1-large-pretrain", "stepfun-ai/NextStep-1-Large-Pretrain"),
+        _published("nextstep-1-large-edit", "stepfun-ai/NextStep-1-Large-Edit", options={"editing": True}),
     ),
     instead={
         "stepfun-ai/NextStep-1-f8ch16-Tokenizer": "is an autoencoder, which nextstep-1-large downloads: give "
         "nextstep-1-large",
-        "stepfun-ai/NextStep-1-Large-Edit": "edits images, which is not supported: give nextstep-1.1",
     },
-    config={"patch_size": Count, "image_size": Pixels, "normalises_tokens": Flag, "repeats_bos": Flag},
-    defaults={"sampler": Literal["em", "sde", "em-1.0"], "timesteps_shift": Positive},
+    config={
+        "patch_size": Count,
+        "image_size": Pixels,
+        "normalises_tokens": Flag,
+        "repeats_bos": Flag,
+        "reference_norm_size": Count | None,
+    },
+    defaults={"sampler": Literal["em", "sde", "em-1.0"], "timesteps_shift": Positive, "image_guidance_scale": Number},
 )

@@ -26,8 +26,12 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
         denoising_head: predicts the velocity from noise to a token.
         sampler, shift: see `flow_steps`.
         normalises: whether tokens are normalised before they are fed, as in NextStep-1.
+        image_guidance_scale: s' in u + s' (r - u) + s (c - r), with the velocities r of the second of three branches,
+            which has a reference image and the negative prompt. Two branches have none.
+        drafter: a `NextStepModel` of a smaller language model with the same prompts.
     """
 
+    companions = ("drafter",)
     kind: ClassVar[Literal["causal_latents"]] = "causal_latents"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
@@ -39,10 +43,13 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
         sampler: Sampler = "em",
         shift: float = 1.0,
         normalises: bool = False,
+        image_guidance_scale: float = 1.0,
+        drafter: "NextStepModel | None" = None,
         **prompts,
     ):
         self.projector, self.denoising_head = projector, denoising_head
         self.sampler, self.shift, self._normalises = sampler, shift, normalises
+        self.image_guidance_scale, self.drafter = image_guidance_scale, drafter
         self.dim = denoising_head.config.token_dim
         super().__init__(decoder, embed=self._embed_tokens, head=self._conditions, **prompts)
 
@@ -60,7 +67,16 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
     @property
     def put_key(self) -> Hashable:
         """See `BoundModel.put`."""
-        return super().put_key, self.projector, self.denoising_head, self.sampler, self.shift, self._normalises
+        settings = self.sampler, self.shift, self._normalises, self.image_guidance_scale
+        drafter = None if self.drafter is None else self.drafter.put_key
+        return super().put_key, self.projector, self.denoising_head, settings, drafter
+
+    def guide(self, velocities: torch.FloatTensor, guidance: torch.FloatTensor) -> torch.FloatTensor:
+        """See `VelocityModel.guide`."""
+        guided = super().guide(velocities, guidance)
+        if self.branches < 3:
+            return guided
+        return guided + (self.image_guidance_scale - 1) * (velocities[1] - velocities[2])
 
     @torch.no_grad()
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: LanguageCache) -> torch.Tensor:

@@ -1,15 +1,34 @@
-"""The prompts of NextStep (https://arxiv.org/abs/2508.10711): a text, and the size of the image in tokens."""
+"""The prompts of NextStep (https://arxiv.org/abs/2508.10711): a text, perhaps a reference image, and the size of the
+image in tokens."""
 
+import math
 from typing import Any
 
 import torch
+from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 
 from ..text.token_prompts import Ids
 from ..text.tokenizing import tokenize
 
 
-IMAGE_AREA, BEGIN_OF_IMAGE = "<|image_area|>", "<|begin_of_image|>"
+IMAGE_AREA, BEGIN_OF_IMAGE, END_OF_IMAGE = "<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>"
+# Where a token of a reference image is, and in a prompt, where the image itself is.
+PLACEHOLDER, REFERENCE = "<|image_placeholder|>", "<image>"
+
+
+def shrink(name: str, image: Image.Image, side: int, multiple: int) -> Image.Image:
+    """A reference image of at most about `side` x `side` pixels and of its own ratio, with sides that are multiples of
+    `multiple`.
+
+    Raises:
+        ValueError: if it is very long; it begins with `name`.
+    """
+    factor = min(1.0, side / math.sqrt(image.width * image.height))
+    size = tuple(max(round(length * factor / multiple), 1) * multiple for length in image.size)
+    if max(size) > 4 * side:
+        raise ValueError(f"{name} has {image.width}x{image.height} pixels: crop it, so that it is not as long")
+    return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 
 
 class NextStepPrompts:
@@ -23,9 +42,22 @@ class NextStepPrompts:
 
     def __init__(self, tokenizer: Any, repeats_bos: bool):
         self.tokenizer, self._repeats_bos = tokenizer, repeats_bos
-        self._begin = tokenizer.convert_tokens_to_ids(BEGIN_OF_IMAGE)
-        if self._begin is None or self._begin == tokenizer.unk_token_id:
-            raise ValueError(f"the tokenizer has no {BEGIN_OF_IMAGE!r}: convert the checkpoint again")
+        self._begin, self.placeholder = self._id(BEGIN_OF_IMAGE), self._id(PLACEHOLDER)
+
+    def with_reference(self, text: str, grid: tuple[int, int]) -> str:
+        """A prompt with a reference image of `grid` (rows, columns) tokens in place of `REFERENCE`, or before it.
+
+        Raises:
+            ValueError: if the text has several places for it, or a placeholder of its own.
+        """
+        if PLACEHOLDER in text or text.count(REFERENCE) > 1:
+            raise ValueError(
+                f"a prompt with a reference image holds {PLACEHOLDER!r}, or {REFERENCE!r} several times: write "
+                f"{REFERENCE!r} once, where the image is, or leave it out"
+            )
+        rows, columns = grid
+        image = f"{IMAGE_AREA}{rows}*{columns}{BEGIN_OF_IMAGE}{PLACEHOLDER * (rows * columns)}{END_OF_IMAGE}"
+        return text.replace(REFERENCE, image) if REFERENCE in text else image + text
 
     def encode(self, texts: list[str], grid: tuple[int, int]) -> Ids:
         """Token ids [B, P] of texts for an image of `grid` (rows, columns) tokens, padded on the left, and their
@@ -41,6 +73,12 @@ class NextStepPrompts:
             for parts, value in ((rows, padding), ([torch.ones_like(row) for row in rows], 0))
         )
         return padded, mask
+
+    def _id(self, token: str) -> int:
+        number = self.tokenizer.convert_tokens_to_ids(token)
+        if number is None or number == self.tokenizer.unk_token_id:
+            raise ValueError(f"the tokenizer has no {token!r}: convert the checkpoint again")
+        return number
 
     def _ids(self, text: str) -> list[int]:
         return tokenize(self.tokenizer, text).input_ids

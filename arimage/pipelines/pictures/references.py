@@ -36,18 +36,20 @@ def as_references(name: str, images: References, count: int, most: int) -> list[
     Args:
         name: the name of the argument, for error messages.
         images: an image or a list of images, all of them for every prompt; or a list of lists, one for each prompt.
-            For an image see `to_pixels`; arrays and tensors are rounded to 8 bits. An image that is given several
-            times is the same object in the result, too.
+            If a prompt may have one reference only, a list may also hold one image for each. For an image see
+            `to_pixels`; arrays and tensors are rounded to 8 bits. An image that is given several times is the same
+            object in the result, too.
         most: how many references a prompt may have.
 
     Raises:
         ValueError: if they are not images, a list is empty, the lists are not `count`, or one holds more than `most`.
     """
     parts = parts_of(name, images)
-    lists = parts if any(isinstance(part, list | tuple) for part in parts) else [parts] * count
+    nested = any(isinstance(part, list | tuple) for part in parts)
+    lists = parts if nested else [parts]
     if not all(isinstance(part, list | tuple) for part in lists):
         raise ValueError(f"{name} holds lists and images: give one list for all prompts, or one list for each")
-    if len(lists) != count:
+    if nested and len(lists) != count:
         raise ValueError(
             f"{name} holds {len(lists)} lists for {count} prompts: give one list for all, or one list for each"
         )
@@ -56,10 +58,25 @@ def as_references(name: str, images: References, count: int, most: int) -> list[
         if id(part) not in read:
             read[id(part)] = [to_rgb(name, part)] if isinstance(part, Image.Image) else _from_values(name, part)
     references = [[image for part in listed for image in read[id(part)]] for listed in lists]
+    if not nested:
+        one_each = most == 1 and len(references[0]) == count
+        references = [[image] for image in references[0]] if one_each else references * count
     found = max(map(len, references))
     if found > most:
         raise ValueError(f"{name} holds {found} references for a prompt: this model takes at most {most}")
     return references
+
+
+def common_size(references: list[list[Image.Image]]) -> tuple[int, int]:
+    """Width and height of the last reference of every prompt.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    sizes = {listed[-1].size for listed in references}
+    if len(sizes) > 1:
+        raise ValueError("the last references of the prompts differ in size: give height and width")
+    return sizes.pop()
 
 
 def _from_values(name: str, values: PipelineImageInput) -> list[Image.Image]:

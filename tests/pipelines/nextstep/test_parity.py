@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from pipelines.nextstep import tiny
 from safetensors.torch import load_file
 from transformers import Qwen2TokenizerFast
@@ -28,11 +29,13 @@ def pipes():
     return {version: tiny.golden_pipeline(version) for version in ("1.0", "1.1")}
 
 
-def prepared(pipes, name):
+def prepared(pipes, expected, name):
     """The pipeline of a call of the authors' and the call."""
     given = tiny.REFERENCE[name]
     pipe = pipes["1.0" if name.startswith("v10") else "1.1"]
     pipe.register_to_config(normalises_tokens=given.get("use_norm", False))
+    edit = {"image_guidance_scale": given.get("cfg_img", 1.0)}
+    edit["image"] = [Image.fromarray(expected[image].numpy()) for image in given.get("images", ())]
     call = pipe.prepare(
         given["prompts"],
         given.get("negative_prompt"),
@@ -41,9 +44,11 @@ def prepared(pipes, name):
         timesteps_shift=given.get("timesteps_shift", 1.0),
         num_diffusion_steps=given["steps"],
         guidance_scale=given["cfg"],
+        guidance_schedule=given.get("cfg_schedule", "constant"),
         height=given["hw"][0],
         width=given["hw"][1],
         num_images_per_prompt=given.get("num_images_per_caption", 1),
+        **(edit if edit["image"] else {}),
     )
     return pipe, call
 
@@ -51,7 +56,7 @@ def prepared(pipes, name):
 @pytest.mark.parametrize("name", CALLS)
 @torch.no_grad()
 def test_conditions_and_steps_equal_the_originals(pipes, expected, name):
-    pipe, call = prepared(pipes, name)
+    pipe, call = prepared(pipes, expected, name)
     model, count = call.model, tiny.REFERENCE[name]["steps"]
     # By the authors, x before each step and then the token.
     theirs, noise, conditions = (expected[f"{name}.{part}"] for part in ("paths", "noise", "conds"))
@@ -60,7 +65,7 @@ def test_conditions_and_steps_equal_the_originals(pipes, expected, name):
     positions = torch.arange(tokens - 1).expand(batch, -1)
     others = model.forward(theirs[:, :-1, -1], positions, cache)
     torch.testing.assert_close(torch.cat([first[:, :, None], others], dim=2), conditions, atol=1e-4, rtol=0)
-    guidance = torch.full((batch, tokens, 1), float(tiny.REFERENCE[name]["cfg"]))
+    guidance = call.sampling.guidance_at((torch.arange(tokens) / tokens).expand(batch, -1))[..., None]
     means = model.denoise_paths(theirs.flip(2)[:, :, 1:], conditions, guidance, count)
     for taken in range(count):
         step = count - 1 - taken
@@ -76,7 +81,7 @@ def test_conditions_and_steps_equal_the_originals(pipes, expected, name):
     assert np.abs(image - expected[f"{name}.image"].numpy()).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["em_guided", "sde_many"])
+@pytest.mark.parametrize("name", ["em_guided", "sde_many", "sde_edit3"])
 def test_a_call_with_the_authors_noise_makes_their_first_tokens(pipes, expected, name, monkeypatch):
     noise = expected[f"{name}.noise"]
 
@@ -86,13 +91,21 @@ def test_a_call_with_the_authors_noise_makes_their_first_tokens(pipes, expected,
         return noise[rows, positions.clamp(max=noise.shape[1] - 1), noise.shape[2] - 1 - int(steps[0])]
 
     monkeypatch.setattr(path_coupling, "normals", replayed)
-    pipe, call = prepared(pipes, name)
+    pipe, call = prepared(pipes, expected, name)
     with torch.no_grad():
         state = decode(call.model, AutoregressiveDecoding(), call.sampling, call.seeds)
     theirs = expected[f"{name}.paths"][:, :, -1]
     # Guidance multiplies rounding errors from token to token.
     torch.testing.assert_close(state.tokens[:, :2], theirs[:, :2], atol=2e-3, rtol=0)
     assert (state.tokens - theirs).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("name", ["sde_edit3", "v10_edit"])
+def test_reference_images_have_the_authors_latents(pipes, expected, name):
+    images = torch.stack([expected[image] for image in tiny.REFERENCE[name]["images"]])
+    tokens = pipes["1.1"].encode_image(images.permute(0, 3, 1, 2) / 127.5 - 1)
+    theirs = F.unfold(expected[f"{name}.reference_latents"], 2, stride=2).transpose(1, 2)
+    torch.testing.assert_close(tokens, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", tiny.REFERENCE["texts"])

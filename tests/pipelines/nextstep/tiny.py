@@ -55,12 +55,24 @@ def vae(seed: int = 0) -> AutoencoderKL:
     )
 
 
-def pipeline(seed: int = 0) -> NextStepPipeline:
+def projector(seed: int = 0) -> NextStepProjector:
     projector = tiny.randomise(NextStepProjector(TOKEN_DIM, WIDTH), seed + 3)
     # Tokens of about 1 that depend a little on those before: from token to token guidance multiplies what is rounded.
     projector.of_tokens.weight.data *= 0.01
+    return projector
+
+
+def drafting(seed: int = 10) -> dict:
+    return {
+        "drafter": model(seed, num_hidden_layers=1),
+        "drafter_projector": projector(seed),
+        "drafter_head": head(seed),
+    }
+
+
+def pipeline(seed: int = 0, **more) -> NextStepPipeline:
     tokenizer = Qwen2TokenizerFast.from_pretrained(FIXTURES / "v1.1")
-    pipe = NextStepPipeline(model(seed), projector, head(seed), vae(seed), tokenizer, image_size=16)
+    pipe = NextStepPipeline(model(seed), projector(seed), head(seed), vae(seed), tokenizer, image_size=16, **more)
     pipe.generation_config.update(num_diffusion_steps=STEPS, guidance_scale=2.0)
     pipe.set_progress_bar_config(disable=True)
     return pipe
