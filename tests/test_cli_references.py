@@ -9,6 +9,7 @@ from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.nextstep import tiny as tiny_nextstep
 
 from arimage import cli
 
@@ -17,6 +18,7 @@ from arimage import cli
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     tiny_emu35.pipeline().save_pretrained(root / "reads")
+    tiny_nextstep.pipeline().save_pretrained(root / "latents")
     tiny_llamagen.text_pipeline(4).save_pretrained(root / "text")
     return root
 
@@ -51,6 +53,15 @@ def expected(**arguments):
 def test_images_without_a_mask_are_references(generate):
     found = generate("reads", "--image", "0.png", "--image", "1.png")
     np.testing.assert_array_equal(found, expected(image=REFERENCES))
+
+
+def test_continuous_tokens_read_one_image(generate):
+    found = generate("latents", "--image", "0.png", "--height", 16, "--width", 24)
+    pipe = tiny_nextstep.pipeline()
+    [image] = pipe("make it blue", image=REFERENCES[0], height=16, width=24, generator=seeded(0)).images
+    np.testing.assert_array_equal(found, np.asarray(image))
+    assert "reads 1 reference images, not 2" in generate("latents", "--image", "0.png", "--image", "1.png")
+    assert "mask_image" in generate("latents", "--image", "0.png", "--mask-image", "1.png")
 
 
 def test_with_a_mask_the_first_image_is_edited(generate):

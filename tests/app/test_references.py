@@ -2,6 +2,7 @@
 
 import base64
 import io
+from contextlib import closing
 
 import numpy as np
 import openai
@@ -12,6 +13,7 @@ from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.nextstep import tiny as tiny_nextstep
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request, image_seeds
@@ -70,6 +72,24 @@ def test_requests_with_other_references_run_together(engine, pipe):
     for ticket, references in zip(tickets, asked, strict=True):
         given = {"image": list(references)} if references else {}
         assert same(ticket.result(60).images[0], expected(pipe, 7, **given, **size)[0])
+
+
+def test_continuous_tokens_read_a_reference():
+    pipe = tiny_nextstep.pipeline()
+    # Edits have a row more than the others.
+    pipe.image_guidance_scale = 1.5
+    asked = [(WIDE,), (), (TALL,), (WIDE,)]
+    with closing(Engine({"reads": pipe})) as engine:
+        requests = [
+            Request("reads", prompt="make it blue", seed=i, references=r, decoding="sjd-coupled:window=4")
+            for i, r in enumerate(asked)
+        ]
+        for i, ticket in enumerate([engine.submit(request) for request in requests]):
+            given = {"image": asked[i][0], "height": 16, "width": 16} if asked[i] else {}
+            alone = expected(pipe, i, decoding="sjd-coupled:window=4", **given)
+            assert same(ticket.result(60).images[0], alone[0])
+        with pytest.raises(Refused, match="1 reference"):
+            engine.submit(Request("reads", prompt="a", references=(WIDE, TALL)))
 
 
 def test_a_mask_and_references_go_together(engine, pipe):

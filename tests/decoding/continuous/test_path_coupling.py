@@ -28,7 +28,12 @@ DECODINGS = {
     **{f"drafter-{window}": PathSpeculativeDecoding(window) for window in (1, 3)},
 }
 GUIDED = {"guidance_scale": 2.0, "temperature": 0.7}
-SETTINGS = [{"temperature": 0.7}, {"guidance_scale": 2.0}, {"guidance_scale": 2.0, "guidance_schedule": "constant"}]
+SETTINGS = [
+    {"temperature": 0.7},
+    {"guidance_scale": 2.0},
+    {"guidance_scale": 2.0, "guidance_schedule": "constant"},
+    {"guidance_scale": 2.0, "guidance_schedule": "falling"},
+]
 by_settings = pytest.mark.parametrize("settings", [{}, GUIDED], ids=["plain", "guided"])
 by_more_settings = pytest.mark.parametrize("settings", [{}, GUIDED, *SETTINGS], ids=str)
 by_decoding = pytest.mark.parametrize("decoding", DECODINGS.values(), ids=DECODINGS)
@@ -215,3 +220,21 @@ def test_tokens_that_are_not_finite_are_an_error():
     for decoding in DECODINGS.values():
         with pytest.raises(ValueError, match="not finite"):
             generate(model_of({}, offsets=((torch.inf,),)), decoding, {}, torch.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scales"),
+    [
+        ("linear", [1, 1.5, 2, 2.5]),
+        ("half-linear", [1.5, 1.5, 2, 2.5]),
+        ("falling", [3, 2.5, 2, 1.5]),
+        ("constant", [3, 3, 3, 3]),
+    ],
+)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_guidance_follows_its_schedule(schedule, scales, stacked):
+    sampling = LatentSampling(3.0, guidance_schedule=schedule)
+    if stacked:
+        sampling = LatentSampling.stack([sampling, sampling.replaced(guidance_scale=1.0)], "cpu")
+    found = sampling.guidance_at(torch.arange(4).expand(2, -1) / 4)
+    assert found[0].tolist() == scales and found[1].tolist() == ([1] * 4 if stacked else scales)

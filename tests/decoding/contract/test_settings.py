@@ -90,7 +90,7 @@ VALUES = {
     "tree": ["static"],
     "groups": [4, (4,), (1, 3)],
     "schedule": ["cosine"],
-    "guidance_schedule": ["constant"],
+    "guidance_schedule": ["constant", "falling", "half-linear"],
     "attention": ["causal"],
     "more_smooth": [True],
     "guided_scales": [1, 3],
