@@ -23,7 +23,8 @@ from arimage.pipelines.nextstep.flow import STEPS, flow_steps
 
 
 MODEL = "emoji-latent-llama"
-DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=64")
+DECODINGS = ["ar", "sjd-coupled:window=16", "sjd-coupled:window=64"]
+GUIDANCE, COUNTS = [1.0, 3.0, 7.5], [0, 14]
 
 
 class FlowModel(LatentLlamaModel):
@@ -52,8 +53,8 @@ class FlowModel(LatentLlamaModel):
 def main(
     prompts: Annotated[Path, typer.Option(help="A file of prompts, as for `arimage eval generate`.")],
     decoding: Annotated[list[str], typer.Option(help="Decodings, with settings.")] = DECODINGS,
-    guidance: Annotated[list[float], typer.Option(help="Guidance scales.")] = (1.0, 3.0, 7.5),
-    steps: Annotated[list[int], typer.Option(help="Denoising steps; 0: those of the sampler.")] = (0, 14),
+    guidance: Annotated[list[float], typer.Option(help="Guidance scales.")] = GUIDANCE,
+    steps: Annotated[list[int], typer.Option(help="Denoising steps; 0: those of the sampler.")] = COUNTS,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:

@@ -330,10 +330,11 @@ class NextStepPipeline(ARImagePipeline):
         if references and common.get("height") is common.get("width") is None:
             common["width"], common["height"] = common_size([[one] for one in references])
         call = self.begin_call(len(texts), num_diffusion_steps=num_diffusion_steps, **common)
-        call.sampling = _scheduled(call.sampling, chosen)
+        assert isinstance(call.sampling, LatentSampling)
+        call.sampling = sampling = _scheduled(call.sampling, chosen)
         rows = [texts]
         if references and call.guided and image_scale > 1:
-            if call.sampling.guidance_schedule != "constant":
+            if sampling.guidance_schedule != "constant":
                 raise ValueError(
                     f"image_guidance_scale is {image_scale}, which needs constant guidance: give 1, or "
                     'guidance_schedule="constant"'

@@ -25,10 +25,12 @@ def shrink(name: str, image: Image.Image, side: int, multiple: int) -> Image.Ima
         ValueError: if it is very long; it begins with `name`.
     """
     factor = min(1.0, side / math.sqrt(image.width * image.height))
-    size = tuple(max(round(length * factor / multiple), 1) * multiple for length in image.size)
-    if max(size) > 4 * side:
+    width, height = (max(round(length * factor / multiple), 1) * multiple for length in image.size)
+    if max(width, height) > 4 * side:
         raise ValueError(f"{name} has {image.width}x{image.height} pixels: crop it, so that it is not as long")
-    return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+    if (width, height) == image.size:
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 class NextStepPrompts:
@@ -50,10 +52,12 @@ class NextStepPrompts:
         Raises:
             ValueError: if the text has several places for it, or a placeholder of its own.
         """
-        if PLACEHOLDER in text or text.count(REFERENCE) > 1:
+        if PLACEHOLDER in text:
+            raise ValueError(f"a prompt contains {PLACEHOLDER!r}, a special token of the model: leave it out")
+        if text.count(REFERENCE) > 1:
             raise ValueError(
-                f"a prompt with a reference image holds {PLACEHOLDER!r}, or {REFERENCE!r} several times: write "
-                f"{REFERENCE!r} once, where the image is, or leave it out"
+                f"a prompt says {REFERENCE!r} {text.count(REFERENCE)} times: write it once, where the reference image "
+                "is, or leave it out"
             )
         rows, columns = grid
         image = f"{IMAGE_AREA}{rows}*{columns}{BEGIN_OF_IMAGE}{PLACEHOLDER * (rows * columns)}{END_OF_IMAGE}"

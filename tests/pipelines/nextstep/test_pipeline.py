@@ -92,8 +92,8 @@ def test_an_edit_has_the_size_of_its_reference(pipe):
 
 def test_odd_edits_are_refused(pipe):
     for prompt, given, message in (
-        ("<image> or <image>", {}, "several times: write '<image>' once"),
-        ("a <|image_placeholder|>", {}, "a prompt with a reference image holds '<|image_placeholder|>'"),
+        ("<image> or <image>", {}, "says '<image>' 2 times: write it once"),
+        ("a <|image_placeholder|>", {}, "'<|image_placeholder|>', a special token of the model"),
         ("a", {"image": [[picture(), picture()]]}, "holds 2 references for a prompt: this model takes at most 1"),
         ("a", {"image_guidance_scale": math.inf}, "image_guidance_scale is inf: give a number"),
         ("a", {"image_guidance_scale": 2.0, "guidance_schedule": "linear"}, "which needs constant guidance"),
