@@ -22,7 +22,8 @@ Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e9)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1e9)]
 Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
-# How a network is trained: a learning rate, the decay of a moving average, and the images of a step.
+# How a network is trained: its steps, a learning rate, the decay of a moving average, and the images of a step.
+Steps = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 Rate = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=10)]
 Decay = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=2**16)]

@@ -17,7 +17,7 @@ from ..options import (
     panels,
     prompt_lines,
 )
-from ..schema import Number, check
+from ..schema import Count, Number, Pixels, check
 
 
 train_app = typer.Typer(
@@ -300,6 +300,124 @@ def lora(
             typer.echo(f"warning: {warning}", err=True)
         train_lora(task, out, report_every)
     typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")
+
+
+@train_app.command("tokens")
+@panels(data="split image_column caption_column label_column classes limit", tokens="model size views shard_size out")
+def tokens(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Folder with one folder of images per class, or with images and a metadata.jsonl; folder or pattern "
+            "of .parquet or webdataset .tar files; or a data set of the Hugging Face Hub."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(callback=check_out, help="Folder of the tokens.")],
+    model: Annotated[str, typer.Option(help="Model whose image tokenizer encodes: a name or a folder.")] = PACKAGED,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels. Default: the model's.")] = None,
+    views: Annotated[
+        Literal["centre", "centre-flip", "ten-crop"],
+        typer.Option(help="The middle of an image, also mirrored, or ten crops, as LlamaGen takes them."),
+    ] = "centre",
+    split: Annotated[str, typer.Option(help="Split of a data set of the Hub.")] = "train",
+    image_column: Annotated[str | None, typer.Option("--image", help="Column of the images.")] = None,
+    caption_column: Annotated[str | None, typer.Option("--caption", help="Column of the captions.")] = None,
+    label_column: Annotated[str | None, typer.Option("--label", help="Column of the classes.")] = None,
+    classes: Annotated[Path | None, typer.Option(help="File with the name of each class on a line.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Encode only so many images.")] = None,
+    shard_size: Annotated[int, typer.Option(help="Images per file.")] = 1024,
+    batch_size: Annotated[int, typer.Option(help="Views that are encoded at a time.")] = 32,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Encode the images of a data set once, for `arimage train model`. Run it again to go on."""
+    from .losses import losses_of
+    from .tokens.cache import encode_tokens
+    from .tokens.sources import open_source
+
+    for name, value in (("--limit", limit), ("--shard-size", shard_size), ("--batch-size", batch_size)):
+        check(Count | None, value, name)
+    names = None if classes is None else prompt_lines("--classes", classes)
+    columns = {"image": image_column, "caption": caption_column, "label": label_column}
+    source = open_source(data, split=split, classes=names, **columns)
+    pipe = load_pipeline(model, device, dtype)
+    trained = pipe.image_sizes[0][0]
+    example = "0" if pipe.num_classes is not None else "an image"
+    index = encode_tokens(
+        source,
+        pipe,
+        losses_of(pipe, example),
+        out,
+        model=model,
+        size=trained if size is None else check(Pixels, size, "--size"),
+        views=views,
+        shard_size=shard_size,
+        batch_size=batch_size,
+        limit=limit,
+    )
+    images = sum(shard.count for shard in index.shards)
+    of = f", {index.num_classes} classes" if index.labelled else ""
+    typer.echo(f"{out}: {images} images{of}, {index.shape[0]} tokens each, in {len(index.shards)} files")
+
+
+@train_app.command("model")
+@panels(
+    data="tokens heldout",
+    training="recipe start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
+    reports="out report_every dry_run",
+)
+def train_model(
+    tokens: Annotated[Path, typer.Option(help="Folder of `arimage train tokens`.")],
+    out: Out,
+    recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")],
+    heldout: Annotated[
+        Path | None, typer.Option(help="The same for held-out images. Default: the first ones of --tokens.")
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(help="Trained model to begin with, a name or a folder. Default: random weights."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. Default: the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--lr", help="Highest learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per process and step.")] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="Train an adapter of this rank, not the whole model.")] = None,
+    lora_targets: Annotated[
+        Literal["attention", "all"] | None, typer.Option(help="What an adapter changes: the attention, or all.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that prepare batches.")] = None,
+    report_every: Annotated[float, typer.Option(help="Seconds between reports.")] = 900.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the training needs, and do not begin.")
+    ] = False,
+    compile: Compile = False,
+    device: Device = None,
+) -> None:
+    """Train a model of classes or captions on tokens, from random weights or from a trained model; OUT/model is the
+    pipeline, OUT/adapter an adapter.
+
+    Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...
+    """
+    from ..auto import AutoPipeline
+    from .processes import join_processes
+    from .resuming import alone_in
+    from .tokens.cache import TokenCache
+    from .tokens.recipe import begin_training, load_token_recipe, plan_of, token_settings
+
+    table = load_token_recipe(recipe)
+    check(Number, report_every, "--report-every")
+    given = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "workers": workers}
+    settings = token_settings(table, **given, lora_rank=lora_rank, lora_targets=lora_targets)
+    if dry_run:
+        cache = TokenCache(tokens)
+        plan = plan_of(table, settings, cache, AutoPipeline.from_pretrained(cache.index.about["model"]))
+        for name, value in plan.items():
+            typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.2f}")
+        return
+    join_processes()
+    with alone_in(out):
+        task = begin_training(table, settings, tokens, heldout, start_from, choose_device(device), compile=compile)
+        task.fit(out, report_every)
+    typer.echo(f"{out / ('adapter' if settings.lora_rank else 'model')}")
 
 
 @train_app.command("all")

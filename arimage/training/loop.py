@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
 from ..eval.runs.files import remove_leftovers, write_whole
-from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Text
+from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Steps, Text
 from .muon import Muon
 from .processes import any_process, average, processes
 from .resuming import alone_in, check_resumed
@@ -30,18 +30,22 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to a twentieth of `learning_rate`; both begin again at each of
-    `restarts`, a step and its learning rate. `ema_decay` is the decay of the averaged weights.
+    """AdamW with a linear warm-up, and then a `schedule` that ends at the share `final_share` of `learning_rate`; both
+    begin again at each of `restarts`, a step and its learning rate. A step adds the gradients of `accumulate` batches.
+    `ema_decay` is the decay of the averaged weights.
 
     Matrices whose names begin like one of `muon` are updated by Muon (https://kellerjordan.github.io/posts/muon/),
     scaled so that learning rate and weight decay mean what they mean to AdamW.
     """
 
-    steps: Count
+    steps: Steps
     learning_rate: Rate
     weight_decay: Share = 0.05
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     warmup_steps: Count = 50
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    final_share: Share = 0.05
+    accumulate: Count = 1
     restarts: tuple[tuple[Count, Rate], ...] = ()
     gradient_clip: Positive = 1.0
     ema_decay: Share = 0.999
@@ -63,7 +67,8 @@ class OptimizerSettings:
                 break
         warmup = min(1.0, (step - start + 1) / min(self.warmup_steps, end - start))
         progress = min(1.0, (step - start) / (end - start))
-        return highest * warmup * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        left = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
+        return highest * warmup * (self.final_share + (1 - self.final_share) * left[self.schedule])
 
 
 class Task(Protocol):
@@ -71,7 +76,8 @@ class Task(Protocol):
     kept."""
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss of the batch of `step`, which depends on nothing but the step, and figures for the log."""
+        """The loss of the batch of `step`, which depends on nothing but the step, and figures for the log. Where steps
+        accumulate gradients, these are their parts, which are counted through."""
         ...
 
     def report(self, step: int, out: Path) -> dict[str, float]:
@@ -360,8 +366,9 @@ def fit(
                 # The random numbers of a step must not depend on an interruption before it.
                 torch.manual_seed(step)
                 with enough_memory():
-                    loss, figures = task.loss(step)
-                    loss.backward()
+                    for part in range(settings.accumulate):
+                        loss, figures = task.loss(step * settings.accumulate + part)
+                        (loss / settings.accumulate).backward()
                     weights.step(step)
                 progress.update()
                 if (step + 1) % log_every == 0:

@@ -14,8 +14,8 @@ from ...eval.runs.generate import progress_bar
 from ...eval.runs.manifest import image_seed
 from ...pipelines.base import ARPipeline
 from ..loop import CHECKPOINT
+from ..losses import condition_of
 from ..resuming import check_metadata, digest, of_pipeline, to_metadata
-from .losses import condition_of
 
 
 # Pictures per call.
@@ -41,8 +41,11 @@ def generate_prior(
     a later run with the same model, captions, settings, seed and decoding takes them and generates the rest.
 
     Raises:
-        ValueError: if `file` is damaged, or a run was trained with the pictures of another model or other settings.
+        ValueError: if `file` is damaged, a run was trained with the pictures of another model or other settings, or
+            the tokens are continuous: outputs are rounded to what the image tokenizer decodes.
     """
+    if pipe.abilities.kind == "causal_latents":
+        raise ValueError("this model does not make its own prior pictures: give pictures as --prior")
     about = {
         **of_pipeline(pipe),
         "captions": digest(captions),

@@ -20,10 +20,10 @@ from ...pipelines.base import ARPipeline
 from ...schema import Batch, Count, Positive, Rate, Seed, Share, Width, checked
 from ..data import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
+from ..losses import condition_of, losses_of
 from ..processes import batch_generator
 from ..resuming import of_data, of_pipeline, of_settings
 from .generated import Generated
-from .losses import condition_of, losses_of
 from .pairs import Pairs
 
 

@@ -1,21 +1,24 @@
-"""The loss of an adapter on the tokens of pictures, with the family's own teacher-forced logits."""
+"""The loss of a model on the tokens of images, with the family's own teacher-forced predictions."""
 
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from ...decoding.contract.orders import order_of
-from ...models.language_model import LanguageTokenModel
-from ...pipelines.base import ARPipeline
-from ...pipelines.kinds.class_or_text import ClassOrTextPipeline
+from ..decoding.contract.orders import order_of
+from ..models.denoising_head import diffusion_tables
+from ..models.language_model import LanguageTokenModel
+from ..pipelines.base import ARPipeline
+from ..pipelines.kinds.class_or_text import ClassOrTextPipeline
+from ..pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
+from ..pipelines.latent_llama.transformer_latent_llama import velocity
 
 
 class Losses(Protocol):
     """Cross-entropy of the tokens of pictures under a model, differentiable."""
 
     def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
-        """The tokens [B, N] of pixels [B, 3, H, W] in [-1, 1]."""
+        """The tokens [B, N], or continuous ones [B, N, D], of pixels [B, 3, H, W] in [-1, 1]."""
         ...
 
     def __call__(
@@ -38,6 +41,10 @@ def condition_of(pipe: ARPipeline, captions: list[str]) -> dict:
     return {"class_labels": [int(text) if text.isdigit() else text for text in captions]}
 
 
+# Conditions that are kept: those of all classes, or of some captions.
+KEPT = 4096
+
+
 class PrefixLosses:
     """Of transformers that read a class or a text as a prefix: in raster order, or in a new random order per image."""
 
@@ -54,7 +61,9 @@ class PrefixLosses:
         return self.pipe.encode_prefix(given.get("prompt"), given.get("class_labels"), None, None)
 
     def conditions(self, captions: list[str]) -> dict[str, torch.Tensor]:
-        """The conditions of captions. Each caption is encoded once."""
+        """The conditions of captions. What was encoded is kept for a while."""
+        if len(self._conditions) > KEPT:
+            self._conditions.clear()
         new = [text for text in dict.fromkeys(captions) if text not in self._conditions]
         if new:
             encoded = self._encode(new)
@@ -99,6 +108,29 @@ class ScaleLosses(PrefixLosses):
         return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
 
 
+class LatentLosses(PrefixLosses):
+    """Of continuous tokens in raster order: the squared errors of the velocity that the denoising head predicts, each
+    at a random step of the diffusion."""
+
+    pipe: LatentLlamaPipeline
+
+    def __init__(self, pipe: LatentLlamaPipeline):
+        super().__init__(pipe)
+        self._kept = torch.tensor(diffusion_tables(pipe.transformer.config.num_train_timesteps).alphas_cumprod)
+
+    def tokens(self, pixels: torch.Tensor) -> torch.FloatTensor:
+        return self.pipe.to_tokens(self.pipe.vq.encode_latents(pixels))
+
+    def __call__(self, captions, tokens, unconditional, count, generator):
+        condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}
+        conditions = self.pipe.transformer.predict(tokens, **condition)
+        timesteps = torch.randint(len(self._kept), tokens.shape[:2], generator=generator)
+        noise = torch.randn(tokens.shape, generator=generator).to(tokens)
+        noisy, expected = velocity(tokens, noise, self._kept[timesteps].to(tokens)[..., None])
+        predicted = self.pipe.transformer.denoising_head(noisy, timesteps.to(tokens.device), conditions)
+        return F.mse_loss(predicted, expected, reduction="none").mean(-1)
+
+
 class LanguageLosses:
     """Of language models: prompt and image in one forward pass. Without a condition the prompt is the family's own
     unconditional one."""
@@ -124,6 +156,8 @@ def losses_of(pipe: ARPipeline, caption: str) -> Losses:
         ValueError: if the family cannot be trained here, or the caption is not one of its classes.
     """
     kind, videos = pipe.abilities.kind, pipe.abilities.generates_video
+    if isinstance(pipe, LatentLlamaPipeline):
+        return LatentLosses(pipe)
     if kind == "scales" and isinstance(pipe, ClassOrTextPipeline):
         return ScaleLosses(pipe)
     if kind == "tokens" and isinstance(pipe, ClassOrTextPipeline):
@@ -134,6 +168,6 @@ def losses_of(pipe: ARPipeline, caption: str) -> Losses:
         if isinstance(model, LanguageTokenModel) and model.trainable:
             return LanguageLosses(pipe)
     raise ValueError(
-        f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, Janus, "
-        "Emu3, Lumina-mGPT or Anole"
+        f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, "
+        "latent Llama, Janus, Emu3, Lumina-mGPT or Anole"
     )

@@ -1,0 +1,62 @@
+"""Batches of a token cache, prepared in processes of their own while a step is computed."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..processes import processes
+from .cache import TokenCache
+
+
+# Batches that each process prepares ahead.
+AHEAD = 4
+
+
+class TokenBatch(NamedTuple):
+    """Tokens [B, ...] with the captions of their images, or the ids of their classes in digits, and which images are
+    learned without them, bool [B]."""
+
+    tokens: torch.Tensor
+    captions: list[str]
+    dropped: torch.BoolTensor
+
+
+class TokenBatches(Dataset):
+    """The batch of every step: each image once per epoch in a new order, in a random view. A batch depends on nothing
+    but the step, and processes that train together take parts of the one that a single process would take."""
+
+    def __init__(self, cache: TokenCache, batch_size: int, dropout: float, seed: int):
+        self.cache, self.batch_size, self.dropout, self.seed = cache, batch_size, dropout, seed
+        self.rank, self.count = processes()
+        self._order: tuple[int, torch.Tensor] | None = None
+
+    def __getitem__(self, step: int) -> TokenBatch:
+        total, every = len(self.cache), self.batch_size * self.count
+        part = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+        places = range(step * every, (step + 1) * every)[part]
+        images = [int(self._epoch(place // total)[place % total]) for place in places]
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        views = torch.randint(self.cache.views, (every,), generator=generator)[part]
+        dropped = torch.rand(every, generator=generator)[part] < self.dropout
+        return TokenBatch(*self.cache.read(images, views.tolist()), dropped)
+
+    def _epoch(self, epoch: int) -> torch.Tensor:
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(self.seed + epoch * 7919)
+            order = torch.randperm(len(self.cache), generator=generator)
+            self._order = epoch, order.to(torch.int32)
+        return self._order[1]
+
+    def from_step(self, start: int, steps: int, workers: int) -> Iterator[TokenBatch]:
+        """The batches from the step `start` on, prepared by `workers` processes, or by this one if 0."""
+        return iter(
+            DataLoader(
+                self,
+                batch_size=None,
+                sampler=range(start, steps),
+                num_workers=workers,
+                prefetch_factor=AHEAD if workers else None,
+            )
+        )

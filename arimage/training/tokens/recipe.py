@@ -1,0 +1,218 @@
+"""Recipes for training on a cache of tokens: a TOML file says which pipeline is trained, and how."""
+
+import inspect
+import math
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from torch import nn
+
+from ...auto import AutoPipeline
+from ...families import PIPELINES
+from ...media.texts import read_text
+from ...pipelines.base import ARPipeline
+from ...schema import Text, check
+from ..loop import OptimizerSettings
+from ..losses import losses_of
+from ..processes import processes
+from ..tables import GenerationTable, Table, new_model
+from .cache import TokenCache
+from .task import TokenSettings, TokenTask
+
+
+RECIPES = Path(__file__).parent / "recipes"
+# What the arguments of a transformer have in common with those of the model whose image tokenizer made the tokens.
+OF_TOKENS = ("vocab_size", "grid_size", "scales", "codebook_dim", "token_dim", "patch_size")
+
+
+class TokenRecipe(Table):
+    """A recipe.
+
+    Attributes:
+        pipeline: the name of the pipeline's class.
+        model: the arguments of its transformer, without those that follow from the tokens and their captions.
+        optimizer: how it is trained.
+        training: the fields of `TokenSettings` besides the optimizer.
+        generation: the defaults of the trained pipeline.
+    """
+
+    pipeline: Text
+    model: dict[str, Any] = {}
+    optimizer: OptimizerSettings
+    training: dict[str, Any] = {}
+    generation: GenerationTable | None = None
+
+
+def token_recipes() -> dict[str, Path]:
+    """The recipes of this package, by their names."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
+
+
+def load_token_recipe(name_or_path: str) -> TokenRecipe:
+    """A recipe of this package by its name, or of a TOML file.
+
+    Raises:
+        ValueError: if there is none, or a setting is wrong.
+    """
+    path = token_recipes().get(name_or_path, Path(name_or_path))
+    if not path.is_file():
+        raise ValueError(f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(token_recipes())}")
+    try:
+        content = tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML ({error}): correct the recipe") from error
+    recipe = check(TokenRecipe, content, path)
+    if recipe.pipeline not in PIPELINES:
+        raise ValueError(f"{path}: pipeline is {recipe.pipeline!r}: give one of {', '.join(PIPELINES)}")
+    return recipe
+
+
+def token_settings(recipe: TokenRecipe, **given: Any) -> TokenSettings:
+    """The settings of a recipe; those that are `given`, not None, replace its own.
+
+    Raises:
+        ValueError: if one is wrong.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    optimizer = {name: given.pop(name) for name in ("steps", "learning_rate") if name in given}
+    changed = check(OptimizerSettings, vars(recipe.optimizer) | optimizer, "the settings")
+    return check(TokenSettings, recipe.training | given | {"optimizer": changed}, "table [training]")
+
+
+def new_pipeline(recipe: TokenRecipe, cache: TokenCache, of_tokens: ARPipeline, *, fresh: bool = True) -> ARPipeline:
+    """The pipeline of a recipe with random weights, or with none (`fresh` is False). Its image tokenizer is that of
+    `of_tokens`, which made the tokens, and so is its text encoder if they have captions.
+
+    Raises:
+        ValueError: if the tokens do not fit the recipe, or one of its settings is wrong.
+    """
+    kind = getattr(import_module(f"arimage.{PIPELINES[recipe.pipeline]}"), recipe.pipeline)
+    network = get_type_hints(kind.__init__).get("transformer")
+    if network is None or not hasattr(network, "init_weights"):
+        raise ValueError(f"a {recipe.pipeline} is not trained from random weights: give --start-from and a model")
+    given, parts = _arguments(network, cache, of_tokens)
+    transformer = new_model(network, recipe.model, "model", **given)
+    if fresh:
+        transformer = network(**given, **recipe.model)
+        transformer.init_weights()
+    names = cache.index.classes
+    id2label = None if names is None or not cache.index.labelled else dict(enumerate(names))
+    pipe = kind(transformer=transformer, vq=of_tokens.components["vq"], **parts, id2label=id2label)
+    if recipe.generation is not None:
+        recipe.generation.give(pipe)
+    return pipe
+
+
+def _arguments(network: type, cache: TokenCache, of_tokens: ARPipeline) -> tuple[dict, dict]:
+    """The arguments of a transformer that follow from tokens and captions, and the text parts of its pipeline."""
+    source = of_tokens.components["transformer"].config
+    known = inspect.signature(network).parameters.keys()
+    given = {name: source[name] for name in OF_TOKENS if name in known and source.get(name) is not None}
+    if "grid_size" in given:
+        given["grid_size"] = math.isqrt(cache.index.shape[0])
+    if cache.index.labelled:
+        return given | {"conditioning": "class", "num_classes": cache.index.num_classes}, {}
+    encoder = of_tokens.components.get("text_encoder")
+    if encoder is None:
+        raise ValueError(
+            f"the tokens have captions, and {cache.index.about['model']} has no text encoder: make them with a model "
+            "that has one"
+        )
+    text = {"caption_dim": encoder.config.d_model, "num_condition_tokens": source.num_condition_tokens}
+    parts = {"tokenizer": of_tokens.components["tokenizer"], "text_encoder": encoder}
+    return given | {"conditioning": "text", **text}, parts
+
+
+def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
+    """A trained pipeline for the classes of a cache. If they are not as many as its own, their embeddings are new, all
+    other weights are kept, and so are image tokenizer and upscaler.
+
+    Raises:
+        ValueError: if it generates from text and the tokens have classes, or the other way round.
+    """
+    if (pipe.num_classes is not None) != cache.index.labelled:
+        has, needs = ("classes", "captions") if cache.index.labelled else ("captions", "classes")
+        raise ValueError(f"the tokens have {has}, and the model to start from needs {needs}: give another one")
+    if not cache.index.labelled:
+        return pipe
+    transformer, count, parts = pipe.components["transformer"], cache.index.num_classes, dict(pipe.components)
+    if pipe.num_classes != count:
+        changed = type(transformer).from_config({**transformer.config, "num_classes": count})
+        changed.init_weights()
+        ours, theirs = changed.state_dict(), transformer.state_dict()
+        changed.load_state_dict(ours | {key: theirs[key] for key in ours if theirs[key].shape == ours[key].shape})
+        parts = {"transformer": changed} | {name: parts[name] for name in ("vq", "upscaler") if name in parts}
+    names = cache.index.classes
+    new = type(pipe)(**parts, id2label=None if names is None else dict(enumerate(names)))
+    new.generation_config, new.decoding = dict(pipe.generation_config), pipe.decoding
+    return new
+
+
+def begin_training(
+    recipe: TokenRecipe,
+    settings: TokenSettings,
+    tokens: Path,
+    heldout: Path | None,
+    start_from: str | None,
+    device: str,
+    *,
+    compile: bool = False,
+) -> TokenTask:
+    """The training of a recipe on the cache in the folder `tokens`, which is also the held-out one by default.
+
+    Args:
+        start_from: name or folder of a trained pipeline, whose weights and shape are taken.
+        compile: whether to compile the blocks of the transformer.
+
+    Raises:
+        ValueError: if the parts do not fit.
+    """
+    cache = TokenCache(tokens)
+    held = cache if heldout is None else TokenCache(heldout)
+    if held.index.about["vq"] != cache.index.about["vq"] or held.index.shape != cache.index.shape:
+        raise ValueError(f"{heldout} holds tokens of another image tokenizer or size than {tokens}: make them alike")
+    torch.manual_seed(settings.seed)
+    name = cache.index.about["model"]
+    if start_from is None:
+        if settings.lora_rank:
+            raise ValueError("lora_rank is above 0, which needs a trained model: give --start-from")
+        pipe = new_pipeline(recipe, cache, AutoPipeline.from_pretrained(name, dtype=torch.float32))
+    else:
+        pipe = AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
+        pipe = with_classes(pipe, cache)
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            part.requires_grad_(False)
+    if not settings.lora_rank:
+        pipe.components[pipe._lora_loadable_modules[0]].requires_grad_(True)
+    pipe.to(device)
+    if compile:
+        pipe.components[pipe._lora_loadable_modules[0]].compile_repeated_blocks()
+    _, captions = cache.read([0], [0])
+    return TokenTask(pipe, losses_of(pipe, captions[0]), cache, settings, heldout=held, base=start_from)
+
+
+def plan_of(recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, of_tokens: ARPipeline) -> dict[str, Any]:
+    """What a training from random weights needs: parameters, images, tokens, steps, epochs, FLOP and the bytes of the
+    weights and their optimizer. Activations come on top."""
+    pipe = new_pipeline(recipe, cache, of_tokens, fresh=False)
+    parameters = sum(weight.numel() for weight in pipe.components["transformer"].parameters())
+    optimizer = settings.optimizer
+    batch = settings.batch_size * optimizer.accumulate * processes()[1]
+    images = batch * optimizer.steps
+    tokens = images * cache.index.shape[0]
+    return {
+        "parameters": parameters,
+        "images": len(cache),
+        "tokens per image": cache.index.shape[0],
+        "images per step": batch,
+        "steps": optimizer.steps,
+        "epochs": images / len(cache),
+        # Forward and backward of every weight for every token.
+        "FLOP": 6 * parameters * tokens,
+        # Weights and gradients in 16 bits; masters, averages and the two moments of AdamW in float32.
+        "bytes": 20 * parameters,
+    }

@@ -1,0 +1,158 @@
+"""Images with captions or classes, read one after another by `datasets`: from folders, shards, and data sets of the
+Hugging Face Hub."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ...media.files import open_image, to_rgb
+from ...media.folders import IMAGE_SUFFIXES
+
+
+# Columns that are taken where none is named; the last ones are those of webdataset.
+IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp")
+CAPTIONS = ("caption", "text", "txt")
+LABELS = ("label", "cls")
+SHARDS = {".parquet": "parquet", ".tar": "webdataset", ".arrow": "arrow"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images with captions or classes.
+
+    Attributes:
+        rows: the `datasets.IterableDataset`.
+        name: what errors call it.
+        image, text: the columns of the images, and of their captions or classes.
+        classes: the names of the classes; None for captions, and for classes without names.
+        labelled: whether `text` holds classes.
+    """
+
+    rows: Any
+    name: str
+    image: str
+    text: str
+    classes: list[str] | None
+    labelled: bool
+
+    def read(self, start: int = 0) -> Iterator[tuple[str, Any, str]]:
+        """From row `start` on: what errors call the row, its encoded image, and its caption, or the id of its class
+        in digits.
+
+        Raises:
+            ValueError: if a row has no image, no caption or no class.
+        """
+        for number, row in enumerate(self.rows.skip(start), start + 1):
+            where = f"{self.name}, row {number}"
+            image, text = row[self.image], row[self.text]
+            if image is None or text is None:
+                raise ValueError(f"{where}, has no {self.image if image is None else self.text}: leave the row out")
+            yield where, image, self._class(where, text) if self.labelled else _caption(where, text)
+
+    def _class(self, where: str, label: Any) -> str:
+        if isinstance(label, str) and not label.isdigit():
+            if self.classes is None or label not in self.classes:
+                raise ValueError(f"{where}, has the class {label!r}: give a file of the names of the classes")
+            return str(self.classes.index(label))
+        number = int(label)
+        if number < 0 or (self.classes is not None and number >= len(self.classes)):
+            raise ValueError(f"{where}, has the class {number}: give ids from 0 to the last class")
+        return str(number)
+
+
+def _caption(where: str, text: Any) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{where}, has an empty caption: leave the row out")
+    return text.strip()
+
+
+def decode(where: str, image: Any) -> Image.Image:
+    """A row's image in mode RGB; see `to_rgb`.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    if isinstance(image, Image.Image):
+        return to_rgb(where, image)
+    if isinstance(image, dict):
+        image = image["path"] if image.get("bytes") is None else image["bytes"]
+    return to_rgb(where, open_image(where, io.BytesIO(image) if isinstance(image, bytes) else Path(image)))
+
+
+def open_source(
+    data: str,
+    *,
+    split: str = "train",
+    image: str | None = None,
+    caption: str | None = None,
+    label: str | None = None,
+    classes: list[str] | None = None,
+) -> Source:
+    """Open a data set without reading it.
+
+    Args:
+        data: a folder with one folder of images per class, or with images and a metadata.jsonl (`file_name`, and
+            `text` or another column); a folder or a pattern (`shards/*.tar`) of .parquet, .arrow or webdataset .tar
+            files; or the id of a data set of the Hugging Face Hub.
+        split: of a data set of the Hub.
+        image, caption, label: the columns; by default the first of `IMAGES`, and of `CAPTIONS` or `LABELS`.
+        classes: the names of the classes, where the data set does not have them.
+
+    Raises:
+        ValueError: if there is no such data set, or it lacks a column.
+    """
+    import datasets
+
+    if caption is not None and label is not None:
+        raise ValueError("caption and label are both given: images have captions or classes")
+    kind, files = _builder(data)
+    try:
+        if files is None:
+            rows = datasets.load_dataset(data, split=split, streaming=True)
+        else:
+            rows = datasets.load_dataset(kind, split="train", streaming=True, **files)
+        features = rows.features
+        columns = list(features or next(iter(rows)))
+    except StopIteration as error:
+        raise ValueError(f"{data} has no rows: give another data set") from error
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{data} cannot be opened ({reason}): give a folder, shards or a data set of the Hub"
+        ) from error
+    found = _column(data, columns, image, IMAGES, "image")
+    labelled = label is not None or (caption is None and not set(columns) & set(CAPTIONS))
+    named = _column(
+        data, columns, label or caption, LABELS if labelled else CAPTIONS, "label" if labelled else "caption"
+    )
+    if labelled and classes is None:
+        classes = getattr((features or {}).get(named), "names", None)
+    rows = rows.cast_column(found, datasets.Image(decode=False)).select_columns([found, named])
+    return Source(rows, data, found, named, classes, labelled)
+
+
+def _builder(data: str) -> tuple[str, dict[str, Any] | None]:
+    """The builder of `datasets` for a folder or a pattern of files and its arguments; None for a name."""
+    path = Path(data)
+    if path.is_dir():
+        for suffix, kind in SHARDS.items():
+            if any(path.glob(f"*{suffix}")):
+                return kind, {"data_files": str(path / f"*{suffix}")}
+        return "imagefolder", {"data_dir": data}
+    if path.suffix in SHARDS:
+        return SHARDS[path.suffix], {"data_files": data}
+    if path.exists() or data.count("/") > 1 or path.suffix in IMAGE_SUFFIXES:
+        raise ValueError(f"{data} is not a data set: give a folder, shards ({', '.join(SHARDS)}) or one of the Hub")
+    return "", None
+
+
+def _column(data: str, columns: list[str], given: str | None, usual: tuple[str, ...], option: str) -> str:
+    names = usual if given is None else (given,)
+    found = next((name for name in names if name in columns), None)
+    if found is None:
+        raise ValueError(f"{data} has the columns {', '.join(columns)}: name that of its {option}s with --{option}")
+    return found

@@ -1,0 +1,186 @@
+"""Training of a whole transformer, or of an adapter of it, on a cache of tokens."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
+from pydantic import Field
+from torch import nn
+
+from ...options import fast_dtype
+from ...pipelines.base import ARPipeline
+from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole
+from ..adapters.lora import ADAPTER, target_names
+from ..data import save_grid
+from ..loop import OptimizerSettings, fit
+from ..losses import Losses, condition_of
+from ..processes import batch_generator, processes
+from ..resuming import digest, of_settings
+from ..saving import replace_folder, save_float16
+from .batches import TokenBatch, TokenBatches
+from .cache import TokenCache
+
+
+# Held-out images of a report, and those that it shows.
+HELD_OUT, SHOWN = 512, 8
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """How a transformer is trained on tokens.
+
+    Attributes:
+        batch_size: images per process and step, or per part of a step, see `OptimizerSettings.accumulate`.
+        dropout: the share of images that are learned without their class or caption.
+        workers: processes that prepare batches.
+        lora_rank: rank of an adapter, which is trained in place of the whole transformer; 0 for none.
+        lora_alpha: the adapter is scaled by alpha / rank.
+        lora_targets: "attention", or "all" linear layers of the decoder.
+    """
+
+    optimizer: OptimizerSettings
+    batch_size: Batch = 32
+    dropout: Annotated[Share, Field(lt=1)] = 0.1
+    workers: Annotated[int, Field(strict=True, ge=0, le=256)] = 2
+    lora_rank: Whole = 0
+    lora_alpha: Positive = 16.0
+    lora_targets: Literal["attention", "all"] = "attention"
+    seed: Seed = 0
+    __pydantic_config__ = COMPLETE
+
+
+class TokenTask(nn.Module):
+    """Teaches the transformer of a pipeline the tokens of a cache, as `losses` measure them. With an adapter, only the
+    adapter's weights are trained and kept."""
+
+    def __init__(
+        self,
+        pipe: ARPipeline,
+        losses: Losses,
+        cache: TokenCache,
+        settings: TokenSettings,
+        *,
+        heldout: TokenCache,
+        base: str | None = None,
+    ):
+        super().__init__()
+        (self.key,) = pipe._lora_loadable_modules
+        network = pipe.components[self.key]
+        self.settings = settings
+        # Not modules: what is in it is neither trained nor part of a checkpoint.
+        self.frozen = SimpleNamespace(
+            pipe=pipe, losses=losses, network=network, heldout=heldout, base=base, batches=None, next=None
+        )
+        self.about = {
+            **of_settings(settings, "workers"),
+            "model": digest(network),
+            "tokens": cache.digest,
+            "heldout": heldout.digest,
+        }
+        if settings.lora_rank:
+            self._add_adapter(network)
+            self.weights = nn.ParameterList([one for one in network.parameters() if one.requires_grad])
+        else:
+            self.network = network
+        self.frozen.batches = TokenBatches(cache, settings.batch_size, settings.dropout, settings.seed)
+
+    def _add_adapter(self, network: nn.Module) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        settings = self.settings
+        torch.manual_seed(settings.seed)
+        names = target_names(network, settings.lora_targets)
+        config = LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules=names)
+        inject_adapter_in_model(config, network, ADAPTER)
+        network._hf_peft_config_loaded = True
+        network.eval()
+
+    def _batch(self, step: int) -> TokenBatch:
+        frozen, settings = self.frozen, self.settings
+        if frozen.next is None or frozen.next[0] != step:
+            last = settings.optimizer.steps * settings.optimizer.accumulate
+            frozen.next = step, frozen.batches.from_step(step, last, settings.workers)
+        batches: Iterator[TokenBatch] = frozen.next[1]
+        batch = next(batches)
+        frozen.next = step + 1, batches
+        return batch
+
+    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        tokens, captions, dropped = self._batch(step)
+        tokens = tokens.to(self.frozen.pipe._execution_device, non_blocking=True)
+        generator = batch_generator(self.settings.seed, step)
+        loss = self.frozen.losses(captions, tokens, dropped, tokens.shape[1], generator).mean()
+        return loss, {"loss": loss.detach()}
+
+    def report(self, step: int, out: Path) -> dict[str, float]:
+        heldout, size, found = self.frozen.heldout, self.settings.batch_size, []
+        for part in torch.arange(min(len(heldout), HELD_OUT)).split(size):
+            tokens, captions = heldout.read(part.tolist(), [0] * len(part))
+            tokens, kept = tokens.to(self.frozen.pipe._execution_device), torch.zeros(len(part), dtype=torch.bool)
+            generator = torch.Generator().manual_seed(self.settings.seed)
+            found.append(self.frozen.losses(captions, tokens, kept, tokens.shape[1], generator).flatten(1).mean(1))
+        self._save_samples(out / "samples.png")
+        return {"held-out loss": float(torch.cat(found).mean())}
+
+    def _save_samples(self, path: Path) -> None:
+        pipe, heldout = self.frozen.pipe, self.frozen.heldout
+        images = torch.linspace(0, len(heldout) - 1, min(SHOWN, len(heldout))).long().tolist()
+        _, captions = heldout.read(images, [0] * len(images))
+        pipe.set_progress_bar_config(disable=True)
+        shown = pipe(
+            **condition_of(pipe, captions),
+            generator=torch.Generator().manual_seed(self.settings.seed),
+            output_type="pt",
+        ).images.float()
+        side = min(shown.shape[-1], 256)
+        save_grid(F.interpolate(shown.cpu(), (side, side), mode="area"), path, columns=SHOWN)
+
+    def save(self, out: Path) -> None:
+        """Write OUT/model, the pipeline in float16, or OUT/adapter. Of processes that train together the first one
+        does."""
+        if processes()[0]:
+            return
+        if not self.settings.lora_rank:
+            save_float16(self.frozen.pipe, out / "model")
+            return
+        from peft import get_peft_model_state_dict
+
+        network, pipe = self.frozen.network, self.frozen.pipe
+        parts: dict[str, Any] = {
+            f"{self.key}_lora_layers": get_peft_model_state_dict(
+                network, adapter_name=ADAPTER, save_embedding_layers=False
+            ),
+            f"{self.key}_lora_adapter_metadata": network.peft_config[ADAPTER].to_dict(),
+        }
+        replace_folder(
+            out / "adapter",
+            lambda folder: type(pipe).save_lora_weights(
+                folder, weight_name=LORA_WEIGHT_NAME_SAFE, **parts, base=self.frozen.base, captions=[]
+            ),
+        )
+
+    def fit(self, out: Path, report_every_seconds: float = 900.0) -> None:
+        """Train, or resume, and leave the averaged weights in the pipeline; every report saves them."""
+        pipe, optimizer = self.frozen.pipe, self.settings.optimizer
+        if not self.settings.lora_rank:
+            nn.Module.to(self.frozen.network, dtype=fast_dtype(pipe._execution_device.type))
+        fit(
+            self,
+            optimizer,
+            out / "transformer",
+            report_every_seconds=report_every_seconds,
+            about=self.about,
+            on_report=lambda: self.save(out),
+        )
+        self.save(out)
+
+    def train(self, mode: bool = True) -> "TokenTask":
+        """Also after a report, which leaves an adapter without gradients."""
+        for weight in getattr(self, "weights", ()):
+            weight.requires_grad_(mode)
+        return super().train(mode)

@@ -1,0 +1,294 @@
+"""Data sets of every layout, and the cache of their tokens."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from pipelines.latent_llama import tiny as tiny_latents
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
+
+
+pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage.training.losses import losses_of  # noqa: E402
+from arimage.training.tokens import cache as caches  # noqa: E402
+from arimage.training.tokens.cache import INDEX, TokenCache, encode_tokens, read_index  # noqa: E402
+from arimage.training.tokens.sources import decode, open_source  # noqa: E402
+from arimage.training.tokens.views import centre_crop, views_of  # noqa: E402
+
+
+def picture(number=0, width=24, height=20, mode="RGB"):
+    levels = np.random.default_rng(number).integers(0, 256, (height, width, len(mode)), dtype=np.uint8)
+    return Image.fromarray(levels, mode)
+
+
+def encoded(number=0, **changes):
+    file = io.BytesIO()
+    picture(number, **changes).save(file, "PNG")
+    return file.getvalue()
+
+
+def class_folders(root, names=("ant", "bee", "cow"), count=3):
+    for number, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            picture(10 * number + i).save(root / name / f"{i}.png")
+    return root
+
+
+def rows_of(source):
+    return [(np.asarray(decode(where, image)).tobytes(), text) for where, image, text in source.read()]
+
+
+# Data sets
+
+
+def test_folders_of_classes(tmp_path):
+    source = open_source(str(class_folders(tmp_path / "data")))
+    assert source.labelled and source.classes == ["ant", "bee", "cow"]
+    found = rows_of(source)
+    assert [text for _, text in found] == ["0", "0", "0", "1", "1", "1", "2", "2", "2"]
+    assert found[4][0] == picture(11).tobytes()
+    assert [where for where, _, _ in source.read(7)] == [f"{tmp_path / 'data'}, row 8", f"{tmp_path / 'data'}, row 9"]
+
+
+def test_folders_with_metadata(tmp_path):
+    for i in range(2):
+        picture(i, mode="RGBA").save(tmp_path / f"{i}.png")
+    lines = [{"file_name": f"{i}.png", "text": f" caption {i}\n", "other": "x"} for i in (1, 0)]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = open_source(str(tmp_path))
+    assert not source.labelled and sorted(text for _, text in rows_of(source)) == ["caption 0", "caption 1"]
+    assert {text for _, text in rows_of(open_source(str(tmp_path), caption="other"))} == {"x"}
+
+
+def parquet(path, numbers, **columns):
+    images = [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers]
+    pq.write_table(pa.table({"image": images, **columns}), path)
+
+
+def test_parquet_shards_in_order(tmp_path):
+    for shard in range(3):
+        parquet(tmp_path / f"{shard}.parquet", [2 * shard, 2 * shard + 1], caption=[f"{shard}a", f"{shard}b"])
+    for data in (tmp_path, tmp_path / "*.parquet"):
+        found = rows_of(open_source(str(data)))
+        assert [text for _, text in found] == ["0a", "0b", "1a", "1b", "2a", "2b"]
+        assert [image for image, _ in found] == [picture(i).tobytes() for i in range(6)]
+    assert [text for _, text in rows_of(open_source(str(tmp_path / "1.parquet")))] == ["1a", "1b"]
+
+
+def test_webdataset_shards(tmp_path):
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for i in range(2):
+                for name, data in ((f"{i}.png", encoded(2 * shard + i)), (f"{i}.cls", str(3 * i).encode())):
+                    info = tarfile.TarInfo(f"{shard}{name}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    source = open_source(str(tmp_path))
+    found = rows_of(source)
+    assert source.labelled and source.classes is None and [text for _, text in found] == ["0", "3", "0", "3"]
+    assert [image for image, _ in found] == [picture(i).tobytes() for i in range(4)]
+
+
+def test_names_of_classes_may_be_given(tmp_path):
+    parquet(tmp_path / "a.parquet", [0, 1], species=["bee", "ant"])
+    given = {"label": "species", "classes": ["ant", "bee"]}
+    assert [text for _, text in rows_of(open_source(str(tmp_path), **given))] == ["1", "0"]
+    with pytest.raises(ValueError, match="row 1, has the class 'bee': give a file"):
+        rows_of(open_source(str(tmp_path), label="species"))
+    with pytest.raises(ValueError, match="row 1, has the class 'bee'"):
+        rows_of(open_source(str(tmp_path), label="species", classes=["ant"]))
+
+
+def test_odd_data_sets_are_refused(tmp_path):
+    parquet(tmp_path / "a.parquet", [0], caption=[" "], other=[None])
+    (tmp_path / "empty").mkdir()
+    picture().save(tmp_path / "one.png")
+    data = str(tmp_path / "a.parquet")
+    for given, message in (
+        (
+            {"data": data, "image": "photo"},
+            "has the columns image, caption, other: name that of its images with --image",
+        ),
+        ({"data": data, "label": "class"}, "name that of its labels with --label"),
+        ({"data": data, "label": "other", "caption": "caption"}, "caption and label are both given"),
+        ({"data": data}, "row 1, has an empty caption"),
+        ({"data": data, "caption": "other"}, "row 1, has no other: leave the row out"),
+        ({"data": str(tmp_path / "one.png")}, "is not a data set: give a folder"),
+        ({"data": str(tmp_path / "empty")}, "cannot be opened"),
+        ({"data": str(tmp_path / "absent.parquet")}, "cannot be opened"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rows_of(open_source(**given))
+    damaged = class_folders(tmp_path / "damaged")
+    (damaged / "ant" / "1.png").write_bytes(encoded()[:60])
+    with pytest.raises(ValueError, match="damaged, row 2"):
+        rows_of(open_source(str(tmp_path / "damaged")))
+
+
+# Views
+
+
+def test_views_are_crops_and_their_mirror_images():
+    image = picture(0, 60, 44)
+    middle = views_of(image, 16, "centre")
+    assert middle.shape == (1, 3, 16, 16) and middle.dtype == torch.uint8
+    both = views_of(image, 16, "centre-flip")
+    assert torch.equal(both[0], middle[0]) and torch.equal(both[1], middle[0].flip(2))
+    ten = views_of(image, 16, "ten-crop")
+    larger = torch.from_numpy(np.asarray(centre_crop(image, 17))).permute(2, 0, 1)
+    assert ten.shape == (10, 3, 16, 16) and torch.equal(ten[5:], ten[:5].flip(3))
+    assert torch.equal(ten[0], larger[:, :16, :16]) and torch.equal(ten[3], larger[:, 1:, 1:])
+    assert centre_crop(picture(0, 5, 3), 16).size == (16, 16)
+
+
+# The cache
+
+
+def encode(pipe, data, out, **settings):
+    source = open_source(str(data))
+    caption = "0" if source.labelled else "a cat"
+    settings = {"model": "tiny", "size": pipe.image_sizes[0][0], "shard_size": 4, "batch_size": 3, **settings}
+    return encode_tokens(source, pipe, losses_of(pipe, caption), out, **settings)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [tiny_llamagen.class_pipeline, lambda: tiny_var.pipeline("class"), tiny_latents.pipeline],
+    ids=["llamagen", "var", "latent-llama"],
+)
+def test_the_tokens_are_those_of_the_views(tmp_path, make):
+    pipe, data = make(), class_folders(tmp_path / "data")
+    index = encode(pipe, data, tmp_path / "tokens", views="centre-flip")
+    cache = TokenCache(tmp_path / "tokens")
+    assert len(cache) == 9 and index.num_classes == 3 and index.classes == ["ant", "bee", "cow"] and index.complete
+    assert [shard.count for shard in index.shards] == [4, 4, 1]
+    losses = losses_of(pipe, "0")
+    for image, number in ((0, 0), (5, 12), (8, 22)):
+        views = views_of(picture(number), pipe.image_sizes[0][0], "centre-flip").float() / 127.5 - 1
+        with torch.no_grad():
+            expected = losses.tokens(views)
+        for view in range(2):
+            tokens, texts = cache.read([image], [view])
+            assert texts == [str(number // 10)] and tokens.shape[1:] == index.shape
+            torch.testing.assert_close(tokens[0], expected[view].to(tokens), atol=2e-3, rtol=2e-3)
+    assert (tokens.dtype == torch.int64) == (not expected.is_floating_point())
+
+
+def test_captions_come_back(tmp_path):
+    texts = ["a cat", "naïve 東京", "x", "y " * 50, "z"]
+    parquet(tmp_path / "a.parquet", range(5), caption=texts)
+    pipe = tiny_llamagen.text_pipeline()
+    index = encode(pipe, tmp_path / "a.parquet", tmp_path / "tokens", shard_size=3)
+    assert not index.labelled and index.num_classes == 0
+    _, found = TokenCache(tmp_path / "tokens").read([4, 1, 3, 0, 2], [0] * 5)
+    assert found == [texts[i].strip() for i in (4, 1, 3, 0, 2)]
+
+
+def test_an_interrupted_encoding_goes_on(tmp_path, monkeypatch):
+    pipe, data = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data")
+    encode(pipe, data, tmp_path / "whole")
+    seen, plain = [], caches.decode
+
+    def stops(where, image):
+        seen.append(where)
+        if len(seen) == 7:
+            raise KeyboardInterrupt
+        return plain(where, image)
+
+    monkeypatch.setattr(caches, "decode", stops)
+    with pytest.raises(KeyboardInterrupt):
+        encode(pipe, data, tmp_path / "cut")
+    assert not read_index(tmp_path / "cut").complete
+    with pytest.raises(ValueError, match="is not finished: run `arimage train tokens` again"):
+        TokenCache(tmp_path / "cut")
+    seen[:] = ["again"] * 10
+    encode(pipe, data, tmp_path / "cut")
+    # The first shard was whole.
+    assert len(seen) == 10 + 5
+    assert TokenCache(tmp_path / "cut").digest == TokenCache(tmp_path / "whole").digest
+    monkeypatch.setattr(caches, "decode", None)
+    assert encode(pipe, data, tmp_path / "cut").complete
+
+
+def test_a_limit_is_kept(tmp_path):
+    pipe, data = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data")
+    encode(pipe, data, tmp_path / "tokens", limit=5)
+    assert len(TokenCache(tmp_path / "tokens")) == 5
+
+
+def test_other_settings_and_damage_are_refused(tmp_path):
+    pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
+    encode(pipe, data, out)
+    for given, name in (({"views": "ten-crop"}, "views"), ({"size": 32}, "image_size"), ({"model": "b"}, "model")):
+        with pytest.raises(ValueError, match=f"says {name} = "):
+            encode(pipe, data, out, **given)
+    with pytest.raises(ValueError, match="says vq = "):
+        encode(tiny_llamagen.class_pipeline(seed=1), data, out)
+    shard = out / "tokens-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match="tokens-00001.safetensors is missing or damaged"):
+        TokenCache(out)
+    index = json.loads((out / INDEX).read_text())
+    for changed, message in (
+        ({"shape": [0]}, "shape"),
+        ({"more": 1}, "more"),
+        ({"shards": [{"file": "x"}]}, "shards"),
+    ):
+        (out / INDEX).write_text(json.dumps(index | changed))
+        with pytest.raises(ValueError, match=message):
+            TokenCache(out)
+    with pytest.raises(ValueError, match=f"has no {INDEX}"):
+        TokenCache(tmp_path)
+
+
+# Sizes
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
+    import psutil
+
+    names = ["a", "b", "c"]
+    for shard in range(20):
+        parquet(
+            tmp_path / f"{shard:02d}.parquet", range(1000 * shard, 1000 * shard + 1000), species=names * 333 + ["a"]
+        )
+    pipe, sizes = tiny_llamagen.class_pipeline(), []
+    plain = caches.save_file
+
+    def measured(tensors, path):
+        sizes.append(psutil.Process().memory_info().rss)
+        plain(tensors, path)
+
+    monkeypatch.setattr(caches, "save_file", measured)
+    source = open_source(str(tmp_path), label="species", classes=names)
+    settings = {"model": "tiny", "size": 16, "shard_size": 1000, "batch_size": 250}
+    index = encode_tokens(source, pipe, losses_of(pipe, "0"), tmp_path / "tokens", **settings)
+    assert sum(shard.count for shard in index.shards) == 20_000 and len(sizes) == 20
+    print(f"{sizes[1] / 2**20:.0f} MB after 2,000 images, {sizes[-1] / 2**20:.0f} after 20,000")
+    assert max(sizes[2:]) < sizes[1] + 64 * 2**20
+    cache = TokenCache(tmp_path / "tokens")
+    before = psutil.Process().memory_info().rss
+    for first in range(0, 20_000, 500):
+        cache.read(list(range(first, first + 500)), [0] * 500)
+    assert psutil.Process().memory_info().rss < before + 64 * 2**20
+
+
+@pytest.mark.slow
+def test_a_thousand_folders_of_classes(tmp_path):
+    names = [f"n{number:08d}" for number in range(1000)]
+    class_folders(tmp_path / "data", names)
+    index = encode(tiny_llamagen.class_pipeline(), tmp_path / "data", tmp_path / "tokens", shard_size=1024)
+    cache = TokenCache(tmp_path / "tokens")
+    assert index.num_classes == 1000 and index.classes == names and len(cache) == 3000
+    assert cache.read([0, 1500, 2999], [0] * 3)[1] == ["0", "500", "999"]

@@ -1,0 +1,357 @@
+"""Training on a cache of tokens: batches, families, resuming, processes, fine-tuning and adapters."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pipelines.arpg import tiny as tiny_arpg
+from pipelines.latent_llama import tiny as tiny_latents
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
+from training.tokens.test_cache import class_folders, encode, parquet
+
+from arimage import AutoPipeline, cli
+
+
+pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage.training.tokens.batches import TokenBatches  # noqa: E402
+from arimage.training.tokens.cache import TokenCache  # noqa: E402
+from arimage.training.tokens.recipe import (  # noqa: E402
+    begin_training,
+    load_token_recipe,
+    new_pipeline,
+    plan_of,
+    token_recipes,
+    token_settings,
+)
+
+
+NARROW = {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 2}
+DECODER = {**NARROW, "intermediate_size": 48}
+FAMILIES = {
+    "LlamaGenPipeline": (tiny_llamagen.class_pipeline, DECODER),
+    "VARPipeline": (lambda: tiny_var.pipeline("class"), NARROW),
+    "ARPGPipeline": (tiny_arpg.pipeline, DECODER),
+    "LatentLlamaPipeline": (tiny_latents.pipeline, {**DECODER, "head_hidden_size": 16, "num_head_layers": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders of a tiny model of every family, and of the tokens of nine images that it made."""
+    root = tmp_path_factory.mktemp("made")
+    data = class_folders(root / "data")
+    for name, (make, _) in FAMILIES.items():
+        make().save_pretrained(root / name)
+        encode(make(), data, root / f"{name}-tokens", model=str(root / name))
+    return root
+
+
+def recipe(folder, pipeline="LlamaGenPipeline", model=None, training="", **optimizer):
+    model = FAMILIES[pipeline][1] if model is None else model
+    lines = [
+        f'pipeline = "{pipeline}"',
+        "[model]",
+        *(f"{name} = {json.dumps(value)}" for name, value in model.items()),
+    ]
+    optimizer = {"steps": 12, "learning_rate": 1e-2, "warmup_steps": 1, "ema_decay": 0.5, **optimizer}
+    lines += ["[optimizer]", *(f"{name} = {json.dumps(value)}" for name, value in optimizer.items())]
+    lines += ["[training]", "batch_size = 4", "workers = 0", training]
+    path = folder / "recipe.toml"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def train(path, tokens, out, *, heldout=None, start_from=None, **given):
+    table = load_token_recipe(path)
+    settings = token_settings(table, **given)
+    task = begin_training(table, settings, tokens, heldout, start_from, "cpu")
+    task.fit(out)
+    return task
+
+
+def losses_in(out):
+    rows = [json.loads(line) for line in (out / "transformer" / "log.jsonl").read_text().splitlines()]
+    return [row["held-out loss"] for row in rows if "held-out loss" in row]
+
+
+# Batches
+
+
+def test_an_epoch_has_every_image_once(made):
+    cache = TokenCache(made / "LlamaGenPipeline-tokens")
+    every, _ = cache.read(list(range(9)), [0] * 9)
+    rows = [tuple(row) for row in every.tolist()]
+    batches = TokenBatches(cache, 3, 0.0, seed=1)
+    orders = [
+        [rows.index(tuple(row)) for step in range(3 * epoch, 3 * epoch + 3) for row in batches[step].tokens.tolist()]
+        for epoch in range(2)
+    ]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(9)) and orders[0] != orders[1]
+
+
+def test_processes_take_parts_of_one_batch_and_workers_change_nothing(made):
+    cache = TokenCache(made / "LlamaGenPipeline-tokens")
+    whole = TokenBatches(cache, 6, 0.5, seed=3)
+    halves = [TokenBatches(cache, 3, 0.5, seed=3) for _ in range(2)]
+    for rank, half in enumerate(halves):
+        half.rank, half.count = rank, 2
+    for step in (0, 4):
+        parts = [half[step] for half in halves]
+        assert torch.equal(torch.cat([part.tokens for part in parts]), whole[step].tokens)
+        assert parts[0].captions + parts[1].captions == whole[step].captions
+        assert torch.equal(torch.cat([part.dropped for part in parts]), whole[step].dropped)
+    for workers in (0, 2):
+        found = list(whole.from_step(2, 5, workers))
+        assert len(found) == 3 and all(torch.equal(found[i].tokens, whole[2 + i].tokens) for i in range(3))
+
+
+# Families
+
+
+@pytest.mark.parametrize("pipeline", FAMILIES)
+def test_every_family_learns_its_images(made, tmp_path, pipeline):
+    path = recipe(tmp_path, pipeline, steps=60, learning_rate=2e-2)
+    train(path, made / f"{pipeline}-tokens", tmp_path / "run", dropout=0.0)
+    first = new_pipeline(
+        load_token_recipe(path),
+        TokenCache(made / f"{pipeline}-tokens"),
+        AutoPipeline.from_pretrained(made / pipeline, dtype=torch.float32),
+    )
+    trained = AutoPipeline.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    assert type(trained).__name__ == pipeline and trained.class_names == ["ant", "bee", "cow"]
+    assert trained.transformer.config.num_classes == 3
+    assert {name: value.shape for name, value in trained.transformer.state_dict().items()} == {
+        name: value.shape for name, value in first.transformer.state_dict().items()
+    }
+    table = load_token_recipe(path)
+    untrained = begin_training(table, token_settings(table), made / f"{pipeline}-tokens", None, None, "cpu")
+    with torch.no_grad():
+        before = untrained.report(0, tmp_path)["held-out loss"]
+    assert losses_in(tmp_path / "run")[-1] < 0.95 * before
+    assert trained("bee", output_type="pt").images.isfinite().all()
+
+
+def test_captions_are_trained_with_the_text_encoder_of_the_tokens(tmp_path):
+    pipe = tiny_llamagen.text_pipeline()
+    pipe.save_pretrained(tmp_path / "model")
+    parquet(tmp_path / "a.parquet", range(6), caption=[f"picture {i}" for i in range(6)])
+    encode(pipe, tmp_path / "a.parquet", tmp_path / "tokens", model=str(tmp_path / "model"))
+    task = train(recipe(tmp_path), tmp_path / "tokens", tmp_path / "run")
+    trained = AutoPipeline.from_pretrained(tmp_path / "run" / "model")
+    assert trained.transformer.config.conditioning == "text" and trained.num_classes is None
+    text = trained.text_encoder.state_dict()
+    assert all(torch.equal(text[name], value.half()) for name, value in pipe.text_encoder.state_dict().items())
+    assert task.frozen.network is task.network and trained("picture 1", output_type="pt").images.isfinite().all()
+
+
+# Runs
+
+
+def state_of(out):
+    return torch.load(out / "transformer" / "checkpoint.pt", weights_only=True)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(made, tmp_path):
+    tokens, path = made / "LlamaGenPipeline-tokens", recipe(tmp_path)
+    train(path, tokens, tmp_path / "whole")
+    table = load_token_recipe(path)
+    task = begin_training(table, token_settings(table, workers=1), tokens, None, None, "cpu")
+    plain, calls = task.loss, []
+
+    def stops(step):
+        calls.append(step)
+        if step == 7:
+            raise RuntimeError("killed")
+        return plain(step)
+
+    task.loss = stops
+    with pytest.raises(RuntimeError, match="killed"):
+        # Checkpoints after every step.
+        from arimage.training.loop import fit
+
+        fit(
+            task,
+            task.settings.optimizer,
+            tmp_path / "cut" / "transformer",
+            about=task.about,
+            checkpoint_every_seconds=0,
+        )
+    assert state_of(tmp_path / "cut")["step"] == 7
+    train(path, tokens, tmp_path / "cut", workers=1)
+    for name in ("masters", "averages"):
+        one, other = (state_of(tmp_path / run)["weights"][name] for run in ("whole", "cut"))
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
+    tokens, path = made / "LlamaGenPipeline-tokens", recipe(tmp_path)
+    train(path, tokens, tmp_path / "run")
+    with pytest.raises(ValueError, match="dropout"):
+        train(path, tokens, tmp_path / "run", dropout=0.5)
+    other = class_folders(tmp_path / "other", count=2)
+    encode(tiny_llamagen.class_pipeline(), other, tmp_path / "tokens", model=str(made / "LlamaGenPipeline"))
+    with pytest.raises(ValueError, match="tokens"):
+        train(path, tmp_path / "tokens", tmp_path / "run")
+
+
+def test_two_processes_train_as_one(made, tmp_path):
+    tokens, environment = made / "LlamaGenPipeline-tokens", dict(os.environ, OMP_NUM_THREADS="1")
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    path = recipe(tmp_path, learning_rate=1e-3)
+    words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu"]
+    start = "import sys; from arimage.cli import run; sys.argv[0] = 'arimage'; run()"
+    program = tmp_path / "program.py"
+    program.write_text(start)
+    for processes, batch in ((1, 4), (2, 2)):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command += [program, *words, "--batch-size", batch, "--out", tmp_path / f"run{processes}"]
+        subprocess.run([str(word) for word in command], env=environment, check=True, capture_output=True)
+    one, two = (state_of(tmp_path / f"run{count}")["weights"]["averages"] for count in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        # Gradients are averaged in bfloat16 where that is fast, and AdamW divides by their size.
+        assert (a - b).abs().mean() < 5e-4 and (a - b).abs().max() < 1e-2
+    found = [losses_in(tmp_path / f"run{count}")[-1] for count in (1, 2)]
+    assert found[0] == pytest.approx(found[1], abs=5e-3)
+
+
+def test_accumulated_batches_are_one_large_batch(made, tmp_path):
+    tokens = made / "LlamaGenPipeline-tokens"
+    settings = {"steps": 4, "learning_rate": 1e-3}
+    train(recipe(tmp_path, **settings), tokens, tmp_path / "whole", batch_size=4, dropout=0.0)
+    train(recipe(tmp_path, **settings, accumulate=2), tokens, tmp_path / "parts", batch_size=2, dropout=0.0)
+    one, other = (state_of(tmp_path / run)["weights"]["masters"] for run in ("whole", "parts"))
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=0)
+
+
+# Starting from a trained model
+
+
+def test_a_trained_model_is_trained_further(made, tmp_path):
+    tokens, base = made / "LlamaGenPipeline-tokens", made / "LlamaGenPipeline"
+    shutil.copytree(tokens, tmp_path / "tokens")
+    index = json.loads((tmp_path / "tokens" / "tokens.json").read_text())
+    # As many classes as the model has: all of its weights are kept.
+    index |= {"num_classes": 10, "classes": None}
+    (tmp_path / "tokens" / "tokens.json").write_text(json.dumps(index))
+    path = recipe(tmp_path, learning_rate=1e-6)
+    train(path, tmp_path / "tokens", tmp_path / "same", start_from=str(base))
+    before = AutoPipeline.from_pretrained(base)
+    after = AutoPipeline.from_pretrained(tmp_path / "same" / "model", dtype=torch.float32)
+    for name, weight in before.transformer.state_dict().items():
+        torch.testing.assert_close(after.transformer.state_dict()[name], weight, atol=2e-3, rtol=1e-2)
+    train(path, tokens, tmp_path / "new", start_from=str(base))
+    new = AutoPipeline.from_pretrained(tmp_path / "new" / "model", dtype=torch.float32)
+    assert new.num_classes == 3 and new.class_names == ["ant", "bee", "cow"] and new.drafter is None
+    torch.testing.assert_close(new.transformer.head.weight, before.transformer.head.weight, atol=2e-3, rtol=1e-2)
+
+
+def test_published_files_are_converted_and_trained_further(tmp_path, monkeypatch):
+    c2i, model = tiny_llamagen.FIXTURES / "c2i", tmp_path / "model"
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code
+
+    files = ["--tokenizer", c2i / "vq_ds4_c2i.pt", "--transformer", c2i / "c2i_tiny.pt", "--num-heads", 4]
+    run("convert", "llamagen", *files, "--image-size", 24, "--out", model)
+    data = class_folders(tmp_path / "data")
+    run("train", "tokens", "--data", data, "--model", model, "--out", tmp_path / "tokens", "--device", "cpu")
+    words = ["--recipe", recipe(tmp_path), "--start-from", model, "--out", tmp_path / "run", "--device", "cpu"]
+    run("train", "model", "--tokens", tmp_path / "tokens", *words)
+    trained = AutoPipeline.from_pretrained(tmp_path / "run" / "model")
+    assert trained.class_names == ["ant", "bee", "cow"] and trained("cow", output_type="pt").images.isfinite().all()
+
+
+def test_an_adapter_is_trained_by_the_same_command(made, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    base = made / "LlamaGenPipeline"
+    encode(
+        tiny_llamagen.class_pipeline(),
+        class_folders(tmp_path / "data", list("abcdefghij"), 1),
+        tmp_path / "tokens",
+        model=str(base),
+    )
+    words = [
+        "train",
+        "model",
+        "--tokens",
+        tmp_path / "tokens",
+        "--recipe",
+        recipe(tmp_path),
+        "--out",
+        tmp_path / "run",
+    ]
+    words += ["--start-from", base, "--lora-rank", 2, "--device", "cpu", "--steps", 5]
+    monkeypatch.setattr(sys, "argv", ["arimage", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code and capsys.readouterr().out.strip().endswith("adapter")
+    pipe = AutoPipeline.from_pretrained(base)
+    plain = pipe(class_labels=3, generator=torch.Generator().manual_seed(0), output_type="pt").images
+    pipe.load_lora_weights(tmp_path / "run" / "adapter")
+    assert sum(weight.numel() for name, weight in pipe.transformer.named_parameters() if "lora_B" in name)
+    assert any(weight.abs().max() > 0 for name, weight in pipe.transformer.named_parameters() if "lora_B" in name)
+    assert plain.isfinite().all() and not (tmp_path / "run" / "model").exists()
+
+
+# Plans and refusals
+
+
+@pytest.mark.parametrize("name", token_recipes())
+def test_recipes_of_the_papers_have_their_sizes(made, name):
+    table = load_token_recipe(name)
+    expected = {"imagenet-llamagen-b": (111e6, 300), "imagenet-var-d16": (310e6, 200), "imagenet-arpg-l": (320e6, 400)}
+    cache = TokenCache(made / f"{table.pipeline}-tokens")
+    source = AutoPipeline.from_pretrained(made / table.pipeline)
+    # The shape of ImageNet's tokens in the place of those of the tiny model.
+    published = {"vocab_size": 4096 if "var" in name else 16384, "grid_size": 16}
+    published |= {"scales": (1, 2, 3, 4, 5, 6, 8, 10, 13, 16), "codebook_dim": 32}
+    config = {**source.transformer.config, **published}
+    cache.index.__dict__.update(num_classes=1000, shape=(680 if "var" in name else 256,), classes=None)
+    cache._ends = np.array([1_281_167])
+    vq = type(source.vq).from_config(
+        {**source.vq.config, "codebook_size": published["vocab_size"]}
+        | ({"scales": published["scales"], "codebook_dim": 32} if "var" in name else {})
+    )
+    of_tokens = type(
+        "Source", (), {"components": {"transformer": type("T", (), {"config": _Config(config)}), "vq": vq}}
+    )
+    plan = plan_of(table, token_settings(table), cache, of_tokens)
+    parameters, epochs = expected[name]
+    assert abs(plan["parameters"] / parameters - 1) < 0.02 and abs(plan["epochs"] - epochs) < 1
+    assert plan["FLOP"] == 6 * plan["parameters"] * plan["steps"] * plan["images per step"] * cache.index.shape[0]
+
+
+class _Config(dict):
+    __getattr__ = dict.__getitem__
+
+
+def test_odd_trainings_are_refused(made, tmp_path):
+    tokens = made / "LlamaGenPipeline-tokens"
+    for change, message in (
+        ({"pipeline": "JanusPipeline", "model": {}}, "is not trained from random weights"),
+        ({"pipeline": "Nothing", "model": {}}, "pipeline is 'Nothing': give one of"),
+        ({"model": {"hidden": 3}}, "hidden is not a setting"),
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"training": "epochs = 3"}, "epochs"),
+        ({"training": "lora_rank = 2"}, "needs a trained model: give --start-from"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(recipe(tmp_path, **change), tokens, tmp_path / "run")
+    with pytest.raises(ValueError, match="unknown recipe x: give a TOML file or one of imagenet"):
+        load_token_recipe("x")
+    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "text")
+    with pytest.raises(ValueError, match="the tokens have classes, and the model to start from needs captions"):
+        train(recipe(tmp_path), tokens, tmp_path / "run", start_from=str(tmp_path / "text"))
+    with pytest.raises(ValueError, match="holds tokens of another image tokenizer or size"):
+        train(recipe(tmp_path), tokens, tmp_path / "run", heldout=made / "VARPipeline-tokens")
