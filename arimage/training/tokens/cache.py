@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 from tqdm import tqdm
 
 from ...eval.runs.files import check_same, remove_leftovers, write_json, write_whole
@@ -109,7 +110,7 @@ def encode_tokens(
     """
     about = {
         "model": model,
-        "vq": digest(pipe.components["vq"]),
+        "vq": digest(_image_tokenizer(pipe)),
         "image_size": size,
         "views": views,
         "data": source.name,
@@ -153,6 +154,19 @@ def encode_tokens(
         index = Index(about, shape, source.labelled, counted, source.classes, True, shards)
         _write(out, index)
     return index
+
+
+def _image_tokenizer(pipe: ARPipeline) -> nn.Module:
+    """The image tokenizer of a pipeline: a component, or a part of its language model."""
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    if "vq" in parts:
+        return parts["vq"]
+    return next(
+        module
+        for part in parts.values()
+        for name, module in part.named_modules()
+        if name.rpartition(".")[2] == "vqmodel"
+    )
 
 
 def _write(out: Path, index: Index) -> None:

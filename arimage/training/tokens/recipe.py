@@ -146,7 +146,8 @@ def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
         changed.load_state_dict(ours | {key: theirs[key] for key in ours if theirs[key].shape == ours[key].shape})
         parts = {"transformer": changed} | {name: parts[name] for name in ("vq", "upscaler") if name in parts}
     names = cache.index.classes
-    new = type(pipe)(**parts, id2label=None if names is None else dict(enumerate(names)))
+    kind: Any = type(pipe)
+    new = kind(**parts, id2label=None if names is None else dict(enumerate(names)))
     new.generation_config, new.decoding = dict(pipe.generation_config), pipe.decoding
     return new
 

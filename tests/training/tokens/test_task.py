@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from families import EVERY
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.latent_llama import tiny as tiny_latents
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -251,6 +252,31 @@ def test_a_trained_model_is_trained_further(made, tmp_path):
     new = AutoPipeline.from_pretrained(tmp_path / "new" / "model", dtype=torch.float32)
     assert new.num_classes == 3 and new.class_names == ["ant", "bee", "cow"] and new.drafter is None
     torch.testing.assert_close(new.transformer.head.weight, before.transformer.head.weight, atol=2e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("family", ["janus", "emu3", "lumina", "anole", "randar", "lpd"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_other_families_are_trained_further(tmp_path, family, rank):
+    pipe, base = EVERY[family](), tmp_path / "model"
+    pipe.save_pretrained(base)
+    classes = pipe.num_classes is not None
+    if classes:
+        data = class_folders(tmp_path / "data", [f"n{i}" for i in range(pipe.num_classes)], 1)
+    else:
+        data = tmp_path / "a.parquet"
+        parquet(data, range(4), caption=["a red heart", "a cat", "a dog", "a book"])
+    encode(pipe, data, tmp_path / "tokens", model=str(base))
+    path = recipe(tmp_path, steps=3, learning_rate=1e-3)
+    task = train(path, tmp_path / "tokens", tmp_path / "run", start_from=str(base), lora_rank=rank)
+    if rank:
+        pipe.load_lora_weights(tmp_path / "run" / "adapter")
+    else:
+        pipe = AutoPipeline.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    network = pipe.components[task.key].state_dict()
+    before = EVERY[family]().components[task.key].state_dict()
+    assert rank or any(not torch.equal(network[name], before[name].half().float()) for name in before)
+    given = {"class_labels": 1} if classes else {"prompt": "a cat"}
+    assert pipe(**given, output_type="pt").images.isfinite().all()
 
 
 def test_published_files_are_converted_and_trained_further(tmp_path, monkeypatch):
