@@ -364,7 +364,7 @@ def tokens(
 @panels(
     data="tokens heldout",
     training="recipe start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
-    reports="out report_every dry_run",
+    reports="out report_every log_with dry_run",
 )
 def train_model(
     tokens: Annotated[Path, typer.Option(help="Folder of `arimage train tokens`.")],
@@ -386,6 +386,9 @@ def train_model(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that prepare batches.")] = None,
     report_every: Annotated[float, typer.Option(help="Seconds between reports.")] = 900.0,
+    log_with: Annotated[
+        str | None, typer.Option(help="Tracker that gets the figures too, of accelerate: tensorboard, wandb, ...")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the training needs, and do not begin.")
     ] = False,
@@ -416,7 +419,7 @@ def train_model(
     join_processes()
     with alone_in(out):
         task = begin_training(table, settings, tokens, heldout, start_from, choose_device(device), compile=compile)
-        task.fit(out, report_every)
+        task.fit(out, report_every, log_with)
     typer.echo(f"{out / ('adapter' if settings.lora_rank else 'model')}")
 
 

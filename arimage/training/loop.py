@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from diffusers.training_utils import EMAModel
 from torch import nn
 from tqdm import tqdm
 
@@ -86,7 +88,8 @@ class Task(Protocol):
 
 
 class MasterWeights:
-    """float32 copies of a module's parameters for the optimizer, and their exponential moving average.
+    """float32 copies of a module's parameters for the optimizer, and their exponential moving average (diffusers'
+    `EMAModel`).
 
     `learning_rate_scales` maps the beginnings of parameters' names to factors of their learning rate.
     """
@@ -97,8 +100,9 @@ class MasterWeights:
         self.settings = settings
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in named]
-        self.masters = [p.detach().float().clone() for p in self.parameters]
-        self.averages = [m.clone() for m in self.masters]
+        # `EMAModel` averages what requires gradients.
+        self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.parameters]
+        self._moving = EMAModel(self.masters, decay=settings.ema_decay, foreach=True)
         groups: dict[bool, dict[tuple[float, float], list[torch.Tensor]]] = {False: {}, True: {}}
         for (name, _), master in zip(named, self.masters, strict=True):
             decay = settings.weight_decay if master.ndim > 1 else 0.0
@@ -131,8 +135,13 @@ class MasterWeights:
         for optimizer in self.optimizers:
             optimizer.step()
         torch._foreach_copy_(self.parameters, self.masters)
-        decay = min(self.settings.ema_decay, (step + 1) / (step + 10))
-        torch._foreach_lerp_(self.averages, self.masters, 1 - decay)
+        # It depends on the step alone, also in a run that is resumed.
+        self._moving.optimization_step = step
+        self._moving.step(self.masters)
+
+    @property
+    def averages(self) -> list[torch.Tensor]:
+        return self._moving.shadow_params
 
     @torch.no_grad()
     def load(self, averaged: bool) -> None:
@@ -141,7 +150,8 @@ class MasterWeights:
 
     def state_dict(self) -> dict:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
-        return {"masters": self.masters, "averages": self.averages, "optimizers": optimizers}
+        masters = [master.detach() for master in self.masters]
+        return {"masters": masters, "averages": self.averages, "optimizers": optimizers}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
@@ -254,6 +264,23 @@ def plot_log(log: list[dict], path: Path) -> None:
     pyplot.close(figure)
 
 
+def new_tracker(name: str, out: Path) -> GeneralTracker:
+    """A tracker of accelerate for the run in `out`.
+
+    Raises:
+        ValueError: if there is none of this name, or it is not installed.
+    """
+    if name not in LOGGER_TYPE_TO_CLASS:
+        raise ValueError(f"there is no tracker {name!r}: choose among {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+    kind: Any = LOGGER_TYPE_TO_CLASS[name]
+    try:
+        tracker = kind(out.name, logging_dir=out) if kind.requires_logging_directory else kind(out.name)
+        tracker.start()
+    except ImportError as error:
+        raise ValueError(f"the tracker {name} is not installed ({error}): run `pip install {name}`") from error
+    return tracker
+
+
 def begin(
     task: Task,
     settings: OptimizerSettings,
@@ -296,6 +323,7 @@ def fit(
     learning_rate_scales: dict[str, float] | None = None,
     on_report: Callable[[], None] | None = None,
     about: dict[str, Any] | None = None,
+    log_with: str | None = None,
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
@@ -308,17 +336,21 @@ def fit(
     are still to come, and another device are fine. `about` says what else the result depends on, by name: settings,
     and digests of the data and of the networks that the task begins with or reads.
 
+    `log_with` is the name of a tracker of accelerate, as in "tensorboard" or "wandb", that gets the figures too.
+
     Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the
     gradients are averaged, and the first one reports.
 
     Raises:
-        ValueError: if `torchrun` started several that did not, another command trains in `out`, the checkpoint is
-            damaged, of another recipe or past `settings.steps`, or the run began with other settings.
+        ValueError: if the tracker is unknown or not installed, `torchrun` started several that did not, another
+            command trains in `out`, the checkpoint is damaged, of another recipe or past `settings.steps`, or the run
+            began with other settings.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) != processes()[1]:
         raise ValueError(f"{type(task).__name__} trains in one process: start it without torchrun")
     out = Path(out)
     first = processes()[0] == 0
+    tracker = new_tracker(log_with, out) if first and log_with is not None else None
     with alone_in(out):
         state = begin(task, settings, out, learning_rate_scales, about)
         start, log = (0, []) if state is None else (state["step"], state["log"])
@@ -346,7 +378,10 @@ def fit(
             task.eval()
             # Images are generated in other shapes than a model is trained in, too few to compile for.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                log.append({"step": step, **task.report(step, out)})
+                figures = task.report(step, out)
+                log.append({"step": step, **figures})
+                if tracker is not None:
+                    tracker.log(figures, step=step)
                 if on_report is not None:
                     on_report()
             weights.load(averaged=False)
@@ -374,6 +409,8 @@ def fit(
                 if (step + 1) % log_every == 0:
                     row = {name: round(float(value), 5) for name, value in figures.items()}
                     log.append({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
+                    if tracker is not None:
+                        tracker.log(row, step=step + 1)
                     progress.set_postfix(row)
                 stopping = any_process(bool(interrupted))
                 if stopping or time.monotonic() - last_report > report_every_seconds:
@@ -389,3 +426,5 @@ def fit(
             report(settings.steps)
         weights.load(averaged=True)
         task.eval()
+        if tracker is not None:
+            tracker.finish()

@@ -4,6 +4,8 @@ averaged."""
 import os
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
 from torch import distributed
 
 
@@ -16,10 +18,9 @@ def processes() -> tuple[int, int]:
 
 def join_processes() -> None:
     """Let the processes that `torchrun` started train together."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        # Without a GPU it takes every process for the only one unless it is told.
+        PartialState(cpu=not torch.cuda.is_available())
 
 
 def batch_generator(seed: int, step: int) -> torch.Generator:
@@ -37,18 +38,13 @@ def wait_for_all() -> None:
 @torch.no_grad()
 def average(tensors: list[torch.Tensor]) -> None:
     """Replace tensors by their averages over the processes that train together."""
-    count = processes()[1]
-    if count > 1:
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        distributed.all_reduce(flat)
-        parts = (flat / count).split([tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+    if processes()[1] > 1:
+        for tensor in tensors:
+            tensor.copy_(reduce(tensor, "mean"))
 
 
 def any_process(flag: bool) -> bool:
     """Whether `flag` is true in one of the processes that train together."""
     if processes()[1] == 1:
         return flag
-    flags = torch.tensor(float(flag))
-    distributed.all_reduce(flags)
-    return bool(flags > 0)
+    return bool(reduce(torch.tensor(float(flag), device=PartialState().device), "sum") > 0)

@@ -282,6 +282,18 @@ def test_the_loop_reaches_the_minimum_and_logs_its_way(tmp_path):
     assert log[-1]["slope"] == pytest.approx(2, abs=0.02)
 
 
+def test_a_tracker_gets_the_figures(tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    settings = OptimizerSettings(steps=4, learning_rate=0.1, warmup_steps=1)
+    fit(Line(), settings, tmp_path / "run", log_every=2, log_with="tensorboard")
+    found = event_accumulator.EventAccumulator(str(tmp_path / "run" / "run")).Reload()
+    assert [event.step for event in found.Scalars("loss")] == [2, 4] and len(found.Scalars("slope")) == 1
+    with pytest.raises(ValueError, match="there is no tracker 'x': choose among"):
+        fit(Line(), settings, tmp_path / "other", log_with="x")
+    with pytest.raises(ValueError, match="the tracker comet_ml is not installed"):
+        fit(Line(), settings, tmp_path / "other", log_with="comet_ml")
+
+
 def test_what_is_left_and_reported_are_the_averaged_weights(tmp_path):
     settings = OptimizerSettings(steps=5, learning_rate=0.1, warmup_steps=1, ema_decay=0.5)
     task, seen = Line(), []
@@ -291,7 +303,7 @@ def test_what_is_left_and_reported_are_the_averaged_weights(tmp_path):
     final = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["weights"]["masters"][1].item()
     average = seen[0]
     for step, value in enumerate([*seen[1:], final]):
-        decay = min(0.5, (step + 1) / (step + 10))
+        decay = min(0.5, (step + 1) / (step + 10)) if step else 0.0
         average = decay * average + (1 - decay) * value
     assert average != pytest.approx(final, rel=1e-3)
     assert task.line.bias.item() == pytest.approx(average, rel=1e-5)

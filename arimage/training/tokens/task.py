@@ -164,8 +164,9 @@ class TokenTask(nn.Module):
             ),
         )
 
-    def fit(self, out: Path, report_every_seconds: float = 900.0) -> None:
-        """Train, or resume, and leave the averaged weights in the pipeline; every report saves them."""
+    def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
+        """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
+        that of `fit`."""
         pipe, optimizer = self.frozen.pipe, self.settings.optimizer
         if not self.settings.lora_rank:
             nn.Module.to(self.frozen.network, dtype=fast_dtype(pipe._execution_device.type))
@@ -176,6 +177,7 @@ class TokenTask(nn.Module):
             report_every_seconds=report_every_seconds,
             about=self.about,
             on_report=lambda: self.save(out),
+            log_with=log_with,
         )
         self.save(out)
 
