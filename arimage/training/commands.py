@@ -364,7 +364,7 @@ def tokens(
 @panels(
     data="tokens heldout",
     training="recipe start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
-    reports="out report_every log_with dry_run",
+    reports="out report_every log_with push_to_hub dry_run",
 )
 def train_model(
     tokens: Annotated[Path, typer.Option(help="Folder of `arimage train tokens`.")],
@@ -389,6 +389,9 @@ def train_model(
     log_with: Annotated[
         str | None, typer.Option(help="Tracker that gets the figures too, of accelerate: tensorboard, wandb, ...")
     ] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option(help="Repository of the Hugging Face Hub that gets the trained model, owner/name.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the training needs, and do not begin.")
     ] = False,
@@ -401,7 +404,7 @@ def train_model(
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...
     """
     from ..auto import AutoPipeline
-    from .processes import join_processes
+    from .processes import join_processes, processes
     from .resuming import alone_in
     from .tokens.cache import TokenCache
     from .tokens.recipe import begin_training, load_token_recipe, plan_of, token_settings
@@ -420,7 +423,14 @@ def train_model(
     with alone_in(out):
         task = begin_training(table, settings, tokens, heldout, start_from, choose_device(device), compile=compile)
         task.fit(out, report_every, log_with)
-    typer.echo(f"{out / ('adapter' if settings.lora_rank else 'model')}")
+    trained = out / ("adapter" if settings.lora_rank else "model")
+    if push_to_hub is not None and processes()[0] == 0:
+        from huggingface_hub import HfApi
+
+        hub = HfApi()
+        hub.create_repo(push_to_hub, exist_ok=True)
+        hub.upload_folder(repo_id=push_to_hub, folder_path=trained)
+    typer.echo(f"{trained}")
 
 
 @train_app.command("all")

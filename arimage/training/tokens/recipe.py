@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
+from diffusers import ModelMixin
 from torch import nn
 
 from ...auto import AutoPipeline
@@ -184,14 +185,16 @@ def begin_training(
     else:
         pipe = AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
         pipe = with_classes(pipe, cache)
+    (key,) = pipe._lora_loadable_modules
+    network = pipe.components[key]
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
-            part.requires_grad_(False)
-    if not settings.lora_rank:
-        pipe.components[pipe._lora_loadable_modules[0]].requires_grad_(True)
+            part.requires_grad_(part is network and not settings.lora_rank)
     pipe.to(device)
     if compile:
-        pipe.components[pipe._lora_loadable_modules[0]].compile_repeated_blocks()
+        if not isinstance(network, ModelMixin):
+            raise ValueError(f"a {type(network).__name__} of transformers is not compiled here: leave out --compile")
+        network.compile_repeated_blocks()
     _, captions = cache.read([0], [0])
     return TokenTask(pipe, losses_of(pipe, captions[0]), cache, settings, heldout=held, base=start_from)
 

@@ -317,17 +317,31 @@ def test_an_adapter_is_trained_by_the_same_command(made, tmp_path, capsys, monke
         "--out",
         tmp_path / "run",
     ]
-    words += ["--start-from", base, "--lora-rank", 2, "--device", "cpu", "--steps", 5]
+    words += ["--start-from", base, "--lora-rank", 2, "--device", "cpu", "--steps", 5, "--push-to-hub", "me/adapter"]
+    pushed = []
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda hub, name, exist_ok: pushed.append(name))
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda hub, **given: pushed.append(given))
     monkeypatch.setattr(sys, "argv", ["arimage", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert not end.value.code and capsys.readouterr().out.strip().endswith("adapter")
+    assert pushed == ["me/adapter", {"repo_id": "me/adapter", "folder_path": tmp_path / "run" / "adapter"}]
     pipe = AutoPipeline.from_pretrained(base)
     plain = pipe(class_labels=3, generator=torch.Generator().manual_seed(0), output_type="pt").images
     pipe.load_lora_weights(tmp_path / "run" / "adapter")
     assert sum(weight.numel() for name, weight in pipe.transformer.named_parameters() if "lora_B" in name)
     assert any(weight.abs().max() > 0 for name, weight in pipe.transformer.named_parameters() if "lora_B" in name)
     assert plain.isfinite().all() and not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.slow
+def test_a_compiled_training_learns_the_same(made, tmp_path):
+    tokens, table = made / "LlamaGenPipeline-tokens", load_token_recipe(recipe(tmp_path, steps=3, learning_rate=1e-3))
+    for compile in (False, True):
+        task = begin_training(table, token_settings(table), tokens, None, None, "cpu", compile=compile)
+        task.fit(tmp_path / f"run{compile}")
+    found = [losses_in(tmp_path / f"run{compile}")[-1] for compile in (False, True)]
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
 
 
 # Plans and refusals
