@@ -2,6 +2,7 @@
 averaged."""
 
 import os
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -47,4 +48,5 @@ def any_process(flag: bool) -> bool:
     """Whether `flag` is true in one of the processes that train together."""
     if processes()[1] == 1:
         return flag
-    return bool(reduce(torch.tensor(float(flag), device=PartialState().device), "sum") > 0)
+    found: Any = reduce(torch.tensor(float(flag), device=PartialState().device), "sum")
+    return bool(found > 0)
