@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +82,40 @@ def target_names(component: nn.Module, targets: str) -> list[str]:
     return chosen if own else [name for name in chosen if not any(part in name for part in ELSEWHERE)]
 
 
+def add_adapter(component: nn.Module, rank: int, alpha: float, targets: str) -> None:
+    """Add an adapter with random weights to a component; only its weights require gradients.
+
+    Raises:
+        ValueError: if the rank is above the width of all layers that it changes, or peft is not installed.
+    """
+    check_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = target_names(component, targets)
+    widest = max(min(component.get_submodule(name).weight.shape) for name in names)
+    if rank > widest:
+        raise ValueError(f"rank is {rank}: give at most {widest}, the width of the widest layer")
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names), component, ADAPTER)
+    component._hf_peft_config_loaded = True
+    component.eval()
+
+
+def save_adapter(pipe: ARPipeline, folder: Path, **about: Any) -> None:
+    """Write the adapter of a pipeline's component into a folder, with what `save_lora_weights` stores `about` it."""
+    from peft import get_peft_model_state_dict
+
+    (key,) = pipe._lora_loadable_modules
+    component = pipe.components[key]
+    parts = {
+        f"{key}_lora_layers": get_peft_model_state_dict(component, adapter_name=ADAPTER, save_embedding_layers=False),
+        f"{key}_lora_adapter_metadata": component.peft_config[ADAPTER].to_dict(),
+    }
+    path = folder / LORA_WEIGHT_NAME_SAFE
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path)
+    write_whole(path, lambda file: type(pipe).save_lora_weights(folder, weight_name=file.name, **parts, **about))
+
+
 class LoraTask(nn.Module):
     """Teaches an adapter of a pipeline the tokens of pictures. Only its weights are trained and kept."""
 
@@ -100,8 +134,6 @@ class LoraTask(nn.Module):
         check_peft()
         if len(data) < 2:
             raise ValueError(f"there are {len(data)} pictures: give at least 2, since a tenth is held out")
-        from peft import LoraConfig, inject_adapter_in_model
-
         self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)
         if decoding is not None:
             # A report is too late to learn that it does not run.
@@ -113,14 +145,7 @@ class LoraTask(nn.Module):
         # More steps train a run further.
         about = {**of_settings(settings, "steps"), **of_pipeline(pipe)}
         torch.manual_seed(settings.seed)
-        names = target_names(self.component.it, settings.targets)
-        widest = max(min(self.component.it.get_submodule(name).weight.shape) for name in names)
-        if settings.rank > widest:
-            raise ValueError(f"rank is {settings.rank}: give at most {widest}, the width of the widest layer")
-        config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=names)
-        inject_adapter_in_model(config, self.component.it, ADAPTER)
-        self.component.it._hf_peft_config_loaded = True
-        self.component.it.eval()
+        add_adapter(self.component.it, settings.rank, settings.alpha, settings.targets)
         self.weights = nn.ParameterList([one for one in self.component.it.parameters() if one.requires_grad])
         # The lowest held-out loss so far, and its step: buffers are part of a checkpoint.
         self.register_buffer("best", torch.tensor([torch.inf, 0.0]))
@@ -209,20 +234,8 @@ class LoraTask(nn.Module):
         return {"held-out loss": loss}
 
     def save(self, folder: Path) -> None:
-        from peft import get_peft_model_state_dict
-
-        pipe, component = self.frozen.pipe, self.component.it
-        layers = get_peft_model_state_dict(component, adapter_name=ADAPTER, save_embedding_layers=False)
-        parts = {
-            f"{self.key}_lora_layers": layers,
-            f"{self.key}_lora_adapter_metadata": component.peft_config[ADAPTER].to_dict(),
-        }
         known = list(dict.fromkeys([*self.data.captions, *self.heldout.captions]))
-        about = {"base": self.frozen.base, "captions": known}
-        path = folder / LORA_WEIGHT_NAME_SAFE
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
-        write_whole(path, lambda file: type(pipe).save_lora_weights(folder, weight_name=file.name, **parts, **about))
+        save_adapter(self.frozen.pipe, folder, base=self.frozen.base, captions=known)
 
     def save_sheet(self, path: Path) -> None:
         """One column per prompt: the base, the adapter at 0.5 and at 1."""

@@ -4,24 +4,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from pydantic import Field
 from torch import nn
 
 from ...options import fast_dtype
 from ...pipelines.base import ARPipeline
 from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole
-from ..adapters.lora import ADAPTER, target_names
+from ..adapters.lora import add_adapter, save_adapter
 from ..data import save_grid
 from ..loop import OptimizerSettings, fit
 from ..losses import Losses, condition_of
 from ..processes import batch_generator, processes
 from ..resuming import digest, of_settings
-from ..saving import replace_folder, save_float16
+from ..saving import save_float16
 from .batches import TokenBatch, TokenBatches
 from .cache import TokenCache
 
@@ -83,22 +82,12 @@ class TokenTask(nn.Module):
             "heldout": heldout.digest,
         }
         if settings.lora_rank:
-            self._add_adapter(network)
+            torch.manual_seed(settings.seed)
+            add_adapter(network, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
             self.weights = nn.ParameterList([one for one in network.parameters() if one.requires_grad])
         else:
             self.network = network
         self.frozen.batches = TokenBatches(cache, settings.batch_size, settings.dropout, settings.seed)
-
-    def _add_adapter(self, network: nn.Module) -> None:
-        from peft import LoraConfig, inject_adapter_in_model
-
-        settings = self.settings
-        torch.manual_seed(settings.seed)
-        names = target_names(network, settings.lora_targets)
-        config = LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules=names)
-        inject_adapter_in_model(config, network, ADAPTER)
-        network._hf_peft_config_loaded = True
-        network.eval()
 
     def _batch(self, step: int) -> TokenBatch:
         frozen, settings = self.frozen, self.settings
@@ -148,21 +137,7 @@ class TokenTask(nn.Module):
         if not self.settings.lora_rank:
             save_float16(self.frozen.pipe, out / "model")
             return
-        from peft import get_peft_model_state_dict
-
-        network, pipe = self.frozen.network, self.frozen.pipe
-        parts: dict[str, Any] = {
-            f"{self.key}_lora_layers": get_peft_model_state_dict(
-                network, adapter_name=ADAPTER, save_embedding_layers=False
-            ),
-            f"{self.key}_lora_adapter_metadata": network.peft_config[ADAPTER].to_dict(),
-        }
-        replace_folder(
-            out / "adapter",
-            lambda folder: type(pipe).save_lora_weights(
-                folder, weight_name=LORA_WEIGHT_NAME_SAFE, **parts, base=self.frozen.base, captions=[]
-            ),
-        )
+        save_adapter(self.frozen.pipe, out / "adapter", base=self.frozen.base, captions=[])
 
     def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
         """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
