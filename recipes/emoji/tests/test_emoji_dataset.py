@@ -23,7 +23,7 @@ TONES = ["light", "medium-light", "medium", "medium-dark", "dark"]
 STYLES = ["noto", "blob", "twemoji"]
 # Name, keywords, group and subgroup of untoned emoji. File names and CLDR leave out the heart's variation selector.
 BASES = {
-    "2764-FE0F": ("red heart", ["emotion", "heart", "red heart"], (0, 3)),
+    "2764-FE0F": ("red heart", ["emotion", "heart", "Red heart"], (0, 3)),
     "1F44B": ("waving hand", ["hello", "wave"], (1, 16)),
     "1F1E9-1F1EA": ("flag: Germany", ["flag"], (9, 98)),
 }
@@ -152,7 +152,11 @@ def test_phrases_and_articles(name, phrase, article):
 
 
 def test_captions_of_a_toned_emoji():
-    one = emoji("1f449-1f3ff", "backhand index pointing right: dark skin tone", keywords=["finger", "hand", "index"])
+    one = emoji(
+        "1f449-1f3ff",
+        "backhand index pointing right: dark skin tone",
+        keywords=["backhand", "finger", "hand", "index", "point"],
+    )
     phrase = "backhand index pointing right with dark skin tone"
     assert captions_of(one, "noto") == [
         phrase,
@@ -160,8 +164,8 @@ def test_captions_of_a_toned_emoji():
         f"a {phrase}, glossy style",
         f"an emoji of a {phrase}",
         f"noto emoji: {phrase}",
-        "finger, hand, index",
-        f"{phrase} (finger, hand), glossy style",
+        "backhand, finger, hand, index",
+        f"{phrase} (backhand, finger), glossy style",
         "dark skin tone backhand index pointing right, noto style",
     ]
     flat = describe(one, "twemoji")
@@ -179,6 +183,13 @@ def test_captions_without_keywords_and_of_a_swatch():
         ("1f49a", "green heart", "green heart", "heldout_color_shape"),
         ("1f44d-1f3fc", "thumbs up: medium-light skin tone", "thumbs up", "heldout_skin_tone"),
         ("1f44d-1f3fd", "thumbs up: medium skin tone", "thumbs up", "train"),
+        ("1f3c7-1f3fc", "horse racing: medium-light skin tone", "horse racing", "heldout_skin_tone"),
+        ("1f4aa-1f3fe", "flexed biceps: medium-dark skin tone", "flexed biceps", "heldout_skin_tone"),
+        ("1f932-1f3fb", "palms up together: light skin tone", "palms up together", "heldout_skin_tone"),
+        *[
+            (f"1f385-{0x1F3FB + tone:x}", f"Santa Claus: {TONES[tone]} skin tone", "Santa Claus", "train")
+            for tone in range(5)
+        ],
         (
             "1faf1-1f3ff-200d-1faf2-1f3fb",
             "handshake: dark skin tone, light skin tone",
@@ -188,7 +199,13 @@ def test_captions_without_keywords_and_of_a_swatch():
         ("1faf1-1f3fb-200d-1faf2-1f3fc", "handshake: light skin tone, medium-light skin tone", "handshake", "train"),
         ("1f6b6-1f3fb-200d-2642-fe0f", "man walking: light skin tone", "man walking", "heldout_gender_role"),
         ("1f6b6-1f3fb-200d-2640-fe0f", "woman walking: light skin tone", "woman walking", "train"),
-        ("1f6b6-200d-2642-fe0f-200d-27a1-fe0f", "man walking: facing right", "man walking: facing right", "train"),
+        *[
+            (codepoints, f"{person} with white cane: facing right", f"{person} with white cane: facing right", "train")
+            for codepoints, person in (
+                ("1f468-200d-1f9af-200d-27a1-fe0f", "man"),
+                ("1f469-200d-1f9af-200d-27a1-fe0f", "woman"),
+            )
+        ],
         # Of two reasons the tone counts.
         ("1f468-1f3ff-200d-1f37c", "man feeding baby: dark skin tone", "man feeding baby", "heldout_skin_tone"),
         ("1f468-1f3fb-200d-1f37c", "man feeding baby: light skin tone", "man feeding baby", "heldout_gender_role"),
