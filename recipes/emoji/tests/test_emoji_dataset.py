@@ -308,6 +308,14 @@ def test_twemoji_without_resvg_is_refused(run, monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_resvg_that_ignores_the_size_is_refused(run, monkeypatch):
+    buffer = io.BytesIO()
+    Image.new("RGBA", (36, 36)).save(buffer, "PNG")
+    monkeypatch.setitem(sys.modules, "resvg_py", SimpleNamespace(svg_to_bytes=lambda **_: buffer.getvalue()))
+    refused = run.build()
+    assert "1f1e9-1f1ea.svg at another size than 116: pip install resvg_py" in str(refused.exception)
+
+
 def test_an_svg_file_is_rendered_by_resvg(tmp_path):
     resvg = pytest.importorskip("resvg_py")
     path = tmp_path / "one.svg"
@@ -316,6 +324,8 @@ def test_an_svg_file_is_rendered_by_resvg(tmp_path):
     sprite = emoji_dataset.read_sprite(path, resvg)
     assert sprite.size == (128, 128) and sprite.getbbox() == (6, 6, 64, 122)
     assert sprite.getpixel((30, 60)) == (0, 170, 0, 255)
+    path.write_text(drawing.replace("0 0 36 36", "0 0 36 18"), encoding="utf-8")
+    assert emoji_dataset.read_sprite(path, resvg).getbbox() == (6, 6, 64, 64)
 
 
 def change(path: Path, column: str, value: object) -> None:

@@ -28,6 +28,7 @@ SIZE = 128
 # Twemoji fill their view box; Noto and Blob have a margin.
 TWEMOJI_SIZE = 116
 FILES = ("train", "heldout")
+RESVG = "resvg_py==0.5.0"
 
 # The files that the packaged models were trained on.
 EXPECTED = {
@@ -108,16 +109,24 @@ def load_resvg() -> ModuleType:
     try:
         return importlib.import_module("resvg_py")
     except ImportError as error:
-        raise ValueError("Twemoji are SVG files, which need resvg: pip install resvg_py==0.5.0") from error
+        raise ValueError(f"Twemoji are SVG files, which need resvg: pip install {RESVG}") from error
 
 
 def render(file: Path, resvg: ModuleType) -> Image.Image:
-    """An SVG file in the middle of a transparent picture."""
+    """An SVG file inside a transparent margin.
+
+    Raises:
+        ValueError: if the package ignores the size, as some versions do.
+    """
     text = file.read_text(encoding="utf-8")
     data = resvg.svg_to_bytes(svg_string=text, width=TWEMOJI_SIZE, height=TWEMOJI_SIZE, skip_system_fonts=True)
+    drawing = Image.open(io.BytesIO(bytes(data))).convert("RGBA")
+    if max(drawing.size) != TWEMOJI_SIZE:
+        raise ValueError(f"resvg rendered {file} at another size than {TWEMOJI_SIZE}: pip install {RESVG}")
     picture = Image.new("RGBA", (SIZE, SIZE))
+    # The one file that is not square, a slice of watermelon, lies at the top in the original too.
     margin = (SIZE - TWEMOJI_SIZE) // 2
-    picture.paste(Image.open(io.BytesIO(bytes(data))).convert("RGBA"), (margin, margin))
+    picture.paste(drawing, (margin, margin))
     return picture
 
 
