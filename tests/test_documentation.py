@@ -18,7 +18,7 @@ GUIDES = [
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
-    *sorted(ROOT.glob("recipes/**/README.md")),
+    *sorted(ROOT.glob("recipes/**/*.md")),
     *sorted(ROOT.glob("integrations/*/README.md")),
 ]
 OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
