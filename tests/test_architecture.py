@@ -56,6 +56,7 @@ INNER = {
         "report",
         "compare",
         "commands",
+        "__init__",
     ],
     "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "texts", ..., "recipe", "commands"],
 }

@@ -7,9 +7,10 @@ import pytest
 
 from arimage import AutoPipeline, auto, cli
 from arimage.app.engine.models import model_names
+from arimage.eval.job import Job
 from arimage.eval.protocol import find_protocol
 from arimage.eval.runs.prompts import prompt_file, prompt_metrics
-from arimage.eval.score import Job, check_metrics, metric_names
+from arimage.eval.score import check_metrics, metric_names
 from arimage.installed import KINDS, installed, installed_models, installed_packages, not_installed
 from arimage.training.recipe import load_recipe
 

@@ -34,6 +34,27 @@ from ..options import (
     steps_of,
     supported,
 )
+from .options import (
+    BatchSize,
+    Classes,
+    Clip,
+    Dinov2,
+    Frames,
+    I3DWeights,
+    InceptionWeights,
+    NegativePrompt,
+    PerClass,
+    PerPrompt,
+    Pixels,
+    Prompts,
+    Ref,
+    ResizeOption,
+    ScoredBatchSize,
+    ScoredSize,
+    SkipDamaged,
+    check_extra,
+    check_out,
+)
 
 
 # The prompts of `compare` without --prompts, those of the default model.
@@ -42,51 +63,6 @@ eval_app = typer.Typer(
     help="Generate many images, score them, and compare the quality and speed of decodings.",
     rich_markup_mode="markdown",
 )
-
-Prompts = Annotated[
-    str | None,
-    typer.Option(
-        help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of "
-        "MJHQ-30K, a .json file of WISE, a folder of .txt files (DPG-Bench), a .txt file "
-        "with one prompt per line, or the name of installed prompts, such as emoji."
-    ),
-]
-PerPrompt = Annotated[int, number("Images per prompt.")]
-Classes = Annotated[int | None, number("Generate the classes 0 to N - 1 instead of prompts.")]
-PerClass = Annotated[int, number("Images per class.")]
-BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
-Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2**14)]
-Ref = Annotated[
-    Path | None,
-    typer.Option(
-        help="A folder of images, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of images. For "
-        "fvd, a folder of videos or another run."
-    ),
-]
-NegativePrompt = Annotated[
-    str | None, typer.Option(help="What to avoid in all images, for models that take a negative prompt.")
-]
-InceptionWeights = Annotated[
-    Path | None,
-    typer.Option(envvar="ARIMAGE_INCEPTION_WEIGHTS", help="Weights of the Inception network for fid, kid and prdc."),
-]
-I3DWeights = Annotated[
-    Path | None,
-    typer.Option(envvar="ARIMAGE_I3D_WEIGHTS", help="Weights of the I3D network for fvd: rgb_imagenet.pt."),
-]
-Clip = Annotated[Path | None, typer.Option(help="A folder with a CLIP model, for the clip metric.")]
-ResizeOption = Annotated[
-    Literal["clean", "tf1"],
-    typer.Option(
-        help="Resizing of clean-fid, or of the original FID and the ADM evaluator; each needs its own weights."
-    ),
-]
-
-
-def check_extra(*packages: str) -> None:
-    for name in packages:
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"this command needs {name}: pip install 'arimage[eval]'")
 
 
 @eval_app.command()
@@ -195,63 +171,107 @@ def generate(
 
 @eval_app.command()
 @panels(
-    metrics="metrics size frames",
+    metrics="metrics size frames out",
     references="ref skip_damaged resize",
-    networks="inception_weights clip i3d_weights batch_size",
+    networks="inception_weights clip dinov2 i3d_weights batch_size",
 )
 def score(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished `arimage eval generate`.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a finished `arimage eval generate`, any folder of images, or a .npz (arr_0) or .npy of "
+            "images."
+        ),
+    ],
     metrics: Annotated[
         str,
         typer.Option(
             help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
-            "recall, density, coverage), clip, fvd (of videos), or an installed metric, such as retrieval."
+            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, cmmd, clip, fvd (of videos), or an "
+            "installed metric, such as retrieval."
         ),
     ],
     ref: Ref = None,
     inception_weights: InceptionWeights = None,
     clip: Clip = None,
+    dinov2: Dinov2 = None,
     resize: ResizeOption = "clean",
-    size: Annotated[
-        int | None,
-        number(
-            "For fid, fid-categories, kid and prdc: resize the images of the run, not the reference, to this "
-            "side in pixels, as LlamaGen does from 384 to 256.",
-            most=2**13,
-        ),
-    ] = None,
+    size: ScoredSize = None,
     i3d_weights: I3DWeights = None,
-    frames: Annotated[
-        int | None,
-        number(
-            "For fvd: how many frames of each video to compare, at least 9. Default: all of the run's videos.",
-            most=10**4,
-        ),
-    ] = None,
-    skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
-    ] = False,
-    batch_size: Annotated[int, number("Images, or frames of videos, per call of the networks.", most=10**4)] = 32,
+    frames: Frames = None,
+    skip_damaged: SkipDamaged = False,
+    batch_size: ScoredBatchSize = 32,
     device: Device = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the figures to this .json file, which is replaced if it exists.")
+    ] = None,
 ) -> None:
-    """Score the images of a run; the figures are added to RUN/metrics.json."""
+    """Score the images of a run, and add the figures to RUN/metrics.json; or score any other images, and write nothing
+    next to them."""
     check_extra("scipy")
     names = [name.strip() for name in metrics.split(",")]
 
-    from .score import INCEPTION_METRICS, Job, figure_text, images_text
-    from .score import score as score_run
+    from .job import Job
+    from .runs.files import write_json
+    from .score import INCEPTION_METRICS, figure_text, images_text
+    from .score import score as score_images
 
     if size is not None and not set(names) & set(INCEPTION_METRICS):
         raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
     if frames is not None and "fvd" not in names:
         raise ValueError("--frames is for fvd: leave it out")
-    device = choose_device(device)
-    job = Job(run, ref, inception_weights, clip, resize, device, batch_size, size, i3d_weights, frames, skip_damaged)
-    for name, entry in score_run(job, names).items():
+    if out is not None:
+        check_out(out, ".json")
+    job = Job(
+        run,
+        reference=ref,
+        inception_weights=inception_weights,
+        clip=clip,
+        dinov2=dinov2,
+        resize=resize,
+        device=choose_device(device),
+        batch_size=batch_size,
+        size=size,
+        i3d_weights=i3d_weights,
+        frames=frames,
+        skip_damaged=skip_damaged,
+    )
+    found = score_images(job, names)
+    for name, entry in found.items():
         typer.echo(f"{name}: {figure_text(entry)} ({images_text(entry)}, {entry['reference']})")
         weights = entry.get("weights", "published")
         if weights != "published":
             typer.echo(f"{name}: weights {weights}", err=True)
+    if out is not None:
+        write_json(out, found)
+
+
+@eval_app.command("make-stats")
+def make_stats(
+    images: Annotated[
+        Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")
+    ],
+    out: Annotated[Path, typer.Option(help="Output file, .npz, for --ref; it must not exist.")],
+    inception_weights: InceptionWeights = None,
+    resize: ResizeOption = "clean",
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and list them.")
+    ] = False,
+    batch_size: ScoredBatchSize = 32,
+    device: Device = None,
+) -> None:
+    """Write mean and covariance of the Inception features of images, as files of pytorch-fid and clean-fid hold them:
+    the reference of a FID."""
+    check_out(out, ".npz")
+    if out.exists():
+        raise ValueError(f"--out {out} exists: name another file, or delete it")
+
+    from .job import make_statistics
+    from .metrics.inception import InceptionExtractor
+
+    extractor = InceptionExtractor(inception_weights, resize, choose_device(device))
+    make_statistics(images, extractor, out, skip_damaged=skip_damaged, batch_size=batch_size)
+    typer.echo(out)
 
 
 @eval_app.command()
@@ -375,7 +395,7 @@ def report(
     images="prompts per_prompt classes per_class seed height width negative_prompt",
     sampling="guidance_scale temperature top_k top_p min_p",
     decoding="decoding order",
-    metrics="metrics ref resize inception_weights clip i3d_weights",
+    metrics="metrics ref resize inception_weights clip dinov2 i3d_weights",
     run="out batch_size",
 )
 def compare(
@@ -414,6 +434,7 @@ def compare(
     ref: Ref = None,
     inception_weights: InceptionWeights = None,
     clip: Clip = None,
+    dinov2: Dinov2 = None,
     resize: ResizeOption = "clean",
     i3d_weights: I3DWeights = None,
     device: Device = None,
@@ -428,9 +449,10 @@ def compare(
         prompts = DEFAULT_PROMPTS
 
     from . import compare as comparison
+    from .job import Job
     from .runs.manifest import make_manifest
     from .runs.prompts import prompt_metrics
-    from .score import Job, check_metrics
+    from .score import check_metrics
 
     if metrics is None:
         names = prompt_metrics(prompts or "")
@@ -441,6 +463,7 @@ def compare(
         reference=ref,
         inception_weights=inception_weights,
         clip=clip,
+        dinov2=dinov2,
         resize=resize,
         device=choose_device(device),
         batch_size=batch_size,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..pipelines.base import ARPipeline
 from .bench.measure import choose_decodings
+from .job import Job
 from .report import make_report, write_report
 from .runs.generate import (
     Run,
@@ -18,7 +19,7 @@ from .runs.generate import (
     prepare,
     progress_bar,
 )
-from .score import Job, score
+from .score import score
 
 
 def prepare_runs(

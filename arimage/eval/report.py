@@ -21,7 +21,7 @@ SHARED = (
     "negative_prompt",
 )  # fmt: skip
 SHARED_MACHINE = ("device", "threads", "torch", "python", "arimage")
-LOWER_IS_BETTER = ("kid", "emoji-kid", "video-change", "video-collapse")
+LOWER_IS_BETTER = ("kid", "emoji-kid", "sfid", "cmmd", "video-change", "video-collapse")
 
 
 def make_report(runs: list[Path], baseline: str) -> dict:
@@ -186,7 +186,7 @@ def _cells(row: dict) -> list[str]:
 
 
 def _arrow(metric: str) -> str:
-    return "↓" if metric in LOWER_IS_BETTER or metric.startswith(("fid", "fvd")) else "↑"
+    return "↓" if metric in LOWER_IS_BETTER or metric.startswith(("fid", "fvd", "fd-")) else "↑"
 
 
 def _decoding_text(row: dict) -> str:

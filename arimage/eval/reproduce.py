@@ -6,13 +6,14 @@ from pathlib import Path
 
 from ..decoding import decoding_from_text
 from ..options import load_pipeline
+from .job import Job
 from .metrics.features import file_sha256
 from .protocol import PROMPT_FILES, Protocol, settings_text
 from .runs.export import export
 from .runs.generate import generate_by_processes, join_processes, make_config
 from .runs.manifest import make_manifest
 from .runs.prompts import prompt_file, prompt_metrics, read_prompts
-from .score import Job, figure_text, score
+from .score import figure_text, score
 
 
 SCORERS = {

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 
+from arimage.eval.job import entry, write_scores
 from arimage.eval.metrics.standard_errors import Estimate, estimate_text, paired_difference
 from arimage.eval.report import make_report, to_markdown, write_report
 from arimage.eval.runs.files import to_lines
 from arimage.eval.runs.generate import generate, make_config, prepare
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.run_folder import manifest_digest, read_config, read_results
-from arimage.eval.score import METRICS_FILE, entry, write_scores
+from arimage.eval.score import METRICS_FILE
 
 
 SECONDS = {"ar": [9.0, 2.0, 4.0, 8.0, 1.0], "sjd": [9.0, 1.0, 1.0, 2.0, 1.0]}

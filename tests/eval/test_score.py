@@ -12,21 +12,20 @@ import torch
 from PIL import Image
 
 from arimage import cli
-from arimage.eval import score as scoring
+from arimage.eval import figures
+from arimage.eval import job as jobs
+from arimage.eval.job import Job, entry, write_scores
 from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.standard_errors import Estimate
 from arimage.eval.runs.export import export
 from arimage.eval.runs.manifest import class_rows, prompt_rows
 from arimage.eval.score import (
     METRICS_FILE,
-    Job,
     check_comparable,
-    entry,
     figure_text,
     images_text,
     read_metrics,
     score,
-    write_scores,
 )
 
 
@@ -58,7 +57,7 @@ def save(folder, arrays):
 @pytest.fixture
 def run(tmp_path, monkeypatch, write_run):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(scoring, "InceptionExtractor", Means)
+    monkeypatch.setattr(jobs, "InceptionExtractor", Means)
     folder = tmp_path / "run"
     write_run(folder, class_rows(30, 0, 1), pictures(30, 0, 20))
     return folder
@@ -177,7 +176,7 @@ class Clip:
 
 
 def test_clip_scores_are_kept_by_image(run, monkeypatch, write_run):
-    monkeypatch.setattr(scoring, "ClipExtractor", Clip)
+    monkeypatch.setattr(jobs, "ClipExtractor", Clip)
     with pytest.raises(ValueError, match="clip"):
         score(Job(run, clip=run), ["clip"])
     prompts = [{"prompt": "a book"}] * 10 + [{"prompt": "a cat"}] * 20
@@ -196,7 +195,7 @@ def test_clip_scores_are_kept_by_image(run, monkeypatch, write_run):
         (None, ["fid"], "--ref is missing"),
         ("nowhere", ["kid"], "--ref is nowhere"),
         ("x.npz", ["kid"], r"holds \['a'\]: give a .npz with mu and sigma, or with images as arr_0"),
-        ("nowhere", ["kid", "is"], "metric 'is': choose among fid, fid-categories, kid, prdc, clip"),
+        ("nowhere", ["kid", "is"], "metric 'is': choose among fid, fid-categories, kid, prdc, isc, sfid"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(run, reference, metrics, sentence, tmp_path):
@@ -247,7 +246,7 @@ def test_a_distance_of_few_images_is_a_warning(run, tmp_path, monkeypatch, caplo
     assert f"{metric} from 30 images or references" in caplog.text and "at least 2,048" in caplog.text
     caplog.clear()
     for enough in (30, 31):
-        monkeypatch.setattr(scoring, "FEWEST_IMAGES", enough)
+        monkeypatch.setattr(figures, "FEWEST_IMAGES", enough)
         score(job, [metric, "kid", "prdc"])
         assert bool(caplog.text) == (enough == 31)
     caplog.clear()
@@ -263,7 +262,7 @@ def test_two_images_are_too_few_for_a_distance(tmp_path, run, reference, write_r
 
 
 def test_figures_that_are_not_finite_are_neither_written_nor_read(run, reference, monkeypatch):
-    monkeypatch.setattr(scoring, "kernel_distance", lambda *_, **__: Estimate(0.5, float("nan")))
+    monkeypatch.setattr(figures, "kernel_distance", lambda *_, **__: Estimate(0.5, float("nan")))
     with pytest.raises(ValueError, match="kid of .* is 0.5 ± nan, which is not finite"):
         score(Job(run, reference), ["kid"])
     assert read_metrics(run) == {}
@@ -334,7 +333,7 @@ def test_two_commands_may_score_a_run_at_the_same_time(run, monkeypatch):
         return compute
 
     for name in ("one", "two"):
-        monkeypatch.setitem(scoring.METRICS, name, figure(name))
+        monkeypatch.setitem(figures.METRICS, name, figure(name))
     (run / METRICS_FILE).unlink(missing_ok=True)
     for _ in range(5):
         with ThreadPoolExecutor(2) as pool:

@@ -7,15 +7,21 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from .features import Space, file_sha256, files_sha256
+from .features import OTHER_NETWORK, Space, weights_sha256
 
 
 PREFIX = "A photo depicts "
 DOWNLOAD = "hf download openai/clip-vit-large-patch14 --local-dir"
+# Width, number of layers, patch size and image size of ViT-L/14@336, openai/clip-vit-large-patch14-336.
+VIT_L_336 = (1024, 24, 14, 336)
 
 
 class ClipExtractor:
     """Image features [B, D] of a CLIP model in a local folder (https://arxiv.org/abs/2103.00020), not normalised.
+
+    Attributes:
+        cmmd_weights: a note that the network is not ViT-L/14@336, with which no published CMMD is comparable; else
+            None.
 
     Raises:
         ValueError: if there is no folder, or it does not hold a complete CLIP model.
@@ -39,8 +45,10 @@ class ClipExtractor:
         self._model.to(device).eval()
         self._processor = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        digest = file_sha256(weights[0]) if len(weights) == 1 else files_sha256(weights)
-        self.space = Space("clip", digest, "clip-processor")
+        vision = self._model.config.vision_config
+        found = (vision.hidden_size, vision.num_hidden_layers, vision.patch_size, vision.image_size)
+        self.cmmd_weights = None if found == VIT_L_336 else OTHER_NETWORK.format("ViT-L/14@336 of CLIP")
+        self.space = Space("clip", weights_sha256(weights), "clip-processor")
         self.device = device
 
     @torch.inference_mode()

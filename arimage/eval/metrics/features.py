@@ -31,6 +31,8 @@ VIDEO_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 Resize = Literal["clean", "tf1"]
 # How files become pixels: another word for another way, so that cached features of the former are not used.
 READING = "srgb"
+# What is noted of a network that published figures of a metric are not of.
+OTHER_NETWORK = "of another network than {}, not comparable with published figures"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ def files_sha256(paths: list[Path]) -> str:
     """SHA-256 of the contents of files in their order, whatever their names."""
     with ThreadPoolExecutor() as pool:
         return hashlib.sha256("".join(pool.map(file_sha256, paths)).encode()).hexdigest()
+
+
+def weights_sha256(files: list[Path]) -> str:
+    """SHA-256 of the weights of a model in one file, or in several."""
+    return file_sha256(files[0]) if len(files) == 1 else files_sha256(files)
 
 
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:

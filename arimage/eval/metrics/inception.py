@@ -1,7 +1,9 @@
-"""The Inception network. Its features are those of FID, KID, precision, recall, density and coverage."""
+"""The Inception network. Its features are those of FID, sFID, KID, precision, recall, density and coverage, and its
+class probabilities those of the Inception score."""
 
 import importlib.util
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ INCEPTION_WEIGHTS = {
         "ARIMAGE_INCEPTION_WEIGHTS",
     ),
 }
+SPATIAL_CHANNELS = 7
 
 
 class InceptionExtractor:
@@ -46,6 +49,9 @@ class InceptionExtractor:
         ValueError: if the weights or the package that runs them are missing.
     """
 
+    # The output of torch-fidelity's network, which computes nothing beyond it.
+    layer = "2048"
+
     def __init__(self, weights: Path | None, resize: Resize = "clean", device: str = "cpu"):
         published = INCEPTION_WEIGHTS[resize]
         path = published.check(weights, f"--resize {resize}")
@@ -60,7 +66,7 @@ class InceptionExtractor:
         self.space = Space("inception-v3-2048", digest, resize)
         self.device = device
         try:
-            self._network = _load_clean(path) if resize == "clean" else _load_tf1(path)
+            self._network = _load_clean(path) if resize == "clean" else _load_tf1(path, self.layer)
         except RuntimeError as error:
             raise ValueError(f"{path} is incomplete or another network: download {published.url} again") from error
         self._network.to(device)
@@ -80,6 +86,37 @@ class InceptionExtractor:
         batch = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous().to(self.device)
         return self._network(batch) if self.space.resize == "clean" else self._network(batch)[0]
 
+    def logits(self, features: np.ndarray) -> np.ndarray:
+        """The logits [N, 1008] of features [N, 2048] of "tf1", float32, without the bias, which the original Inception
+        score and the evaluator of ADM leave out."""
+        return features @ self._network.fc.weight.T.float().cpu().numpy()
+
+
+class SpatialInceptionExtractor(InceptionExtractor):
+    """Features of images for the sFID (https://arxiv.org/abs/2103.03841) as in the evaluator of ADM: the first 7
+    channels of its layer `mixed_6/conv`, which is `Mixed_6d.branch1x1` of torch-fidelity's port. They are 17 rows of
+    17 places of 7 numbers, in this order, so that `mu_s` and `sigma_s` in ADM's files are their statistics.
+
+    Raises:
+        ValueError: as `InceptionExtractor` does.
+    """
+
+    # The first output after the layer.
+    layer = "768"
+
+    def __init__(self, weights: Path | None, device: str = "cpu"):
+        super().__init__(weights, "tf1", device)
+        self.space = replace(self.space, name="inception-v3-spatial-2023")
+        self._network.Mixed_6d.branch1x1.register_forward_hook(self._keep)
+
+    def _keep(self, module: torch.nn.Module, inputs: tuple, output: torch.FloatTensor) -> None:
+        self._kept = output[:, :SPATIAL_CHANNELS]
+
+    @torch.inference_mode()
+    def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
+        super().__call__(images)
+        return self._kept.permute(0, 2, 3, 1).flatten(1)
+
 
 def _load_clean(path: Path) -> torch.nn.Module:
     from cleanfid.inception_torchscript import InceptionV3W
@@ -87,9 +124,9 @@ def _load_clean(path: Path) -> torch.nn.Module:
     return InceptionV3W(str(path.parent), download=False)
 
 
-def _load_tf1(path: Path) -> torch.nn.Module:
+def _load_tf1(path: Path, layer: str) -> torch.nn.Module:
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     # torch-fidelity unpickles any file: refuse one that holds more than tensors.
     load_original(path, ())
-    return FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
+    return FeatureExtractorInceptionV3("inception-v3-compat", [layer], feature_extractor_weights_path=str(path))

@@ -59,6 +59,26 @@ def standard_error(values: np.ndarray, prompts: Prompts | None = None) -> float 
     return error if error > 1e-9 * np.abs(values).max() else None
 
 
+def jackknife_blocks(
+    count: int, prompts: Prompts | None = None, *, blocks: int = 20, seed: int = 0
+) -> np.ndarray | None:
+    """The block, 0 to at most `blocks` - 1, of each of `count` rows: random blocks of equally many prompts. None for
+    one prompt, which leaves nothing to compare."""
+    _, index = np.unique(np.arange(count) if prompts is None else np.asarray(prompts), return_inverse=True)
+    number = index.max() + 1
+    if number == 1:
+        return None
+    block = np.empty(number, int)
+    for one, chosen in enumerate(np.array_split(np.random.default_rng(seed).permutation(number), min(blocks, number))):
+        block[chosen] = one
+    return block[index]
+
+
+def jackknife_error(values: Sequence[float]) -> float | None:
+    """The standard error of a statistic from its `values` without each of the blocks. None if they do not differ."""
+    return float(np.sqrt((len(values) - 1) * np.var(values))) or None
+
+
 def jackknife_standard_error(
     statistic: Callable[[np.ndarray], float],
     rows: np.ndarray,
@@ -72,14 +92,10 @@ def jackknife_standard_error(
 
     For stratified rows (equally many images of every class) it is an upper bound.
     """
-    _, index = np.unique(np.arange(len(rows)) if prompts is None else np.asarray(prompts), return_inverse=True)
-    count = index.max() + 1
-    if count == 1:
+    block = jackknife_blocks(len(rows), prompts, blocks=blocks, seed=seed)
+    if block is None:
         return None
-    order = np.random.default_rng(seed).permutation(count)
-    left_out = np.array_split(order, min(blocks, count))
-    values = np.array([statistic(rows[~np.isin(index, block)]) for block in left_out])
-    return float(np.sqrt((len(values) - 1) * values.var())) or None
+    return jackknife_error([statistic(rows[block != one]) for one in range(block.max() + 1)])
 
 
 def mean_estimate(values: np.ndarray, prompts: Prompts | None = None) -> Estimate:

@@ -5,9 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+from arimage.eval.job import Job
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import prompt_file, read_prompts
-from arimage.eval.score import Job, score
+from arimage.eval.score import score
 from arimage_emoji import EMOJI_CHECKS, REFERENCE
 from arimage_emoji.metrics.colours import COLOURS, colour_shares, main_hues, recolour
 from arimage_emoji.metrics.composition import Judge, check_image, connected_parts, cut_out, foreground

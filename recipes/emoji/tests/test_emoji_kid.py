@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
+from arimage.eval.job import Job
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import read_prompts
-from arimage.eval.score import METRICS_FILE, Job, score
+from arimage.eval.score import METRICS_FILE, score
 from arimage_emoji import REFERENCE
 from arimage_emoji.metrics.emoji_kid import EmojiExtractor, emoji_kernel_distance
 from arimage_emoji.metrics.reference import read_gallery, reference_features

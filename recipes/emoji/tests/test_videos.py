@@ -13,9 +13,10 @@ from PIL import Image, ImageSequence
 from pipelines.cosmos import tiny as tiny_cosmos
 
 from arimage import cli
+from arimage.eval.job import Job
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import prompt_file, read_prompts
-from arimage.eval.score import Job, score
+from arimage.eval.score import score
 from arimage_emoji.data.animation import animate, is_held_out, poses
 from arimage_emoji.data.scenes import on_ground
 from arimage_emoji.metrics.composition import foreground

@@ -10,8 +10,9 @@ from torch_fidelity.metric_kid import kid_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
 
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance, frechet_estimate, frechet_infinity
-from arimage.eval.metrics.kernel_distance import kernel_distance
+from arimage.eval.metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
 from arimage.eval.metrics.neighbourhoods import neighbourhoods
+from arimage.eval.metrics.standard_errors import jackknife_standard_error
 
 
 SQRTM = pytest.mark.skipif(
@@ -68,6 +69,7 @@ def test_standard_errors_are_the_spread_of_repeated_samples():
     for estimates in (
         [frechet_estimate(images, reference_gaussian) for images in repeats],
         [kernel_distance(images, reference, subsets=10, subset_size=100) for images in repeats],
+        [gaussian_kernel_distance(images, reference) for images in repeats],
         [neighbourhoods(images, reference)["precision"] for images in repeats],
         [neighbourhoods(images, reference)["density"] for images in repeats],
     ):
@@ -119,6 +121,39 @@ def test_kernel_distance_of_subsets_is_near_that_of_all_and_repeats():
     assert (np.random.get_state()[1] == state).all()
     with pytest.raises(ValueError, match="at least 2 images"):
         kernel_distance(x[:1], y)
+
+
+def explicit_cmmd(x, y):
+    """The maximum mean discrepancy of the definition, pair by pair."""
+
+    def mean(these, those):
+        return np.mean([[np.exp(-((one - other) ** 2).sum() / (2 * 10**2)) for other in those] for one in these])
+
+    return 1000 * (mean(x, x) + mean(y, y) - 2 * mean(x, y))
+
+
+def unit(features):
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("rows", [512, 7])
+def test_the_gaussian_kernel_distance_is_that_of_its_definition(rows):
+    x, y = unit(sample(50, 24, 1, 0.2)), unit(sample(40, 24, 2))
+    found = gaussian_kernel_distance(x, y, rows=rows)
+    theirs = explicit_cmmd(x.astype(np.float64), y.astype(np.float64))
+    assert theirs > 0.01 and found.value == pytest.approx(theirs, rel=1e-9)
+    assert gaussian_kernel_distance(x, x, rows=rows).value == pytest.approx(0, abs=1e-9)
+
+
+def test_the_error_of_the_gaussian_kernel_distance_is_a_jackknife():
+    x, y = (unit(one.astype(np.float64)) for one in (sample(60, 12, 1, 0.2), sample(40, 12, 2)))
+    prompts = np.arange(20).repeat(3)
+    for of in (prompts, None):
+        explicit = jackknife_standard_error(lambda some: explicit_cmmd(some, y), x, prompts=of, blocks=20)
+        assert gaussian_kernel_distance(x, y, prompts=of).standard_error == pytest.approx(explicit, rel=1e-6)
+    assert gaussian_kernel_distance(x, y, prompts=["one"] * 60).standard_error is None
+    with pytest.raises(ValueError, match="the reference has 4 features and the images have 12"):
+        gaussian_kernel_distance(x, y[:, :4])
 
 
 @pytest.mark.parametrize("block", [512, 7])

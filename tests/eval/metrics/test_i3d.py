@@ -10,12 +10,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage import cli
-from arimage.eval import score as scoring
+from arimage.eval import job as jobs
+from arimage.eval.job import Job
 from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance, frechet_infinity
 from arimage.eval.metrics.i3d import I3D, I3DExtractor, read_clip
 from arimage.eval.runs.manifest import class_rows
-from arimage.eval.score import Job, check_comparable, score
+from arimage.eval.score import check_comparable, score
 from arimage.media.files import write_video
 
 
@@ -151,7 +152,7 @@ def moments(videos):
 def run(tmp_path, monkeypatch, write_run):
     """Thirty videos of twelve frames."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(scoring, "I3DExtractor", Moments)
+    monkeypatch.setattr(jobs, "I3DExtractor", Moments)
     write_run(tmp_path / "run", class_rows(30, 0, 1), noise(30, 12, 4))
     return tmp_path / "run"
 
@@ -215,7 +216,7 @@ def test_what_has_no_distance_is_refused(run, reference, tmp_path, write_run):
 
 
 def test_the_command_says_what_it_needs(run, reference, monkeypatch, capsys):
-    monkeypatch.setattr(scoring, "I3DExtractor", I3DExtractor)
+    monkeypatch.setattr(jobs, "I3DExtractor", I3DExtractor)
     monkeypatch.delenv("ARIMAGE_I3D_WEIGHTS", raising=False)
 
     def command(*options):

@@ -13,10 +13,11 @@ import torch_fidelity
 from PIL import Image
 from torch_fidelity import feature_extractor_inceptionv3
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
 from arimage.eval.metrics.features import Space, extract, image_paths
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance
-from arimage.eval.metrics.inception import InceptionExtractor
+from arimage.eval.metrics.inception import InceptionExtractor, SpatialInceptionExtractor
 
 
 # torch.jit.load, of which clean-fid's file has need.
@@ -83,6 +84,35 @@ def test_tf1_features_are_those_of_the_network(inception, tf1_weights):
     torch.testing.assert_close(extractor([picture]), theirs)
     with pytest.raises(ValueError, match="images of one size"):
         extractor([picture, Image.new("RGB", (8, 9))])
+
+
+def picture_and_tensor():
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+    return Image.fromarray(pixels), torch.from_numpy(pixels).permute(2, 0, 1)[None]
+
+
+def test_logits_are_those_of_torch_fidelity(inception, tf1_weights, monkeypatch):
+    picture, tensor = picture_and_tensor()
+    extractor = InceptionExtractor(tf1_weights, "tf1")
+    monkeypatch.setattr(inception, "features_list", ["logits_unbiased"])
+    (theirs,) = inception(tensor)
+    assert theirs.shape == (1, 1008) and theirs.std() > 1e-3
+    np.testing.assert_allclose(extractor.logits(extractor([picture]).numpy()), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_spatial_features_are_those_of_the_evaluator_of_adm(inception, tf1_weights):
+    picture, tensor = picture_and_tensor()
+    extractor = SpatialInceptionExtractor(tf1_weights)
+    # mixed_6 of the TensorFlow graph is the block Mixed_6d, and mixed_6/conv its 1x1 convolution, with its ReLU.
+    x = (interpolate_bilinear_2d_like_tensorflow1x(tensor.float(), size=(299, 299), align_corners=False) - 128) / 128
+    names = [name for name, _ in inception.named_children()]
+    for name in names[: names.index("Mixed_6d")]:
+        x = getattr(inception, name)(x)
+    unit = inception.Mixed_6d.branch1x1
+    theirs = torch.relu(unit.bn(unit.conv(x)))[0, :7].permute(1, 2, 0)
+    assert theirs.shape == (17, 17, 7) and theirs.std() > 1e-3
+    torch.testing.assert_close(extractor([picture]), theirs.reshape(1, 2023))
+    assert extractor.space.name == "inception-v3-spatial-2023" and extractor.space.resize == "tf1"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_pictures_statistics_and_both_are_read(tmp_path):
     np.savez(tmp_path / "both.npz", arr_0=PICTURES, labels=np.array(["a"]), **statistics())
     both = read_reference(tmp_path / "both.npz")
     assert both.paths == [tmp_path / "both.npz"] and both.label == f"both.npz, sha256 {both.sha256[:8]}"
-    assert [array.shape for array in both.statistics] == [(6,), (6, 6)]
+    assert [both.statistics.mean.shape, both.statistics.covariance.shape] == [(6,), (6, 6)]
     np.save(tmp_path / "x.npy", PICTURES)
     assert read_reference(tmp_path / "x.npy").paths == [tmp_path / "x.npy"]
     np.savez(tmp_path / "s.npz", **statistics(sigma=np.eye(6, dtype=np.float32)))

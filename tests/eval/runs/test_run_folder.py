@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from arimage import cli
+from arimage.eval.job import Job
 from arimage.eval.report import make_report
 from arimage.eval.runs.export import export
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.run_folder import read_config, read_finished, read_results, read_rows
-from arimage.eval.score import Job, score
+from arimage.eval.score import score
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from arimage.eval.job import Job, write_scores
 from arimage.eval.metrics.standard_errors import mean_estimate
-from arimage.eval.score import Job, write_scores
 
 from .composition import check_run
 from .emoji_kid import EmojiExtractor, asked_features, emoji_kernel_distance

@@ -1,0 +1,200 @@
+"""The metrics of this package by their names: each computes its entries of `metrics.json` for a `Job`."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .job import Job, extract_reference, warn_of_few, write_scores
+from .metrics.clip_score import PREFIX, clip_scores
+from .metrics.features import extract
+from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
+from .metrics.i3d import frame_count, read_clip
+from .metrics.inception_score import inception_score
+from .metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
+from .metrics.neighbourhoods import neighbourhoods
+from .metrics.reference import Statistics, read_folder
+from .metrics.standard_errors import Estimate, mean_estimate
+
+
+KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
+FID_INFINITY_POINTS = 15
+# As many as their networks have features: with fewer the estimated covariance is singular.
+FEWEST_IMAGES, FEWEST_VIDEOS = 2048, 400
+PRECISION_K, DENSITY_K = 3, 5
+INCEPTION_SCORE_SPLITS = 10
+CMMD_SIGMA, CMMD_SCALE = 10, 1000
+INCEPTION_METRICS = ("fid", "fid-categories", "kid", "prdc", "isc", "sfid")
+# Of the network that the published figures are of.
+TF1_METRICS = ("isc", "sfid")
+# Those that compare with images, or with statistics of them.
+REFERENCE_METRICS = ("fid", "fid-categories", "kid", "prdc", "sfid", "fd-dinov2", "cmmd")
+# Those that need neither prompts, categories nor videos.
+PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd")
+
+
+def _infinity(features: np.ndarray, reference: Gaussian) -> Estimate:
+    return Estimate(frechet_infinity(features, reference, points=FID_INFINITY_POINTS))
+
+
+def _statistics(job: Job, statistics: Statistics, metric: str) -> tuple[Gaussian, str]:
+    """The Gaussian of a file of statistics, and its label."""
+    if statistics.space is None:
+        label = f"{job.against.label}: statistics, of weights and resizing that the file does not name"
+    else:
+        label = f"{job.against.label}: statistics of {statistics.count} pictures"
+    warn_of_few(metric, FEWEST_IMAGES, job.count, statistics.count or FEWEST_IMAGES)
+    return Gaussian.of_covariance(statistics.mean, statistics.covariance), label
+
+
+def _fid(job: Job) -> dict[str, dict]:
+    if job.against.statistics is None:
+        reference, label = Gaussian.of_features(job.reference_features), None
+        warn_of_few("fid", FEWEST_IMAGES, len(job.features), len(job.reference_features))
+    else:
+        reference, label = _statistics(job, job.against.statistics, "fid")
+    return {
+        "fid": job.inception_entry(frechet_estimate(job.features, reference, prompts=job.prompts), label),
+        "fid-infinity": job.inception_entry(_infinity(job.features, reference), label, points=FID_INFINITY_POINTS),
+    }
+
+
+def _sfid(job: Job) -> dict[str, dict]:
+    extractor = job.spatial_inception
+    features = job.extract(extractor, job.size)
+    if job.spatial_statistics is None:
+        theirs = job.extract_against(extractor)
+        reference, label = Gaussian.of_features(theirs), None
+        warn_of_few("sfid", FEWEST_IMAGES, len(features), len(theirs))
+    else:
+        reference, label = _statistics(job, job.spatial_statistics, "sfid")
+    estimate = frechet_estimate(features, reference, prompts=job.prompts)
+    return {"sfid": job.inception_entry(estimate, label, space=extractor.space)}
+
+
+def _isc(job: Job) -> dict[str, dict]:
+    logits = job.inception.logits(job.features)
+    estimate = inception_score(logits, prompts=job.prompts, splits=INCEPTION_SCORE_SPLITS)
+    return {"isc": job.inception_entry(estimate, "no reference", splits=INCEPTION_SCORE_SPLITS)}
+
+
+def _fid_categories(job: Job) -> dict[str, dict]:
+    """One `fid` per category: the images whose prompts have it, against the pictures in the reference's folder of that
+    name."""
+    ours = [row.get("metadata", {}).get("category") for row in job.rows]
+    if None in ours:
+        raise ValueError(f"image {ours.index(None)} of {job.run} has no category: generate with prompts that have one")
+    if job.reference is None or not job.reference.is_dir():
+        raise ValueError(f"--ref is {job.reference}: fid-categories needs a folder with a folder per category")
+    paths = [path.relative_to(job.reference) for path in job.against.paths]
+    theirs = [path.parts[0] if len(path.parts) > 1 else None for path in paths]
+    entries, counts = {}, []
+    for category in sorted(set(ours)):
+        rows, columns = (np.flatnonzero([one == category for one in names]) for names in (ours, theirs))
+        if len(rows) < 3 or len(columns) < 2:
+            raise ValueError(
+                f"category {category!r} has {len(rows)} images and {len(columns)} in {job.reference}: the FID needs "
+                "at least three images, and two of the reference"
+            )
+        counts += [len(rows), len(columns)]
+        reference = Gaussian.of_features(job.reference_features[columns])
+        label = f"{job.against.label}: {len(columns)} pictures in {category}"
+        estimate = frechet_estimate(job.features[rows], reference, prompts=job.of_prompts(rows))
+        entries[f"fid-{category}"] = job.inception_entry(estimate, label, rows)
+    warn_of_few("fid-categories", FEWEST_IMAGES, *counts)
+    return entries
+
+
+def _kid(job: Job) -> dict[str, dict]:
+    settings: dict[str, Any] = {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
+    estimate = kernel_distance(job.features, job.reference_features, prompts=job.prompts, **settings)
+    return {"kid": job.inception_entry(estimate, **settings)}
+
+
+def _prdc(job: Job) -> dict[str, dict]:
+    found = neighbourhoods(
+        job.features, job.reference_features, prompts=job.prompts, k=PRECISION_K, density_k=DENSITY_K
+    )
+    ks = {"precision": PRECISION_K, "recall": PRECISION_K, "density": DENSITY_K, "coverage": DENSITY_K}
+    return {name: job.inception_entry(estimate, k=ks[name]) for name, estimate in found.items()}
+
+
+def _clip(job: Job) -> dict[str, dict]:
+    if "prompt" not in job.rows[0]:
+        raise ValueError(f"{job.run} was generated from classes: the clip score needs a run of prompts")
+    extractor, prompts = job.clip_extractor, [row["prompt"] for row in job.rows]
+    values = clip_scores(job.extract(extractor), prompts, extractor, job.batch_size)
+    write_scores(job.run, "clip", values)
+    label = f"prompts, sha256 {hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:8]}"
+    return {"clip": job.entry(mean_estimate(values, job.prompts), label, extractor.space, prefix=PREFIX, scale=1)}
+
+
+def _note(weights: str | None) -> dict[str, Any]:
+    return {} if weights is None else {"weights": weights}
+
+
+def _cmmd(job: Job) -> dict[str, dict]:
+    extractor = job.clip_extractor
+    ours, theirs = (_of_unit_length(one) for one in (job.extract(extractor), job.extract_against(extractor)))
+    settings: dict[str, Any] = {"sigma": CMMD_SIGMA, "scale": CMMD_SCALE}
+    estimate = gaussian_kernel_distance(ours, theirs, prompts=job.prompts, **settings)
+    note = _note(extractor.cmmd_weights)
+    return {"cmmd": job.entry(estimate, job.against_label, extractor.space, **note, **settings)}
+
+
+def _of_unit_length(features: np.ndarray) -> np.ndarray:
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+
+def _fd_dinov2(job: Job) -> dict[str, dict]:
+    extractor = job.dinov2_extractor
+    features, theirs = job.extract(extractor), job.extract_against(extractor)
+    warn_of_few("fd-dinov2", features.shape[1], len(features), len(theirs))
+    reference = Gaussian.of_features(theirs)
+    shared, note = (job.against_label, extractor.space), _note(extractor.weights)
+    estimate = frechet_estimate(features, reference, prompts=job.prompts)
+    infinity = job.entry(_infinity(features, reference), *shared, **note, points=FID_INFINITY_POINTS)
+    return {"fd-dinov2": job.entry(estimate, *shared, **note), "fd-dinov2-infinity": infinity}
+
+
+def _fvd(job: Job) -> dict[str, dict]:
+    count = frame_count(job.paths[0])
+    if count < 2:
+        raise ValueError(f"{job.paths[0]} is an image: fvd needs a run of a model that generates videos")
+    if job.reference is None or not job.reference.is_dir():
+        raise ValueError(f"--ref is {job.reference}: fvd needs a folder of videos, or another run of videos")
+    videos, frames = read_folder(job.reference, videos=True), job.frames or count
+    extractor = job.i3d_extractor(frames)
+    settings: dict[str, Any] = {
+        "batch_size": max(1, job.batch_size // frames),
+        "read": partial(read_clip, frames=frames),
+    }
+    features = extract(job.paths, extractor, cache=job.run / "features", **settings)
+    theirs = extract_reference(videos, extractor, **settings)
+    warn_of_few("fvd", FEWEST_VIDEOS, len(features), len(theirs))
+    reference = Gaussian.of_features(theirs)
+    shared, weights = (f"{videos.label}: {len(theirs)} videos", extractor.space), extractor.weights
+    estimate = frechet_estimate(features, reference, prompts=job.prompts)
+    return {
+        "fvd": job.entry(estimate, *shared, weights=weights),
+        "fvd-infinity": job.entry(
+            _infinity(features, reference), *shared, weights=weights, points=FID_INFINITY_POINTS
+        ),
+    }
+
+
+METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
+    "fid": _fid,
+    "fid-categories": _fid_categories,
+    "kid": _kid,
+    "prdc": _prdc,
+    "isc": _isc,
+    "sfid": _sfid,
+    "fd-dinov2": _fd_dinov2,
+    "cmmd": _cmmd,
+    "clip": _clip,
+    "fvd": _fvd,
+}

@@ -1,0 +1,90 @@
+"""Options and checks that the commands `arimage eval ...` share. No heavy imports."""
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..options import number
+
+
+INCEPTION_VARIABLE = "ARIMAGE_INCEPTION_WEIGHTS"
+
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of "
+        "MJHQ-30K, a .json file of WISE, a folder of .txt files (DPG-Bench), a .txt file "
+        "with one prompt per line, or the name of installed prompts, such as emoji."
+    ),
+]
+PerPrompt = Annotated[int, number("Images per prompt.")]
+Classes = Annotated[int | None, number("Generate the classes 0 to N - 1 instead of prompts.")]
+PerClass = Annotated[int, number("Images per class.")]
+BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
+Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2**14)]
+Ref = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder of images, a .npz of statistics (mu, sigma), or a .npz (arr_0) or .npy of images. For "
+        "fvd, a folder of videos or another run."
+    ),
+]
+NegativePrompt = Annotated[
+    str | None, typer.Option(help="What to avoid in all images, for models that take a negative prompt.")
+]
+InceptionWeights = Annotated[
+    Path | None,
+    typer.Option(envvar=INCEPTION_VARIABLE, help="Weights of the Inception network for fid, kid, prdc, isc and sfid."),
+]
+I3DWeights = Annotated[
+    Path | None,
+    typer.Option(envvar="ARIMAGE_I3D_WEIGHTS", help="Weights of the I3D network for fvd: rgb_imagenet.pt."),
+]
+Clip = Annotated[Path | None, typer.Option(help="A folder with a CLIP model, for clip and cmmd.")]
+Dinov2 = Annotated[
+    str | None,
+    typer.Option(
+        help="For fd-dinov2: a folder with a DINOv2 model of transformers, or the id of one on the Hugging Face Hub, "
+        "such as facebook/dinov2-large, to download it."
+    ),
+]
+ScoredSize = Annotated[
+    int | None,
+    number(
+        "For fid, fid-categories, kid, prdc, isc and sfid: resize the images, not the reference, to this side in "
+        "pixels, as LlamaGen does from 384 to 256.",
+        most=2**13,
+    ),
+]
+Frames = Annotated[
+    int | None,
+    number(
+        "For fvd: how many frames of each video to compare, at least 9. Default: all of the run's videos.",
+        most=10**4,
+    ),
+]
+ScoredBatchSize = Annotated[int, number("Images, or frames of videos, per call of the networks.", most=10**4)]
+SkipDamaged = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
+]
+ResizeOption = Annotated[
+    Literal["clean", "tf1"],
+    typer.Option(
+        help="Resizing of clean-fid, or of the original FID and the ADM evaluator (for isc and sfid); each needs its "
+        "own weights."
+    ),
+]
+
+
+def check_extra(*packages: str) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"this command needs {name}: pip install 'arimage[eval]'")
+
+
+def check_out(out: Path, suffix: str) -> None:
+    """Refuse a file that cannot be written, before any work."""
+    if out.suffix != suffix or out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"--out is {out}: name a {suffix} file in a folder that exists")

@@ -1,0 +1,299 @@
+"""Images that are not a run: any folder or array of them is scored, nothing is written next to them, and statistics
+of a reference are made and read."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.spatial
+import torch
+from PIL import Image
+
+from arimage import cli
+from arimage.eval import job as jobs
+from arimage.eval import score_images
+from arimage.eval.job import Job, make_statistics
+from arimage.eval.metrics import inception
+from arimage.eval.metrics.features import Space
+from arimage.eval.runs.manifest import class_rows, prompt_rows
+from arimage.eval.score import METRICS_FILE, check_comparable, figure_text, score
+
+
+class Moments:
+    """Mean and spread of each channel: features [B, 6]."""
+
+    weights = "published"
+
+    def __init__(self, weights, resize="clean", device="cpu"):
+        self.space = Space("moments", "0" * 64, resize)
+
+    def __call__(self, images):
+        pixels = torch.stack([torch.from_numpy(np.array(image)) for image in images]).flatten(1, 2) / 255
+        return torch.cat([pixels.mean(1), pixels.std(1)], 1)
+
+    def logits(self, features):
+        return features @ np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32) * 40
+
+
+class Corners:
+    """The first two pixels: features [B, 6]."""
+
+    weights, cmmd_weights = None, "of another network"
+
+    def __init__(self, *_):
+        self.space = Space("corners", "1" * 64, "none")
+
+    def __call__(self, images):
+        return torch.stack([torch.from_numpy(np.array(image))[0, :2].flatten() / 255 for image in images])
+
+
+def pictures(count, seed, shift=0):
+    return (np.random.default_rng(seed).integers(0, 200, (count, 8, 8, 3)) + shift).astype(np.uint8)
+
+
+def save(folder, arrays):
+    folder.mkdir(parents=True)
+    for i, array in enumerate(arrays):
+        Image.fromarray(array).save(folder / f"{i:06d}.png")
+    return folder
+
+
+OURS, THEIRS = pictures(30, 0, 20), pictures(40, 1)
+METRICS = ["fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd"]
+
+
+@pytest.fixture(autouse=True)
+def networks(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(jobs, "InceptionExtractor", Moments)
+    for name in ("SpatialInceptionExtractor", "ClipExtractor", "Dinov2Extractor"):
+        monkeypatch.setattr(jobs, name, Corners)
+
+
+@pytest.fixture
+def images(tmp_path):
+    return save(tmp_path / "photos" / "a", OURS).parent
+
+
+@pytest.fixture
+def reference(tmp_path):
+    return save(tmp_path / "real", THEIRS)
+
+
+def files(folder):
+    return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def features(extractor, arrays):
+    return extractor([Image.fromarray(array) for array in arrays]).numpy().astype(np.float64)
+
+
+def frechet(x, y):
+    root = scipy.linalg.sqrtm(np.cov(x, rowvar=False) @ np.cov(y, rowvar=False)).real
+    traces = np.trace(np.cov(x, rowvar=False) + np.cov(y, rowvar=False) - 2 * root)
+    return ((x.mean(0) - y.mean(0)) ** 2).sum() + traces
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["arimage", "eval", *map(str, options), "--device", "cpu"])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_a_folder_an_array_and_a_run_of_the_same_images_score_the_same(images, reference, tmp_path, write_run):
+    before = files(images)
+    write_run(tmp_path / "run", class_rows(30, 0, 1), OURS)
+    np.savez(tmp_path / "images.npz", arr_0=OURS)
+    np.save(tmp_path / "images.npy", OURS)
+    folder, run, npz, npy = (
+        score(Job(tmp_path / name, reference, resize="tf1"), METRICS)
+        for name in ("photos", "run", "images.npz", "images.npy")
+    )
+    assert folder == npz == npy == run and len(folder) == 12
+    assert all(entry["count"] == 30 and "prompts" not in entry for entry in folder.values())
+    assert all(entry["standard_error"] > 0 for name, entry in folder.items() if name in ("fid", "isc", "cmmd", "kid"))
+    assert files(images) == before and (tmp_path / "run" / METRICS_FILE).is_file()
+
+
+def test_features_of_a_folder_are_computed_once(images, reference, monkeypatch):
+    before = score(Job(images, reference), ["kid"])
+    monkeypatch.setattr(Moments, "__call__", None)
+    assert score(Job(images, reference), ["kid"]) == before
+    # And are those of the same folder as a reference.
+    assert score(Job(reference, images), ["kid"])["kid"]["value"] == pytest.approx(before["kid"]["value"], abs=0.02)
+
+
+def test_new_metrics_are_those_of_independent_formulas(images, reference):
+    found = score(Job(images, reference, resize="tf1"), ["sfid", "fd-dinov2", "cmmd", "isc"])
+    x, y = (features(Corners(), arrays) for arrays in (OURS, THEIRS))
+    assert found["sfid"]["value"] == found["fd-dinov2"]["value"] == pytest.approx(frechet(x, y), rel=1e-6)
+    x, y = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (x, y))
+    means = [
+        np.exp(-scipy.spatial.distance.cdist(a, b, "sqeuclidean") / 200).mean() for a, b in ((x, x), (y, y), (x, y))
+    ]
+    assert found["cmmd"]["value"] == pytest.approx(1000 * (means[0] + means[1] - 2 * means[2]), rel=1e-4)
+    assert (found["cmmd"]["sigma"], found["cmmd"]["scale"]) == (10, 1000)
+    assert found["cmmd"]["weights"] == "of another network" and "weights" not in found["fd-dinov2"]
+    assert found["isc"]["splits"] == 10 and found["isc"]["reference"] == "no reference"
+    assert 1 < found["isc"]["value"] < 5
+    assert found["sfid"]["space"]["name"] == "corners" and found["isc"]["space"]["name"] == "moments"
+
+
+def test_the_inception_score_needs_no_reference(images):
+    assert list(score(Job(images, resize="tf1"), ["isc"])) == ["isc"]
+    for metric in ("cmmd", "fd-dinov2", "sfid"):
+        with pytest.raises(ValueError, match="--ref is missing"):
+            score(Job(images, resize="tf1"), [metric])
+    for metric in ("isc", "sfid"):
+        with pytest.raises(ValueError, match=f"{metric} is of the original Inception network: add --resize tf1"):
+            score(Job(images, images), [metric])
+
+
+def test_statistics_of_adm_are_those_of_their_own_features(images, tmp_path):
+    moments, corners = (features(extractor, THEIRS) for extractor in (Moments(None), Corners()))
+    arrays = {"mu": moments.mean(0), "sigma": np.cov(moments, rowvar=False)}
+    np.savez(tmp_path / "adm.npz", **arrays, mu_s=corners.mean(0), sigma_s=np.cov(corners, rowvar=False))
+    np.savez(tmp_path / "fid.npz", **arrays)
+    found = score(Job(images, tmp_path / "adm.npz", resize="tf1"), ["fid", "sfid"])
+    assert found["sfid"]["value"] == pytest.approx(frechet(features(Corners(), OURS), corners), rel=1e-6)
+    assert found["fid"]["value"] == pytest.approx(frechet(features(Moments(None), OURS), moments), rel=1e-6)
+    for metric in ("sfid", "cmmd", "fd-dinov2"):
+        with pytest.raises(ValueError, match=f"fid.npz holds statistics only, and none for {metric}: name a folder"):
+            score(Job(images, tmp_path / "fid.npz", resize="tf1"), [metric])
+
+
+@pytest.mark.parametrize("metric", ["clip", "fid-categories", "fvd", "retrieval"])
+def test_metrics_that_need_a_run_are_refused(images, reference, metric, monkeypatch):
+    monkeypatch.setattr(Moments, "__call__", None)
+    before = files(images)
+    with pytest.raises(
+        ValueError, match=f"{metric} needs the prompts or videos of a run of .* choose among fid, kid,"
+    ):
+        score(Job(images, reference), ["kid", metric])
+    assert files(images) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "nowhere",
+            "nowhere is not a set of images: name a folder of images, a folder of `arimage eval generate`, or",
+        ),
+        ("notes.txt", "notes.txt is not a set of images"),
+        ("empty", "empty has no images: name a folder of .png"),
+        ("stats.npz", "stats.npz holds statistics only: name a folder of images, or a .npz with images as arr_0"),
+        ("floats.npz", r"arr_0 of .*floats.npz is float64 \[30, 8, 8, 3\]"),
+        ("damaged", "cut.png"),
+    ],
+)
+def test_what_holds_no_images_is_refused(tmp_path, reference, name, sentence):
+    (tmp_path / "notes.txt").write_text("a")
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "stats.npz", mu=np.zeros(6), sigma=np.eye(6))
+    np.savez(tmp_path / "floats.npz", arr_0=OURS / 255)
+    (save(tmp_path / "damaged", OURS[:5]) / "cut.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ValueError, match=sentence):
+        score(Job(tmp_path / name, reference), ["kid"])
+
+
+def test_the_command_prints_the_figures_and_writes_them_where_it_is_told(images, reference, tmp_path, command):
+    before = files(images)
+    code, out, err = command(
+        "score", images, "--ref", reference, "--metrics", "kid,cmmd", "--out", tmp_path / "x.json"
+    )
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert code == 0 and list(found) == ["kid", "cmmd"] and files(images) == before
+    assert out.splitlines()[0].startswith(f"kid: {figure_text(found['kid'])} (30 images, real, files ")
+    assert "cmmd: weights of another network" in err
+    for target in (tmp_path / "nowhere" / "x.json", tmp_path / "x.txt"):
+        code, out, err = command("score", images, "--ref", reference, "--metrics", "kid", "--out", target)
+        assert code == 2 and not out and err.startswith(f"arimage: --out is {target}: name a .json file in a folder")
+
+
+def test_one_function_scores_two_folders(images, reference, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(jobs, "InceptionExtractor", lambda *args: seen.append(args) or Moments(*args))
+    monkeypatch.setenv("ARIMAGE_INCEPTION_WEIGHTS", "of-the-environment.pt")
+    found = score_images(str(images), reference, metrics=("fid", "kid"), device="cpu")
+    assert found == score(Job(images, reference), ["fid", "kid"])
+    score_images(images, str(reference), metrics=["kid"], inception_weights="given.pt", device="cpu")
+    assert [str(weights) for weights, *_ in seen if weights] == ["of-the-environment.pt", "given.pt"]
+    with pytest.raises(ValueError, match="unknown metric 'fed': choose among fid"):
+        score_images(images, reference, metrics=["fed"], device="cpu")
+
+
+def test_statistics_are_those_of_the_images_and_name_their_origin(images, reference, tmp_path, command, monkeypatch):
+    monkeypatch.setattr(inception, "InceptionExtractor", Moments)
+    stats = tmp_path / "stats.npz"
+    code, out, _ = command("make-stats", reference, "--out", stats)
+    assert code == 0 and out == f"{stats}\n"
+    theirs = features(Moments(None), THEIRS)
+    # As `np.load` of pytorch-fid and clean-fid reads it.
+    with np.load(stats) as arrays:
+        np.testing.assert_allclose(arrays["mu"], theirs.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(arrays["sigma"], np.cov(theirs, rowvar=False), rtol=1e-4)
+        assert (str(arrays["network"]), str(arrays["resize"]), int(arrays["count"])) == ("moments", "clean", 40)
+    by_pictures, by_stats = (score(Job(images, path), ["fid"]) for path in (reference, stats))
+    for name in ("fid", "fid-infinity"):
+        assert by_stats[name]["value"] == pytest.approx(by_pictures[name]["value"], rel=1e-6)
+    assert by_stats["fid"]["reference"].endswith(": statistics of 40 pictures")
+    code, _, err = command("make-stats", reference, "--out", stats)
+    assert code == 2 and "stats.npz exists: name another file" in err
+    code, _, err = command("make-stats", reference, "--out", tmp_path / "stats.json")
+    assert code == 2 and "name a .npz file" in err
+
+
+def test_statistics_of_other_weights_or_resizing_are_refused(images, reference, tmp_path):
+    make_statistics(reference, Moments(None, "clean"), tmp_path / "clean.npz")
+    with pytest.raises(
+        ValueError, match="clean.npz has statistics of moments, .* resize clean, and you score with .* resize tf1: use"
+    ):
+        score(Job(images, tmp_path / "clean.npz", resize="tf1"), ["fid"])
+    other = Moments(None)
+    other.space = Space("moments", "f" * 64, "clean")
+    make_statistics(reference, other, tmp_path / "weights.npz")
+    with pytest.raises(ValueError, match="weights ffffffff, .* weights 00000000"):
+        score(Job(images, tmp_path / "weights.npz"), ["fid"])
+    # Names that another program uses for something else are no origin.
+    with np.load(tmp_path / "weights.npz") as arrays:
+        np.savez(tmp_path / "foreign.npz", **{**arrays, "weights": np.ones(3)})
+    assert "that the file does not name" in score(Job(images, tmp_path / "foreign.npz"), ["fid"])["fid"]["reference"]
+    with pytest.raises(ValueError, match="statistics need at least 2 images, and there are 1"):
+        make_statistics(save(tmp_path / "one", OURS[:1]), Moments(None), tmp_path / "one.npz")
+    assert not (tmp_path / "one.npz").exists()
+
+
+def test_statistics_leave_out_damaged_images_on_request(reference, tmp_path, caplog):
+    (reference / "cut.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ValueError, match="cut.png"):
+        make_statistics(reference, Moments(None), tmp_path / "stats.npz")
+    make_statistics(reference, Moments(None), tmp_path / "stats.npz", skip_damaged=True)
+    assert int(np.load(tmp_path / "stats.npz")["count"]) == 40 and "cut.png" in caplog.text
+
+
+def test_figures_of_other_settings_are_not_compared(images, reference):
+    found = score(Job(images, reference, resize="tf1"), ["isc", "cmmd"])
+    for name, setting in (("isc", "splits"), ("cmmd", "sigma"), ("cmmd", "scale")):
+        with pytest.raises(ValueError, match=f"{name} of a and of b cannot be compared, their {setting} is"):
+            check_comparable({"a": found, "b": {name: found[name] | {setting: 1}}})
+
+
+def test_errors_of_a_run_of_prompts_are_over_its_prompts(tmp_path, reference, write_run):
+    found = []
+    for name, count in (("many", 1), ("few", 6)):
+        rows = prompt_rows([{"prompt": f"a {i}"} for i in range(30 // count)], 0, count)
+        write_run(tmp_path / name, rows, OURS)
+        found.append(score(Job(tmp_path / name, reference, resize="tf1"), ["isc", "sfid", "cmmd", "fd-dinov2"]))
+    for name in ("isc", "sfid", "cmmd", "fd-dinov2"):
+        many, few = (one[name] for one in found)
+        assert many["prompts"] == 30 and few["prompts"] == 5
+        assert many["value"] == pytest.approx(few["value"], rel=1e-9)
+        assert many["standard_error"] != few["standard_error"]
