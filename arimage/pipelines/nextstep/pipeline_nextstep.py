@@ -323,6 +323,8 @@ class NextStepPipeline(ARImagePipeline):
         _check_steps(chosen, shift)
         if not _is_finite(image_scale):
             raise ValueError(f"image_guidance_scale is {image_scale!r}: give a number")
+        if image is None and image_guidance_scale is not None:
+            raise ValueError("image_guidance_scale is for calls with an image: leave it out, or give an image")
         if num_diffusion_steps is None and chosen != self.sampler:
             num_diffusion_steps = STEPS[chosen]
         prompts = NextStepPrompts(self.tokenizer, self.config.repeats_bos)

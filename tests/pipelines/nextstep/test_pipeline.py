@@ -100,6 +100,8 @@ def test_odd_edits_are_refused(pipe):
     ):
         with pytest.raises(ValueError, match=message.replace("|", "\\|")):
             call(pipe, prompt, **{"image": picture(), **given})
+    with pytest.raises(ValueError, match="is for calls with an image"):
+        call(pipe, "a", image_guidance_scale=1.5)
     # Without a reference it is a text.
     assert call(pipe, "<image> or <image>").images.isfinite().all()
 
