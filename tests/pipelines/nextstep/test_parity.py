@@ -105,7 +105,7 @@ def test_reference_images_have_the_authors_latents(pipes, expected, name):
     images = torch.stack([expected[image] for image in tiny.REFERENCE[name]["images"]])
     tokens = pipes["1.1"].encode_image(images.permute(0, 3, 1, 2) / 127.5 - 1)
     theirs = F.unfold(expected[f"{name}.reference_latents"], 2, stride=2).transpose(1, 2)
-    torch.testing.assert_close(tokens, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(tokens, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", tiny.REFERENCE["texts"])
