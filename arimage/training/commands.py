@@ -331,7 +331,6 @@ def tokens(
     dtype: Dtype = "float32",
 ) -> None:
     """Encode the images of a data set once, for `arimage train model`. Run it again to go on."""
-    from .losses import losses_of
     from .tokens.cache import encode_tokens
     from .tokens.sources import open_source
 
@@ -342,11 +341,9 @@ def tokens(
     source = open_source(data, split=split, classes=names, **columns)
     pipe = load_pipeline(model, device, dtype)
     trained = pipe.image_sizes[0][0]
-    example = "0" if pipe.num_classes is not None else "an image"
     index = encode_tokens(
         source,
         pipe,
-        losses_of(pipe, example),
         out,
         model=model,
         size=trained if size is None else check(Pixels, size, "--size"),
@@ -403,7 +400,6 @@ def train_model(
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...
     """
-    from ..auto import AutoPipeline
     from .processes import join_processes, processes
     from .resuming import alone_in
     from .tokens.cache import TokenCache
@@ -414,8 +410,7 @@ def train_model(
     given = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "workers": workers}
     settings = token_settings(table, **given, lora_rank=lora_rank, lora_targets=lora_targets)
     if dry_run:
-        cache = TokenCache(tokens)
-        plan = plan_of(table, settings, cache, AutoPipeline.from_pretrained(cache.index.about["model"]))
+        plan = plan_of(table, settings, TokenCache(tokens), start_from)
         for name, value in plan.items():
             typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.2f}")
         return
@@ -430,7 +425,7 @@ def train_model(
         hub = HfApi()
         hub.create_repo(push_to_hub, exist_ok=True)
         hub.upload_folder(repo_id=push_to_hub, folder_path=trained)
-    typer.echo(f"{trained}")
+    typer.echo(trained)
 
 
 @train_app.command("all")

@@ -271,7 +271,7 @@ def new_tracker(name: str, out: Path) -> GeneralTracker:
         ValueError: if there is none of this name, or it is not installed.
     """
     if name not in LOGGER_TYPE_TO_CLASS:
-        raise ValueError(f"there is no tracker {name!r}: choose among {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
+        raise ValueError(f"unknown tracker {name!r}: choose among {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
     kind: Any = LOGGER_TYPE_TO_CLASS[name]
     try:
         tracker = kind(out.name, logging_dir=out) if kind.requires_logging_directory else kind(out.name)

@@ -20,7 +20,7 @@ def processes() -> tuple[int, int]:
 def join_processes() -> None:
     """Let the processes that `torchrun` started train together."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        # Without a GPU it takes every process for the only one unless it is told.
+        # Without `cpu`, on a machine without a GPU, each process would count as the only one.
         PartialState(cpu=not torch.cuda.is_available())
 
 

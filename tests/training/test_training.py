@@ -288,7 +288,7 @@ def test_a_tracker_gets_the_figures(tmp_path):
     fit(Line(), settings, tmp_path / "run", log_every=2, log_with="tensorboard")
     found = event_accumulator.EventAccumulator(str(tmp_path / "run" / "run")).Reload()
     assert [event.step for event in found.Scalars("loss")] == [2, 4] and len(found.Scalars("slope")) == 1
-    with pytest.raises(ValueError, match="there is no tracker 'x': choose among"):
+    with pytest.raises(ValueError, match="unknown tracker 'x': choose among"):
         fit(Line(), settings, tmp_path / "other", log_with="x")
     with pytest.raises(ValueError, match="the tracker comet_ml is not installed"):
         fit(Line(), settings, tmp_path / "other", log_with="comet_ml")

@@ -8,7 +8,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...schema import COMPLETE, Count, Flag, Text, Whole, check
 from ..data import to_unit_range
-from ..losses import Losses
+from ..losses import Losses, losses_of
 from ..resuming import alone_in, digest
 from .sources import Source, decode
 from .views import COUNTS, Views, views_of
@@ -86,7 +86,6 @@ def read_index(folder: Path) -> Index:
 def encode_tokens(
     source: Source,
     pipe: ARPipeline,
-    losses: Losses,
     out: Path,
     *,
     model: str,
@@ -100,7 +99,6 @@ def encode_tokens(
     the same settings goes on after the last whole shard.
 
     Args:
-        losses: those of the pipeline, see `losses_of`.
         model: the name of the pipeline.
         size: pixels along each side of a view.
         limit: encode only so many images.
@@ -124,34 +122,34 @@ def encode_tokens(
             check_same(out / INDEX, index.about, about)
             if index.complete:
                 return index
-        shards = [] if index is None else list(index.shards)
-        most = 0 if index is None else index.num_classes
+        if index is None:
+            index = Index(about, (), source.labelled, 0, source.classes, False)
+        losses = losses_of(pipe, "an image" if pipe.num_classes is None else "0")
         remove_leftovers(out / "*.safetensors")
-        begun = sum(shard.count for shard in shards)
+        begun = sum(shard.count for shard in index.shards)
         rows = _decoded(source, begun, limit, size, views)
         with tqdm(initial=begun, unit="image", mininterval=5) as progress:
             while part := list(islice(rows, shard_size)):
-                tokens = _encode(pipe, losses, [pixels for pixels, _ in part], batch_size)
+                tokens = _encode(losses, pipe._execution_device, [pixels for pixels, _ in part], batch_size)
                 texts = [text for _, text in part]
                 if source.labelled:
                     labels = torch.tensor(list(map(int, texts)))
-                    most, content = max(most, int(labels.max()) + 1), {"labels": labels}
+                    content, most = {"labels": labels}, max(index.num_classes, int(labels.max()) + 1)
                 else:
-                    content = _packed(texts)
-                name = f"tokens-{len(shards):05d}.safetensors"
+                    content, most = _packed(texts), 0
+                name = f"tokens-{len(index.shards):05d}.safetensors"
                 write_whole(
                     out / name,
                     lambda file, content=content, tokens=tokens: save_file({"tokens": tokens, **content}, file),
                 )
-                shards.append(Shard(name, len(part), _sha256(out / name)))
-                shape = tuple(tokens.shape[2:])
-                _write(out, Index(about, shape, source.labelled, most, source.classes, False, shards))
+                shards = [*index.shards, Shard(name, len(part), _sha256(out / name))]
+                index = replace(index, shape=tuple(tokens.shape[2:]), num_classes=most, shards=shards)
+                _write(out, index)
                 progress.update(len(part))
-        if not shards:
+        if not index.shards:
             raise ValueError(f"{source.name} has no images: give another data set")
-        counted = len(source.classes) if source.labelled and source.classes is not None else most
-        shape = read_index(out).shape
-        index = Index(about, shape, source.labelled, counted, source.classes, True, shards)
+        count = index.num_classes if source.classes is None else len(source.classes)
+        index = replace(index, num_classes=count, complete=True)
         _write(out, index)
     return index
 
@@ -198,11 +196,11 @@ def _decoded(
 
 
 @torch.no_grad()
-def _encode(pipe: ARPipeline, losses: Losses, images: list[torch.Tensor], batch_size: int) -> torch.Tensor:
+def _encode(losses: Losses, device: torch.device, images: list[torch.Tensor], batch_size: int) -> torch.Tensor:
     """The tokens [n, V, ...] of views [V, 3, S, S] of n images, in the smallest type that holds them."""
     pixels, parts = torch.cat(images), []
     for part in pixels.split(batch_size):
-        found = losses.tokens(to_unit_range(part).to(pipe._execution_device)).cpu()
+        found = losses.tokens(to_unit_range(part).to(device)).cpu()
         parts.append(found.half() if found.is_floating_point() else found.to(torch.int32))
     return torch.cat(parts).unflatten(0, (len(images), -1)).contiguous()
 
@@ -235,7 +233,7 @@ class TokenCache:
     def __init__(self, folder: Path):
         self.folder, self.index = folder, read_index(folder)
         if not self.index.complete:
-            raise ValueError(f"{folder} is not finished: run `arimage train tokens` again, which goes on with it")
+            raise ValueError(f"{folder} is not finished: run `arimage train tokens` again, which resumes it")
         for shard in self.index.shards:
             path = folder / shard.file
             if not path.is_file() or _sha256(path) != shard.sha256:

@@ -16,9 +16,9 @@ from ...families import PIPELINES
 from ...media.texts import read_text
 from ...pipelines.base import ARPipeline
 from ...schema import Text, check
+from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import losses_of
-from ..processes import processes
 from ..tables import GenerationTable, Table, new_model
 from .cache import TokenCache
 from .task import TokenSettings, TokenTask
@@ -153,6 +153,23 @@ def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
     return new
 
 
+def trained_pipeline(
+    recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, start_from: str | None, *, fresh: bool = True
+) -> ARPipeline:
+    """The pipeline that a training begins with: that of `start_from` or, with random weights, of the recipe; see
+    `with_classes` and `new_pipeline`.
+
+    Raises:
+        ValueError: if the tokens do not fit it, or an adapter has no trained model.
+    """
+    if start_from is not None:
+        return with_classes(AutoPipeline.from_pretrained(start_from, dtype=torch.float32), cache)
+    if settings.lora_rank:
+        raise ValueError("lora_rank is above 0, which needs a trained model: give --start-from")
+    of_tokens = AutoPipeline.from_pretrained(cache.index.about["model"], dtype=torch.float32)
+    return new_pipeline(recipe, cache, of_tokens, fresh=fresh)
+
+
 def begin_training(
     recipe: TokenRecipe,
     settings: TokenSettings,
@@ -177,14 +194,7 @@ def begin_training(
     if held.index.about["vq"] != cache.index.about["vq"] or held.index.shape != cache.index.shape:
         raise ValueError(f"{heldout} holds tokens of another image tokenizer or size than {tokens}: make them alike")
     torch.manual_seed(settings.seed)
-    name = cache.index.about["model"]
-    if start_from is None:
-        if settings.lora_rank:
-            raise ValueError("lora_rank is above 0, which needs a trained model: give --start-from")
-        pipe = new_pipeline(recipe, cache, AutoPipeline.from_pretrained(name, dtype=torch.float32))
-    else:
-        pipe = AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
-        pipe = with_classes(pipe, cache)
+    pipe = trained_pipeline(recipe, settings, cache, start_from)
     (key,) = pipe._lora_loadable_modules
     network = pipe.components[key]
     for part in pipe.components.values():
@@ -199,24 +209,30 @@ def begin_training(
     return TokenTask(pipe, losses_of(pipe, captions[0]), cache, settings, heldout=held, base=start_from)
 
 
-def plan_of(recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, of_tokens: ARPipeline) -> dict[str, Any]:
-    """What a training from random weights needs: parameters, images, tokens, steps, epochs, FLOP and the bytes of the
-    weights and their optimizer. Activations come on top."""
-    pipe = new_pipeline(recipe, cache, of_tokens, fresh=False)
-    parameters = sum(weight.numel() for weight in pipe.components["transformer"].parameters())
+def plan_of(
+    recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, start_from: str | None = None
+) -> dict[str, Any]:
+    """What a training needs: parameters, those that are trained, images, tokens, steps, epochs, FLOP and the bytes of
+    the weights and their optimizer. Activations come on top."""
+    pipe = trained_pipeline(recipe, settings, cache, start_from, fresh=False)
+    network = pipe.components[pipe._lora_loadable_modules[0]]
+    parameters = trained = sum(weight.numel() for weight in network.parameters())
+    if settings.lora_rank:
+        layers = [network.get_submodule(name) for name in target_names(network, settings.lora_targets)]
+        trained = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers)
     optimizer = settings.optimizer
-    batch = settings.batch_size * optimizer.accumulate * processes()[1]
+    batch = settings.batch_size * optimizer.accumulate
     images = batch * optimizer.steps
-    tokens = images * cache.index.shape[0]
     return {
         "parameters": parameters,
+        "trained parameters": trained,
         "images": len(cache),
         "tokens per image": cache.index.shape[0],
-        "images per step": batch,
+        "images per step and process": batch,
         "steps": optimizer.steps,
-        "epochs": images / len(cache),
-        # Forward and backward of every weight for every token.
-        "FLOP": 6 * parameters * tokens,
-        # Weights and gradients in 16 bits; masters, averages and the two moments of AdamW in float32.
-        "bytes": 20 * parameters,
+        "epochs in one process": images / len(cache),
+        # Two per weight and token forward, two backward, and two for the gradient of a weight that is trained.
+        "FLOP": (4 * parameters + 2 * trained) * images * cache.index.shape[0],
+        # Weights in 16 bits, and of the trained ones gradients, and in float32 masters, averages and two moments.
+        "bytes": 2 * parameters + 18 * trained,
     }

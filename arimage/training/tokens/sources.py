@@ -70,17 +70,14 @@ def _caption(where: str, text: Any) -> str:
     return text.strip()
 
 
-def decode(where: str, image: Any) -> Image.Image:
-    """A row's image in mode RGB; see `to_rgb`.
+def decode(where: str, image: dict[str, Any]) -> Image.Image:
+    """A row's image, the bytes of a file or its path, in mode RGB; see `to_rgb`.
 
     Raises:
         ValueError: if it cannot be read.
     """
-    if isinstance(image, Image.Image):
-        return to_rgb(where, image)
-    if isinstance(image, dict):
-        image = image["path"] if image.get("bytes") is None else image["bytes"]
-    return to_rgb(where, open_image(where, io.BytesIO(image) if isinstance(image, bytes) else Path(image)))
+    data = image["bytes"]
+    return to_rgb(where, open_image(where, Path(image["path"]) if data is None else io.BytesIO(data)))
 
 
 def open_source(
@@ -103,7 +100,7 @@ def open_source(
         classes: the names of the classes, where the data set does not have them.
 
     Raises:
-        ValueError: if there is no such data set, or it lacks a column.
+        ValueError: if the data set does not exist, or lacks a column.
     """
     import datasets
 
@@ -111,10 +108,7 @@ def open_source(
         raise ValueError("caption and label are both given: images have captions or classes")
     kind, files = _builder(data)
     try:
-        if files is None:
-            rows = datasets.load_dataset(data, split=split, streaming=True)
-        else:
-            rows = datasets.load_dataset(kind, split="train", streaming=True, **files)
+        rows = datasets.load_dataset(kind, split="train" if files else split, streaming=True, **files)
         features = rows.features
         columns = list(features or next(iter(rows)))
     except StopIteration as error:
@@ -135,8 +129,8 @@ def open_source(
     return Source(rows, data, found, named, classes, labelled)
 
 
-def _builder(data: str) -> tuple[str, dict[str, Any] | None]:
-    """The builder of `datasets` for a folder or a pattern of files and its arguments; None for a name."""
+def _builder(data: str) -> tuple[str, dict[str, Any]]:
+    """What `datasets` loads: a builder and its files, or a data set of the Hub."""
     path = Path(data)
     if path.is_dir():
         for suffix, kind in SHARDS.items():
@@ -147,7 +141,7 @@ def _builder(data: str) -> tuple[str, dict[str, Any] | None]:
         return SHARDS[path.suffix], {"data_files": data}
     if path.exists() or data.count("/") > 1 or path.suffix in IMAGE_SUFFIXES:
         raise ValueError(f"{data} is not a data set: give a folder, shards ({', '.join(SHARDS)}) or one of the Hub")
-    return "", None
+    return data, {}
 
 
 def _column(data: str, columns: list[str], given: str | None, usual: tuple[str, ...], option: str) -> str:

@@ -81,6 +81,7 @@ class TokenTask(nn.Module):
             "tokens": cache.digest,
             "heldout": heldout.digest,
         }
+        nn.Module.to(network, dtype=fast_dtype(pipe._execution_device.type))
         if settings.lora_rank:
             torch.manual_seed(settings.seed)
             add_adapter(network, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
@@ -142,12 +143,9 @@ class TokenTask(nn.Module):
     def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
         """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
         that of `fit`."""
-        pipe, optimizer = self.frozen.pipe, self.settings.optimizer
-        if not self.settings.lora_rank:
-            nn.Module.to(self.frozen.network, dtype=fast_dtype(pipe._execution_device.type))
         fit(
             self,
-            optimizer,
+            self.settings.optimizer,
             out / "transformer",
             report_every_seconds=report_every_seconds,
             about=self.about,

@@ -221,7 +221,7 @@ def describe(emoji: Emoji, style: str) -> dict:
 
 
 def list_rows(clones: dict[str, Path], emojibase: Path, cldr: Path) -> Iterator[tuple[Path, dict]]:
-    """The rows of both splits in order, and the file of the picture of each. Files of what is no emoji are left out.
+    """The rows of both splits in order, and the file of the picture of each. Files of other pictures are left out.
 
     Args:
         clones: a folder per style.

@@ -154,9 +154,8 @@ def test_views_are_crops_and_their_mirror_images():
 
 def encode(pipe, data, out, **settings):
     source = open_source(str(data))
-    caption = "0" if source.labelled else "a cat"
     settings = {"model": "tiny", "size": pipe.image_sizes[0][0], "shard_size": 4, "batch_size": 3, **settings}
-    return encode_tokens(source, pipe, losses_of(pipe, caption), out, **settings)
+    return encode_tokens(source, pipe, out, **settings)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,7 @@ def test_memory_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
     monkeypatch.setattr(caches, "save_file", measured)
     source = open_source(str(tmp_path), label="species", classes=names)
     settings = {"model": "tiny", "size": 16, "shard_size": 1000, "batch_size": 250}
-    index = encode_tokens(source, pipe, losses_of(pipe, "0"), tmp_path / "tokens", **settings)
+    index = encode_tokens(source, pipe, tmp_path / "tokens", **settings)
     assert sum(shard.count for shard in index.shards) == 20_000 and len(sizes) == 20
     print(f"{sizes[1] / 2**20:.0f} MB after 2,000 images, {sizes[-1] / 2**20:.0f} after 20,000")
     assert max(sizes[2:]) < sizes[1] + 64 * 2**20
