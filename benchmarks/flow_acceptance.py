@@ -68,6 +68,7 @@ def main(
                 settings = {"guidance_scale": scale, "guidance_schedule": "constant", "num_diffusion_steps": count}
                 for text in decoding:
                     model = pipe.prepare(texts, **settings).model
+                    # The pipeline binds its own class to the prompts.
                     model.__class__, model.sampler = FlowModel, sampler
                     seeds, begun = torch.arange(len(texts), device=model.device), time.perf_counter()
                     state = decode(model, decoding_from_text(text), LatentSampling(**settings), seeds)

@@ -31,7 +31,7 @@ def inception_score(
     from scipy.special import entr, log_softmax
 
     if len(logits) < splits:
-        raise ValueError(f"an Inception score needs at least {splits} images, and there are {len(logits)}")
+        raise ValueError(f"an Inception score needs at least {splits} images, and there are {len(logits)}: give more")
     order = np.random.RandomState(seed).permutation(len(logits))
     logs = log_softmax(logits[order].astype(np.float64), axis=1)
     probabilities = np.exp(logs)

@@ -190,7 +190,7 @@ def write_statistics(path: Path, features: np.ndarray, space: Space) -> None:
         ValueError: if there are fewer than 2 images.
     """
     if len(features) < 2:
-        raise ValueError(f"statistics need at least 2 images, and there are {len(features)}")
+        raise ValueError(f"statistics need at least 2 images, and there are {len(features)}: give more")
     features = features.astype(np.float64)
     origin = dict(zip(ORIGIN, astuple(space), strict=True))
     arrays = {"mu": features.mean(0), "sigma": np.cov(features, rowvar=False), COUNT: len(features), **origin}

@@ -182,7 +182,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
                 disables guidance.
             guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
                 With `"linear"`, guidance grows from 1 at the first token to `guidance_scale` at the last; with
-                `"constant"`, it does not change.
+                `"constant"`, it does not change; `LatentSampling` has two more.
             temperature (`float`, *optional*, defaults to the checkpoint's):
                 Factor on the noise of the denoising steps.
             {call}

@@ -200,7 +200,7 @@ class MARPipeline(ClassOrTextPipeline):
                 guidance.
             guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
                 With `"linear"`, guidance grows from 1 to `guidance_scale` in proportion to the number of generated
-                tokens; with `"constant"`, it does not change.
+                tokens; with `"constant"`, it does not change. `LatentSampling` has two more.
             temperature (`float`, *optional*, defaults to the checkpoint's):
                 Factor on the noise of the denoising steps.
             {call}

@@ -105,7 +105,7 @@ def open_source(
     import datasets
 
     if caption is not None and label is not None:
-        raise ValueError("caption and label are both given: images have captions or classes")
+        raise ValueError("caption and label are both given, and images have captions or classes: give one of the two")
     kind, files = _builder(data)
     try:
         rows = datasets.load_dataset(kind, split="train" if files else split, streaming=True, **files)

@@ -317,7 +317,7 @@ def test_a_resvg_that_ignores_the_size_is_refused(run, monkeypatch):
 
 
 def test_an_svg_file_is_rendered_by_resvg(tmp_path):
-    resvg = pytest.importorskip("resvg_py")
+    resvg = pytest.importorskip("resvg_py", reason="it renders SVG files")
     path = tmp_path / "one.svg"
     drawing = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 36 36"><path fill="#0a0" d="M0 0h18v36H0z"/></svg>'
     path.write_text(drawing, encoding="utf-8")
