@@ -324,7 +324,7 @@ def tokens(
     caption_column: Annotated[str | None, typer.Option("--caption", help="Column of the captions.")] = None,
     label_column: Annotated[str | None, typer.Option("--label", help="Column of the classes.")] = None,
     classes: Annotated[Path | None, typer.Option(help="File with the name of each class on a line.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Encode only so many images.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Encode at most this many images.")] = None,
     shard_size: Annotated[int, typer.Option(help="Images per file.")] = 1024,
     batch_size: Annotated[int, typer.Option(help="Views that are encoded at a time.")] = 32,
     device: Device = None,

@@ -262,7 +262,7 @@ def test_statistics_of_other_weights_or_resizing_are_refused(images, reference, 
     make_statistics(reference, other, tmp_path / "weights.npz")
     with pytest.raises(ValueError, match="weights ffffffff, .* weights 00000000"):
         score(Job(images, tmp_path / "weights.npz"), ["fid"])
-    # Names that another program uses for something else are no origin.
+    # Names that another program uses for something else do not name an origin.
     with np.load(tmp_path / "weights.npz") as arrays:
         np.savez(tmp_path / "foreign.npz", **{**arrays, "weights": np.ones(3)})
     assert "that the file does not name" in score(Job(images, tmp_path / "foreign.npz"), ["fid"])["fid"]["reference"]

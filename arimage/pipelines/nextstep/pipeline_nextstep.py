@@ -279,7 +279,7 @@ class NextStepPipeline(ARImagePipeline):
                 What to avoid in the images: one for all prompts, or one per prompt.
             image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor`, a list of them or a list of lists, *optional*):
                 A reference image that the model reads together with the prompt: one for all prompts, or one per
-                prompt. If it is larger than the images that the weights were trained for, or its sides are no
+                prompt. If it is larger than the images that the weights were trained for, or its sides are not
                 multiples of `pipe.token_size`, it is resized. Without `height` and `width`, images have its size.
             prompt_suffix (`str`, *optional*):
                 Appended to each prompt after a space, but not to negative prompts. The authors recommend

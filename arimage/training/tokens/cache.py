@@ -101,7 +101,7 @@ def encode_tokens(
     Args:
         model: the name of the pipeline.
         size: pixels along each side of a view.
-        limit: encode only so many images.
+        limit: encode at most this many images.
 
     Raises:
         ValueError: if the cache was begun with other settings, or a row cannot be read.

@@ -36,7 +36,7 @@ class TokenRecipe(Table):
         pipeline: the name of the pipeline's class.
         model: the arguments of its transformer, without those that follow from the tokens and their captions.
         optimizer: how it is trained.
-        training: the fields of `TokenSettings` besides the optimizer.
+        training: the fields of `TokenSettings` other than the optimizer.
         generation: the defaults of the trained pipeline.
     """
 

@@ -49,7 +49,7 @@ def toned(codepoints: str) -> list[str]:
 
 @pytest.fixture
 def clones(tmp_path):
-    """Folders of the five repositories, with three emoji, five toned ones and a file that is no emoji."""
+    """Folders of the five repositories, with three emoji, five toned ones and a file that is not an emoji."""
     folders = {name: tmp_path / name for name in ("noto", "blobmoji", "twemoji", "cldr", "emojibase")}
     data: list[dict] = [{"hexcode": "1F1E9", "label": "regional indicator D"}]
     annotations, derived = {}, {}
