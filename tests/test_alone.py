@@ -154,7 +154,7 @@ def test_every_command_explains_itself_alone():
     assert len(names) > 30 and (done.returncode, done.stdout) == (0, "")
 
 
-PROMPTS = '{"prompt": "a red heart"}\n{"prompt": "a taco"}\n'
+PROMPTS = '{"prompt": "a red heart", "name": "red heart"}\n{"prompt": "a taco", "name": "taco"}\n'
 SLOW = pytest.mark.slow
 RUNS = [
     "env",
@@ -186,7 +186,7 @@ def test_commands_that_read_results_run_in_processes_of_their_own(tmp_path):
         "bench-compare bench.json bench.json",
         "eval generate --prompts two.jsonl --out run",
         "eval score run --metrics retrieval",
-        "eval report run --out report",
+        "eval report run --baseline run --out report",
         "eval export run --format result-jsonl --out exported",
     ):
         done = python("-m", "arimage", *command.split(), cwd=tmp_path)
