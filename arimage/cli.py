@@ -485,7 +485,12 @@ def _less_memory(app: typer.Typer) -> str:
 
 def run(command: typer.Typer = app) -> None:
     """`main` in a process of its own, which ends right after the handlers of `atexit`: taking the frameworks down
-    object by object takes another second."""
+    object by object takes another second.
+
+    Threads that wait for each other sleep, unless OMP_WAIT_POLICY says otherwise: next to other work they would spend
+    its time slices."""
+    # OpenMP reads it when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     status = 1
 
     def leave() -> None:

@@ -178,6 +178,11 @@ def test_a_command_runs_in_a_process_of_its_own(command, tmp_path):
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
 
 
+def test_threads_of_a_command_sleep_while_they_wait(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert "- OMP_WAIT_POLICY: passive\n" in python("-m", "arimage", "env").stdout
+
+
 @pytest.mark.slow
 def test_commands_that_read_results_run_in_processes_of_their_own(tmp_path):
     (tmp_path / "two.jsonl").write_text(PROMPTS)
