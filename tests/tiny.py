@@ -1,7 +1,9 @@
 """Tiny pipelines with random weights: quick on a CPU, and sharp enough that every condition gives other codes."""
 
+from pathlib import Path
+
 import torch
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
@@ -48,6 +50,26 @@ def text_encoder(vocab_size: int, width: int = TEXT_WIDTH, seed: int = 0) -> T5E
         eos_token_id=1,
     )
     return randomise(T5EncoderModel(config), seed + 2)
+
+
+def save_clip(folder: Path, text_length: int = 12) -> Path:
+    """Save a CLIP so sharp that every text and picture has features of its own."""
+    tokenizer = text_tokenizer(text_length)
+    tokenizer.save_pretrained(folder)
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = tower | {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": text_length,
+        "bos_token_id": 0,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = tower | {"image_size": 32, "patch_size": 8}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    randomise(model, 0).save_pretrained(folder)
+    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    CLIPImageProcessor(**size).save_pretrained(folder)
+    return folder
 
 
 def image_tokenizer(codes: int = CODES, seed: int = 0) -> LlamaGenVQModel:

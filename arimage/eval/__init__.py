@@ -30,7 +30,7 @@ def score_images(
         metrics: names of metrics, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2" and "cmmd". Others need the
             prompts or videos of a run.
         inception_weights: the file of the Inception network; by default that of `ARIMAGE_INCEPTION_WEIGHTS`.
-        clip: for "cmmd" and "clip", a folder with a CLIP model.
+        clip: for "cmmd" and metrics that begin with "clip", a folder with a CLIP model.
         dinov2: for "fd-dinov2", a folder with a DINOv2 model of transformers, or a Hub id to download one.
         resize: of the Inception network: "clean" is that of clean-fid, "tf1" that of the original FID and ADM.
         size: for the Inception metrics, resize the images, not the reference, to this side in pixels first.

@@ -187,8 +187,8 @@ def score(
         str,
         typer.Option(
             help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
-            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, cmmd, clip, fvd (of videos), or an "
-            "installed metric, such as retrieval."
+            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, cmmd, clip, clip-choice (of prompts "
+            "with alternatives), fvd (of videos), or an installed metric, such as retrieval."
         ),
     ],
     ref: Ref = None,

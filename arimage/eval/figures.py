@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .job import Job, extract_reference, warn_of_few, write_scores
+from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
 from .metrics.features import extract
 from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
@@ -128,8 +130,44 @@ def _clip(job: Job) -> dict[str, dict]:
     extractor, prompts = job.clip_extractor, [row["prompt"] for row in job.rows]
     values = clip_scores(job.extract(extractor), prompts, extractor, job.batch_size)
     write_scores(job.run, "clip", values)
-    label = f"prompts, sha256 {hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:8]}"
+    label = f"prompts, sha256 {_digest(prompts)}"
     return {"clip": job.entry(mean_estimate(values, job.prompts), label, extractor.space, prefix=PREFIX, scale=1)}
+
+
+def _digest(texts: list) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:8]
+
+
+def _clip_choice(job: Job) -> dict[str, dict]:
+    questions = [row.get("metadata", {}).get("alternatives") for row in job.rows]
+    if None in questions:
+        raise ValueError(
+            f"image {questions.index(None)} of {job.run} has no alternatives: generate with a .jsonl file of prompts "
+            "that have them"
+        )
+    return choice_entries(job, "clip-choice", questions)
+
+
+def choice_entries(job: Job, metric: str, questions: list[dict[str, list[str]]]) -> dict[str, dict]:
+    """The entries of a metric that asks CLIP `questions` about each image, as `clip_choices` takes them: the share of
+    images that choose the first text in all of their questions, and the share for each question. Each names the
+    share by chance."""
+    extractor = job.clip_extractor
+    outcomes = clip_choices(job.extract(extractor), questions, extractor, job.batch_size)
+    chances = [{name: 1 / len(texts) for name, texts in row.items()} for row in questions]
+    right = np.array([all(outcome.values()) for outcome in outcomes])
+    write_scores(job.run, metric, right)
+
+    def share(hits: np.ndarray, chance: list[float], some: np.ndarray) -> dict:
+        label = f"chance {np.mean(chance):.3f}, sha256 of the texts {_digest(questions)}"
+        return job.entry(mean_estimate(hits, job.of_prompts(some)), label, extractor.space, some)
+
+    entries = {metric: share(right, [math.prod(row.values()) for row in chances], np.arange(job.count))}
+    for name in dict.fromkeys(name for row in questions for name in row):
+        some = np.flatnonzero([name in row for row in questions])
+        hits = np.array([outcomes[id][name] for id in some])
+        entries[f"{metric}-{name}"] = share(hits, [chances[id][name] for id in some], some)
+    return entries
 
 
 def _note(weights: str | None) -> dict[str, Any]:
@@ -196,5 +234,6 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "fd-dinov2": _fd_dinov2,
     "cmmd": _cmmd,
     "clip": _clip,
+    "clip-choice": _clip_choice,
     "fvd": _fvd,
 }

@@ -42,7 +42,9 @@ I3DWeights = Annotated[
     Path | None,
     typer.Option(envvar="ARIMAGE_I3D_WEIGHTS", help="Weights of the I3D network for fvd: rgb_imagenet.pt."),
 ]
-Clip = Annotated[Path | None, typer.Option(help="A folder with a CLIP model, for clip and cmmd.")]
+Clip = Annotated[
+    Path | None, typer.Option(help="A folder with a CLIP model, for cmmd and metrics that begin with clip.")
+]
 Dinov2 = Annotated[
     str | None,
     typer.Option(

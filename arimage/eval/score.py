@@ -79,7 +79,8 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
         _ = job.against
     if names & set(INCEPTION_METRICS):
         _ = job.inception
-    if names & {"clip", "cmmd"}:
+    # Installed metrics too.
+    if any(name.startswith("clip") or name == "cmmd" for name in names):
         _ = job.clip_extractor
     if "fd-dinov2" in names:
         _ = job.dinov2_extractor

@@ -97,6 +97,7 @@ def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(
     for metrics, name, *more in (
         ("fid", "--ref"),
         ("clip", "--clip"),
+        ("clip-checks", "--clip"),
         ("is", "metric"),
         ("fid", "x.npz is damaged", "--ref", tmp_path / "x.npz"),
         ("fid", "download https", "--ref", tmp_path / "y.npz"),

@@ -73,6 +73,11 @@ def clip_scores(
     features: np.ndarray, prompts: list[str], extractor: ClipExtractor, batch_size: int = 32
 ) -> np.ndarray:
     """Cosines [N] between image features [N, D] and the features of `PREFIX` + prompt, neither scaled nor cut at 0."""
-    texts = [PREFIX + prompt for prompt in prompts]
+    theirs = text_features([PREFIX + prompt for prompt in prompts], extractor, batch_size)
+    return F.cosine_similarity(torch.from_numpy(features), theirs).numpy()
+
+
+def text_features(texts: list[str], extractor: ClipExtractor, batch_size: int) -> torch.Tensor:
+    """The features [N, D] of texts, float32 on the CPU, not normalised."""
     batches = [extractor.of_texts(texts[i : i + batch_size]) for i in range(0, len(texts), batch_size)]
-    return F.cosine_similarity(torch.from_numpy(features), torch.cat(batches).float().cpu()).numpy()
+    return torch.cat(batches).float().cpu()

@@ -4,10 +4,26 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from ...installed import installed
 from ...media.folders import finder, visible_files
 from ...media.texts import check_finite, lines_of, parse_json, read_rows, read_text, text_of
+from ...schema import Text, check
+
+
+def _distinct(texts: list[str]) -> list[str]:
+    for text in texts:
+        if texts.count(text) > 1:
+            raise ValueError(f"{text!r} is there twice: leave one out")
+    return texts
+
+
+# The texts of each question, by its name; the first is what the prompt asks for.
+Texts = Annotated[list[Text], Field(min_length=2, max_length=1000), AfterValidator(_distinct)]
+Alternatives = Annotated[dict[Text, Texts], Field(min_length=1)]
 
 
 def prompt_file(name: str | Path) -> Path:
@@ -29,11 +45,12 @@ def read_prompts(path: Path) -> list[dict]:
     objects, whose names become their "item_id" (meta_data.json of MJHQ-30K), or a list of objects with a `Prompt`
     (WISE), and a .txt one prompt per line. Empty lines are ignored. Each .txt of a folder is one prompt,
     whose "item_id" is the name of the file (DPG-Bench). The "image" of a row of a .jsonl is the path of a reference
-    image, or a list of paths, relative to the file; here it becomes a list of absolute paths.
+    image, or a list of paths, relative to the file; here it becomes a list of absolute paths. The "alternatives" of a
+    row are the questions of the metric `clip-choice`.
 
     Raises:
         ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one, or if some
-            rows have images and others none, or an image is not there.
+            rows have images and others none, or an image is not there, or "alternatives" are of another form.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -46,6 +63,9 @@ def read_prompts(path: Path) -> list[dict]:
     rows = readers[path.suffix.lower()](path)
     if not rows:
         raise ValueError(f"{path} holds no prompts: give at least one")
+    for row in rows:
+        if "alternatives" in row:
+            check(Alternatives, row["alternatives"], f"the alternatives of {row['prompt']!r} in {path}")
     return rows
 
 

@@ -6,7 +6,7 @@ import tiny
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+from transformers import CLIPImageProcessor, CLIPModel
 
 from arimage.eval.metrics.clip_score import PREFIX, ClipExtractor, clip_scores
 from arimage.eval.metrics.features import extract, image_paths
@@ -14,24 +14,7 @@ from arimage.eval.metrics.features import extract, image_paths
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """A CLIP of random weights, so sharp that every prompt and picture has features of its own."""
-    folder = tmp_path_factory.mktemp("clip")
-    tokenizer = tiny.text_tokenizer(20)
-    tokenizer.save_pretrained(folder)
-    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = tower | {
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": 12,
-        "bos_token_id": 0,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    vision = tower | {"image_size": 32, "patch_size": 8}
-    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
-    tiny.randomise(model, 0).save_pretrained(folder)
-    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
-    CLIPImageProcessor(**size).save_pretrained(folder)
-    return folder
+    return tiny.save_clip(tmp_path_factory.mktemp("clip"))
 
 
 def test_clip_scores_are_the_cosines_of_the_model(clip, pictures):

@@ -32,6 +32,11 @@ def written(tmp_path, name, text):
         ),
         ("b.tsv", "prompt\tPrompt\na\tb\n", [{"prompt": "a", "Prompt": "b"}]),
         (
+            "d.jsonl",
+            '{"prompt": "a tree", "alternatives": {"object": ["a tree", "a cat"]}}\n{"prompt": "a cat"}',
+            [{"prompt": "a tree", "alternatives": {"object": ["a tree", "a cat"]}}, {"prompt": "a cat"}],
+        ),
+        (
             "meta_data.json",
             '{"8f2a": {"category": "animals", "prompt": "a cat"}, "01bc": {"category": "art", "prompt": "a heart"}}',
             [
@@ -72,6 +77,10 @@ def test_prompts_are_read_with_their_other_fields(tmp_path, name, text, rows):
         ("a.tsv", "text\ta\nb\tc\n", "has the columns ['text', 'a']"),
         ("a.tsv", "", "has the columns []"),
         ("a.tsv", "prompt\tb\na\tb\nc\n", "has 1 cells for 2 columns in line 3"),
+        ("a.jsonl", '{"prompt": "a", "alternatives": ["a", "b"]}', "the alternatives of 'a' in"),
+        ("a.jsonl", '{"prompt": "a", "alternatives": {}}', "the alternatives of 'a' in"),
+        ("a.json", '{"n": {"prompt": "a", "alternatives": {"c": ["a"]}}}', "c is ['a']: give a list of at least 2"),
+        ("a.jsonl", '{"prompt": "a", "alternatives": {"c": ["a", "a"]}}', "c: 'a' is there twice: leave one out"),
         ("a.tsv", 'prompt\n"a tree\na heart\n', "in line 3"),
         ("a.tsv", "prompt\tb\na\tb\n\tc\n", "has no prompt in line 3"),
     ],

@@ -2,9 +2,11 @@
 
 import numpy as np
 
+from arimage.eval.figures import choice_entries
 from arimage.eval.job import Job, write_scores
 from arimage.eval.metrics.standard_errors import mean_estimate
 
+from .clip_checks import questions_of
 from .composition import check_run
 from .emoji_kid import EmojiExtractor, asked_features, emoji_kernel_distance
 from .reference import REFERENCE, read_gallery
@@ -43,6 +45,11 @@ def checks(job: Job) -> dict[str, dict]:
         hits = np.array([outcomes[id][name] for id in some])
         entries[name] = job.entry(mean_estimate(hits, job.of_prompts(some)), label, None, some)
     return entries
+
+
+def clip_checks(job: Job) -> dict[str, dict]:
+    questions = [questions_of({"prompt": row.get("prompt"), **row.get("metadata", {})}) for row in job.rows]
+    return choice_entries(job, "clip-checks", questions)
 
 
 def videos(job: Job) -> dict[str, dict]:
