@@ -100,33 +100,41 @@ def check_installed() -> None:
         ) from error
 
 
-def progress():
+class Progress:
     """A callback of a call: it moves the node's bar by the work that is done, shows the first image so far, and ends
-    the call when the user interrupts. Its attributes `call` and `decoded` are those of the last step, the latter what
-    becomes pixels."""
+    the call when the user interrupts. `call` and `decoded` are those of the last step, the latter what becomes
+    pixels."""
 
-    def report(pipe, step, passes, tensors):
+    def __init__(self):
+        self.bar = self.call = self.decoded = None
+        self.next_preview = 0.0
+
+    def __call__(self, pipe, step, passes, tensors):
         management.throw_exception_if_processing_interrupted()
-        report.call, report.decoded = pipe.current_call, tensors[pipe.decoded_tensor]
+        self.call, self.decoded = pipe.current_call, tensors[pipe.decoded_tensor]
         total, preview, began = tensors["tokens"].numel(), None, monotonic()
-        if report.bar is None:
-            report.bar = ProgressBar(total)
-        if began >= report.next_preview:
-            pixels = pipe.preview(report.call.select(slice(1)), tensors["tokens"][:1])
+        if self.bar is None:
+            self.bar = ProgressBar(total)
+        if began >= self.next_preview:
+            pixels = pipe.preview(self.call.select(slice(1)), tensors["tokens"][:1])
             # Of a video, the last frame.
             pixels = (pixels if pixels.ndim == 4 else pixels[:, :, -1])[0]
-            levels = ((pixels.float().clamp(-1, 1) + 1) * 127.5).byte().permute(1, 2, 0)
-            preview = ("JPEG", Image.fromarray(levels.cpu().numpy()), 512)
-            report.next_preview = began + (monotonic() - began) / PREVIEW_SHARE
-        report.bar.update_absolute(round(float(tensors["work"].mean()) * total), total, preview)
+            preview = preview_of((pixels.float().permute(1, 2, 0) + 1) / 2)
+            self.next_preview = began + (monotonic() - began) / PREVIEW_SHARE
+        self.bar.update_absolute(round(float(tensors["work"].mean()) * total), total, preview)
 
-    report.bar = report.call = report.decoded = None
-    report.next_preview = 0.0
-    return report
+    def finish(self, image: torch.Tensor) -> None:
+        """Show a finished image, which stays in the node."""
+        self.bar.update_absolute(self.bar.total, self.bar.total, preview_of(image))
+
+
+def preview_of(image: torch.Tensor) -> tuple[str, Image.Image, int]:
+    """A preview for ComfyUI's page, of an image [H, W, 3] in 0 .. 1."""
+    return "JPEG", to_pictures(image[None])[0], 512
 
 
 def callback_inputs(pipe) -> list[str]:
-    """The tensors that `progress` needs."""
+    """The tensors that `Progress` needs."""
     return list(dict.fromkeys(["tokens", "work", pipe.decoded_tensor]))
 
 
@@ -296,7 +304,7 @@ class GenerateImages(io.ComfyNode):
         masks = None if mask is None else to_pictures(mask.reshape(-1, *mask.shape[-2:]))
         edits = count_edits(pipe, pictures, masks)
         optional = {"negative_prompt": negative_prompt, "image": pictures, "mask_image": masks, **sampling}
-        report = progress()
+        progress = Progress()
         out = pipe(
             **condition(pipe, prompt, edits),
             **given(pipe, optional),
@@ -306,11 +314,12 @@ class GenerateImages(io.ComfyNode):
             generator=torch.Generator().manual_seed(seed),
             decoding=decoding,
             output_type="pt",
-            callback_on_step_end=report,
+            callback_on_step_end=progress,
             callback_on_step_end_tensor_inputs=callback_inputs(pipe),
         )
         images = out.images.float().permute(0, 2, 3, 1).cpu()
-        return io.NodeOutput(images, GeneratedTokens(pipe, report.call, report.decoded), out.stats.summary)
+        progress.finish(images[0])
+        return io.NodeOutput(images, GeneratedTokens(pipe, progress.call, progress.decoded), out.stats.summary)
 
 
 class GenerateVideo(io.ComfyNode):
@@ -345,16 +354,18 @@ class GenerateVideo(io.ComfyNode):
             raise ValueError("this model generates images: use the node Generate with AR model")
         frames = [] if image is None else to_pictures(image)
         source = {"video": frames} if len(frames) > 1 else {"image": frames[0] if frames else None}
+        progress = Progress()
         out = pipe(
             **({"prompt": prompt} if prompt.strip() else {}),
             **given(pipe, {**source, "num_frames": num_frames or None, **sampling}),
             generator=torch.Generator().manual_seed(seed),
             decoding=decoding,
             output_type="pt",
-            callback_on_step_end=progress(),
+            callback_on_step_end=progress,
             callback_on_step_end_tensor_inputs=callback_inputs(pipe),
         )
         frames = out.frames[0].float().permute(0, 2, 3, 1).cpu()
+        progress.finish(frames[-1])
         return io.NodeOutput(frames, float(pipe.config.fps), out.stats.summary)
 
 

@@ -121,7 +121,9 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
     values = [value for value, _, _ in shown]
     previews = [preview for _, _, preview in shown if preview is not None]
     assert values == sorted(values) and values[-1] == 512 and {total for _, total, _ in shown} == {512}
-    assert previews and all(kind == "JPEG" and isinstance(image, Image.Image) for kind, image, _ in previews)
+    assert len(previews) > 1 and all(kind == "JPEG" and image.size == (128, 128) for kind, image, _ in previews)
+    # The finished image stays in the node.
+    assert previews[-1][1] == Image.fromarray((images[0] * 255).round().byte().numpy())
 
 
 def loaded(nodes, pipe):
