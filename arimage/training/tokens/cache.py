@@ -138,12 +138,12 @@ def encode_tokens(
         remove_leftovers(out / "*.safetensors")
         rows = iter(tqdm(_decoded(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
         while True:
-            parts, texts, read = _encode(losses, pipe._execution_device, islice(rows, shard_size), batch_size, about)
+            tokens, texts, read = _encode(losses, pipe._execution_device, islice(rows, shard_size), batch_size, about)
             if not read:
                 break
             index = replace(index, rows=index.rows + read)
             if texts:
-                index = _with_shard(out, index, parts, texts)
+                index = _with_shard(out, index, tokens, texts)
             _write(out, index)
         if not index.shards:
             what = f"clips of {about['frames']} frames" if "frames" in about else "images"
@@ -172,9 +172,9 @@ def _write(out: Path, index: Index) -> None:
     write_json(out / INDEX, content)
 
 
-def _with_shard(out: Path, index: Index, parts: list[torch.Tensor], texts: list[str]) -> Index:
+def _with_shard(out: Path, index: Index, tokens: torch.Tensor, texts: list[str]) -> Index:
     """Write a shard of the tokens of views and their captions or classes; the index that has it."""
-    tokens = torch.cat(parts).unflatten(0, (len(texts), -1)).contiguous()
+    tokens = tokens.unflatten(0, (len(texts), -1))
     if index.labelled:
         labels = torch.tensor(list(map(int, texts)))
         content, most = {"labels": labels}, max(index.num_classes, int(labels.max()) + 1)
@@ -222,18 +222,25 @@ def _encode(
     rows: Iterator[tuple[torch.Tensor, str] | None],
     batch_size: int,
     about: dict[str, Any],
-) -> tuple[list[torch.Tensor], list[str], int]:
+) -> tuple[torch.Tensor, list[str], int]:
     """The tokens of views [V, 3, (T,) H, W], in the smallest type that holds them, what belongs to each row, and the
     number of rows."""
-    count, parts, texts, read = max(1, batch_size // about.get("frames", 1)), [], [], 0
-    while group := list(islice(rows, max(1, count // COUNTS[about["views"]]))):
+    views = COUNTS[about["views"]]
+    count, texts, read, done = max(1, batch_size // about.get("frames", 1)), [], 0, 0
+    tokens = torch.empty(0)
+    while group := list(islice(rows, max(1, count // views))):
         read += len(group)
         kept = [row for row in group if row is not None]
         for pixels in torch.cat([pixels for pixels, _ in kept]).split(count) if kept else ():
             found = losses.tokens(to_unit_range(pixels).to(device)).cpu()
-            parts.append(found.half() if found.is_floating_point() else found.to(torch.int32))
+            if not done:
+                # One tensor for all: small ones among large ones keep the memory of those from being used again.
+                dtype = torch.float16 if found.is_floating_point() else torch.int32
+                tokens = torch.empty(about["shard_size"] * views, *found.shape[1:], dtype=dtype)
+            tokens[done : done + len(found)] = found
+            done += len(found)
         texts += [text for _, text in kept]
-    return parts, texts, read
+    return tokens[:done], texts, read
 
 
 def _packed(texts: list[str]) -> dict[str, torch.Tensor]:

@@ -148,8 +148,8 @@ def _clip_shape(pipe: CosmosPipeline, cache: TokenCache) -> tuple[int, int, int]
 
 def _check_clips(pipe: CosmosPipeline, cache: TokenCache) -> None:
     """Refuse clips of another size than those of a trained pipeline, or without the captions that it needs."""
-    shape, trained = _clip_shape(pipe, cache), pipe.transformer.config.shape
-    if shape != tuple(trained):
+    shape, trained = _clip_shape(pipe, cache), tuple(pipe.transformer.config.shape)
+    if shape != trained:
         raise ValueError(f"the tokens have maps of {shape}, and the model to start from {trained}: make them with it")
     if reads_text(pipe) and cache.index.about["columns"][1] is None:
         raise ValueError("the tokens have no captions, and the model to start from needs them: make them with it")

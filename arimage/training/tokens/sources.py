@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from PIL import Image
 
 from ...media.files import open_image, read_clip, to_rgb
@@ -82,8 +83,8 @@ def decode(where: str, image: dict[str, Any]) -> Image.Image:
     Raises:
         ValueError: if it cannot be read.
     """
-    data = image["bytes"]
-    return to_rgb(where, open_image(where, Path(image["path"]) if data is None else io.BytesIO(data)))
+    content = _content(image)
+    return to_rgb(where, open_image(where, content if isinstance(content, Path) else io.BytesIO(content)))
 
 
 def decode_clip(where: str, video: dict[str, Any], count: int, fps: int) -> list[Image.Image]:
@@ -92,8 +93,18 @@ def decode_clip(where: str, video: dict[str, Any], count: int, fps: int) -> list
     Raises:
         ValueError: if it cannot be read.
     """
-    data = video["bytes"]
-    return read_clip(where, Path(video["path"]) if data is None else data, count, fps)
+    return read_clip(where, _content(video), count, fps)
+
+
+def _content(file: dict[str, Any]) -> Path | bytes:
+    """The bytes of a row's file, or its path on this machine."""
+    if file["bytes"] is not None:
+        return file["bytes"]
+    if "://" not in file["path"]:
+        return Path(file["path"])
+    # Single files in a repository of the Hub.
+    with fsspec.open(file["path"], "rb") as opened:
+        return opened.read()  # pyright: ignore[reportAttributeAccessIssue] it is one file
 
 
 def open_source(
@@ -143,6 +154,8 @@ def open_source(
         ) from error
     found = _column(data, columns, image, VIDEOS if videos else IMAGES, "video" if videos else "image")
     if videos:
+        if captions and columns == [found]:
+            raise ValueError(f"{data} has videos without captions: add a metadata.jsonl (file_name, text)")
         named = _column(data, columns, caption, CAPTIONS, "caption") if captions else None
         kept = rows.cast_column(found, datasets.Video(decode=False)).select_columns(
             [found, *([named] if named else [])]

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import sys
 import tarfile
 
@@ -13,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 from pipelines.cosmos import tiny
-from training.tokens.test_cache import class_folders, picture
-from training.tokens.test_task import losses_in, recipe, state_of, train
+from training.tokens.test_cache import picture
+from training.tokens.test_task import check_processes, check_resuming, losses_in, recipe, train
 
 from arimage import AutoPipeline, cli
 from arimage.media.files import can_write_mp4, read_clip, write_video
@@ -25,7 +24,7 @@ from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.tokens import cache as caches  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
 from arimage.training.tokens.recipe import load_token_recipe, plan_of, token_settings  # noqa: E402
-from arimage.training.tokens.sources import decode_clip, open_source  # noqa: E402
+from arimage.training.tokens.sources import decode, decode_clip, open_source  # noqa: E402
 from arimage.training.tokens.views import views_of  # noqa: E402
 
 
@@ -35,16 +34,17 @@ DECODER = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_att
 DECODER |= {"num_key_value_heads": 2, "head_dim": 12}
 
 
-def film(number, count=FRAMES, width=80, height=56):
-    """Frames whose mean level rises by 10."""
-    levels = np.asarray(picture(number, width, height)) // 8
+def film(number, count=FRAMES):
+    """Frames with a bright column at a place of its own, whose mean level rises by 10."""
+    levels = np.asarray(picture(number, 80, 56)) // 8
+    levels[:, 8 * number : 8 * number + 16] += 60
     return [Image.fromarray((levels + 10 * i).astype(np.uint8)) for i in range(count)]
 
 
-def clips(folder, count=5, suffix=".webp", **changes):
+def clips(folder, count=5, suffix=".webp"):
     folder.mkdir(parents=True)
     for i in range(count):
-        write_video(film(i, **changes), folder / f"{i}{suffix}", FPS)
+        write_video(film(i), folder / f"{i}{suffix}", FPS)
     lines = [{"file_name": f"{i}{suffix}", "text": f"film {i}"} for i in range(count)]
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return folder
@@ -126,6 +126,17 @@ def test_odd_data_sets_are_refused(tmp_path):
             open_source(str(data), videos=True, **given)
 
 
+def test_files_of_a_remote_repository_are_read():
+    fsspec = pytest.importorskip("fsspec")
+    file = io.BytesIO()
+    picture().save(file, "PNG")
+    with fsspec.open("memory://repository/0.png", "wb") as opened:
+        opened.write(file.getvalue())
+    row = {"bytes": None, "path": "memory://repository/0.png"}
+    assert decode("row 1", row).tobytes() == picture().tobytes()
+    assert len(decode_clip("row 1", row, 4, FPS)) == 1
+
+
 # The cache
 
 
@@ -177,12 +188,32 @@ def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path,
         encode(pipe, data, tmp_path / "none")
 
 
-def test_a_shard_holds_no_pixels_of_the_clips_before(made, tmp_path, monkeypatch):
+def test_frames_are_encoded_a_batch_at_a_time(made, tmp_path, monkeypatch):
     pipe, sizes = text_pipeline(), []
     encoded = pipe.vq.encode
     monkeypatch.setattr(pipe.vq, "encode", lambda pixels: sizes.append(len(pixels)) or encoded(pixels))
     encode(pipe, made / "data", tmp_path / "tokens", shard_size=100, batch_size=40)
     assert sizes == [2, 2, 1]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_videos(made, tmp_path, monkeypatch):
+    import psutil
+
+    pipe, sizes, content = text_pipeline(), [], (made / "data" / "0.webp").read_bytes()
+    table = pa.table({"video": [content] * 300, "caption": ["a film"] * 300})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20)
+
+    def measured(pixels):
+        sizes.append(psutil.Process().memory_info().rss / 2**20)
+        return torch.zeros(len(pixels), *tiny.SHAPE, dtype=torch.long)
+
+    monkeypatch.setattr(pipe.vq, "encode", measured)
+    encode(pipe, tmp_path / "a.parquet", tmp_path / "tokens", shard_size=300, views="ten-crop", batch_size=170)
+    assert len(sizes) == 300
+    print(f"{sizes[30]:.0f} MB after 30 videos, {sizes[-1]:.0f} after 300")
+    # Their ten views have 470 MB of pixels.
+    assert max(sizes[30:]) < sizes[30] + 64
 
 
 # Training
@@ -255,12 +286,13 @@ def test_published_files_are_trained_further(made, tmp_path, name, rank):
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(made, tmp_path):
-    path = recipe(tmp_path, "CosmosPipeline", DECODER, steps=6)
-    train(path, made / "text-tokens", tmp_path / "whole")
-    train(path, made / "text-tokens", tmp_path / "cut", steps=3)
-    train(path, made / "text-tokens", tmp_path / "cut", workers=1)
-    one, other = (state_of(tmp_path / run)["weights"]["masters"] for run in ("whole", "cut"))
-    assert len(one) == len(other)
+    check_resuming(recipe(tmp_path, "CosmosPipeline", DECODER, steps=8), made / "text-tokens", tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(made, tmp_path):
+    path = recipe(tmp_path, "CosmosPipeline", DECODER, learning_rate=1e-3)
+    check_processes(path, made / "text-tokens", tmp_path)
 
 
 def test_the_plan_counts_clips(made, tmp_path):
@@ -281,7 +313,6 @@ def test_tokens_of_another_kind_are_refused(made, tmp_path):
     encode(text_pipeline(), made / "data", tmp_path / "small", size=32)
     with pytest.raises(ValueError, match=r"maps of \(3, 2, 2\), and the model to start from \(3, 3, 4\)"):
         train(path, tmp_path / "small", tmp_path / "run", start_from=str(made / "text"))
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
 @needs_mp4
@@ -303,15 +334,15 @@ def test_the_commands(made, tmp_path, monkeypatch, capsys):
     code, out, _ = run("train", "model", *words, "--dry-run")
     assert not code and "clips: 2\ntokens per clip: 36" in out
     assert not run("train", "model", *words)[0]
-    film_file = tmp_path / "film.gif"
-    assert not run("generate", "film 2", "--model", tmp_path / "run" / "model", "--out", film_file, "--device", "cpu")[
-        0
-    ]
-    assert len(read_clip("", film_file, 100, FPS)) == FRAMES
+    words = ["--model", tmp_path / "run" / "model", "--out", tmp_path / "film.gif", "--device", "cpu"]
+    assert not run("generate", "film 2", *words)[0]
+    assert len(read_clip("", tmp_path / "film.gif", 100, FPS)) == FRAMES
     code, _, err = run("train", "lora", "--data", data, "--model", made / "text", "--out", tmp_path / "lora")
     assert code == 2 and "generates videos, and this command takes pictures: use `arimage train tokens`" in err
-    class_folders(tmp_path / "images")
-    code, _, err = run(
-        "train", "tokens", "--data", tmp_path / "images", "--model", made / "text", "--out", tmp_path / "x"
+    (data / "metadata.jsonl").unlink()
+    code, _, err = run("train", "tokens", "--data", data, "--model", made / "text", "--out", tmp_path / "x")
+    assert code == 2 and "has videos without captions: add a metadata.jsonl" in err
+    words = ["--model", made / "video", "--out", tmp_path / "silent", "--device", "cpu"]
+    assert run("train", "tokens", "--data", data, *words)[1].endswith(
+        "2 videos, 36 tokens each, in 1 files, 1 were too short"
     )
-    assert code == 2
