@@ -9,9 +9,9 @@ import io
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
@@ -232,14 +232,70 @@ def read_video(option: str, path: Path) -> list[Image.Image]:
         with _reading(name):
             path.stat()
             return load_video(str(path))
-    with open_image(name, path) as file:
+    return _animation(name, path)[0]
+
+
+def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], float, int]:
+    """The frames of an animated file, the milliseconds of each, 0 if the file does not say, and how many milliseconds
+    its format rounds them to."""
+    with open_image(name, source) as file:
         shown = list(_frames(name, file))
         with _reading(name):
             note = NOTE.fullmatch(_note(file))
-    precision = 10 if file.format == "GIF" else 1
-    repeats = _repeats([duration for _, duration in shown], int(note[1]) if note else 0, precision)
+    durations, precision = [duration for _, duration in shown], 10 if file.format == "GIF" else 1
+    repeats = _repeats(durations, int(note[1]) if note else 0, precision)
     check_pixels(name, file, sum(repeats))
-    return [frame for (frame, _), times in zip(shown, repeats, strict=True) for frame in [frame] * times]
+    frames = [frame for (frame, _), times in zip(shown, repeats, strict=True) for frame in [frame] * times]
+    return frames, sum(durations) / len(frames), precision
+
+
+def read_clip(name: str, source: Path | bytes, count: int, fps: int) -> list[Image.Image]:
+    """The beginning of a video or an animated file: `count` frames at `fps` frames per second in mode RGB, or fewer if
+    it is shorter. If it has another rate, frames are left out or repeated; if it does not say its rate, it has this
+    one.
+
+    Args:
+        source: a path, or the content of a file.
+
+    Raises:
+        ValueError: if it cannot be read, or the packages that read it are not installed.
+    """
+    with _reading(name), io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        head = file.read(12)
+    if head.startswith((b"GIF8", b"\x89PNG")) or head[8:] == b"WEBP":
+        wanted = 1000 / fps
+        frames, duration, precision = _animation(name, io.BytesIO(source) if isinstance(source, bytes) else source)
+        same = not duration or abs(duration - wanted) <= precision / 2
+        return _at_rate(iter(frames), count, 1.0 if same else wanted / duration)
+    if not can_write_mp4():
+        raise ValueError(f"{name} needs imageio: pip install 'arimage[video]', or give .webp or .gif files")
+    from imageio_ffmpeg import read_frames
+
+    # ffmpeg reads files, not bytes.
+    with _reading(name), nullcontext(source) if isinstance(source, Path) else _written(source) as path:
+        with closing(read_frames(str(path))) as reader:
+            about: Any = next(reader)
+            frames = (Image.frombytes("RGB", about["size"], frame) for frame in reader)
+            return _at_rate(frames, count, (about["fps"] or fps) / fps)
+
+
+@contextmanager
+def _written(data: bytes) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video"
+        path.write_bytes(data)
+        yield path
+
+
+def _at_rate(frames: Iterator[Image.Image], count: int, step: float) -> list[Image.Image]:
+    """Up to `count` frames, `step` apart: those shown in the middle of the time of each. No more frames are read."""
+    found: list[Image.Image] = []
+    for number, frame in enumerate(frames):
+        while len(found) < count and int((len(found) + 0.5) * step) == number:
+            found.append(frame)
+        if len(found) == count:
+            break
+    return found
 
 
 def _repeats(durations: list[int], count: int, precision: int) -> list[int]:

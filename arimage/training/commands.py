@@ -277,7 +277,12 @@ def lora(
     )
     check(Number, report_every, "--report-every")
     prompts = [] if validation_prompts is None else prompt_lines("--validation-prompts", validation_prompts)
-    pipe = load_pipeline(model, device, dtype)
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
+    if pipe.abilities.generates_video:
+        raise ValueError(
+            f"{model} generates videos, and this command takes pictures: use `arimage train tokens`, then `arimage "
+            "train model --start-from ... --lora-rank 16`"
+        )
     size = pipe.image_sizes[0]
     pictures = load_pairs(data, size, caption)
     old = None if prior is None else load_pairs(prior, size)
@@ -308,29 +313,32 @@ def tokens(
     data: Annotated[
         str,
         typer.Option(
-            help="Folder with one folder of images per class, or with images and a metadata.jsonl; folder or pattern "
-            "of .parquet or webdataset .tar files; or a data set of the Hugging Face Hub."
+            help="Folder with one folder of images per class, or with images, or videos, and a metadata.jsonl; folder "
+            "or pattern of .parquet or webdataset .tar files; or a data set of the Hugging Face Hub."
         ),
     ],
     out: Annotated[Path, typer.Option(callback=check_out, help="Folder of the tokens.")],
     model: Annotated[str, typer.Option(help="Model whose image tokenizer encodes: a name or a folder.")] = PACKAGED,
-    size: Annotated[int | None, typer.Option(help="Side of the images in pixels. Default: the model's.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of a square in pixels. Default: the model's size.")] = None,
     views: Annotated[
         Literal["centre", "centre-flip", "ten-crop"],
         typer.Option(help="The middle of an image, also mirrored, or ten crops, as LlamaGen takes them."),
     ] = "centre",
     split: Annotated[str, typer.Option(help="Split of a data set of the Hub.")] = "train",
-    image_column: Annotated[str | None, typer.Option("--image", help="Column of the images.")] = None,
+    image_column: Annotated[
+        str | None, typer.Option("--image", "--video", help="Column of the images or videos.")
+    ] = None,
     caption_column: Annotated[str | None, typer.Option("--caption", help="Column of the captions.")] = None,
     label_column: Annotated[str | None, typer.Option("--label", help="Column of the classes.")] = None,
     classes: Annotated[Path | None, typer.Option(help="File with the name of each class on a line.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Encode at most this many images.")] = None,
-    shard_size: Annotated[int, typer.Option(help="Images per file.")] = 1024,
-    batch_size: Annotated[int, typer.Option(help="Views that are encoded at a time.")] = 32,
+    limit: Annotated[int | None, typer.Option(help="Read at most this many images or videos.")] = None,
+    shard_size: Annotated[int, typer.Option(help="Images or videos per file.")] = 1024,
+    batch_size: Annotated[int, typer.Option(help="Images, or frames of videos, that are encoded at a time.")] = 32,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Encode the images of a data set once, for `arimage train model`. Run it again to go on."""
+    """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
+    from .losses import reads_text
     from .tokens.cache import encode_tokens
     from .tokens.sources import open_source
 
@@ -338,15 +346,15 @@ def tokens(
         check(Count | None, value, name)
     names = None if classes is None else prompt_lines("--classes", classes)
     columns = {"image": image_column, "caption": caption_column, "label": label_column}
-    source = open_source(data, split=split, classes=names, **columns)
-    pipe = load_pipeline(model, device, dtype)
-    trained = pipe.image_sizes[0][0]
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
+    kind = {"videos": pipe.abilities.generates_video, "captions": reads_text(pipe)}
+    source = open_source(data, split=split, classes=names, **kind, **columns)
     index = encode_tokens(
         source,
         pipe,
         out,
         model=model,
-        size=trained if size is None else check(Pixels, size, "--size"),
+        size=check(Pixels | None, size, "--size"),
         views=views,
         shard_size=shard_size,
         batch_size=batch_size,
@@ -354,7 +362,9 @@ def tokens(
     )
     images = sum(shard.count for shard in index.shards)
     of = f", {index.num_classes} classes" if index.labelled else ""
-    typer.echo(f"{out}: {images} images{of}, {index.shape[0]} tokens each, in {len(index.shards)} files")
+    what = "videos" if kind["videos"] else "images"
+    short = f", {index.rows - images} were too short" if index.rows > images else ""
+    typer.echo(f"{out}: {images} {what}{of}, {index.shape[0]} tokens each, in {len(index.shards)} files{short}")
 
 
 @train_app.command("model")
@@ -376,7 +386,7 @@ def train_model(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps. Default: the recipe's.")] = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="Highest learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per process and step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images or videos per process and step.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train an adapter of this rank, not the whole model.")] = None,
     lora_targets: Annotated[
         Literal["attention", "all"] | None, typer.Option(help="What an adapter changes: the attention, or all.")
@@ -395,7 +405,7 @@ def train_model(
     compile: Compile = False,
     device: Device = None,
 ) -> None:
-    """Train a model of classes or captions on tokens, from random weights or from a trained model; OUT/model is the
+    """Train a model of images or videos on tokens, from random weights or from a trained model; OUT/model is the
     pipeline, OUT/adapter an adapter.
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...

@@ -1,4 +1,4 @@
-"""The loss of a model on the tokens of images, with the family's own teacher-forced predictions."""
+"""The loss of a model on the tokens of images and videos, with the family's own teacher-forced predictions."""
 
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from ..decoding.contract.orders import order_of
 from ..models.denoising_head import diffusion_tables
 from ..models.language_model import LanguageTokenModel
 from ..pipelines.base import ARPipeline
+from ..pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ..pipelines.kinds.class_or_text import ClassOrTextPipeline
 from ..pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
 from ..pipelines.latent_llama.transformer_latent_llama import velocity
@@ -18,7 +19,7 @@ class Losses(Protocol):
     """Cross-entropy of the tokens of pictures under a model, differentiable."""
 
     def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
-        """The tokens [B, N], or continuous ones [B, N, D], of pixels [B, 3, H, W] in [-1, 1]."""
+        """The tokens [B, N], or continuous ones [B, N, D], of pixels [B, 3, H, W], or [B, 3, T, H, W], in [-1, 1]."""
         ...
 
     def __call__(
@@ -39,6 +40,11 @@ def condition_of(pipe: ARPipeline, captions: list[str]) -> dict:
     if pipe.num_classes is None:
         return {"prompt": captions}
     return {"class_labels": [int(text) if text.isdigit() else text for text in captions]}
+
+
+def reads_text(pipe: ARPipeline) -> bool:
+    """Whether the model of a pipeline without classes reads captions, and does not only continue videos."""
+    return not isinstance(pipe, CosmosPipeline) or pipe.transformer.reads_text
 
 
 # Conditions that are kept: those of all classes, or of some captions.
@@ -131,6 +137,27 @@ class LatentLosses(PrefixLosses):
         return F.mse_loss(predicted, expected, reduction="none").mean(-1)
 
 
+class VideoLosses(PrefixLosses):
+    """Of Cosmos: all maps of a video in one forward pass, without the first block of a model that reads no text.
+    Without a condition the text embeddings are zeros, as when it generates."""
+
+    pipe: CosmosPipeline
+
+    def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
+        return self.pipe.vq.encode(pixels.to(self.pipe.vq.dtype)).flatten(1)
+
+    def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        return {"prompt_embeds": self.pipe.embed_text(captions)}
+
+    def __call__(self, captions, tokens, unconditional, count, generator):
+        transformer, embeds = self.pipe.transformer, None
+        if transformer.reads_text:
+            embeds = self.conditions(captions)["prompt_embeds"]
+            embeds = embeds.masked_fill(unconditional.to(embeds.device)[:, None, None], 0)
+        logits = transformer.predict(tokens.unflatten(1, transformer.config.shape), embeds)
+        return F.cross_entropy(logits.transpose(1, 2), tokens[:, -logits.shape[1] :], reduction="none")
+
+
 class LanguageLosses:
     """Of language models: prompt and image in one forward pass. Without a condition the prompt is the family's own
     unconditional one."""
@@ -158,6 +185,9 @@ def losses_of(pipe: ARPipeline, caption: str) -> Losses:
     kind, videos = pipe.abilities.kind, pipe.abilities.generates_video
     if isinstance(pipe, LatentLlamaPipeline):
         return LatentLosses(pipe)
+    if isinstance(pipe, CosmosPipeline):
+        pipe.check_text(caption if reads_text(pipe) else None, None)
+        return VideoLosses(pipe)
     if kind == "scales" and isinstance(pipe, ClassOrTextPipeline):
         return ScaleLosses(pipe)
     if kind == "tokens" and isinstance(pipe, ClassOrTextPipeline):
@@ -169,5 +199,5 @@ def losses_of(pipe: ARPipeline, caption: str) -> Losses:
             return LanguageLosses(pipe)
     raise ValueError(
         f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, "
-        "latent Llama, Janus, Emu3, Lumina-mGPT or Anole"
+        "latent Llama, Janus, Emu3, Lumina-mGPT, Anole or Cosmos"
     )

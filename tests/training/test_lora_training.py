@@ -164,7 +164,7 @@ def test_every_family_learns_its_pictures(family, tmp_path):
     assert Image.open(tmp_path / "samples.png").size[0] > 0
 
 
-@pytest.mark.parametrize("family", ["mar", "cosmos-text", "infinity", "glm-image", "mammothmoda2"])
+@pytest.mark.parametrize("family", ["mar", "infinitystar", "infinity", "glm-image", "mammothmoda2"])
 def test_families_that_cannot_be_trained_are_named(family):
     pipe = EVERY[family]()
     with pytest.raises(ValueError, match="cannot be trained here"):

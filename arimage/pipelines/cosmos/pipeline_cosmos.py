@@ -240,6 +240,11 @@ class CosmosPipeline(ARPipeline):
         if prompt is None:
             return prompt_embeds
         self._guard_texts(as_texts(prompt))
+        return self.embed_text(prompt, max_sequence_length)
+
+    def embed_text(self, prompt: str | list[str], max_sequence_length: int | None = None) -> torch.Tensor:
+        """The `prompt_embeds` [B', S, D] of prompts."""
+        assert self.tokenizer is not None and self.text_encoder is not None
         length = text_length(max_sequence_length, min(TEXT_TOKENS, self.tokenizer.model_max_length))
         text = tokenize(
             self.tokenizer,

@@ -1,10 +1,11 @@
-"""A cache of tokens on disk: images are encoded once, and training reads tokens instead of pixels.
+"""A cache of tokens on disk: images or clips are encoded once, and training reads tokens instead of pixels.
 
 A folder with tokens.json, which says what the tokens are of, and shards: safetensors files with `tokens` [n, V, ...]
-of n images in V views, and `labels` [n], or `captions` (bytes in UTF-8) with `ends` [n].
+of n images or clips in V views, and `labels` [n], or `captions` (bytes in UTF-8) with `ends` [n].
 """
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,18 +24,21 @@ from tqdm import tqdm
 from ...eval.runs.files import check_same, remove_leftovers, write_json, write_whole
 from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
+from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Count, Flag, Text, Whole, check
 from ..data import to_unit_range
 from ..losses import Losses, losses_of
 from ..resuming import alone_in, digest
-from .sources import Source, decode
+from .sources import Source, decode, decode_clip
 from .views import COUNTS, Views, views_of
 
 
 INDEX = "tokens.json"
 REMEDY = "give the folder of `arimage train tokens`, or make it again"
-# Images that are decoded ahead.
+# Images, or frames of clips, that are decoded ahead.
 AHEAD = 64
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,13 @@ class Index:
 
     Attributes:
         about: what the tokens depend on: the model whose image tokenizer made them, a digest of its weights, the size
-            of the images, their views, the data set, and the images of a shard.
+            of the images, their views, the data set, and the images of a shard; of clips also their `frames` and
+            `fps`.
         shape: of the tokens of one view.
         labelled: whether images have classes, not captions.
         num_classes: how many classes there are, or 0.
         classes: their names, if the data set has them.
+        rows: how many rows of the data set were read, those of clips that are too short too.
         complete: whether the data set was read to its end.
     """
 
@@ -66,6 +72,7 @@ class Index:
     labelled: Flag
     num_classes: Whole
     classes: list[Text] | None
+    rows: Whole
     complete: Flag
     shards: list[Shard] = field(default_factory=list)
     __pydantic_config__ = COMPLETE
@@ -89,33 +96,37 @@ def encode_tokens(
     out: Path,
     *,
     model: str,
-    size: int,
+    size: int | None = None,
     views: Views = "centre",
     shard_size: int = 1024,
     batch_size: int = 32,
     limit: int | None = None,
 ) -> Index:
-    """Encode the images of a data set by the image tokenizer of a pipeline into a cache in `out`. A second call with
-    the same settings goes on after the last whole shard.
+    """Encode the images of a data set by the image tokenizer of a pipeline into a cache in `out`, or the first frames
+    of its videos, as many as the pipeline generates and at its frame rate. Shorter videos are left out. A second call
+    with the same settings goes on after the last whole shard.
 
     Args:
         model: the name of the pipeline.
-        size: pixels along each side of a view.
-        limit: encode at most this many images.
+        size: pixels along each side of a view; by default the size that the pipeline generates.
+        limit: read at most this many rows.
 
     Raises:
         ValueError: if the cache was begun with other settings, or a row cannot be read.
     """
+    losses = losses_of(pipe, "an image" if pipe.num_classes is None else "0")
     about = {
         "model": model,
         "vq": digest(_image_tokenizer(pipe)),
-        "image_size": size,
+        "image_size": list(pipe.image_sizes[0]) if size is None else [size, size],
         "views": views,
         "data": source.name,
         "columns": [source.image, source.text],
         "limit": limit,
         "shard_size": shard_size,
     }
+    if isinstance(pipe, CosmosPipeline):
+        about |= {"frames": pipe.num_frames, "fps": pipe.config.fps}
     with alone_in(out):
         index = read_index(out) if (out / INDEX).is_file() else None
         if index is not None:
@@ -123,31 +134,20 @@ def encode_tokens(
             if index.complete:
                 return index
         if index is None:
-            index = Index(about, (), source.labelled, 0, source.classes, False)
-        losses = losses_of(pipe, "an image" if pipe.num_classes is None else "0")
+            index = Index(about, (), source.labelled, 0, source.classes, 0, False)
         remove_leftovers(out / "*.safetensors")
-        begun = sum(shard.count for shard in index.shards)
-        rows = _decoded(source, begun, limit, size, views)
-        with tqdm(initial=begun, unit="image", mininterval=5) as progress:
-            while part := list(islice(rows, shard_size)):
-                tokens = _encode(losses, pipe._execution_device, [pixels for pixels, _ in part], batch_size)
-                texts = [text for _, text in part]
-                if source.labelled:
-                    labels = torch.tensor(list(map(int, texts)))
-                    content, most = {"labels": labels}, max(index.num_classes, int(labels.max()) + 1)
-                else:
-                    content, most = _packed(texts), 0
-                name = f"tokens-{len(index.shards):05d}.safetensors"
-                write_whole(
-                    out / name,
-                    lambda file, content=content, tokens=tokens: save_file({"tokens": tokens, **content}, file),
-                )
-                shards = [*index.shards, Shard(name, len(part), _sha256(out / name))]
-                index = replace(index, shape=tuple(tokens.shape[2:]), num_classes=most, shards=shards)
-                _write(out, index)
-                progress.update(len(part))
+        rows = iter(tqdm(_decoded(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
+        while True:
+            tokens, texts, read = _encode(losses, pipe._execution_device, islice(rows, shard_size), batch_size, about)
+            if not read:
+                break
+            index = replace(index, rows=index.rows + read)
+            if texts:
+                index = _with_shard(out, index, tokens, texts)
+            _write(out, index)
         if not index.shards:
-            raise ValueError(f"{source.name} has no images: give another data set")
+            what = f"clips of {about['frames']} frames" if "frames" in about else "images"
+            raise ValueError(f"{source.name} has no {what}: give another data set")
         count = index.num_classes if source.classes is None else len(source.classes)
         index = replace(index, num_classes=count, complete=True)
         _write(out, index)
@@ -172,13 +172,33 @@ def _write(out: Path, index: Index) -> None:
     write_json(out / INDEX, content)
 
 
-def _decoded(
-    source: Source, start: int, limit: int | None, size: int, views: Views
-) -> Iterator[tuple[torch.Tensor, str]]:
-    """The views of the images from `start` on and what belongs to them, decoded ahead in threads."""
+def _with_shard(out: Path, index: Index, tokens: torch.Tensor, texts: list[str]) -> Index:
+    """Write a shard of the tokens of views and their captions or classes; the index that has it."""
+    tokens = tokens.unflatten(0, (len(texts), -1))
+    if index.labelled:
+        labels = torch.tensor(list(map(int, texts)))
+        content, most = {"labels": labels}, max(index.num_classes, int(labels.max()) + 1)
+    else:
+        content, most = _packed(texts), 0
+    name = f"tokens-{len(index.shards):05d}.safetensors"
+    write_whole(out / name, lambda file: save_file({"tokens": tokens, **content}, file))
+    shards = [*index.shards, Shard(name, len(texts), _sha256(out / name))]
+    return replace(index, shape=tuple(tokens.shape[2:]), num_classes=most, shards=shards)
 
-    def decoded(where: str, image: Any, text: str) -> tuple[torch.Tensor, str]:
-        return views_of(decode(where, image), size, views), text
+
+def _decoded(source: Source, start: int, about: dict[str, Any]) -> Iterator[tuple[torch.Tensor, str] | None]:
+    """The views of the images or clips from row `start` on and what belongs to them, decoded ahead in threads; None
+    for a video that is too short."""
+    limit, size, views, count = about["limit"], tuple(about["image_size"]), about["views"], about.get("frames")
+
+    def decoded(where: str, file: Any, text: str) -> tuple[torch.Tensor, str] | None:
+        if count is None:
+            return views_of(decode(where, file), size, views), text
+        frames = decode_clip(where, file, count, about["fps"])
+        if len(frames) < count:
+            logger.warning(f"{where}, has {len(frames)} frames of {about['fps']} per second, not {count}: left out")
+            return None
+        return torch.stack([views_of(frame, size, views) for frame in frames], 2), text
 
     rows = islice(source.read(start), None if limit is None else max(limit - start, 0))
     waiting: deque[Future] = deque()
@@ -186,7 +206,7 @@ def _decoded(
         try:
             for row in rows:
                 waiting.append(threads.submit(decoded, *row))
-                if len(waiting) > AHEAD:
+                if len(waiting) > AHEAD // (count or 1):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -196,13 +216,31 @@ def _decoded(
 
 
 @torch.no_grad()
-def _encode(losses: Losses, device: torch.device, images: list[torch.Tensor], batch_size: int) -> torch.Tensor:
-    """The tokens [n, V, ...] of views [V, 3, S, S] of n images, in the smallest type that holds them."""
-    pixels, parts = torch.cat(images), []
-    for part in pixels.split(batch_size):
-        found = losses.tokens(to_unit_range(part).to(device)).cpu()
-        parts.append(found.half() if found.is_floating_point() else found.to(torch.int32))
-    return torch.cat(parts).unflatten(0, (len(images), -1)).contiguous()
+def _encode(
+    losses: Losses,
+    device: torch.device,
+    rows: Iterator[tuple[torch.Tensor, str] | None],
+    batch_size: int,
+    about: dict[str, Any],
+) -> tuple[torch.Tensor, list[str], int]:
+    """The tokens of views [V, 3, (T,) H, W], in the smallest type that holds them, what belongs to each row, and the
+    number of rows."""
+    views = COUNTS[about["views"]]
+    count, texts, read, done = max(1, batch_size // about.get("frames", 1)), [], 0, 0
+    tokens = torch.empty(0)
+    while group := list(islice(rows, max(1, count // views))):
+        read += len(group)
+        kept = [row for row in group if row is not None]
+        for pixels in torch.cat([pixels for pixels, _ in kept]).split(count) if kept else ():
+            found = losses.tokens(to_unit_range(pixels).to(device)).cpu()
+            if not done:
+                # One tensor for all: small ones among large ones keep the memory of those from being used again.
+                dtype = torch.float16 if found.is_floating_point() else torch.int32
+                tokens = torch.empty(about["shard_size"] * views, *found.shape[1:], dtype=dtype)
+            tokens[done : done + len(found)] = found
+            done += len(found)
+        texts += [text for _, text in kept]
+    return tokens[:done], texts, read
 
 
 def _packed(texts: list[str]) -> dict[str, torch.Tensor]:

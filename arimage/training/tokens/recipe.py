@@ -15,10 +15,11 @@ from ...auto import AutoPipeline
 from ...families import PIPELINES
 from ...media.texts import read_text
 from ...pipelines.base import ARPipeline
+from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import Text, check
 from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
-from ..losses import losses_of
+from ..losses import losses_of, reads_text
 from ..tables import GenerationTable, Table, new_model
 from .cache import TokenCache
 from .task import TokenSettings, TokenTask
@@ -94,28 +95,33 @@ def new_pipeline(recipe: TokenRecipe, cache: TokenCache, of_tokens: ARPipeline, 
     network = get_type_hints(kind.__init__).get("transformer")
     if network is None or not hasattr(network, "init_weights"):
         raise ValueError(f"a {recipe.pipeline} is not trained from random weights: give --start-from and a model")
+    _check_kind(kind, cache)
     given, parts = _arguments(network, cache, of_tokens)
     transformer = new_model(network, recipe.model, "model", **given)
     if fresh:
         transformer = network(**given, **recipe.model)
         transformer.init_weights()
-    names = cache.index.classes
-    id2label = None if names is None or not cache.index.labelled else dict(enumerate(names))
-    pipe = kind(transformer=transformer, vq=of_tokens.components["vq"], **parts, id2label=id2label)
+    pipe = kind(transformer=transformer, vq=of_tokens.components["vq"], **parts)
     if recipe.generation is not None:
         recipe.generation.give(pipe)
     return pipe
 
 
 def _arguments(network: type, cache: TokenCache, of_tokens: ARPipeline) -> tuple[dict, dict]:
-    """The arguments of a transformer that follow from tokens and captions, and the text parts of its pipeline."""
+    """The arguments of a transformer that follow from tokens and captions, and the other parts of its pipeline."""
     source = of_tokens.components["transformer"].config
     known = inspect.signature(network).parameters.keys()
     given = {name: source[name] for name in OF_TOKENS if name in known and source.get(name) is not None}
+    if isinstance(of_tokens, CosmosPipeline):
+        parts = {"begins_with_text": reads_text(of_tokens), "fps": cache.index.about["fps"]}
+        parts |= {name: of_tokens.components[name] for name in ("tokenizer", "text_encoder")}
+        return given | {"shape": _clip_shape(of_tokens, cache), "context_dim": source.context_dim}, parts
     if "grid_size" in given:
         given["grid_size"] = math.isqrt(cache.index.shape[0])
     if cache.index.labelled:
-        return given | {"conditioning": "class", "num_classes": cache.index.num_classes}, {}
+        names = cache.index.classes
+        parts = {"id2label": None if names is None else dict(enumerate(names))}
+        return given | {"conditioning": "class", "num_classes": cache.index.num_classes}, parts
     encoder = of_tokens.components.get("text_encoder")
     if encoder is None:
         raise ValueError(
@@ -127,13 +133,39 @@ def _arguments(network: type, cache: TokenCache, of_tokens: ARPipeline) -> tuple
     return given | {"conditioning": "text", **text}, parts
 
 
+def _check_kind(kind: type[ARPipeline], cache: TokenCache) -> None:
+    """Refuse tokens of videos for a pipeline of images, and the other way round."""
+    if kind.abilities.generates_video != ("frames" in cache.index.about):
+        has, needs = ("videos", "images") if "frames" in cache.index.about else ("images", "videos")
+        raise ValueError(f"the tokens are of {has}, and a {kind.__name__} generates {needs}: give another one")
+
+
+def _clip_shape(pipe: CosmosPipeline, cache: TokenCache) -> tuple[int, int, int]:
+    """The maps of a clip, and their rows and columns."""
+    height, width = (side // pipe.vq.scale_factor for side in cache.index.about["image_size"])
+    return pipe.vq.num_maps(cache.index.about["frames"]), height, width
+
+
+def _check_clips(pipe: CosmosPipeline, cache: TokenCache) -> None:
+    """Refuse clips of another size than those of a trained pipeline, or without the captions that it needs."""
+    shape, trained = _clip_shape(pipe, cache), tuple(pipe.transformer.config.shape)
+    if shape != trained:
+        raise ValueError(f"the tokens have maps of {shape}, and the model to start from {trained}: make them with it")
+    if reads_text(pipe) and cache.index.about["columns"][1] is None:
+        raise ValueError("the tokens have no captions, and the model to start from needs them: make them with it")
+
+
 def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
     """A trained pipeline for the classes of a cache. If they are not as many as its own, their embeddings are new, all
     other weights are kept, and so are image tokenizer and upscaler.
 
     Raises:
-        ValueError: if it generates from text and the tokens have classes, or the other way round.
+        ValueError: if it generates from text and the tokens have classes, or the other way round; or if it generates
+            videos that are not like those of the cache.
     """
+    _check_kind(type(pipe), cache)
+    if isinstance(pipe, CosmosPipeline):
+        _check_clips(pipe, cache)
     if (pipe.num_classes is not None) != cache.index.labelled:
         has, needs = ("classes", "captions") if cache.index.labelled else ("captions", "classes")
         raise ValueError(f"the tokens have {has}, and the model to start from needs {needs}: give another one")
@@ -195,6 +227,9 @@ def begin_training(
         raise ValueError(f"{heldout} holds tokens of another image tokenizer or size than {tokens}: make them alike")
     torch.manual_seed(settings.seed)
     pipe = trained_pipeline(recipe, settings, cache, start_from)
+    if isinstance(pipe, CosmosPipeline):
+        # A report is too late to learn that samples need a package.
+        pipe._guardrail()
     (key,) = pipe._lora_loadable_modules
     network = pipe.components[key]
     for part in pipe.components.values():
@@ -212,8 +247,8 @@ def begin_training(
 def plan_of(
     recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, start_from: str | None = None
 ) -> dict[str, Any]:
-    """What a training needs: parameters, those that are trained, images, tokens, steps, epochs, FLOP and the bytes of
-    the weights and their optimizer. Activations come on top."""
+    """What a training needs: parameters, those that are trained, images or clips, tokens, steps, epochs, FLOP and the
+    bytes of the weights and their optimizer. Activations come on top."""
     pipe = trained_pipeline(recipe, settings, cache, start_from, fresh=False)
     network = pipe.components[pipe._lora_loadable_modules[0]]
     parameters = trained = sum(weight.numel() for weight in network.parameters())
@@ -223,12 +258,13 @@ def plan_of(
     optimizer = settings.optimizer
     batch = settings.batch_size * optimizer.accumulate
     images = batch * optimizer.steps
+    what = "clip" if "frames" in cache.index.about else "image"
     return {
         "parameters": parameters,
         "trained parameters": trained,
-        "images": len(cache),
-        "tokens per image": cache.index.shape[0],
-        "images per step and process": batch,
+        f"{what}s": len(cache),
+        f"tokens per {what}": cache.index.shape[0],
+        f"{what}s per step and process": batch,
         "steps": optimizer.steps,
         "epochs in one process": images / len(cache),
         # Two per weight and token forward, two backward, and two for the gradient of a weight that is trained.

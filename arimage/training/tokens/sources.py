@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from PIL import Image
 
-from ...media.files import open_image, to_rgb
+from ...media.files import open_image, read_clip, to_rgb
 from ...media.folders import IMAGE_SUFFIXES
 
 
 # Columns that are taken where none is named; the last ones are those of webdataset.
 IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp")
+VIDEOS = ("video", "mp4", "webm", "gif", "webp", "mov", "mkv", "avi")
 CAPTIONS = ("caption", "text", "txt")
 LABELS = ("label", "cls")
 SHARDS = {".parquet": "parquet", ".tar": "webdataset", ".arrow": "arrow"}
@@ -22,12 +24,13 @@ SHARDS = {".parquet": "parquet", ".tar": "webdataset", ".arrow": "arrow"}
 
 @dataclass(frozen=True)
 class Source:
-    """Images with captions or classes.
+    """Images with captions or classes, or videos with captions.
 
     Attributes:
         rows: the `datasets.IterableDataset`.
         name: what errors call it.
-        image, text: the columns of the images, and of their captions or classes.
+        image, text: the columns of the images or videos, and of their captions or classes; no `text` for videos
+            without captions.
         classes: the names of the classes; None for captions, and for classes without names.
         labelled: whether `text` holds classes.
     """
@@ -35,23 +38,27 @@ class Source:
     rows: Any
     name: str
     image: str
-    text: str
+    text: str | None
     classes: list[str] | None
     labelled: bool
 
     def read(self, start: int = 0) -> Iterator[tuple[str, Any, str]]:
-        """From row `start` on: what errors call the row, its encoded image, and its caption, or the id of its class
-        in digits.
+        """From row `start` on: what errors call the row, its encoded image or video, and its caption, or the id of
+        its class in digits.
 
         Raises:
-            ValueError: if a row has no image, no caption or no class.
+            ValueError: if a row has no image, no video, no caption or no class.
         """
         for number, row in enumerate(self.rows.skip(start), start + 1):
             where = f"{self.name}, row {number}"
-            image, text = row[self.image], row[self.text]
-            if image is None or text is None:
-                raise ValueError(f"{where}, has no {self.image if image is None else self.text}: leave the row out")
-            yield where, image, self._class(where, text) if self.labelled else _caption(where, text)
+            for column, value in row.items():
+                if value is None:
+                    raise ValueError(f"{where}, has no {column}: leave the row out")
+            if self.text is None:
+                text = ""
+            else:
+                text = (self._class if self.labelled else _caption)(where, row[self.text])
+            yield where, row[self.image], text
 
     def _class(self, where: str, label: Any) -> str:
         if isinstance(label, str) and not label.isdigit():
@@ -76,13 +83,35 @@ def decode(where: str, image: dict[str, Any]) -> Image.Image:
     Raises:
         ValueError: if it cannot be read.
     """
-    data = image["bytes"]
-    return to_rgb(where, open_image(where, Path(image["path"]) if data is None else io.BytesIO(data)))
+    content = _content(image)
+    return to_rgb(where, open_image(where, content if isinstance(content, Path) else io.BytesIO(content)))
+
+
+def decode_clip(where: str, video: dict[str, Any], count: int, fps: int) -> list[Image.Image]:
+    """The first `count` frames of a row's video, the bytes of a file or its path; see `read_clip`.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    return read_clip(where, _content(video), count, fps)
+
+
+def _content(file: dict[str, Any]) -> Path | bytes:
+    """The bytes of a row's file, or its path on this machine."""
+    if file["bytes"] is not None:
+        return file["bytes"]
+    if "://" not in file["path"]:
+        return Path(file["path"])
+    # Single files in a repository of the Hub.
+    with fsspec.open(file["path"], "rb") as opened:
+        return opened.read()  # pyright: ignore[reportAttributeAccessIssue] it is one file
 
 
 def open_source(
     data: str,
     *,
+    videos: bool = False,
+    captions: bool = True,
     split: str = "train",
     image: str | None = None,
     caption: str | None = None,
@@ -92,11 +121,14 @@ def open_source(
     """Open a data set without reading it.
 
     Args:
-        data: a folder with one folder of images per class, or with images and a metadata.jsonl (`file_name`, and
-            `text` or another column); a folder or a pattern (`shards/*.tar`) of .parquet, .arrow or webdataset .tar
-            files; or the id of a data set of the Hugging Face Hub.
+        data: a folder with one folder of images per class, or with images or videos and a metadata.jsonl
+            (`file_name`, and `text` or another column); a folder or a pattern (`shards/*.tar`) of .parquet, .arrow or
+            webdataset .tar files; or the id of a data set of the Hugging Face Hub.
+        videos: whether it has videos with captions, not images.
+        captions: whether captions are read; False for videos without.
         split: of a data set of the Hub.
-        image, caption, label: the columns; by default the first of `IMAGES`, and of `CAPTIONS` or `LABELS`.
+        image, caption, label: the columns; by default the first of `IMAGES` or `VIDEOS`, and of `CAPTIONS` or
+            `LABELS`.
         classes: the names of the classes, where the data set does not have them.
 
     Raises:
@@ -106,7 +138,9 @@ def open_source(
 
     if caption is not None and label is not None:
         raise ValueError("caption and label are both given, and images have captions or classes: give one of the two")
-    kind, files = _builder(data)
+    if videos and label is not None:
+        raise ValueError("label is given, and models of videos read captions: give caption")
+    kind, files = _builder(data, videos)
     try:
         rows = datasets.load_dataset(kind, split="train" if files else split, streaming=True, **files)
         features = rows.features
@@ -118,7 +152,15 @@ def open_source(
         raise ValueError(
             f"{data} cannot be opened ({reason}): give a folder, shards or a data set of the Hub"
         ) from error
-    found = _column(data, columns, image, IMAGES, "image")
+    found = _column(data, columns, image, VIDEOS if videos else IMAGES, "video" if videos else "image")
+    if videos:
+        if captions and columns == [found]:
+            raise ValueError(f"{data} has videos without captions: add a metadata.jsonl (file_name, text)")
+        named = _column(data, columns, caption, CAPTIONS, "caption") if captions else None
+        kept = rows.cast_column(found, datasets.Video(decode=False)).select_columns(
+            [found, *([named] if named else [])]
+        )
+        return Source(kept, data, found, named, None, False)
     labelled = label is not None or (caption is None and not set(columns) & set(CAPTIONS))
     named = _column(
         data, columns, label or caption, LABELS if labelled else CAPTIONS, "label" if labelled else "caption"
@@ -129,14 +171,14 @@ def open_source(
     return Source(rows, data, found, named, classes, labelled)
 
 
-def _builder(data: str) -> tuple[str, dict[str, Any]]:
+def _builder(data: str, videos: bool) -> tuple[str, dict[str, Any]]:
     """What `datasets` loads: a builder and its files, or a data set of the Hub."""
     path = Path(data)
     if path.is_dir():
         for suffix, kind in SHARDS.items():
             if any(path.glob(f"*{suffix}")):
                 return kind, {"data_files": str(path / f"*{suffix}")}
-        return "imagefolder", {"data_dir": data}
+        return "videofolder" if videos else "imagefolder", {"data_dir": data}
     if path.suffix in SHARDS:
         return SHARDS[path.suffix], {"data_files": data}
     if path.exists() or data.count("/") > 1 or path.suffix in IMAGE_SUFFIXES:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,12 @@ from torch import nn
 
 from ...options import fast_dtype
 from ...pipelines.base import ARPipeline
+from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole
 from ..adapters.lora import add_adapter, save_adapter
 from ..data import save_grid
 from ..loop import OptimizerSettings, fit
-from ..losses import Losses, condition_of
+from ..losses import Losses, condition_of, reads_text
 from ..processes import batch_generator, processes
 from ..resuming import digest, of_settings
 from ..saving import save_float16
@@ -120,15 +121,21 @@ class TokenTask(nn.Module):
     def _save_samples(self, path: Path) -> None:
         pipe, heldout = self.frozen.pipe, self.frozen.heldout
         images = torch.linspace(0, len(heldout) - 1, min(SHOWN, len(heldout))).long().tolist()
-        _, captions = heldout.read(images, [0] * len(images))
+        tokens, captions = heldout.read(images, [0] * len(images))
+        given = condition_of(pipe, captions) if reads_text(pipe) else {}
+        if isinstance(pipe, CosmosPipeline) and not pipe.begins_with_text:
+            # Such a model continues videos: here the first map of each.
+            given["tokens"] = tokens.unflatten(1, pipe.transformer.config.shape)[:, :1]
         pipe.set_progress_bar_config(disable=True)
-        shown = pipe(
-            **condition_of(pipe, captions),
-            generator=torch.Generator().manual_seed(self.settings.seed),
-            output_type="pt",
-        ).images.float()
-        side = min(shown.shape[-1], 256)
-        save_grid(F.interpolate(shown.cpu(), (side, side), mode="area"), path, columns=SHOWN)
+        output: Any = pipe(**given, generator=torch.Generator().manual_seed(self.settings.seed), output_type="pt")
+        if pipe.abilities.generates_video:
+            shown, columns = output.frames.flatten(0, 1), output.frames.shape[1]
+        else:
+            shown, columns = output.images, SHOWN
+        height, width = shown.shape[2:]
+        side = min(width, 256)
+        shown = F.interpolate(shown.float().cpu(), (height * side // width, side), mode="area")
+        save_grid(shown, path, columns)
 
     def save(self, out: Path) -> None:
         """Write OUT/model, the pipeline in float16, or OUT/adapter. Of processes that train together the first one

@@ -138,15 +138,15 @@ def test_odd_data_sets_are_refused(tmp_path):
 
 def test_views_are_crops_and_their_mirror_images():
     image = picture(0, 60, 44)
-    middle = views_of(image, 16, "centre")
+    middle = views_of(image, (16, 16), "centre")
     assert middle.shape == (1, 3, 16, 16) and middle.dtype == torch.uint8
-    both = views_of(image, 16, "centre-flip")
+    both = views_of(image, (16, 16), "centre-flip")
     assert torch.equal(both[0], middle[0]) and torch.equal(both[1], middle[0].flip(2))
-    ten = views_of(image, 16, "ten-crop")
-    larger = torch.from_numpy(np.asarray(centre_crop(image, 17))).permute(2, 0, 1)
+    ten = views_of(image, (16, 16), "ten-crop")
+    larger = torch.from_numpy(np.asarray(centre_crop(image, (17, 17)))).permute(2, 0, 1)
     assert ten.shape == (10, 3, 16, 16) and torch.equal(ten[5:], ten[:5].flip(3))
     assert torch.equal(ten[0], larger[:, :16, :16]) and torch.equal(ten[3], larger[:, 1:, 1:])
-    assert centre_crop(picture(0, 5, 3), 16).size == (16, 16)
+    assert centre_crop(picture(0, 5, 3), (16, 16)).size == (16, 16)
 
 
 # The cache
@@ -154,7 +154,7 @@ def test_views_are_crops_and_their_mirror_images():
 
 def encode(pipe, data, out, **settings):
     source = open_source(str(data))
-    settings = {"model": "tiny", "size": pipe.image_sizes[0][0], "shard_size": 4, "batch_size": 3, **settings}
+    settings = {"model": "tiny", "shard_size": 4, "batch_size": 3, **settings}
     return encode_tokens(source, pipe, out, **settings)
 
 
@@ -171,7 +171,7 @@ def test_the_tokens_are_those_of_the_views(tmp_path, make):
     assert [shard.count for shard in index.shards] == [4, 4, 1]
     losses = losses_of(pipe, "0")
     for image, number in ((0, 0), (5, 12), (8, 22)):
-        views = views_of(picture(number), pipe.image_sizes[0][0], "centre-flip").float() / 127.5 - 1
+        views = views_of(picture(number), pipe.image_sizes[0], "centre-flip").float() / 127.5 - 1
         with torch.no_grad():
             expected = losses.tokens(views)
         for view in range(2):

@@ -159,8 +159,8 @@ def state_of(out):
     return torch.load(out / "transformer" / "checkpoint.pt", weights_only=True)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(made, tmp_path):
-    tokens, path = made / "LlamaGenPipeline-tokens", recipe(tmp_path)
+def check_resuming(path, tokens, tmp_path):
+    """A run that is killed at step 7 and resumed ends with the weights of a whole one."""
     train(path, tokens, tmp_path / "whole")
     table = load_token_recipe(path)
     task = begin_training(table, token_settings(table, workers=1), tokens, None, None, "cpu")
@@ -191,6 +191,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(made, tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_a_resumed_run_is_the_uninterrupted_one(made, tmp_path):
+    check_resuming(recipe(tmp_path), made / "LlamaGenPipeline-tokens", tmp_path)
+
+
 def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
     tokens, path = made / "LlamaGenPipeline-tokens", recipe(tmp_path)
     train(path, tokens, tmp_path / "run")
@@ -202,10 +206,10 @@ def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
         train(path, tmp_path / "tokens", tmp_path / "run")
 
 
-def test_two_processes_train_as_one(made, tmp_path):
-    tokens, environment = made / "LlamaGenPipeline-tokens", dict(os.environ, OMP_NUM_THREADS="1")
+def check_processes(path, tokens, tmp_path):
+    """Two processes end with the weights and the loss of one."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
-    path = recipe(tmp_path, learning_rate=1e-3)
     words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu"]
     start = "import sys; from arimage.cli import run; sys.argv[0] = 'arimage'; run()"
     program = tmp_path / "program.py"
@@ -220,6 +224,10 @@ def test_two_processes_train_as_one(made, tmp_path):
         assert (a - b).abs().mean() < 5e-4 and (a - b).abs().max() < 1e-2
     found = [losses_in(tmp_path / f"run{count}")[-1] for count in (1, 2)]
     assert found[0] == pytest.approx(found[1], abs=5e-3)
+
+
+def test_two_processes_train_as_one(made, tmp_path):
+    check_processes(recipe(tmp_path, learning_rate=1e-3), made / "LlamaGenPipeline-tokens", tmp_path)
 
 
 def test_accumulated_batches_are_one_large_batch(made, tmp_path):
