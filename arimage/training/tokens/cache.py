@@ -25,7 +25,7 @@ from ...eval.runs.files import check_same, remove_leftovers, write_json, write_w
 from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from ...schema import COMPLETE, Count, Flag, Text, Whole, check
+from ...schema import COMPLETE, Count, Flag, Number, Text, Whole, check
 from ..data import to_unit_range
 from ..losses import Losses, losses_of
 from ..resuming import alone_in, digest
@@ -63,6 +63,7 @@ class Index:
         labelled: whether images have classes, not captions.
         num_classes: how many classes there are, or 0.
         classes: their names, if the data set has them.
+        norms: of the weights of the image tokenizer.
         rows: how many rows of the data set were read, those of clips that are too short too.
         complete: whether the data set was read to its end.
     """
@@ -72,6 +73,7 @@ class Index:
     labelled: Flag
     num_classes: Whole
     classes: list[Text] | None
+    norms: list[Number]
     rows: Whole
     complete: Flag
     shards: list[Shard] = field(default_factory=list)
@@ -114,10 +116,10 @@ def encode_tokens(
     Raises:
         ValueError: if the cache was begun with other settings, or a row cannot be read.
     """
-    losses = losses_of(pipe, "an image" if pipe.num_classes is None else "0")
+    losses, tokenizer = losses_of(pipe, "an image" if pipe.num_classes is None else "0"), image_tokenizer_of(pipe)
     about = {
         "model": model,
-        "vq": digest(_image_tokenizer(pipe)),
+        "vq": digest(tokenizer),
         "image_size": list(pipe.image_sizes[0]) if size is None else [size, size],
         "views": views,
         "data": source.name,
@@ -134,7 +136,7 @@ def encode_tokens(
             if index.complete:
                 return index
         if index is None:
-            index = Index(about, (), source.labelled, 0, source.classes, 0, False)
+            index = Index(about, (), source.labelled, 0, source.classes, norms_of(tokenizer), 0, False)
         remove_leftovers(out / "*.safetensors")
         rows = iter(tqdm(_decoded(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
         while True:
@@ -154,7 +156,7 @@ def encode_tokens(
     return index
 
 
-def _image_tokenizer(pipe: ARPipeline) -> nn.Module:
+def image_tokenizer_of(pipe: ARPipeline) -> nn.Module:
     """The image tokenizer of a pipeline: a component, or a part of its language model."""
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
     if "vq" in parts:
@@ -165,6 +167,11 @@ def _image_tokenizer(pipe: ARPipeline) -> nn.Module:
         for name, module in part.named_modules()
         if name.rpartition(".")[2] == "vqmodel"
     )
+
+
+def norms_of(network: nn.Module) -> list[float]:
+    """The norm of each weight, which hardly changes with the dtype that a network is stored in."""
+    return [float(weight.double().norm()) for weight in network.state_dict().values()]
 
 
 def _write(out: Path, index: Index) -> None:

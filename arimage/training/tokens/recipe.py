@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 from diffusers import ModelMixin
 from torch import nn
@@ -21,7 +22,7 @@ from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import losses_of, reads_text
 from ..tables import GenerationTable, Table, new_model
-from .cache import TokenCache
+from .cache import TokenCache, image_tokenizer_of, norms_of
 from .task import TokenSettings, TokenTask
 
 
@@ -160,8 +161,8 @@ def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
     other weights are kept, and so are image tokenizer and upscaler.
 
     Raises:
-        ValueError: if it generates from text and the tokens have classes, or the other way round; or if it generates
-            videos that are not like those of the cache.
+        ValueError: if it generates from text and the tokens have classes, or the other way round; if it generates
+            videos that are not like those of the cache; or if another image tokenizer made the tokens.
     """
     _check_kind(type(pipe), cache)
     if isinstance(pipe, CosmosPipeline):
@@ -169,6 +170,12 @@ def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
     if (pipe.num_classes is not None) != cache.index.labelled:
         has, needs = ("classes", "captions") if cache.index.labelled else ("captions", "classes")
         raise ValueError(f"the tokens have {has}, and the model to start from needs {needs}: give another one")
+    norms = norms_of(image_tokenizer_of(pipe))
+    if len(norms) != len(cache.index.norms) or not np.allclose(norms, cache.index.norms, rtol=1e-3):
+        raise ValueError(
+            f"the tokens are of the image tokenizer of {cache.index.about['model']}, and the model to start from has "
+            "another one: make them with it"
+        )
     if not cache.index.labelled:
         return pipe
     transformer, count, parts = pipe.components["transformer"], cache.index.num_classes, dict(pipe.components)
