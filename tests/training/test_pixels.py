@@ -1,7 +1,6 @@
-"""Tokenizers and upscalers are trained on any data set of images, which is read when a batch needs it: whoever prepares
-the batches, and wherever a run is resumed, they are the same."""
+"""Tokenizers and upscalers are trained on any data set of images, which is read when a batch needs it. Batches do not
+depend on the processes that prepare them, nor on where a run is resumed."""
 
-import copy
 import functools
 import io
 import json
@@ -21,7 +20,7 @@ from safetensors.torch import load_file
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage import cli  # noqa: E402
 from arimage.training import loop, tokenizer, upscaler  # noqa: E402
-from arimage.training.data import ImageCaptions, to_unit_range  # noqa: E402
+from arimage.training.data import ImageCaptions  # noqa: E402
 from arimage.training.loop import fit  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
 from arimage.training.recipe import load_recipe  # noqa: E402
@@ -31,7 +30,7 @@ from arimage.training.upscaler import UpscalerTask, run_upscaler  # noqa: E402
 
 SIZE = 16
 WIDTHS = {"channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "norm_num_groups": 4}
-OPTIMIZER = {"steps": 8, "learning_rate": 5e-3, "warmup_steps": 2, "ema_decay": 0.9}
+OPTIMIZER = {"steps": 6, "learning_rate": 5e-3, "warmup_steps": 2, "ema_decay": 0.9}
 RECIPE = {
     "image_size": SIZE,
     "tokenizer": {
@@ -130,7 +129,7 @@ def test_a_part_of_a_split_is_taken(folder):
     assert numbers_of(open_pixels(folder, SIZE, split="train[5:]").read([0, 1])[0]) == [5, 6]
     with pytest.raises(ValueError, match="cannot be opened .*validation"):
         open_pixels(folder, SIZE, split="validation")
-    with pytest.raises(ValueError, match="has no images in the split"):
+    with pytest.raises(ValueError, match="cannot be opened .*no data"):
         open_pixels(folder, SIZE, split="train[7:]")
 
 
@@ -227,11 +226,10 @@ def stopping(task, module, monkeypatch, at):
     monkeypatch.setattr(module, "fit", functools.partial(fit, checkpoint_every_seconds=-1.0))
 
 
-@pytest.mark.parametrize("at", [2, 5])
-def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monkeypatch, at):
+def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monkeypatch):
     run_tokenizer(RECIPE, folder, folder, tmp_path / "whole", "cpu", workers=0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stopping(TokenizerTask, tokenizer, patch, at)
+        stopping(TokenizerTask, tokenizer, patch, 4)
         run_tokenizer(RECIPE, folder, folder, tmp_path / "cut", "cpu", workers=2)
     run_tokenizer(RECIPE, folder, folder, tmp_path / "cut", "cpu", workers=1)
     whole, cut = (weights_of(tmp_path / run / "tokenizer" / "tokenizer") for run in ("whole", "cut"))
@@ -245,23 +243,22 @@ def test_a_resumed_upscaler_is_the_same_with_any_workers(tmp_path, monkeypatch):
 
     def run(name, workers):
         data, out = tmp_path / "data", tmp_path / name
-        return run_upscaler(UPSCALER, tiny_llamagen.text_pipeline(), data, data, out, workers=workers).upscaler
+        pipe = run_upscaler(UPSCALER, tiny_llamagen.text_pipeline(), data, data, out, workers=workers)
+        return pipe.components["upscaler"].state_dict()
 
-    whole = run("whole", 0).state_dict()
+    whole = run("whole", 0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stopping(UpscalerTask, upscaler, patch, 5)
+        stopping(UpscalerTask, upscaler, patch, 4)
         run("cut", 2)
-    cut = run("cut", 1).state_dict()
+    cut = run("cut", 1)
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
 
 
 def test_other_images_are_refused(folder, tmp_path):
-    recipe = copy.deepcopy(RECIPE)
-    recipe["tokenizer"]["optimizer"] |= {"steps": 4}
-    run_tokenizer(recipe, folder, folder, tmp_path / "run", "cpu", workers=0)
+    run_tokenizer(RECIPE, folder, folder, tmp_path / "run", "cpu", workers=0)
     picture(19).save(folder / "3.png")
     with pytest.raises(ValueError, match=r"says data.images = '\w+' and you ask for"):
-        run_tokenizer(recipe, folder, folder, tmp_path / "run", "cpu", workers=0)
+        run_tokenizer(RECIPE, folder, folder, tmp_path / "run", "cpu", workers=0)
 
 
 def test_a_tokenizer_needs_only_its_own_table(folder, tmp_path, monkeypatch, capsys):
@@ -307,20 +304,12 @@ def test_memory_does_not_grow_with_the_data_set(tmp_path):
     for shard in range(20):
         rows = [{"bytes": encoded(number), "path": None} for number in range(1000 * shard, 1000 * shard + 1000)]
         pq.write_table(pa.table({"image": rows}), tmp_path / f"{shard:02d}.parquet")
-    names = [f"{number % 100}/{number}.png" for number in range(20_000)]
-    folder_of(tmp_path / "folder", names)
+    folder_of(tmp_path / "folder", [f"{number % 100}/{number}.png" for number in range(20_000)])
     for data in (tmp_path, tmp_path / "folder"):
-        source, process, sizes = open_pixels(data, 64, workers=2), psutil.Process(), []
+        # In this process, since pages that processes share are counted in each of them.
+        source, sizes = open_pixels(data, 64, workers=0), []
         for step in range(200):
-            images, _ = batch(source, step, 100)
-            to_unit_range(images)
-            if step in (19, 199):
-                parts = [process, *process.children()]
-                sizes.append([sum(getattr(one.memory_full_info(), kind) for one in parts) for kind in ("rss", "uss")])
-        (rss, uss), (all_rss, all_uss) = [[size / 2**20 for size in pair] for pair in sizes]
-        print(
-            f"{data.name}: {rss:.0f} MB after 2,000 images and {all_rss:.0f} after 20,000, not counting what is shared "
-            f"{uss:.0f} and {all_uss:.0f}"
-        )
-        assert all_uss < uss + 64
-        source._next = None
+            batch(source, step, 100)
+            sizes.append(psutil.Process().memory_info().rss / 2**20)
+        print(f"{data.name}: {sizes[19]:.0f} MB after 2,000 images and {sizes[-1]:.0f} after 20,000")
+        assert max(sizes[19:]) < sizes[19] + 64
