@@ -243,12 +243,33 @@ def load_data(recipe: Recipe, part: str, path: str | Path, scale: int = 1) -> Im
     return load_captioned_images(path, recipe.image_size * scale, **recipe.table(part).data.model_dump())
 
 
-def load_pixels(recipe: Recipe, part: str, data: str | Path, scale: int = 1, **options: Any) -> Pixels:
-    """Images without their captions, `scale` times as large as `image_size`: of a file for `load_captioned_images`
-    those that the table `part` selects, in memory; of any other data set all, by `open_pixels` with `options`."""
-    if is_captioned(data):
+def load_pixels(
+    recipe: Recipe,
+    part: str,
+    train: str | Path,
+    heldout: str | Path,
+    scale: int = 1,
+    *,
+    split: str = "train",
+    heldout_split: str = "train",
+    **options: Any,
+) -> tuple[Pixels, Pixels]:
+    """Images without their captions, `scale` times as large as `image_size`, and held-out ones: of a file for
+    `load_captioned_images` those that the table `part` selects, in memory; of any other data set all, by `open_pixels`
+    with `options`.
+
+    Raises:
+        ValueError: if they cannot be opened.
+    """
+
+    def load(data: str | Path, split: str) -> Pixels:
+        if not is_captioned(data):
+            return open_pixels(data, recipe.image_size * scale, split=split, **options)
+        if split != "train":
+            raise ValueError(f"{data} is read as a whole, and its split is {split}: leave the split out")
         return load_data(recipe, part, data, scale)
-    return open_pixels(data, recipe.image_size * scale, **options)
+
+    return load(train, split), load(heldout, heldout_split)
 
 
 def with_scenes(recipe: Recipe, part: str, data: ImageCaptions) -> ImageCaptions:

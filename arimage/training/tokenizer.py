@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -286,14 +286,10 @@ def run_tokenizer(
     heldout: str | Path,
     out: str | Path,
     device: str,
-    *,
-    split: str = "train",
-    heldout_split: str = "train",
-    image: str | None = None,
-    workers: int = 2,
+    **options: Any,
 ) -> LlamaGenVQModel | VARVQModel:
-    """Train the tokenizer of `recipe` on `train`, and save it in `out`/tokenizer/tokenizer. `load_pixels` says what
-    `train` and `heldout` may be, and `open_pixels` what the options are.
+    """Train the tokenizer of `recipe` on `train`, and save it in `out`/tokenizer/tokenizer. `train`, `heldout` and
+    `options` are those of `load_pixels`.
 
     Raises:
         ValueError: if a setting or the data do not fit.
@@ -305,9 +301,7 @@ def run_tokenizer(
     if tables.clips is not None:
         data, heldout_data = map(frames_of, load_clips(tables, "tokenizer", train, heldout))
     else:
-        options = {"image": image, "seed": settings.seed, "workers": workers}
-        data = load_pixels(tables, "tokenizer", train, split=split, **options)
-        heldout_data = load_pixels(tables, "tokenizer", heldout, split=heldout_split, **options)
+        data, heldout_data = load_pixels(tables, "tokenizer", train, heldout, seed=settings.seed, **options)
         if isinstance(data, ImageCaptions):
             data = with_scenes(tables, "tokenizer", data)
     return train_tokenizer(

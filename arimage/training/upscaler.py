@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -242,15 +242,10 @@ def run_upscaler(
     train: str | Path,
     heldout: str | Path,
     out: str | Path,
-    *,
-    split: str = "train",
-    heldout_split: str = "train",
-    image: str | None = None,
-    workers: int = 2,
+    **options: Any,
 ) -> UpscalingPipeline:
     """Train an upscaler for the image tokenizer of `pipe` by a recipe. The pipeline with it is saved in `out`/model,
-    in float16, at every report. `load_pixels` says what `train` and `heldout` may be, and `open_pixels` what the
-    options are.
+    in float16, at every report. `train`, `heldout` and `options` are those of `load_pixels`.
 
     Raises:
         ValueError: if the pipeline takes no upscaler, or decodes images of another size.
@@ -265,9 +260,7 @@ def run_upscaler(
         )
     upscaler, settings = new_upscaler(tables)
     scale = upscaler.config.scale
-    options = {"image": image, "seed": settings.seed, "workers": workers}
-    data = load_pixels(tables, "upscaler", train, scale, split=split, **options)
-    heldout_data = load_pixels(tables, "upscaler", heldout, scale, split=heldout_split, **options)
+    data, heldout_data = load_pixels(tables, "upscaler", train, heldout, scale, seed=settings.seed, **options)
 
     def save(pipe: UpscalingPipeline) -> None:
         save_float16(pipe, out / "model")

@@ -132,6 +132,11 @@ def test_images_of_a_folder_stay_alone(tiny, tmp_path, monkeypatch):
     assert seen == [[1, 1]]
 
 
+def test_a_part_of_a_file_that_is_read_as_a_whole_is_refused(tiny, data, tmp_path):
+    with pytest.raises(ValueError, match=r"discs.parquet is read as a whole, and its split is train\[:2\]: leave"):
+        tokenizer.run_tokenizer(tiny, data, data, tmp_path, "cpu", heldout_split="train[:2]")
+
+
 def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
