@@ -22,11 +22,13 @@ Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e9)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1e9)]
 Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
-# How a network is trained: its steps, a learning rate, the decay of a moving average, and the images of a step.
+# How a network is trained: its steps, a learning rate, the decay of a moving average, the images of a step, and the
+# processes that prepare them.
 Steps = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 Rate = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=10)]
 Decay = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=2**16)]
+Workers = Annotated[int, Field(strict=True, ge=0, le=256)]
 # The shape of a network: its layers, the width of one or of several, tokens along a side, the sides of maps from
 # coarse to fine, and what keeps a division finite.
 Layers = Annotated[int, Field(strict=True, ge=1, le=1000)]

@@ -17,7 +17,7 @@ from ..options import (
     panels,
     prompt_lines,
 )
-from ..schema import Count, Number, Pixels, check
+from ..schema import Count, Number, Pixels, Workers, check
 
 
 train_app = typer.Typer(
@@ -40,15 +40,32 @@ Recipe = Annotated[str, typer.Option(help="Name of an installed model, or a TOML
 Train = Annotated[Path, typer.Option("--data", help="Training set: a parquet file.")]
 Heldout = Annotated[Path, typer.Option(help="Held-out set: a parquet file.")]
 Out = Annotated[Path, typer.Option(callback=check_out, help="Folder of the run.")]
+Images = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="Training set, without captions: folder of images; folder or pattern of .parquet, .arrow or webdataset "
+        ".tar files; or a data set of the Hugging Face Hub.",
+    ),
+]
+HeldoutImages = Annotated[str, typer.Option("--heldout", help="Held-out set, as --data.")]
+Split = Annotated[str, typer.Option(help='Split of --data, also a part as in "train[1000:]".')]
+HeldoutSplit = Annotated[str, typer.Option(help='Split of --heldout, also a part as in "train[:1000]".')]
+ImageColumn = Annotated[str | None, typer.Option("--image", help="Column of the images.")]
+WorkerCount = Annotated[int, typer.Option("--workers", help="Processes that prepare batches.")]
 Compile = Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")]
 
 
 @train_app.command("tokenizer")
 def tokenizer(
-    data: Annotated[Path, typer.Option(help="Training set: a parquet file or a folder of images.")],
-    heldout: Annotated[Path, typer.Option(help="Held-out set: a parquet file or a folder of images.")],
+    data: Images,
+    heldout: HeldoutImages,
     out: Out,
     recipe: Recipe = PACKAGED,
+    split: Split = "train",
+    heldout_split: HeldoutSplit = "train",
+    image: ImageColumn = None,
+    workers: WorkerCount = 2,
     device: Device = None,
 ) -> None:
     """Train the image tokenizer of a recipe."""
@@ -56,9 +73,11 @@ def tokenizer(
     from .resuming import alone_in
     from .tokenizer import run_tokenizer
 
+    check(Workers, workers, "--workers")
+    options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}
     tables = load_recipe(recipe, "tokenizer")
     with alone_in(out):
-        run_tokenizer(tables, data, heldout, out, choose_device(device))
+        run_tokenizer(tables, data, heldout, out, choose_device(device), **options)
 
 
 @train_app.command("transformer")
@@ -167,11 +186,15 @@ def denoiser(
 
 @train_app.command("upscaler")
 def upscaler(
-    data: Annotated[Path, typer.Option(help="Training set: a parquet file or a folder of images.")],
-    heldout: Annotated[Path, typer.Option(help="Held-out set: a parquet file or a folder of images.")],
+    data: Images,
+    heldout: HeldoutImages,
     out: Out,
     model: Model = PACKAGED,
     recipe: Recipe = PACKAGED,
+    split: Split = "train",
+    heldout_split: HeldoutSplit = "train",
+    image: ImageColumn = None,
+    workers: WorkerCount = 2,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
@@ -181,9 +204,11 @@ def upscaler(
     from .resuming import alone_in
     from .upscaler import run_upscaler
 
+    check(Workers, workers, "--workers")
+    options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}
     parts = load_recipe(recipe, "upscaler"), load_pipeline(model, device, dtype)
     with alone_in(out):
-        run_upscaler(*parts, data, heldout, out)
+        run_upscaler(*parts, data, heldout, out, **options)
 
 
 @train_app.command("collaborate")
@@ -446,5 +471,5 @@ def train_all(data: Train, heldout: Heldout, out: Out, recipe: Recipe = PACKAGED
 
     load_recipe(recipe, *FINISHED)
     with alone_in(out):
-        tokenizer(data, heldout, out, recipe, device)
+        tokenizer(str(data), str(heldout), out, recipe, device=device)
         transformer(data, heldout, out, recipe, device)

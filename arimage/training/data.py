@@ -1,24 +1,24 @@
 """Training sets: image-caption data in parquet files with the columns `image`, `alpha`, `caption`, `captions`,
 `style`, `group`, `name`, `base`, `skin_tones` and `weight`, where `image` and `alpha` are encoded pictures (`{"bytes":
-..., "path": ...}`); and folders of images without captions."""
+..., "path": ...}`)."""
 
 import io
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image
 from pydantic import BaseModel, Field
 
-from ..media.files import open_image, to_levels, to_rgb, to_rgba
-from ..media.folders import IMAGE_SUFFIXES, visible_files
+from ..media.files import open_image, to_levels, to_rgb
 from ..schema import Positive, Text, check
+from .resuming import of_data
 
 
 Bytes = Annotated[bytes, Field(strict=True, min_length=1)]
@@ -46,6 +46,31 @@ COLUMNS = [name for name in Row.model_fields if name not in OPTIONAL]
 COUNTRY_FLAG = "flag: "
 
 
+class Pixels(Protocol):
+    """Images to train on, in memory or not: uint8 [B, 3, S, S] on white, and their coverage, uint8 [B, 1, S, S], 255 =
+    opaque."""
+
+    @property
+    def size(self) -> int:
+        """Pixels along each side of an image."""
+        ...
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What says which images they are, for the settings of a run."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, images: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Some images by their numbers, and their coverage."""
+        ...
+
+    def batch(self, step: int, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """`count` images for a step of the training, which depend on nothing but the step and the random numbers."""
+        ...
+
+
 @dataclass
 class ImageCaptions:
     """Decoded images with their captions.
@@ -53,12 +78,10 @@ class ImageCaptions:
     Attributes:
         images: uint8 [M, 3, S, S] on white.
         alpha: uint8 [M, 1, S, S] coverage; 255 = opaque.
-        captions: the caption variants of each image; the first is the primary one. None in a folder of images.
+        captions: the caption variants of each image; the first is the primary one. None of frames.
         names, bases: the concept shown, and the code points of its variant without skin tone.
         weights: float32 [M], how often to sample each image.
-        groups, keywords: the Unicode group of each image, and words for it from the optional column `keywords`. None
-        in a
-            folder of images.
+        groups, keywords: the Unicode group of each image, and words for it from the optional column `keywords`.
     """
 
     images: torch.Tensor
@@ -73,6 +96,20 @@ class ImageCaptions:
     def __len__(self) -> int:
         return len(self.captions)
 
+    @property
+    def size(self) -> int:
+        return self.images.shape[-1]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return of_data(self)
+
+    def read(self, images: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[images], self.alpha[images]
+
+    def batch(self, step: int, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.read(self.draw(count, generator).tolist())
+
     def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
         """Indices [count] sampled with replacement in proportion to `weights`."""
         return torch.multinomial(self.weights, count, replacement=True, generator=generator)
@@ -81,6 +118,14 @@ class ImageCaptions:
         """The same images, those of `names` sampled `factor` times as often."""
         factors = torch.tensor([factor if name in names else 1.0 for name in self.names])
         return replace(self, weights=self.weights * factors)
+
+
+def is_captioned(path: str | Path) -> bool:
+    """Whether a file is one for `load_captioned_images`."""
+    try:
+        return Path(path).is_file() and set(COLUMNS) <= set(pq.read_schema(path).names)
+    except pa.ArrowException:
+        return False
 
 
 def load_captioned_images(
@@ -101,7 +146,7 @@ def load_captioned_images(
             or a weight that is not positive.
     """
     if not Path(path).is_file():
-        raise ValueError(f"{path} is not a file: give a parquet file, or, for a tokenizer, a folder of images")
+        raise ValueError(f"{path} is not a file: give a parquet file")
     try:
         table = pq.read_table(path)
     except pa.ArrowException as error:
@@ -145,34 +190,6 @@ def load_captioned_images(
 def _row(row: dict, where: str) -> Row:
     files = {name: row[name].get("bytes") if isinstance(row[name], dict) else row[name] for name in ("image", "alpha")}
     return check(Row, row | files, where)
-
-
-def load_image_folder(folder: str | Path, image_size: int) -> ImageCaptions:
-    """Read the png, jpg and webp files in `folder` and below it, without hidden ones, resize each to `image_size`
-    pixels along its shorter side, crop the centre, and put what is transparent on white.
-
-    Raises:
-        ValueError: if it holds no image, or one cannot be read.
-    """
-    paths = visible_files(Path(folder), IMAGE_SUFFIXES)
-    if not paths:
-        raise ValueError(f"{folder} has no image: put files of {', '.join(IMAGE_SUFFIXES)} there")
-
-    def pixels(path: Path) -> torch.Tensor:
-        image = to_rgba(str(path), open_image(str(path), path))
-        layers = [*to_rgb(str(path), image).split(), image.getchannel("A")]
-        layers = [ImageOps.fit(layer, (image_size, image_size), Image.Resampling.LANCZOS) for layer in layers]
-        return torch.from_numpy(np.stack(layers))
-
-    images = torch.stack([pixels(path) for path in paths])
-    return ImageCaptions(
-        images=images[:, :3],
-        alpha=images[:, 3:],
-        captions=[[] for _ in paths],
-        names=[path.stem for path in paths],
-        bases=[path.stem for path in paths],
-        weights=torch.ones(len(paths)),
-    )
 
 
 def to_unit_range(images: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from .transformers.var import VARTransformerTask
 from .upscaler import new_upscaler
 
 
+RECIPES = Path(__file__).parent / "recipes"
 # How many times as often as others a picture is sampled whose name a model has not learned.
 UNLEARNED = 4.0
 # By the class of the transformer.
@@ -42,8 +43,8 @@ ADDITIONS = {"drafter": DrafterSettings, "distill": DistillSettings, "denoiser":
 
 
 def installed_recipes() -> dict[str, Path]:
-    """The recipes of installed models, by their names."""
-    return {path.stem: path for path in installed_files("recipes", "*.toml")}
+    """The recipes of this package and of installed models, by their names."""
+    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed_files("recipes", "*.toml")]}
 
 
 def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
@@ -59,9 +60,9 @@ def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
     if not path.is_file():
         path = installed.get(str(name_or_path), path)
     if not path.is_file():
-        known = ", ".join(installed) or "none is installed"
         raise ValueError(
-            not_installed(str(name_or_path)) or f"unknown recipe {name_or_path}: give a TOML file or one of {known}"
+            not_installed(str(name_or_path))
+            or f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(installed)}"
         )
     text = read_text(path)
     try:

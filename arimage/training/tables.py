@@ -14,9 +14,10 @@ from ..decoding import decoding_from_name
 from ..pipelines.base import ARPipeline
 from ..pipelines.saving.saved_settings import give_defaults
 from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
-from .data import ImageCaptions, load_captioned_images, load_image_folder
+from .data import ImageCaptions, Pixels, is_captioned, load_captioned_images
 from .examples import Examples, load_examples
 from .loop import OptimizerSettings
+from .pixels import open_pixels
 
 
 Settings = TypeVar("Settings")
@@ -236,22 +237,45 @@ def new_model(kind: Callable[..., Model], config: dict, name: str, **given) -> M
 
 
 def load_data(recipe: Recipe, part: str, path: str | Path, scale: int = 1) -> ImageCaptions:
-    """The images of a file that the table `part` selects, `scale` times as large as `image_size`; for a tokenizer or
-    an upscaler also those of a folder."""
-    size = recipe.image_size * scale
+    """The images of a file that the table `part` selects, `scale` times as large as `image_size`."""
     if Path(path).is_dir():
-        if part not in ("tokenizer", "upscaler"):
-            raise ValueError(
-                f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}"
-            )
-        return load_image_folder(path, size)
-    return load_captioned_images(path, size, **recipe.table(part).data.model_dump())
+        raise ValueError(f"{path} is a folder, whose images have no captions: give a parquet file to train a {part}")
+    return load_captioned_images(path, recipe.image_size * scale, **recipe.table(part).data.model_dump())
+
+
+def load_pixels(
+    recipe: Recipe,
+    part: str,
+    train: str | Path,
+    heldout: str | Path,
+    scale: int = 1,
+    *,
+    split: str = "train",
+    heldout_split: str = "train",
+    **options: Any,
+) -> tuple[Pixels, Pixels]:
+    """Images without their captions, `scale` times as large as `image_size`, and held-out ones: of a file for
+    `load_captioned_images` those that the table `part` selects, in memory; of any other data set all, by `open_pixels`
+    with `options`.
+
+    Raises:
+        ValueError: if they cannot be opened.
+    """
+
+    def load(data: str | Path, split: str) -> Pixels:
+        if not is_captioned(data):
+            return open_pixels(data, recipe.image_size * scale, split=split, **options)
+        if split != "train":
+            raise ValueError(f"{data} is read as a whole, and its split is {split}: leave the split out")
+        return load_data(recipe, part, data, scale)
+
+    return load(train, split), load(heldout, heldout_split)
 
 
 def with_scenes(recipe: Recipe, part: str, data: ImageCaptions) -> ImageCaptions:
-    """`data` with the pictures that the table `scenes` of `part` asks for. Images of a folder stay alone."""
+    """`data` with the pictures that the table `scenes` of `part` asks for."""
     settings = recipe.table(part).scenes
-    return data if settings is None or not data.groups else examples_of(recipe).make_scenes(data, settings)
+    return data if settings is None else examples_of(recipe).make_scenes(data, settings)
 
 
 def load_clips(

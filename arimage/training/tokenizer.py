@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,12 @@ from ..schema import COMPLETE, Batch, Count, Decay, Number, Seed, Share, Whole, 
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .clips import frames_of
-from .data import ImageCaptions, save_grid, to_unit_range
+from .data import ImageCaptions, Pixels, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
-from .resuming import digest, of_data, of_settings
+from .resuming import digest, of_settings
 from .saving import replace_folder
-from .tables import Recipe, load_clips, load_data, new_model, read_tables, settings_of, with_scenes
+from .tables import Recipe, load_clips, load_pixels, new_model, read_tables, settings_of, with_scenes
 
 
 QUANTISERS = {LlamaGenVQModel: SphericalQuantiser, VARVQModel: ResidualQuantiser}
@@ -58,8 +58,8 @@ class TokenizerTask(nn.Module):
     def __init__(
         self,
         model: LlamaGenVQModel | VARVQModel,
-        data: ImageCaptions,
-        heldout: ImageCaptions,
+        data: Pixels,
+        heldout: Pixels,
         settings: TokenizerSettings,
     ):
         super().__init__()
@@ -71,8 +71,7 @@ class TokenizerTask(nn.Module):
         """Images [B, 3, S, S] in [-1, 1], flipped and shifted at random, and the weights [B, 1, S, S] of their
         pixels."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
-        index = self.data.draw(self.settings.batch_size, generator)
-        images, alpha = self.data.images[index], self.data.alpha[index]
+        images, alpha = self.data.batch(step, self.settings.batch_size, generator)
         shift = self.settings.max_shift
         if torch.rand((), generator=generator) < 0.5:
             images, alpha = images.flip(-1), alpha.flip(-1)
@@ -151,18 +150,17 @@ class TokenizerTask(nn.Module):
     def report(self, step: int, out: Path) -> dict[str, float]:
         """Held-out images next to their reconstructions, from the first scale to all of them, and the mean PSNR in
         dB."""
-        shown = self.heldout.images[:: max(1, len(self.heldout) // 16)][:16]
+        every = range(len(self.heldout))
+        shown, _ = self.heldout.read(every[:: max(1, len(every) // 16)][:16])
         partial = [self.decode(latents).clamp(-1, 1).cpu() for latents in self.quantised(shown)]
         rows = torch.stack([to_unit_range(shown), *partial], dim=1)
         columns = rows.shape[1] * max(1, 8 // rows.shape[1])
         save_grid((rows.flatten(0, 1) + 1) / 2, out / "reconstructions.png", columns)
-        errors = [
-            (self.decode(self.quantised(batch)[-1]).clamp(-1, 1).cpu() - to_unit_range(batch))
-            .pow(2)
-            .flatten(1)
-            .mean(-1)
-            for batch in self.heldout.images.split(64)
-        ]
+        errors = []
+        for start in every[::64]:
+            images, _ = self.heldout.read(every[start : start + 64])
+            error = self.decode(self.quantised(images)[-1]).clamp(-1, 1).cpu() - to_unit_range(images)
+            errors.append(error.pow(2).flatten(1).mean(-1))
         return {"held-out PSNR": float((10 * torch.log10(4 / torch.cat(errors))).mean())}
 
 
@@ -202,8 +200,8 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> Ll
 
 def train_tokenizer(
     model_config: dict,
-    data: ImageCaptions,
-    heldout: ImageCaptions,
+    data: Pixels,
+    heldout: Pixels,
     settings: TokenizerSettings,
     out: str | Path,
     device: str = "cpu",
@@ -222,14 +220,14 @@ def train_tokenizer(
     """
     torch.manual_seed(settings.seed)
     model = model_class(**model_config)
-    _check_size(model, data.images.shape[-1])
+    _check_size(model, data.size)
     task = TokenizerTask(model, data, heldout, settings)
     about = {
         **of_settings(settings),
         "model": model_config,
         "start_from": None if start_from is None else digest(take_over(model, start_from)),
-        "data": of_data(data),
-        "heldout": of_data(heldout),
+        "data": data.about,
+        "heldout": heldout.about,
     }
     task.to(device)
     nn.Module.to(model, fast_dtype(device), memory_format=torch.channels_last)
@@ -283,10 +281,15 @@ def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel:
 
 
 def run_tokenizer(
-    recipe: dict, train: str | Path, heldout: str | Path, out: str | Path, device: str
+    recipe: dict,
+    train: str | Path,
+    heldout: str | Path,
+    out: str | Path,
+    device: str,
+    **options: Any,
 ) -> LlamaGenVQModel | VARVQModel:
-    """Train the tokenizer of `recipe` on `train`, a parquet file or a folder of images, all of which are taken. It is
-    saved in `out`/tokenizer/tokenizer.
+    """Train the tokenizer of `recipe` on `train`, and save it in `out`/tokenizer/tokenizer. `train`, `heldout` and
+    `options` are those of `load_pixels`.
 
     Raises:
         ValueError: if a setting or the data do not fit.
@@ -294,16 +297,18 @@ def run_tokenizer(
     tables = read_tables(recipe)
     new_tokenizer(tables)
     table = tables.table("tokenizer")
+    settings = settings_of(TokenizerSettings, table, "tokenizer")
     if tables.clips is not None:
         data, heldout_data = map(frames_of, load_clips(tables, "tokenizer", train, heldout))
     else:
-        data, heldout_data = (load_data(tables, "tokenizer", path) for path in (train, heldout))
-        data = with_scenes(tables, "tokenizer", data)
+        data, heldout_data = load_pixels(tables, "tokenizer", train, heldout, seed=settings.seed, **options)
+        if isinstance(data, ImageCaptions):
+            data = with_scenes(tables, "tokenizer", data)
     return train_tokenizer(
         table.model,
         data,
         heldout_data,
-        settings_of(TokenizerSettings, table, "tokenizer"),
+        settings,
         Path(out) / "tokenizer",
         device,
         model_class=TOKENIZERS[table.kind],

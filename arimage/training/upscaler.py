@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,12 @@ from ..schema import COMPLETE, Batch, Number, Seed, Share, Whole
 from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
-from .data import ImageCaptions, save_grid, to_unit_range
+from .data import Pixels, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
-from .resuming import digest, of_data, of_settings
+from .resuming import digest, of_settings
 from .saving import save_float16
-from .tables import Recipe, load_data, new_model, read_tables, settings_of
+from .tables import Recipe, load_pixels, new_model, read_tables, settings_of
 
 
 NEIGHBOURS = 8
@@ -82,8 +82,8 @@ class UpscalerTask(nn.Module):
         self,
         upscaler: ImageUpscaler,
         vq: LlamaGenVQModel | VARVQModel,
-        data: ImageCaptions,
-        heldout: ImageCaptions,
+        data: Pixels,
+        heldout: Pixels,
         settings: UpscalerSettings,
     ):
         super().__init__()
@@ -101,8 +101,8 @@ class UpscalerTask(nn.Module):
         def happens(share: float) -> bool:
             return float(torch.rand((), generator=generator)) < share
 
-        index = self.data.draw(settings.batch_size, generator)
-        images, alpha = to_unit_range(self.data.images[index]), self.data.alpha[index].float() / 255
+        images, alpha = self.data.batch(step, settings.batch_size, generator)
+        images, alpha = to_unit_range(images), alpha.float() / 255
         layers, size = torch.cat([images, alpha], dim=1), images.shape[-1]
         # White and transparent where the image ends.
         layers = layers - torch.tensor([1.0, 1.0, 1.0, 0.0]).view(1, 4, 1, 1)
@@ -171,26 +171,30 @@ class UpscalerTask(nn.Module):
     def report(self, step: int, out: Path) -> dict[str, float]:
         """Held-out images, what the tokenizer decodes, and the upscaled ones, and the mean PSNR in dB of the upscaled
         and of the interpolated ones."""
-        shown, errors = [], {"held-out PSNR": [], "held-out PSNR of interpolation": []}
-        for batch in self.heldout.images.split(32):
-            images = to_unit_range(batch.to(self.upscaler.device))
-            decoded = self.decoded(images, torch.zeros(len(images), device=images.device))
-            enlarged = F.interpolate(decoded.float(), size=images.shape[-2:], mode="bicubic")
-            made = self.upscaler.upscale(decoded), enlarged
-            shown.append(torch.stack([images, enlarged, made[0]], dim=1).clamp(-1, 1).cpu())
+        errors = {"held-out PSNR": [], "held-out PSNR of interpolation": []}
+        every = range(len(self.heldout))
+        for start in every[::32]:
+            images, *made = self._upscaled(every[start : start + 32])
             for name, each in zip(errors, made, strict=True):
-                errors[name].append((each.clamp(-1, 1) - images).pow(2).flatten(1).mean(1).cpu())
-        rows = torch.cat(shown)
-        rows = rows[:: max(1, len(rows) // 18)][:18]
+                errors[name].append((each - images).pow(2).flatten(1).mean(1).cpu())
+        images, upscaled, enlarged = self._upscaled(every[:: max(1, len(every) // 18)][:18])
+        rows = torch.stack([images, enlarged, upscaled], dim=1).cpu()
         save_grid((rows.flatten(0, 1) + 1) / 2, out / "upscaled.png", 9)
         return {name: float((10 * torch.log10(4 / torch.cat(each))).mean()) for name, each in errors.items()}
+
+    def _upscaled(self, numbers: range) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Some held-out images, and what is upscaled and interpolated from their tokens, all in [-1, 1]."""
+        images = to_unit_range(self.heldout.read(numbers)[0].to(self.upscaler.device))
+        decoded = self.decoded(images, torch.zeros(len(images), device=images.device))
+        enlarged = F.interpolate(decoded.float(), size=images.shape[-2:], mode="bicubic")
+        return images, self.upscaler.upscale(decoded).clamp(-1, 1), enlarged.clamp(-1, 1)
 
 
 def train_upscaler(
     pipe: UpscalingPipeline,
     model_config: dict,
-    data: ImageCaptions,
-    heldout: ImageCaptions,
+    data: Pixels,
+    heldout: Pixels,
     settings: UpscalerSettings,
     out: str | Path,
     on_report: Callable[[UpscalingPipeline], None] | None = None,
@@ -214,8 +218,8 @@ def train_upscaler(
         **of_settings(settings),
         "model": model_config,
         "vq": digest(vq),
-        "data": of_data(data),
-        "heldout": of_data(heldout),
+        "data": data.about,
+        "heldout": heldout.about,
     }
     fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=report, about=about)
     nn.Module.to(task.upscaler, torch.float32, memory_format=torch.contiguous_format)
@@ -233,10 +237,15 @@ def new_upscaler(recipe: Recipe) -> tuple[ImageUpscaler, UpscalerSettings]:
 
 
 def run_upscaler(
-    recipe: dict, pipe: UpscalingPipeline, train: str | Path, heldout: str | Path, out: str | Path
+    recipe: dict,
+    pipe: UpscalingPipeline,
+    train: str | Path,
+    heldout: str | Path,
+    out: str | Path,
+    **options: Any,
 ) -> UpscalingPipeline:
     """Train an upscaler for the image tokenizer of `pipe` by a recipe. The pipeline with it is saved in `out`/model,
-    in float16, at every report.
+    in float16, at every report. `train`, `heldout` and `options` are those of `load_pixels`.
 
     Raises:
         ValueError: if the pipeline takes no upscaler, or decodes images of another size.
@@ -251,7 +260,7 @@ def run_upscaler(
         )
     upscaler, settings = new_upscaler(tables)
     scale = upscaler.config.scale
-    data, heldout_data = (load_data(tables, "upscaler", path, scale) for path in (train, heldout))
+    data, heldout_data = load_pixels(tables, "upscaler", train, heldout, scale, seed=settings.seed, **options)
 
     def save(pipe: UpscalingPipeline) -> None:
         save_float16(pipe, out / "model")

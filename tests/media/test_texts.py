@@ -16,7 +16,7 @@ from arimage.media.folders import finder, visible_files
 from arimage.media.texts import parse_json, read_text
 from arimage.options import prompt_lines
 from arimage.training.adapters.pairs import load_pairs
-from arimage.training.data import load_image_folder
+from arimage.training.pixels import open_pixels
 from arimage.training.recipe import load_recipe
 
 
@@ -180,7 +180,7 @@ def test_hidden_files_count_nowhere(tmp_path):
     # The folder itself may be hidden.
     folder = with_hidden_files(tmp_path / ".data")
     assert load_pairs(folder, (8, 8)).captions == CAPTIONS
-    assert len(load_image_folder(folder, 8)) == len(image_paths(folder)) == 2
+    assert len(open_pixels(folder, 8)) == len(image_paths(folder)) == 2
     assert [row["prompt"] for row in read_prompts(folder / "in")] == CAPTIONS
     digest = make_manifest(str(folder / "in"), 1, None, 1, 0)[1]["sha256"]
     (folder / "in" / "._1.txt").write_text("other")

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from profiles import WIDE, as_shown
 
-from arimage.training.data import COLUMNS, load_captioned_images, load_image_folder
+from arimage.training.data import COLUMNS, load_captioned_images
+from arimage.training.pixels import open_pixels
 
 
 SIZE = 16
@@ -43,10 +44,10 @@ def captioned(path, image, alpha):
 @pytest.mark.parametrize("kind", ["plain", "16 bits", "transparent", "turned"])
 def test_pictures_are_those_that_viewers_show(kind, tmp_path):
     (tmp_path / "a.png").write_bytes(photo(kind))
-    folder = load_image_folder(tmp_path, SIZE)
-    assert np.array_equal(folder.images[0].permute(1, 2, 0), SHOWN)
+    images, alpha = open_pixels(tmp_path, SIZE).read([0])
+    assert np.array_equal(images[0].permute(1, 2, 0), SHOWN)
     opaque = 0 if kind == "transparent" else 255
-    assert folder.alpha[0, 0, :8].min() == 255 and folder.alpha[0, 0, 8:].max() == opaque
+    assert alpha[0, 0, :8].min() == 255 and alpha[0, 0, 8:].max() == opaque
     images = load_captioned_images(captioned(tmp_path / "a.parquet", photo(kind), photo(kind)), SIZE)
     assert np.array_equal(images.images[0].permute(1, 2, 0), SHOWN)
     assert np.array_equal(images.alpha[0, 0], SHOWN[..., 0])
@@ -59,7 +60,7 @@ def test_a_damaged_picture_is_named(damaged, tmp_path):
         (tmp_path / f"{name}.png").write_bytes(whole)
     (tmp_path / "b.png").write_bytes(cut)
     with pytest.raises(ValueError, match=f"^{tmp_path}/b.png cannot be read"):
-        load_image_folder(tmp_path, SIZE)
+        open_pixels(tmp_path, SIZE).read([0, 1])
     parts = {"image": whole, "alpha": whole, damaged: cut}
     with pytest.raises(ValueError, match=rf"^{damaged} of 'disc' in .*a.parquet cannot be read"):
         load_captioned_images(captioned(tmp_path / "a.parquet", **parts), SIZE)
@@ -127,7 +128,7 @@ def test_colours_are_those_of_their_profile_and_coverage_has_none(tmp_path):
     colours.save(data, "PNG", icc_profile=WIDE)
     (tmp_path / "a.png").write_bytes(data.getvalue())
     shown = np.asarray(as_shown(colours, WIDE)).transpose(2, 0, 1)
-    assert np.array_equal(load_image_folder(tmp_path, SIZE).images[0], shown)
+    assert np.array_equal(open_pixels(tmp_path, SIZE).read([0])[0][0], shown)
     images = load_captioned_images(captioned(tmp_path / "a.parquet", data.getvalue(), data.getvalue()), SIZE)
     assert np.array_equal(images.images[0], shown)
     assert np.array_equal(images.alpha[0, 0], colours.convert("L"))

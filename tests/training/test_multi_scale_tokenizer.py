@@ -18,8 +18,9 @@ from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
-from arimage.training.data import load_image_folder, to_unit_range
+from arimage.training.data import to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
+from arimage.training.pixels import open_pixels
 from arimage.training.tables import load_data, read_tables
 from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer, take_over
 
@@ -98,21 +99,20 @@ def test_a_folder_is_read_resized_and_cropped(tmp_path):
     Image.fromarray(transparent).save(tmp_path / "below" / "A.WEBP", lossless=True)
     Image.fromarray(transparent[..., 3]).save(tmp_path / "c.png")
     (tmp_path / "notes.txt").write_text("no image")
-    images = load_image_folder(tmp_path, 8)
-    assert images.names == ["b", "A", "c"] and images.captions == [[], [], []]
-    assert images.images.dtype == torch.uint8 and images.images.shape == (3, 3, 8, 8)
-    red = images.images[0].flatten(1).float()
+    images, alpha = open_pixels(tmp_path, 8).read(range(3))
+    assert images.dtype == alpha.dtype == torch.uint8
+    assert images.shape == (3, 3, 8, 8) and alpha.shape == (3, 1, 8, 8)
+    red = images[0].flatten(1).float()
     assert (red.mean(1) - torch.tensor([250.0, 10, 20])).abs().max() < 16
-    assert images.alpha[0].min() == images.alpha[2].min() == 255
-    assert images.images[1, :, 4, 0].tolist() == [0, 90, 0] and images.images[1, :, 4, 7].tolist() == [255] * 3
-    assert images.alpha[1, 0, 4].tolist() == [255] * 4 + [0] * 4
-    assert images.images[2, :, 4, 0].tolist() == [255] * 3 and images.images[2, :, 4, 7].tolist() == [0] * 3
-    assert images.draw(4, torch.Generator().manual_seed(0)).shape == (4,)
+    assert alpha[0].min() == alpha[2].min() == 255
+    assert images[1, :, 4, 0].tolist() == [0, 90, 0] and images[1, :, 4, 7].tolist() == [255] * 3
+    assert alpha[1, 0, 4].tolist() == [255] * 4 + [0] * 4
+    assert images[2, :, 4, 0].tolist() == [255] * 3 and images[2, :, 4, 7].tolist() == [0] * 3
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has no image"):
-        load_image_folder(tmp_path, 8)
+    with pytest.raises(ValueError, match="cannot be opened"):
+        open_pixels(tmp_path, 8)
 
 
 def test_a_folder_has_no_captions_for_a_transformer(folder):
@@ -140,7 +140,7 @@ def test_what_is_saved_is_what_was_trained(trained, folder):
     vq = VARVQModel.from_pretrained(out / "tokenizer")
     codes = torch.load(out / "checkpoint.pt", weights_only=True)["buffers"]["quantiser.codebook.codes"]
     assert torch.equal(vq.codebook.weight, codes)
-    images = to_unit_range(load_image_folder(folder, SIZE).images)
+    images = to_unit_range(open_pixels(folder, SIZE).read(range(12))[0])
     maps = vq.encode(images)
     errors = [(vq.decode(maps[:k]).clamp(-1, 1) - images).pow(2).mean() for k in (1, 2, 3)]
     assert errors[2] < errors[1] < errors[0]

@@ -30,33 +30,51 @@ class TokenBatches(Dataset):
     def __init__(self, cache: TokenCache, batch_size: int, dropout: float, seed: int):
         self.cache, self.batch_size, self.dropout, self.seed = cache, batch_size, dropout, seed
         self.rank, self.count = processes()
-        self._order: tuple[int, torch.Tensor] | None = None
+        self.epochs = Epochs(len(cache), seed)
 
     def __getitem__(self, step: int) -> TokenBatch:
-        total, every = len(self.cache), self.batch_size * self.count
+        every = self.batch_size * self.count
         part = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
-        places = range(step * every, (step + 1) * every)[part]
-        images = [int(self._epoch(place // total)[place % total]) for place in places]
+        images = self.epochs.images(range(step * every, (step + 1) * every)[part])
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         views = torch.randint(self.cache.views, (every,), generator=generator)[part]
         dropped = torch.rand(every, generator=generator)[part] < self.dropout
         return TokenBatch(*self.cache.read(images, views.tolist()), dropped)
 
+    def from_step(self, start: int, steps: int, workers: int) -> Iterator[TokenBatch]:
+        """The batches from the step `start` on, prepared by `workers` processes, or by this one if 0."""
+        return prepared(self, range(start, steps), workers)
+
+
+class Epochs:
+    """The order in which the images of a data set are learned: each once per epoch, in a new order, which takes four
+    bytes of memory per image."""
+
+    def __init__(self, count: int, seed: int):
+        self.count, self.seed = count, seed
+        self._order: tuple[int, torch.Tensor] | None = None
+
+    def images(self, places: range) -> list[int]:
+        """The images at some places of the order, counted through all epochs."""
+        return [int(self._epoch(place // self.count)[place % self.count]) for place in places]
+
     def _epoch(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch * 7919)
-            order = torch.randperm(len(self.cache), generator=generator)
-            self._order = epoch, order.to(torch.int32)
+            self._order = epoch, torch.randperm(self.count, generator=generator).to(torch.int32)
         return self._order[1]
 
-    def from_step(self, start: int, steps: int, workers: int) -> Iterator[TokenBatch]:
-        """The batches from the step `start` on, prepared by `workers` processes, or by this one if 0."""
-        return iter(
-            DataLoader(
-                self,
-                batch_size=None,
-                sampler=range(start, steps),
-                num_workers=workers,
-                prefetch_factor=AHEAD if workers else None,
-            )
+
+def prepared(batches: Dataset, steps: range, workers: int) -> Iterator:
+    """The batches of some steps, prepared by `workers` processes, or by this one if 0."""
+    return iter(
+        DataLoader(
+            batches,
+            batch_size=None,
+            sampler=steps,
+            num_workers=workers,
+            prefetch_factor=AHEAD if workers else None,
+            # Of its own, so that the random numbers of a step do not depend on where a run was resumed.
+            generator=torch.Generator(),
         )
+    )

@@ -140,29 +140,20 @@ def open_source(
         raise ValueError("caption and label are both given, and images have captions or classes: give one of the two")
     if videos and label is not None:
         raise ValueError("label is given, and models of videos read captions: give caption")
-    kind, files = _builder(data, videos)
-    try:
-        rows = datasets.load_dataset(kind, split="train" if files else split, streaming=True, **files)
-        features = rows.features
-        columns = list(features or next(iter(rows)))
-    except StopIteration as error:
-        raise ValueError(f"{data} has no rows: give another data set") from error
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{data} cannot be opened ({reason}): give a folder, shards or a data set of the Hub"
-        ) from error
-    found = _column(data, columns, image, VIDEOS if videos else IMAGES, "video" if videos else "image")
+    kind, files = builder(data, videos)
+    rows, columns = load_rows(data, kind, "train" if files else split, streaming=True, **files)
+    found = column_of(data, columns, image, VIDEOS if videos else IMAGES, "video" if videos else "image")
     if videos:
         if captions and columns == [found]:
             raise ValueError(f"{data} has videos without captions: add a metadata.jsonl (file_name, text)")
-        named = _column(data, columns, caption, CAPTIONS, "caption") if captions else None
+        named = column_of(data, columns, caption, CAPTIONS, "caption") if captions else None
         kept = rows.cast_column(found, datasets.Video(decode=False)).select_columns(
             [found, *([named] if named else [])]
         )
         return Source(kept, data, found, named, None, False)
+    features = rows.features
     labelled = label is not None or (caption is None and not set(columns) & set(CAPTIONS))
-    named = _column(
+    named = column_of(
         data, columns, label or caption, LABELS if labelled else CAPTIONS, "label" if labelled else "caption"
     )
     if labelled and classes is None:
@@ -171,7 +162,28 @@ def open_source(
     return Source(rows, data, found, named, classes, labelled)
 
 
-def _builder(data: str, videos: bool) -> tuple[str, dict[str, Any]]:
+def load_rows(data: str, kind: str, split: str, *, streaming: bool, **files: Any) -> tuple[Any, list[str]]:
+    """The rows of a data set, as `datasets` loads them, and the names of their columns. `kind` and `files` are those
+    of `builder`.
+
+    Raises:
+        ValueError: if it cannot be opened, or is empty.
+    """
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(kind, split=split, streaming=streaming, **files)
+        return rows, list(rows.features or next(iter(rows)))
+    except StopIteration as error:
+        raise ValueError(f"{data} has no rows: give another data set") from error
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{data} cannot be opened ({reason}): give a folder, shards or a data set of the Hub"
+        ) from error
+
+
+def builder(data: str, videos: bool = False) -> tuple[str, dict[str, Any]]:
     """What `datasets` loads: a builder and its files, or a data set of the Hub."""
     path = Path(data)
     if path.is_dir():
@@ -186,7 +198,7 @@ def _builder(data: str, videos: bool) -> tuple[str, dict[str, Any]]:
     return data, {}
 
 
-def _column(data: str, columns: list[str], given: str | None, usual: tuple[str, ...], option: str) -> str:
+def column_of(data: str, columns: list[str], given: str | None, usual: tuple[str, ...], option: str) -> str:
     names = usual if given is None else (given,)
     found = next((name for name in names if name in columns), None)
     if found is None:

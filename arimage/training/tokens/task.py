@@ -14,7 +14,7 @@ from torch import nn
 from ...options import fast_dtype
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole
+from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
 from ..data import save_grid
 from ..loop import OptimizerSettings, fit
@@ -46,7 +46,7 @@ class TokenSettings:
     optimizer: OptimizerSettings
     batch_size: Batch = 32
     dropout: Annotated[Share, Field(lt=1)] = 0.1
-    workers: Annotated[int, Field(strict=True, ge=0, le=256)] = 2
+    workers: Workers = 2
     lora_rank: Whole = 0
     lora_alpha: Positive = 16.0
     lora_targets: Literal["attention", "all"] = "attention"

@@ -122,10 +122,19 @@ def test_images_come_first_and_keep_their_keywords(tiny, data):
     assert "tomato word" in whole.captions[0]
 
 
-def test_images_of_a_folder_stay_alone(tiny, tmp_path):
+def test_images_of_a_folder_stay_alone(tiny, tmp_path, monkeypatch):
     Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
-    plain = load_data(read_tables(tiny), "tokenizer", tmp_path)
-    assert with_scenes(read_tables(tiny), "tokenizer", plain) is plain
+    seen = []
+    monkeypatch.setattr(
+        tokenizer, "train_tokenizer", lambda model, *sets, **more: seen.append([len(one) for one in sets[:2]])
+    )
+    tokenizer.run_tokenizer(tiny, tmp_path, tmp_path, tmp_path / "run", "cpu")
+    assert seen == [[1, 1]]
+
+
+def test_a_part_of_a_file_that_is_read_as_a_whole_is_refused(tiny, data, tmp_path):
+    with pytest.raises(ValueError, match=r"discs.parquet is read as a whole, and its split is train\[:2\]: leave"):
+        tokenizer.run_tokenizer(tiny, data, data, tmp_path, "cpu", heldout_split="train[:2]")
 
 
 def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):

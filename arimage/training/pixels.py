@@ -1,0 +1,142 @@
+"""Images of any data set that a tokenizer or an upscaler is trained on: they are read when a batch needs them, so that
+memory does not grow with the data set."""
+
+import glob
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ..media.files import open_image, to_rgb, to_rgba
+from .resuming import digest
+from .tokens.batches import Epochs, prepared
+from .tokens.sources import IMAGES, builder, column_of, load_rows
+from .tokens.views import centre_crop
+
+
+# Steps that the processes which prepare batches may count to.
+ALWAYS = 2**62
+# Images that say which data set it is.
+PROBES = 64
+
+
+class PixelSource:
+    """The images of a data set on disk, as `Pixels`: each once per epoch, in a new order that follows from `seed`.
+    `workers` processes prepare the batches of the next steps, or none if 0."""
+
+    def __init__(self, rows: Any, name: str, image: str, size: int, seed: int, workers: int):
+        self.rows, self.name, self.image = rows, name, image
+        self.size, self.seed, self.workers = size, seed, workers
+        self._next: tuple[int, int, Iterator] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getstate__(self) -> dict:
+        # Processes that prepare batches read rows only.
+        return self.__dict__ | {"_next": None}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        some = [self._file(number)[1] for number in range(len(self))[:: len(self) // PROBES + 1]]
+        data = [file.read_bytes() if isinstance(file, Path) else file.getvalue() for file in some]
+        images = digest([hashlib.sha256(one).hexdigest() for one in data])
+        return {"count": len(self), "size": self.size, "seed": self.seed, "images": images}
+
+    def read(self, images: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Some images by their numbers, and their coverage: squares in the middle, resized to S x S pixels.
+
+        Raises:
+            ValueError: if one cannot be read.
+        """
+        found = [self._read(number) for number in images]
+        return torch.stack([pixels for pixels, _ in found]), torch.stack([alpha for _, alpha in found])
+
+    def _file(self, number: int) -> tuple[str, Path | io.BytesIO]:
+        """What errors call an image, and its file."""
+        where, found = f"{self.name}, row {number + 1}", self.rows[number][self.image]
+        if found is None:
+            raise ValueError(f"{where}, has no {self.image}: leave the row out")
+        if found["bytes"] is None:
+            return found["path"], Path(found["path"])
+        return where, io.BytesIO(found["bytes"])
+
+    def _read(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        where, file = self._file(number)
+        image = open_image(where, file)
+        alpha = torch.full((1, self.size, self.size), 255, dtype=torch.uint8)
+        if image.has_transparency_data:
+            image = to_rgba(where, image)
+            alpha = torch.from_numpy(np.array(centre_crop(image.getchannel("A"), self.size)))[None]
+        pixels = torch.from_numpy(np.array(centre_crop(to_rgb(where, image), self.size)))
+        return pixels.permute(2, 0, 1), alpha
+
+    def batch(self, step: int, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._next is None or self._next[:2] != (step, count):
+            # The processes of the batches before end here.
+            self._next = None
+            self._next = step, count, prepared(Batches(self, count), range(step, ALWAYS), self.workers)
+        batches = self._next[2]
+        found = next(batches)
+        self._next = step + 1, count, batches
+        if isinstance(found, ValueError):
+            raise found
+        return found
+
+
+class Batches(Dataset):
+    """The batch of every step. What is wrong with an image is returned, since an error that a process raises would
+    come with its traceback."""
+
+    def __init__(self, source: PixelSource, count: int):
+        self.source, self.count = source, count
+        self.epochs = Epochs(len(source), source.seed)
+
+    def __getitem__(self, step: int) -> tuple[torch.Tensor, torch.Tensor] | ValueError:
+        try:
+            return self.source.read(self.epochs.images(range(step * self.count, (step + 1) * self.count)))
+        except ValueError as error:
+            return error
+
+
+def open_pixels(
+    data: str | Path,
+    size: int,
+    *,
+    split: str = "train",
+    image: str | None = None,
+    seed: int = 0,
+    workers: int = 2,
+) -> PixelSource:
+    """Open the images of a data set, of which captions or classes are not needed. Images in a folder stay where they
+    are; shards, and a data set of the Hugging Face Hub, are first written to the cache of `datasets`, once.
+
+    Args:
+        data: a folder of images, with all folders in it; a folder or a pattern (`shards/*.tar`) of .parquet, .arrow or
+            webdataset .tar files; or the id of a data set of the Hub.
+        size: pixels along each side of the images.
+        split: of a data set of the Hub, and which part of it is taken, as in "train[:1000]". Other data have only
+            "train".
+        image: the column of the images; by default the first of `IMAGES`.
+        seed: of the order in which images are learned.
+        workers: processes that prepare batches.
+
+    Raises:
+        ValueError: if the data set does not exist, or has no images.
+    """
+    import datasets
+
+    name = str(data)
+    kind, files = builder(name)
+    if kind == "imagefolder":
+        # Names of files and folders, such as "val", make no splits here.
+        files = {"data_files": f"{glob.escape(name)}/**"}
+    rows, columns = load_rows(name, kind, split, streaming=False, **files)
+    column = column_of(name, columns, image, IMAGES, "image")
+    rows = rows.cast_column(column, datasets.Image(decode=False)).select_columns([column])
+    return PixelSource(rows, name, column, size, seed, workers)

@@ -1,0 +1,315 @@
+"""Tokenizers and upscalers are trained on any data set of images, which is read when a batch needs it. Batches do not
+depend on the processes that prepare them, nor on where a run is resumed."""
+
+import functools
+import io
+import json
+import sys
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from pipelines.llamagen import tiny as tiny_llamagen
+from safetensors.torch import load_file
+
+
+pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage import cli  # noqa: E402
+from arimage.training import loop, tokenizer, upscaler  # noqa: E402
+from arimage.training.data import ImageCaptions  # noqa: E402
+from arimage.training.loop import fit  # noqa: E402
+from arimage.training.pixels import open_pixels  # noqa: E402
+from arimage.training.recipe import load_recipe  # noqa: E402
+from arimage.training.tokenizer import TokenizerTask, run_tokenizer  # noqa: E402
+from arimage.training.upscaler import UpscalerTask, run_upscaler  # noqa: E402
+
+
+SIZE = 16
+WIDTHS = {"channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "norm_num_groups": 4}
+OPTIMIZER = {"steps": 6, "learning_rate": 5e-3, "warmup_steps": 2, "ema_decay": 0.9}
+RECIPE = {
+    "image_size": SIZE,
+    "tokenizer": {
+        "model": {**WIDTHS, "codebook_size": 16, "codebook_dim": 4, "latent_channels": 8},
+        "optimizer": OPTIMIZER,
+        "training": {"batch_size": 3, "codebook_start": 3, "kmeans_batches": 2, "max_shift": 1},
+    },
+}
+UPSCALER = {
+    "image_size": 8,
+    "upscaler": {
+        "model": {"channels": [8, 12], "num_blocks": 1},
+        "optimizer": OPTIMIZER,
+        "training": {"batch_size": 3, "max_shift": 2},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    """The curve costs more than the training."""
+    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+
+
+def picture(number, mode="RGB"):
+    levels = np.random.default_rng(number).integers(0, 256, (SIZE, SIZE, len(mode)), dtype=np.uint8)
+    return Image.fromarray(levels, mode)
+
+
+def encoded(number):
+    file = io.BytesIO()
+    picture(number).save(file, "PNG")
+    return file.getvalue()
+
+
+def folder_of(root, names):
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(root / name)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return folder_of(tmp_path / "data", [f"{number}.png" for number in range(7)])
+
+
+def numbers_of(images):
+    """Which pictures they are."""
+    known = {picture(number).tobytes(): number for number in range(20)}
+    return [known[image.permute(1, 2, 0).numpy().tobytes()] for image in images]
+
+
+def batch(source, step, count=3):
+    return source.batch(step, count, torch.Generator().manual_seed(step))
+
+
+# Data sets
+
+
+def test_a_folder_is_all_images_in_it_whatever_their_names_and_places(tmp_path):
+    # `datasets` would take some for splits, and a bracket for a pattern.
+    names = ["COCO_val2014_1.png", "a/test-1.png", "train/b/2.png", "val/c.png", ".hidden/x.png"]
+    folder = folder_of(tmp_path / "photos [2]", names)
+    (folder / "notes.txt").write_text("no image")
+    assert sorted(numbers_of(open_pixels(folder, SIZE).read(range(4))[0])) == [0, 1, 2, 3]
+    assert len(open_pixels(folder, SIZE)) == 4
+
+
+def test_shards_need_no_captions(tmp_path):
+    for shard in range(2):
+        numbers = [2 * shard, 2 * shard + 1]
+        rows = [{"bytes": encoded(number), "path": None} for number in numbers]
+        pq.write_table(pa.table({"photo": rows, "id": numbers}), tmp_path / f"{shard}.parquet")
+        (tmp_path / "tar").mkdir(exist_ok=True)
+        with tarfile.open(tmp_path / "tar" / f"{shard}.tar", "w") as tar:
+            for number in numbers:
+                info = tarfile.TarInfo(f"{number}.png")
+                info.size = len(encoded(number))
+                tar.addfile(info, io.BytesIO(encoded(number)))
+    for data, image in ((tmp_path / "*.parquet", "photo"), (tmp_path, "photo"), (tmp_path / "tar", None)):
+        images, alpha = open_pixels(data, SIZE, image=image).read(range(4))
+        assert numbers_of(images) == [0, 1, 2, 3] and alpha.shape == (4, 1, SIZE, SIZE) and alpha.min() == 255
+    with pytest.raises(ValueError, match="has the columns photo, id: name that of its images with --image"):
+        open_pixels(tmp_path, SIZE)
+
+
+def test_captions_are_ignored(tmp_path):
+    folder = folder_of(tmp_path / "data", ["a.png", "b.png"])
+    lines = [{"file_name": name, "text": ""} for name in ("a.png", "b.png")]
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert numbers_of(open_pixels(folder, SIZE).read([0, 1])[0]) == [0, 1]
+
+
+def test_a_part_of_a_split_is_taken(folder):
+    assert numbers_of(open_pixels(folder, SIZE, split="train[5:]").read([0, 1])[0]) == [5, 6]
+    with pytest.raises(ValueError, match="cannot be opened .*validation"):
+        open_pixels(folder, SIZE, split="validation")
+    with pytest.raises(ValueError, match="cannot be opened .*no data"):
+        open_pixels(folder, SIZE, split="train[7:]")
+
+
+def test_coverage_is_kept(tmp_path):
+    levels = np.full((SIZE, SIZE, 4), 90, np.uint8)
+    levels[:8, :, 3], levels[8:, :, 3] = 255, 0
+    Image.fromarray(levels).save(tmp_path / "a.webp", lossless=True)
+    images, alpha = open_pixels(tmp_path, SIZE).read([0])
+    assert alpha[0, 0, :8].min() == 255 and alpha[0, 0, 8:].max() == 0
+    assert (images[0, :, :8] == 90).all() and (images[0, :, 8:] == 255).all()
+
+
+# Batches
+
+
+def test_every_image_is_learned_once_per_epoch(folder):
+    source = open_pixels(folder, SIZE, workers=0)
+    seen = [number for step in range(14) for number in numbers_of(batch(source, step)[0])]
+    epochs = [seen[start : start + 7] for start in range(0, 42, 7)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs) and len(set(map(tuple, epochs))) > 1
+    other = open_pixels(folder, SIZE, workers=0, seed=1)
+    assert [number for step in range(14) for number in numbers_of(batch(other, step)[0])] != seen
+
+
+def test_a_batch_depends_on_the_step_alone(folder):
+    plain, others = open_pixels(folder, SIZE, workers=0), open_pixels(folder, SIZE, workers=2)
+    torch.manual_seed(0)
+    for step in (0, 1, 2, 1, 9, 10):
+        for ours, theirs in zip(batch(others, step), batch(plain, step), strict=True):
+            assert torch.equal(ours, theirs)
+    # No random number of the training is used up.
+    after = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_named_in_one_sentence(folder, workers):
+    (folder / "4.png").write_bytes(encoded(4)[:60])
+    source = open_pixels(folder, SIZE, workers=workers)
+    with pytest.raises(ValueError, match=rf"^{folder}/4.png cannot be read[^\n]*$"):
+        for step in range(3):
+            batch(source, step)
+
+
+def test_a_row_without_an_image_is_named(tmp_path):
+    rows = [{"bytes": encoded(0), "path": None}, None]
+    pq.write_table(pa.table({"image": rows}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=f"^{tmp_path}/a.parquet, row 2, has no image: leave the row out$"):
+        open_pixels(tmp_path / "a.parquet", SIZE).read([0, 1])
+
+
+def test_images_in_memory_are_sampled_by_their_weights():
+    count = 5
+    data = ImageCaptions(
+        images=torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1).expand(count, 3, 8, 8),
+        alpha=torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1).expand(count, 1, 8, 8),
+        captions=[["a"]] * count,
+        names=["a"] * count,
+        bases=["a"] * count,
+        weights=torch.tensor([1.0, 5, 0.1, 2, 1]),
+    )
+    for step in range(3):
+        drawn = torch.multinomial(data.weights, 6, replacement=True, generator=torch.Generator().manual_seed(step))
+        images, alpha = batch(data, step, 6)
+        assert images[:, 0, 0, 0].tolist() == alpha[:, 0, 0, 0].tolist() == drawn.tolist()
+
+
+def test_a_run_belongs_to_its_images_wherever_they_lie(folder, tmp_path):
+    about = open_pixels(folder, SIZE).about
+    assert about["count"] == 7 and about["size"] == SIZE
+    moved = folder.rename(tmp_path / "moved")
+    assert open_pixels(moved, SIZE).about == about
+    picture(19).save(moved / "3.png")
+    assert open_pixels(moved, SIZE).about != about
+
+
+# Trainings
+
+
+def weights_of(folder):
+    return load_file(next(folder.glob("*.safetensors")))
+
+
+def stopping(task, module, monkeypatch, at):
+    loss = task.loss
+
+    def stops(self, step):
+        if step == at:
+            raise KeyboardInterrupt
+        return loss(self, step)
+
+    monkeypatch.setattr(task, "loss", stops)
+    monkeypatch.setattr(module, "fit", functools.partial(fit, checkpoint_every_seconds=-1.0))
+
+
+def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monkeypatch):
+    run_tokenizer(RECIPE, folder, folder, tmp_path / "whole", "cpu", workers=0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stopping(TokenizerTask, tokenizer, patch, 4)
+        run_tokenizer(RECIPE, folder, folder, tmp_path / "cut", "cpu", workers=2)
+    run_tokenizer(RECIPE, folder, folder, tmp_path / "cut", "cpu", workers=1)
+    whole, cut = (weights_of(tmp_path / run / "tokenizer" / "tokenizer") for run in ("whole", "cut"))
+    assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
+
+
+def test_a_resumed_upscaler_is_the_same_with_any_workers(tmp_path, monkeypatch):
+    for number in range(4):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        picture(number, "RGBA").save(tmp_path / "data" / f"{number}.png")
+
+    def run(name, workers):
+        data, out = tmp_path / "data", tmp_path / name
+        pipe = run_upscaler(UPSCALER, tiny_llamagen.text_pipeline(), data, data, out, workers=workers)
+        return pipe.components["upscaler"].state_dict()
+
+    whole = run("whole", 0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stopping(UpscalerTask, upscaler, patch, 4)
+        run("cut", 2)
+    cut = run("cut", 1)
+    assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
+
+
+def test_other_images_are_refused(folder, tmp_path):
+    run_tokenizer(RECIPE, folder, folder, tmp_path / "run", "cpu", workers=0)
+    picture(19).save(folder / "3.png")
+    with pytest.raises(ValueError, match=r"says data.images = '\w+' and you ask for"):
+        run_tokenizer(RECIPE, folder, folder, tmp_path / "run", "cpu", workers=0)
+
+
+def test_a_tokenizer_needs_only_its_own_table(folder, tmp_path, monkeypatch, capsys):
+    lines = [f"image_size = {SIZE}"]
+    for name, table in RECIPE["tokenizer"].items():
+        lines += [f"[tokenizer.{name}]", *(f"{key} = {value}" for key, value in table.items())]
+    (tmp_path / "mine.toml").write_text("\n".join(lines))
+    words = ["--recipe", tmp_path / "mine.toml", "--data", folder, "--split", "train[2:]", "--heldout", folder]
+    words += ["--heldout-split", "train[:2]", "--workers", 0, "--out", tmp_path / "run", "--device", "cpu"]
+
+    def run(*more):
+        monkeypatch.setattr(sys, "argv", ["arimage", "train", "tokenizer", *map(str, [*words, *more])])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code
+
+    assert not run()
+    settings = json.loads((tmp_path / "run" / "tokenizer" / "settings.json").read_text())
+    assert settings["data"]["count"] == 5 and settings["heldout"]["count"] == 2
+    assert run("--workers", -1) == 2 and "--workers" in capsys.readouterr().err
+
+
+def test_the_packaged_recipe_is_that_of_the_published_tokenizer():
+    recipe = load_recipe("imagenet-vq-16", "tokenizer")
+    with torch.device("meta"):
+        published = tokenizer.LlamaGenVQModel()
+        ours = tokenizer.LlamaGenVQModel(**recipe["tokenizer"]["model"])
+    assert {name: one.shape for name, one in ours.state_dict().items()} == {
+        name: one.shape for name, one in published.state_dict().items()
+    }
+    optimizer, training = recipe["tokenizer"]["optimizer"], recipe["tokenizer"]["training"]
+    # 40 epochs without the last part of each.
+    assert optimizer["steps"] == 40 * (1_281_167 // training["batch_size"])
+
+
+# Sizes
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_data_set(tmp_path):
+    import psutil
+
+    for shard in range(20):
+        rows = [{"bytes": encoded(number), "path": None} for number in range(1000 * shard, 1000 * shard + 1000)]
+        pq.write_table(pa.table({"image": rows}), tmp_path / f"{shard:02d}.parquet")
+    folder_of(tmp_path / "folder", [f"{number % 100}/{number}.png" for number in range(20_000)])
+    for data in (tmp_path, tmp_path / "folder"):
+        # In this process, since pages that processes share are counted in each of them.
+        source, sizes = open_pixels(data, 64, workers=0), []
+        for step in range(200):
+            batch(source, step, 100)
+            sizes.append(psutil.Process().memory_info().rss / 2**20)
+        print(f"{data.name}: {sizes[19]:.0f} MB after 2,000 images and {sizes[-1]:.0f} after 20,000")
+        assert max(sizes[19:]) < sizes[19] + 64
