@@ -1,5 +1,6 @@
 """The console commands `arimage train ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -343,13 +344,20 @@ def tokens(
         ),
     ],
     out: Annotated[Path, typer.Option(callback=check_out, help="Folder of the tokens.")],
-    model: Annotated[str, typer.Option(help="Model whose image tokenizer encodes: a name or a folder.")] = PACKAGED,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model whose image tokenizer encodes: a name or a folder, or the folder of a trained tokenizer."
+        ),
+    ] = PACKAGED,
     size: Annotated[int | None, typer.Option(help="Side of a square in pixels. Default: the model's size.")] = None,
     views: Annotated[
         Literal["centre", "centre-flip", "ten-crop"],
         typer.Option(help="The middle of an image, also mirrored, or ten crops, as LlamaGen takes them."),
     ] = "centre",
-    split: Annotated[str, typer.Option(help="Split of a data set of the Hub.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="Split of a data set of the Hub, or of a folder with folders such as train and val.")
+    ] = "train",
     image_column: Annotated[
         str | None, typer.Option("--image", "--video", help="Column of the images or videos.")
     ] = None,
@@ -365,13 +373,16 @@ def tokens(
     """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
     from .losses import reads_text
     from .tokens.cache import encode_tokens
+    from .tokens.encoders import load_encoder
     from .tokens.sources import open_source
 
     for name, value in (("--limit", limit), ("--shard-size", shard_size), ("--batch-size", batch_size)):
         check(Count | None, value, name)
     names = None if classes is None else prompt_lines("--classes", classes)
     columns = {"image": image_column, "caption": caption_column, "label": label_column}
-    pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
+    chosen = choose_device(device)
+    load = partial(load_pipeline, device=chosen, dtype=dtype, videos=True, continues=True)
+    pipe = load_encoder(model, load, dtype).to(chosen)
     kind = {"videos": pipe.abilities.generates_video, "captions": reads_text(pipe)}
     source = open_source(data, split=split, classes=names, **kind, **columns)
     index = encode_tokens(

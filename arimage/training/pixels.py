@@ -68,12 +68,12 @@ class PixelSource:
 
     def _read(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         where, file = self._file(number)
-        image = open_image(where, file)
-        alpha = torch.full((1, self.size, self.size), 255, dtype=torch.uint8)
+        image, square = open_image(where, file), (self.size, self.size)
+        alpha = torch.full((1, *square), 255, dtype=torch.uint8)
         if image.has_transparency_data:
             image = to_rgba(where, image)
-            alpha = torch.from_numpy(np.array(centre_crop(image.getchannel("A"), self.size)))[None]
-        pixels = torch.from_numpy(np.array(centre_crop(to_rgb(where, image), self.size)))
+            alpha = torch.from_numpy(np.array(centre_crop(image.getchannel("A"), square)))[None]
+        pixels = torch.from_numpy(np.array(centre_crop(to_rgb(where, image), square)))
         return pixels.permute(2, 0, 1), alpha
 
     def batch(self, step: int, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

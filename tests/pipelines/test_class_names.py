@@ -77,12 +77,13 @@ def test_names_and_ids_exclude_each_other(pipe):
         pipe("otter", class_labels=1)
 
 
-def test_names_are_kept(pipe, tmp_path):
+def test_names_are_kept(pipe, tmp_path, caplog):
     pipe.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "model_index.json").read_text())["id2label"]["7"] == "Eskimo dog"
     for other in (AutoPipeline.from_pretrained(tmp_path), type(pipe).from_pipe(pipe)):
         assert other.class_names == pipe.class_names == NAMES
     assert class_names(tmp_path) == NAMES
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("names", [{}, {0: "tench"}, {i + 1: name for i, name in enumerate(NAMES)}])

@@ -40,7 +40,7 @@ class ARPGPipeline(AnyOrderPipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         upscaler: ImageUpscaler | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         parts = {"tokenizer": tokenizer, "text_encoder": text_encoder, "upscaler": upscaler}
         super().__init__(transformer, vq, id2label, **parts)

@@ -41,7 +41,7 @@ class LlamaGenDDPipeline(DistilledPipeline, UpscalingPipeline):
         transformer: LlamaGenDDTransformer,
         vq: LlamaGenVQModel,
         teacher: LlamaGenTransformer | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         upscaler: ImageUpscaler | None = None,

@@ -38,7 +38,7 @@ class VARDDPipeline(DistilledPipeline):
         transformer: VARDDTransformer,
         vq: VARVQModel,
         teacher: VARTransformer | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         super().__init__(transformer, vq, teacher, id2label)
         for name, part in (("transformer", transformer), ("teacher", teacher)):

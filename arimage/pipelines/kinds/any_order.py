@@ -65,7 +65,11 @@ class AnyOrderPipeline(UpscalingPipeline):
     _token_model: Callable
 
     def __init__(
-        self, transformer: ModelMixin, vq: LlamaGenVQModel | None, id2label: dict[int, str] | None = None, **parts
+        self,
+        transformer: ModelMixin,
+        vq: LlamaGenVQModel | None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
+        **parts,
     ):
         super().__init__()
         if vq is not None and transformer is not None:

@@ -71,7 +71,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         labels = self.config.get("id2label")
         return None if labels is None else [labels[str(i)] for i in range(len(labels))]
 
-    def name_classes(self, id2label: dict[int, str] | None) -> None:
+    def name_classes(self, id2label: dict[int, str] | dict[str, str] | None) -> None:
         """Store the names of the classes in the config.
 
         Raises:

@@ -82,7 +82,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         text_encoder: T5EncoderModel | None = None,
         drafter: LatentLlamaTransformer | None = None,
         upscaler: ImageUpscaler | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         super().__init__()
         if transformer is not None and vq is not None:

@@ -71,7 +71,7 @@ class LlamaGenPipeline(UpscalingPipeline):
         drafter: LlamaGenDrafter | None = None,
         denoiser: LlamaGenDenoiser | None = None,
         upscaler: ImageUpscaler | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         super().__init__()
         # Either may be left out: `encode_prompt` needs the text encoder only.

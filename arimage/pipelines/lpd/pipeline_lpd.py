@@ -28,6 +28,6 @@ class LPDPipeline(AnyOrderPipeline):
         self,
         transformer: LPDTransformer,
         vq: LlamaGenVQModel | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         super().__init__(transformer, vq, id2label)

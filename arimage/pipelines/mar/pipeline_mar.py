@@ -69,7 +69,7 @@ class MARPipeline(ClassOrTextPipeline):
         transformer: MARTransformer,
         head: DenoisingHead,
         vae: AutoencoderKL,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
         drafter: MARTransformer | None = None,
         drafter_head: DenoisingHead | None = None,
     ):

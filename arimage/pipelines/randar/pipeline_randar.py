@@ -28,6 +28,6 @@ class RandARPipeline(AnyOrderPipeline):
         self,
         transformer: RandARTransformer,
         vq: LlamaGenVQModel | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         super().__init__(transformer, vq, id2label)

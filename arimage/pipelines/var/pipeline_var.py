@@ -70,7 +70,7 @@ class VARPipeline(UpscalingPipeline):
         text_encoder: T5EncoderModel | None = None,
         refiner: VARTransformer | None = None,
         upscaler: ImageUpscaler | None = None,
-        id2label: dict[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         super().__init__()
         for name, network in (("transformer", transformer), ("refiner", refiner)):

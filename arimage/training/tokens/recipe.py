@@ -3,6 +3,7 @@
 import inspect
 import math
 import tomllib
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,6 +24,7 @@ from ..loop import OptimizerSettings
 from ..losses import losses_of, reads_text
 from ..tables import GenerationTable, Table, new_model
 from .cache import TokenCache, image_tokenizer_of, norms_of
+from .encoders import load_encoder
 from .task import TokenSettings, TokenTask
 
 
@@ -205,7 +207,8 @@ def trained_pipeline(
         return with_classes(AutoPipeline.from_pretrained(start_from, dtype=torch.float32), cache)
     if settings.lora_rank:
         raise ValueError("lora_rank is above 0, which needs a trained model: give --start-from")
-    of_tokens = AutoPipeline.from_pretrained(cache.index.about["model"], dtype=torch.float32)
+    load = partial(AutoPipeline.from_pretrained, dtype=torch.float32)
+    of_tokens = load_encoder(cache.index.about["model"], load)
     return new_pipeline(recipe, cache, of_tokens, fresh=fresh)
 
 

@@ -126,7 +126,7 @@ def open_source(
             webdataset .tar files; or the id of a data set of the Hugging Face Hub.
         videos: whether it has videos with captions, not images.
         captions: whether captions are read; False for videos without.
-        split: of a data set of the Hub.
+        split: of a data set of the Hub, or of a folder with folders such as train and val.
         image, caption, label: the columns; by default the first of `IMAGES` or `VIDEOS`, and of `CAPTIONS` or
             `LABELS`.
         classes: the names of the classes, where the data set does not have them.
@@ -141,7 +141,7 @@ def open_source(
     if videos and label is not None:
         raise ValueError("label is given, and models of videos read captions: give caption")
     kind, files = builder(data, videos)
-    rows, columns = load_rows(data, kind, "train" if files else split, streaming=True, **files)
+    rows, columns = load_rows(data, kind, split, streaming=True, **files)
     found = column_of(data, columns, image, VIDEOS if videos else IMAGES, "video" if videos else "image")
     if videos:
         if captions and columns == [found]:
