@@ -1,7 +1,6 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
 import atexit
-import importlib.util
 import io
 import os
 import sys
@@ -12,12 +11,13 @@ import typer
 
 from .app.commands import open_app, serve
 from .environment import env
-from .eval.commands import eval_app, reproduce
+from .eval.commands import bench, eval_app, reproduce
 from .listings import decodings, models
 from .media.folders import IMAGE_SUFFIXES
 from .options import (
     DEFAULT_MODEL,
     VIDEO_SUFFIXES,
+    ClassLabels,
     CompileSteps,
     DecoderGuidanceScale,
     Device,
@@ -29,21 +29,17 @@ from .options import (
     Model,
     NumInferenceSteps,
     OrderOption,
-    Orders,
     Seed,
     Temperature,
     TopK,
     TopP,
-    adapter_text,
     check_classes,
     check_decodings,
-    check_models,
     check_output,
     check_prompts,
     class_labels_of,
     images_of,
     load_pipeline,
-    number,
     out_of_memory,
     panels,
     prompt_lines,
@@ -69,6 +65,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.command()(env)
 app.command()(models)
 app.command()(decodings)
+app.command()(bench)
 app.command()(reproduce)
 app.command()(serve)
 app.command("app")(open_app)
@@ -86,12 +83,6 @@ SMALLER = {
     "--dtype": "--dtype bfloat16",
     "--device": "another --device",
 }
-PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
-
-ClassLabels = Annotated[
-    list[str] | None,
-    typer.Option("--class-label", help="Id or name of a class, for class-conditional models; repeat for more."),
-]
 
 
 @app.command()
@@ -320,136 +311,6 @@ def generate(
     for path in written:
         typer.echo(path)
     typer.echo(f"{len(images)} {kind if len(images) > 1 else kind.removesuffix('s')}, {stats.summary}", err=True)
-
-
-@app.command()
-@panels(
-    image="prompt class_label seed",
-    sampling="guidance_scale temperature top_k top_p min_p",
-    decoding="decoding window order",
-    measurement="batch_size runs images",
-    output="out plot",
-)
-def bench(
-    decoding: Annotated[
-        list[str] | None,
-        typer.Option(
-            callback=check_decodings,
-            help="Decoding to measure, with settings if needed: sjd-coupled:window=16,init=left; repeat for more. "
-            "`arimage decodings` lists them. Default: all that the model supports.",
-        ),
-    ] = None,
-    window: Annotated[list[int] | None, number("Window, for every decoding that has one; repeat for more.")] = None,
-    batch_size: Annotated[
-        list[int] | None, number("Images per call; repeat for more. Default: 1.", most=MAX_IMAGES)
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            callback=check_models, help=f"As in `arimage generate`; repeat for more. Default: {DEFAULT_MODEL}."
-        ),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(callback=check_prompts, help="Prompt; repeat for more. A batch cycles through them."),
-    ] = None,
-    class_label: ClassLabels = None,
-    order: Orders = None,
-    guidance_scale: GuidanceScale = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    runs: Annotated[int, number("Timed calls per decoding; the decodings take turns.", most=MAX_IMAGES)] = 5,
-    images: Annotated[
-        int,
-        number("Images to estimate how far a decoding is from the model's distribution; 0 skips this.", least=0),
-    ] = 16,
-    seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the results; see `bench-compare`.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Image file for a bar chart of the results; needs matplotlib.")
-    ] = None,
-    lora: Loras = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    compile_steps: CompileSteps = False,
-    eager: Eager = False,
-) -> None:
-    """Compare forward passes, seconds, memory and exactness of decodings."""
-    steps = steps_of(compile_steps, eager)
-    for option, path, suffixes in (("--out", out, ()), ("--plot", plot, PLOT_SUFFIXES)):
-        if path is not None:
-            check_output(option, path, suffixes)
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install 'arimage[eval]'")
-
-    from .eval.bench.judge import cannot_judge, judge
-    from .eval.bench.measure import choose_decodings, machine, measure
-    from .eval.bench.tables import plot as write_plot
-    from .eval.bench.tables import to_markdown, write_json
-    from .eval.runs.generate import weights_digest
-    from .pipelines.quantized import dtype_name
-
-    condition = (
-        {"class_labels": class_labels_of(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
-    )
-    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
-    rows = []
-    for name in model or [DEFAULT_MODEL]:
-        pipe = load_pipeline(name, device, dtype, lora=lora, steps=steps)
-        check_classes(pipe, name, class_label)
-        sampling = supported(pipe, name, options)
-        chosen, orders = {}, {}
-        for one in order or [None]:
-            ordered = supported(pipe, name, {"order": one})
-            found, left_out = choose_decodings(pipe, condition, decoding or [], window or [], sampling | ordered)
-            if left_out:
-                reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
-                typer.echo(f"{name}: left out {reasons}", err=True)
-            named = {f"{text}, {one}" if one else text: method for text, method in found.items()}
-            chosen, orders = chosen | named, orders | dict.fromkeys(named, ordered)
-        measured = []
-        for size in batch_size or [1]:
-            measured += measure(
-                pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling, orders=orders
-            )
-        judged = {}
-        reason = cannot_judge(pipe) if images else None
-        if reason is not None:
-            typer.echo(f"{name}: not compared with the model's distribution, since {reason}", err=True)
-        elif images:
-            for text, one in chosen.items():
-                judged[text] = judge(pipe, condition, one, images=images, seed=seed, sampling=sampling | orders[text])
-        loaded = {
-            "lora": [adapter_text(text) for text in lora or []],
-            "weights": weights_digest(pipe),
-            "dtype": dtype_name(pipe),
-        }
-        rows += [{"model": name, **loaded, **row, **judged.get(row["decoding"], {})} for row in measured]
-    results = {
-        "machine": machine(pipe._execution_device),
-        "settings": {"condition": condition, "runs": runs, "images": images, "seed": seed},
-        "rows": rows,
-    }
-    typer.echo(to_markdown(results))
-    for path in filter(None, (out, plot)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if out is not None:
-        write_json(results, out)
-    if plot is not None:
-        write_plot(results, plot)
-
-
-@app.command("bench-compare")
-def bench_compare(
-    old: Annotated[Path, typer.Argument(help="JSON file of `arimage bench --out`.")],
-    new: Annotated[Path, typer.Argument(help="Another one, for the same models on the same machine.")],
-) -> None:
-    """Compare two results of `arimage bench` side by side."""
-    from .eval.bench.tables import compare, read_json
-
-    typer.echo(compare(read_json(old), read_json(new)))
 
 
 def main(command: typer.Typer = app) -> None:

@@ -128,8 +128,7 @@ def test_help_comes_at_once_and_without_heavy_imports():
     "command, option",
     [
         (["generate"], "--decoding"),
-        (["bench"], "--runs"),
-        (["bench-compare"], "side by side"),
+        (["bench"], "--against"),
         (["decodings"], "settings"),
         (["convert", "llamagen"], "--image-size"),
         (["convert", "var"], "--tokenizer"),
@@ -182,7 +181,7 @@ def test_help_groups_the_options_of_a_command(run, monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    ["bench", "reproduce", "serve", "train lora", "eval generate", "eval score", "eval compare"],
+    ["bench", "reproduce", "serve", "train lora", "eval generate", "eval score"],
 )
 def test_no_panel_is_long(run, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "120")
@@ -352,8 +351,10 @@ def test_classes_are_generated_by_their_names(run, refused, models):
     assert refused("generate", "oter", "--model", models["named"]) == (
         'arimage: "oter" is not the name of a class of this checkpoint: the nearest is "otter"'
     )
-    code, output, _ = run("bench", *options, "--decoding", "ar", "--runs", "1", "--images", "0")
+    code, output, _ = run("bench", *options, "--decoding", "ar", "--per-prompt", "1", "--metrics", "", "--out", "runs")
     assert code == 0 and "| ar |" in output
+    rows = [json.loads(line) for line in Path("runs/ar/manifest.jsonl").read_text().splitlines()]
+    assert [row["class_label"] for row in rows] == [3, 8]
 
 
 def test_an_unknown_prompt_is_reported_with_the_nearest_captions(models):
@@ -481,9 +482,8 @@ def test_dtype_reaches_the_weights(models, dtype, expected):
 def test_weights_of_8_bits_generate_and_are_recorded(models, run, refused, tmp_path, monkeypatch, dtype):
     monkeypatch.chdir(tmp_path)
     common = "--model", models["text"], "--prompt", "a red heart", "--dtype", dtype, "--device", "cpu"
-    run("bench", *common, "--decoding", "ar", "--runs", "1", "--out", "rows.json")
-    (row,) = json.loads(Path("rows.json").read_text())["rows"]
-    assert row["dtype"] == dtype
+    run("bench", *common, "--decoding", "ar", "--per-prompt", "1", "--metrics", "", "--out", "rows")
+    assert json.loads(Path("rows/report.json").read_text())["settings"]["dtype"] == dtype
     assert "--lora" in refused("generate", "a red heart", "--model", models["text"], "--dtype", dtype, "--lora", "a/b")
 
 
@@ -687,7 +687,6 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
         ["serve", "--model"],
         ["app", "--model"],
         ["eval", "generate", "--out", "run", "--model"],
-        ["eval", "compare", "--out", "run", "--model"],
         ["train", "drafter", "--out", "run", "--data", "x", "--heldout", "x", "--model"],
     ],
 )
@@ -891,35 +890,24 @@ def table(text):
 
 
 def test_bench_prints_a_table_and_writes_every_figure(run, models):
-    options = ["--decoding", "ar", "--decoding", "sjd-coupled", "--batch-size", 3, "--runs", 2, "--seed", 4]
-    options += ["--prompt", "tree", "--prompt", "heart", "--top-k", 5, "--images", 20]
-    code, out, _ = run("bench", "--model", models["text"], *options, "--out", "bench.json", "--plot", "bench.png")
+    options = ["--decoding", "ar", "--decoding", "sjd-coupled", "--batch-size", 3, "--per-prompt", 3, "--seed", 4]
+    options += ["--prompt", "tree", "--prompt", "heart", "--top-k", 5]
+    code, out, _ = run("bench", "--model", models["text"], *options, "--out", "bench")
     assert code == 0
     ar, coupled = table(out)
-    assert ar[:6] == ["ar", ar[1], "16.0", "16", "1.00", "1.0"] and ar[8] == "1.00"
+    assert ar[:6] == ["ar", ar[1], "16.0", "16.0", "1.00", "1.0"] and ar[8] == "1.00"
     assert coupled[0] == "sjd-coupled" and coupled[1].startswith("exact (0.")
-    assert "top_k 5" in out and "3 images per call" in out and torch.__version__ in out
-    assert Image.open("bench.png").width > 500
+    assert "top_k 5" in out and "calls of 3" in out and torch.__version__ in out
+    assert Image.open("bench/report.png").width > 500 and Path("bench/report.md").read_text("utf-8") + "\n" == out
 
-    written = json.loads(Path("bench.json").read_text())
-    assert written["settings"] == {"condition": {"prompt": ["tree", "heart"]}, "runs": 2, "images": 20, "seed": 4}
-    assert written["machine"]["torch"] == torch.__version__
+    written = json.loads(Path("bench/report.json").read_text())
+    settings = written["settings"]
+    assert settings["model"] == models["text"] and (settings["images"], settings["seed"]) == (6, 4)
+    assert settings["sampling"]["top_k"] == 5 and written["machine"]["torch"] == torch.__version__
     ar, coupled = written["rows"]
-    assert ar["decoding"] == "ar" and ar["passes"] == ar["batch_passes"] == [16, 16]
-    assert ar["model"] == models["text"] and ar["sampling"]["top_k"] == 5
-    assert coupled["exact"] is True and all(2 <= passes <= 16 for passes in coupled["passes"])
-    assert coupled["settings"]["refresh"] == "coupled"
-
-
-def test_bench_crosses_models_windows_and_batch_sizes(run, models, tmp_path):
-    (tmp_path / "twin").symlink_to(models["text"])
-    options = ["--decoding", "ar", "--decoding", "sjd:init=left", "--decoding", "sjd-gumbel:window=2"]
-    options += ["--window", 3, "--window", 4, "--batch-size", 1, "--batch-size", 2, "--runs", 1, "--images", 0]
-    code, out, _ = run("bench", "--model", models["text"], "--model", "twin", *options)
-    assert code == 0
-    names = ["ar", "sjd:init=left,window=3", "sjd:init=left,window=4", "sjd-gumbel:window=2"]
-    assert [row[0] for row in table(out)] == names * 4
-    assert {row[1] for row in table(out)} == {"exact"}
+    assert ar["decoding"] == "ar" and ar["cost"]["passes"] == ar["cost"]["call_passes"] == 16
+    assert coupled["exact"] is True and 2 <= coupled["cost"]["passes"] <= 16
+    assert coupled["settings"]["refresh"] == "coupled" and coupled["cost"]["timed_calls"] == 2
 
 
 def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, refused, models, monkeypatch):
@@ -929,7 +917,7 @@ def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, r
         return "it needs a crystal ball" if self.refresh == "gumbel" else None
 
     monkeypatch.setattr(SpeculativeJacobiDecoding, "supports", picky)
-    options = ["--model", models["class"], "--class-label", 1, "--runs", 1, "--images", 0]
+    options = ["--model", models["class"], "--class-label", 1, "--per-prompt", 1, "--metrics", ""]
     code, out, err = run("bench", *options)
     assert code == 0
     (line,) = [line for line in err.splitlines() if "left out" in line]
@@ -940,52 +928,40 @@ def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, r
     assert "it needs a crystal ball" in refused("bench", *options, "--decoding", "sjd-gumbel")
 
 
-def test_bench_compare_sets_two_results_side_by_side(run, refused, models):
-    options = ["--model", models["text"], "--decoding", "sjd", "--runs", 1, "--images", 0]
-    run("bench", *options, "--decoding", "ar", "--out", "old.json")
-    run("bench", *options, "--out", "new.json")
-    run("bench", *options, "--top-k", 3, "--out", "other.json")
-    code, out, _ = run("bench-compare", "old.json", "new.json")
+def test_bench_sets_two_reports_side_by_side(run, refused, models):
+    options = ["--model", models["text"], "--decoding", "sjd", "--per-prompt", 1, "--metrics", ""]
+    run("bench", *options, "--decoding", "ar", "--out", "old")
+    code, out, _ = run("bench", *options, "--against", "old/report.json")
     assert code == 0
-    assert [row[:1] + row[3:4] for row in table(out)] == [["sjd", "1.00"]]
+    assert [row[:1] + row[3:4] for row in table(out)[1:]] == [["sjd", "1.00"]]
     assert out.splitlines()[-1] == "Only in one of the two: ar."
-    assert "differ in their sampling" in refused("bench-compare", "old.json", "other.json")
-    run("bench", *options, "--seed", 1, "--out", "other.json")
-    assert "differ in their seed (0 and 1)" in refused("bench-compare", "old.json", "other.json")
-    assert "arimage bench --out" in refused("bench-compare", "old.json", "missing.json")
-    run("bench", *options, "--dtype", "bfloat16", "--out", "other.json")
-    assert "differ in their weights" in refused("bench-compare", "old.json", "other.json")
-    written = json.loads(Path("new.json").read_text())
-    written["rows"][0]["settings"]["window"] = 8
-    written["machine"]["torch"] = "3"
-    Path("other.json").write_text(json.dumps(written))
-    code, out, _ = run("bench-compare", "old.json", "other.json")
-    assert code == 0 and f"window of sjd was 32 and is 8; torch was {torch.__version__} and is 3." in out
-    written["rows"][0]["lora"] = ["best:0.5"]
-    Path("other.json").write_text(json.dumps(written))
-    assert "differ in their lora" in refused("bench-compare", "old.json", "other.json")
-    Path("text.json").write_text("none")
-    assert "text.json" in refused("bench-compare", "old.json", "text.json")
+    against = "--against", "old/report.json", "--out", "new"
+    for others, word in (
+        (("--top-k", 3), "another sampling"),
+        (("--seed", 1), "another seed (0) than this command (1)"),
+        (("--dtype", "bfloat16"), "another weights"),
+        (("--prompt", "tree"), "another manifest"),
+        (("--batch-size", 2, "--per-prompt", 2), "another images"),
+    ):
+        assert word in refused("bench", *options, *others, *against)
+    assert "arimage bench --out" in refused("bench", "--model", models["text"], "--against", "missing.json")
+    assert not Path("new").exists()
 
 
 @pytest.mark.parametrize(
     "options, word",
     [
-        (["--runs", 0], "runs"),
-        (["--batch-size", 0], "batch"),
-        (["--images", -1], "--images is -1"),
-        (["--images", 10**20], "--images is 1"),
-        (["--window", -1], "--window is -1"),
+        (["--per-prompt", 0], "--per-prompt is 0"),
+        (["--batch-size", 0], "--batch-size is 0"),
+        (["--batch-size", 10**9], "--batch-size"),
         (["--decoding", "sdj"], "sdj"),
         (["--decoding", "sjd:window"], "write it as key=value"),
         (["--decoding", "sjd:windows=3"], "no setting 'windows'"),
-        (["--decoding", "sjd", "--window", 0], "window is 0"),
-        (["--runs", 10**9], "--runs"),
-        (["--batch-size", 10**9], "--batch-size"),
-        (["--out", "."], "--out"),
-        (["--plot", "x"], "--plot"),
-        (["--plot", "x.txt"], "--plot"),
-        (["--plot", "/dev/null/x.png"], "--plot"),
+        (["--decoding", "sjd:window=0"], "window is 0"),
+        (["--metrics", "deviation,is"], "unknown metric"),
+        (["--prompt", "tree", "--class-label", 1], "exclude each other"),
+        (["--prompts", "nonesuch.jsonl"], "nonesuch.jsonl"),
+        (["--out", "/dev/null/x"], "--out"),
     ],
 )
 def test_bench_refuses_what_it_cannot_measure(refused, models, options, word):
@@ -1016,5 +992,5 @@ def test_a_next_scale_model_is_traced_and_measured(run, refused, models):
     assert "--acceptance-map" in refused(
         "generate", "tree", "--model", models["scales"], "--acceptance-map", "map.png"
     )
-    code, out, _ = run("bench", "--model", models["scales"], "--runs", 1, "--images", 2)
+    code, out, _ = run("bench", "--model", models["scales"], "--per-prompt", 1)
     assert code == 0 and "| next-scale |" in out and "| code |" in out

@@ -8,9 +8,8 @@ from arimage import cli, options
 
 COMMANDS = {
     "generate": (["generate", "a red heart"], "arimage.cli"),
-    "bench": (["bench"], "arimage.cli"),
+    "bench": (["bench"], "arimage.eval.commands"),
     "eval generate": (["eval", "generate", "--prompts", "emoji"], "arimage.eval.commands"),
-    "eval compare": (["eval", "compare"], "arimage.eval.commands"),
     "serve": (["serve", "--port", "0"], "arimage.app.engine.models"),
     "app": (["app", "--port", "0"], "arimage.app.engine.models"),
 }
