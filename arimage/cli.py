@@ -18,14 +18,10 @@ from .options import (
     DEFAULT_MODEL,
     VIDEO_SUFFIXES,
     ClassLabels,
-    CompileSteps,
-    DecoderGuidanceScale,
     Device,
     Dtype,
-    Eager,
     GuidanceScale,
     Loras,
-    MinP,
     Model,
     NumInferenceSteps,
     OrderOption,
@@ -45,7 +41,6 @@ from .options import (
     prompt_lines,
     raised_by_arimage,
     sampling_options,
-    steps_of,
     supported,
 )
 from .published.commands import convert_app
@@ -74,6 +69,9 @@ app.command("app")(open_app)
 MAX_IMAGES = 10_000
 MOST_AT_A_TIME = 64
 OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
+# Of --trace: those of animations, and all.
+FILM_SUFFIXES = (".webp", ".gif")
+TRACE_SUFFIXES = tuple(dict.fromkeys(FILM_SUFFIXES + IMAGE_SUFFIXES))
 # What needs less memory, by the option.
 SMALLER = {
     "--batch-size": "a smaller --batch-size",
@@ -87,12 +85,12 @@ SMALLER = {
 
 @app.command()
 @panels(
-    image="file class_label count seed height width ratio negative_prompt prompt_suffix task",
-    sampling="guidance_scale temperature top_k top_p min_p guided_tokens num_inference_steps decoder_guidance_scale",
+    image="file class_label count seed height width negative_prompt",
+    sampling="guidance_scale temperature top_k top_p num_inference_steps",
     decoding="decoding order batch_size",
     editing="image mask_image",
-    video="video num_frames fps",
-    output="out grid trace acceptance_map",
+    video="video num_frames",
+    output="out trace",
 )
 def generate(
     prompts: Annotated[
@@ -132,25 +130,10 @@ def generate(
     num_frames: Annotated[
         int | None, typer.Option(help="Frames of a video, given ones included. Default: the model's.")
     ] = None,
-    fps: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Frames per second of a video. Default: the model's.")
-    ] = None,
     height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
-    ratio: Annotated[
-        str | None,
-        typer.Option(help="Width to height, as in 16:9, instead of --height and --width, for models that take it."),
-    ] = None,
     num_inference_steps: NumInferenceSteps = None,
-    decoder_guidance_scale: DecoderGuidanceScale = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What to avoid, for models that take it.")] = None,
-    prompt_suffix: Annotated[
-        str | None, typer.Option(help="Text appended to every prompt, for models that take it.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Task of the prompt template, such as depth, for models that take it.")
-    ] = None,
-    guided_tokens: Annotated[int | None, typer.Option(help="Guide only this many first tokens. Default: all.")] = None,
     order: OrderOption = None,
     batch_size: Annotated[
         int | None,
@@ -162,7 +145,6 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    min_p: MinP = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -170,23 +152,18 @@ def generate(
             ".mp4 (with arimage[video]), .webp or .gif."
         ),
     ] = Path("outputs"),
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Also write one sheet of all images to the folder --out.")
-    ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Animation (.webp or .gif) of how the first image was decoded, step by step.")
-    ] = None,
-    acceptance_map: Annotated[
-        Path | None, typer.Option(help="Image file that shows which step decided each token of the first image.")
+        list[Path] | None,
+        typer.Option(
+            help="How the first image was decoded: an animation of the steps (.webp or .gif), or an image of the step "
+            "that decided each token (.png or .jpg); repeat for both."
+        ),
     ] = None,
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
-    compile_steps: CompileSteps = False,
-    eager: Eager = False,
 ) -> None:
     """Generate images, or videos, and write them to --out."""
-    steps = steps_of(compile_steps, eager)
     texts = list(prompts or [])
     if file is not None:
         texts += prompt_lines("--file", file)
@@ -200,13 +177,8 @@ def generate(
         raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
     is_file = out.suffix.lower() in OUT_SUFFIXES
     check_output("--out", out, OUT_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
-    if is_file and grid:
-        raise ValueError(f"--out is {out}, which shows all images already: leave out --grid, or give a folder")
-    if trace is not None:
-        check_output("--trace", trace, (".webp", ".gif"))
-    if acceptance_map is not None:
-        check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
-    decoder = num_inference_steps, decoder_guidance_scale
+    for path in trace or []:
+        check_output("--trace", path, TRACE_SUFFIXES)
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
 
     from .media import files
@@ -217,12 +189,8 @@ def generate(
 
     opened_images = [opened("--image", path, files.to_rgba) for path in image or []]
     optional: dict = {
-        **sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder),
-        "ratio": ratio,
+        **sampling_options(guidance_scale, temperature, top_k, top_p, None, num_inference_steps),
         "negative_prompt": negative_prompt,
-        "prompt_suffix": prompt_suffix,
-        "task": task,
-        "guided_tokens": guided_tokens,
         "order": order,
         "num_frames": num_frames,
     }
@@ -238,7 +206,7 @@ def generate(
 
         # Refuses wrong values before the model is loaded.
         decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora, steps=steps)
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
     check_classes(pipe, model, labels)
     if image:
         # First, so that a model without either refuses the image.
@@ -255,11 +223,13 @@ def generate(
     from .decoding import decoding_to_text
     from .media.trace import Trace, animate, draw_acceptance_map
 
-    if acceptance_map is not None and pipe.abilities.in_maps:
+    films = [path for path in trace or [] if path.suffix.lower() in FILM_SUFFIXES]
+    maps = [path for path in trace or [] if path not in films]
+    if maps and pipe.abilities.in_maps:
         raise ValueError(
-            "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
+            f"--trace {maps[0]} has nothing to show where a step decides a whole scale: end it in .webp or .gif"
         )
-    recorder = Trace() if trace or acceptance_map else None
+    recorder = Trace() if trace else None
     output = pipe(
         **condition,
         **supported(pipe, model, optional),
@@ -274,15 +244,13 @@ def generate(
     )
     images, stats = output[0], output.stats
     # Only now, so that a refused call leaves no empty folder.
-    for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
+    for folder in (out.parent if is_file else out, *(path.parent for path in trace or [])):
         folder.mkdir(parents=True, exist_ok=True)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     names = names or [(video or (image or [out])[0]).stem]
-    rate = (fps or pipe.config.fps) if pipe.abilities.generates_video else None
+    rate = pipe.config.fps if pipe.abilities.generates_video else None
     written = (
-        [files.write_grid(images, count, out, rate)]
-        if is_file
-        else files.write_files(images, names, seed, out, rate, grid)
+        [files.write_grid(images, count, out, rate)] if is_file else files.write_files(images, names, seed, out, rate)
     )
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
@@ -299,15 +267,15 @@ def generate(
                 else pixels
             )
 
-        if trace is not None:
+        for path in films:
             finished = None if pipe.abilities.decodes_quickly else images[0]
-            animate(tokens, decided, layout, decode, title, trace, finished)
-            written.append(trace)
-        if acceptance_map is not None and layout is not None:
+            animate(tokens, decided, layout, decode, title, path, finished)
+        if layout is not None:
             film = pipe.abilities.generates_video
             background = files.grid_of(pipe.shown_frames(first, images[0]), 1) if film else images[0]
-            draw_acceptance_map(decided, layout, background, title, acceptance_map)
-            written.append(acceptance_map)
+            for path in maps:
+                draw_acceptance_map(decided, layout, background, title, path)
+        written += trace or []
     for path in written:
         typer.echo(path)
     typer.echo(f"{len(images)} {kind if len(images) > 1 else kind.removesuffix('s')}, {stats.summary}", err=True)

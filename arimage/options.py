@@ -168,13 +168,12 @@ NARROW = {"int8": "int8", "float8": "float8_e4m3fn"}
 
 
 def number(help: str, least: float = 1, most: float = 10**6):
-    """An option for a number from `least` to `most`, or for several of them."""
+    """An option for a number from `least` to `most`."""
 
     def check(option: typer.CallbackParam, value):
-        for one in value if isinstance(value, list | tuple) else [value]:
-            # "nan" is in no range.
-            if one is not None and not least <= one <= most:
-                raise ValueError(f"{option.opts[0]} is {one}: give a number from {least:,} to {most:,}")
+        # "nan" is in no range.
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{option.opts[0]} is {value}: give a number from {least:,} to {most:,}")
         return value
 
     return typer.Option(callback=check, help=help)

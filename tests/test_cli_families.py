@@ -167,7 +167,7 @@ def test_continuous_tokens_have_no_top_k(engine):
 
 @pytest.mark.parametrize("model", ["mar", "latent-llama"])
 def test_continuous_tokens_are_traced(run, model, tmp_path):
-    options = ("--trace", "trace.webp", "--acceptance-map", "map.png", "--out", "x.png")
+    options = ("--trace", "trace.webp", "--trace", "map.png", "--out", "x.png")
     printed = run("generate", model, "--class-label", 1, *options)
     assert "calls of the denoising head" in printed.err
     with Image.open(tmp_path / "trace.webp") as film, Image.open(tmp_path / "map.png"):

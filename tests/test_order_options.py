@@ -62,7 +62,7 @@ def image_of(order, **arguments):
 
 def test_generate_takes_an_order(run, model, tmp_path):
     assert run("generate", "tree", "--model", model, "--dtype", "float32", "--order", "raster", "--out", "one.png",
-               "--acceptance-map", "map.png", "--decoding", "ar")[0] == 0  # fmt: skip
+               "--trace", "map.png", "--decoding", "ar")[0] == 0  # fmt: skip
     assert np.array_equal(np.asarray(Image.open("one.png")), image_of("raster", decoding="ar"))
     assert Image.open("map.png").width > SIZE
 
