@@ -163,7 +163,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Generate images, or videos, and write them to --out."""
+    """Generate images, or videos, and write them to --out. In Python, pipelines take more settings."""
     texts = list(prompts or [])
     if file is not None:
         texts += prompt_lines("--file", file)
