@@ -1,7 +1,6 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
 import atexit
-import importlib.util
 import io
 import os
 import sys
@@ -12,44 +11,36 @@ import typer
 
 from .app.commands import open_app, serve
 from .environment import env
-from .eval.commands import eval_app, reproduce
+from .eval.commands import bench, eval_app, reproduce
 from .listings import decodings, models
 from .media.folders import IMAGE_SUFFIXES
 from .options import (
     DEFAULT_MODEL,
     VIDEO_SUFFIXES,
-    CompileSteps,
-    DecoderGuidanceScale,
+    ClassLabels,
     Device,
     Dtype,
-    Eager,
     GuidanceScale,
     Loras,
-    MinP,
     Model,
     NumInferenceSteps,
     OrderOption,
-    Orders,
     Seed,
     Temperature,
     TopK,
     TopP,
-    adapter_text,
     check_classes,
     check_decodings,
-    check_models,
     check_output,
     check_prompts,
     class_labels_of,
     images_of,
     load_pipeline,
-    number,
     out_of_memory,
     panels,
     prompt_lines,
     raised_by_arimage,
     sampling_options,
-    steps_of,
     supported,
 )
 from .published.commands import convert_app
@@ -69,6 +60,7 @@ app.add_typer(eval_app, name="eval", no_args_is_help=True)
 app.command()(env)
 app.command()(models)
 app.command()(decodings)
+app.command()(bench)
 app.command()(reproduce)
 app.command()(serve)
 app.command("app")(open_app)
@@ -77,6 +69,9 @@ app.command("app")(open_app)
 MAX_IMAGES = 10_000
 MOST_AT_A_TIME = 64
 OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
+# Of --trace: those of animations, and all.
+FILM_SUFFIXES = (".webp", ".gif")
+TRACE_SUFFIXES = tuple(dict.fromkeys(FILM_SUFFIXES + IMAGE_SUFFIXES))
 # What needs less memory, by the option.
 SMALLER = {
     "--batch-size": "a smaller --batch-size",
@@ -86,22 +81,16 @@ SMALLER = {
     "--dtype": "--dtype bfloat16",
     "--device": "another --device",
 }
-PLOT_SUFFIXES = (*IMAGE_SUFFIXES, ".svg", ".pdf")
-
-ClassLabels = Annotated[
-    list[str] | None,
-    typer.Option("--class-label", help="Id or name of a class, for class-conditional models; repeat for more."),
-]
 
 
 @app.command()
 @panels(
-    image="file class_label count seed height width ratio negative_prompt prompt_suffix task",
-    sampling="guidance_scale temperature top_k top_p min_p guided_tokens num_inference_steps decoder_guidance_scale",
+    image="file class_label count seed height width negative_prompt",
+    sampling="guidance_scale temperature top_k top_p num_inference_steps",
     decoding="decoding order batch_size",
     editing="image mask_image",
-    video="video num_frames fps",
-    output="out grid trace acceptance_map",
+    video="video num_frames",
+    output="out trace",
 )
 def generate(
     prompts: Annotated[
@@ -141,25 +130,10 @@ def generate(
     num_frames: Annotated[
         int | None, typer.Option(help="Frames of a video, given ones included. Default: the model's.")
     ] = None,
-    fps: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Frames per second of a video. Default: the model's.")
-    ] = None,
     height: Annotated[int | None, typer.Option(help="Height in pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels. Default: the model's.")] = None,
-    ratio: Annotated[
-        str | None,
-        typer.Option(help="Width to height, as in 16:9, instead of --height and --width, for models that take it."),
-    ] = None,
     num_inference_steps: NumInferenceSteps = None,
-    decoder_guidance_scale: DecoderGuidanceScale = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What to avoid, for models that take it.")] = None,
-    prompt_suffix: Annotated[
-        str | None, typer.Option(help="Text appended to every prompt, for models that take it.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Task of the prompt template, such as depth, for models that take it.")
-    ] = None,
-    guided_tokens: Annotated[int | None, typer.Option(help="Guide only this many first tokens. Default: all.")] = None,
     order: OrderOption = None,
     batch_size: Annotated[
         int | None,
@@ -171,7 +145,6 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
-    min_p: MinP = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -179,23 +152,18 @@ def generate(
             ".mp4 (with arimage[video]), .webp or .gif."
         ),
     ] = Path("outputs"),
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Also write one sheet of all images to the folder --out.")
-    ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Animation (.webp or .gif) of how the first image was decoded, step by step.")
-    ] = None,
-    acceptance_map: Annotated[
-        Path | None, typer.Option(help="Image file that shows which step decided each token of the first image.")
+        list[Path] | None,
+        typer.Option(
+            help="How the first image was decoded: an animation of the steps (.webp or .gif), or an image of the step "
+            "that decided each token (.png or .jpg); repeat for both."
+        ),
     ] = None,
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
-    compile_steps: CompileSteps = False,
-    eager: Eager = False,
 ) -> None:
-    """Generate images, or videos, and write them to --out."""
-    steps = steps_of(compile_steps, eager)
+    """Generate images, or videos, and write them to --out. In Python, pipelines take more settings."""
     texts = list(prompts or [])
     if file is not None:
         texts += prompt_lines("--file", file)
@@ -209,13 +177,8 @@ def generate(
         raise ValueError(f"--count makes {total} images: give 1 to {MAX_IMAGES} images per call")
     is_file = out.suffix.lower() in OUT_SUFFIXES
     check_output("--out", out, OUT_SUFFIXES if is_file or (out.suffix and not out.is_dir()) else None)
-    if is_file and grid:
-        raise ValueError(f"--out is {out}, which shows all images already: leave out --grid, or give a folder")
-    if trace is not None:
-        check_output("--trace", trace, (".webp", ".gif"))
-    if acceptance_map is not None:
-        check_output("--acceptance-map", acceptance_map, IMAGE_SUFFIXES)
-    decoder = num_inference_steps, decoder_guidance_scale
+    for path in trace or []:
+        check_output("--trace", path, TRACE_SUFFIXES)
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
 
     from .media import files
@@ -226,12 +189,8 @@ def generate(
 
     opened_images = [opened("--image", path, files.to_rgba) for path in image or []]
     optional: dict = {
-        **sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder),
-        "ratio": ratio,
+        **sampling_options(guidance_scale, temperature, top_k, top_p, None, num_inference_steps),
         "negative_prompt": negative_prompt,
-        "prompt_suffix": prompt_suffix,
-        "task": task,
-        "guided_tokens": guided_tokens,
         "order": order,
         "num_frames": num_frames,
     }
@@ -247,7 +206,7 @@ def generate(
 
         # Refuses wrong values before the model is loaded.
         decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora, steps=steps)
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
     check_classes(pipe, model, labels)
     if image:
         # First, so that a model without either refuses the image.
@@ -264,11 +223,13 @@ def generate(
     from .decoding import decoding_to_text
     from .media.trace import Trace, animate, draw_acceptance_map
 
-    if acceptance_map is not None and pipe.abilities.in_maps:
+    films = [path for path in trace or [] if path.suffix.lower() in FILM_SUFFIXES]
+    maps = [path for path in trace or [] if path not in films]
+    if maps and pipe.abilities.in_maps:
         raise ValueError(
-            "--acceptance-map has nothing to show where a step decides a whole scale: leave it out, or use --trace"
+            f"--trace {maps[0]} has nothing to show where a step decides a whole scale: end it in .webp or .gif"
         )
-    recorder = Trace() if trace or acceptance_map else None
+    recorder = Trace() if trace else None
     output = pipe(
         **condition,
         **supported(pipe, model, optional),
@@ -283,15 +244,13 @@ def generate(
     )
     images, stats = output[0], output.stats
     # Only now, so that a refused call leaves no empty folder.
-    for folder in (out.parent if is_file else out, *(path.parent for path in (trace, acceptance_map) if path)):
+    for folder in (out.parent if is_file else out, *(path.parent for path in trace or [])):
         folder.mkdir(parents=True, exist_ok=True)
     names = texts or [label if isinstance(label, str) else f"class {label}" for label in labels]
     names = names or [(video or (image or [out])[0]).stem]
-    rate = (fps or pipe.config.fps) if pipe.abilities.generates_video else None
+    rate = pipe.config.fps if pipe.abilities.generates_video else None
     written = (
-        [files.write_grid(images, count, out, rate)]
-        if is_file
-        else files.write_files(images, names, seed, out, rate, grid)
+        [files.write_grid(images, count, out, rate)] if is_file else files.write_files(images, names, seed, out, rate)
     )
     if recorder is not None:
         tokens, decided = recorder.of_image(0)
@@ -308,148 +267,18 @@ def generate(
                 else pixels
             )
 
-        if trace is not None:
+        for path in films:
             finished = None if pipe.abilities.decodes_quickly else images[0]
-            animate(tokens, decided, layout, decode, title, trace, finished)
-            written.append(trace)
-        if acceptance_map is not None and layout is not None:
+            animate(tokens, decided, layout, decode, title, path, finished)
+        if layout is not None:
             film = pipe.abilities.generates_video
             background = files.grid_of(pipe.shown_frames(first, images[0]), 1) if film else images[0]
-            draw_acceptance_map(decided, layout, background, title, acceptance_map)
-            written.append(acceptance_map)
+            for path in maps:
+                draw_acceptance_map(decided, layout, background, title, path)
+        written += trace or []
     for path in written:
         typer.echo(path)
     typer.echo(f"{len(images)} {kind if len(images) > 1 else kind.removesuffix('s')}, {stats.summary}", err=True)
-
-
-@app.command()
-@panels(
-    image="prompt class_label seed",
-    sampling="guidance_scale temperature top_k top_p min_p",
-    decoding="decoding window order",
-    measurement="batch_size runs images",
-    output="out plot",
-)
-def bench(
-    decoding: Annotated[
-        list[str] | None,
-        typer.Option(
-            callback=check_decodings,
-            help="Decoding to measure, with settings if needed: sjd-coupled:window=16,init=left; repeat for more. "
-            "`arimage decodings` lists them. Default: all that the model supports.",
-        ),
-    ] = None,
-    window: Annotated[list[int] | None, number("Window, for every decoding that has one; repeat for more.")] = None,
-    batch_size: Annotated[
-        list[int] | None, number("Images per call; repeat for more. Default: 1.", most=MAX_IMAGES)
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            callback=check_models, help=f"As in `arimage generate`; repeat for more. Default: {DEFAULT_MODEL}."
-        ),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(callback=check_prompts, help="Prompt; repeat for more. A batch cycles through them."),
-    ] = None,
-    class_label: ClassLabels = None,
-    order: Orders = None,
-    guidance_scale: GuidanceScale = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    runs: Annotated[int, number("Timed calls per decoding; the decodings take turns.", most=MAX_IMAGES)] = 5,
-    images: Annotated[
-        int,
-        number("Images to estimate how far a decoding is from the model's distribution; 0 skips this.", least=0),
-    ] = 16,
-    seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the results; see `bench-compare`.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Image file for a bar chart of the results; needs matplotlib.")
-    ] = None,
-    lora: Loras = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    compile_steps: CompileSteps = False,
-    eager: Eager = False,
-) -> None:
-    """Compare forward passes, seconds, memory and exactness of decodings."""
-    steps = steps_of(compile_steps, eager)
-    for option, path, suffixes in (("--out", out, ()), ("--plot", plot, PLOT_SUFFIXES)):
-        if path is not None:
-            check_output(option, path, suffixes)
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install 'arimage[eval]'")
-
-    from .eval.bench.judge import cannot_judge, judge
-    from .eval.bench.measure import choose_decodings, machine, measure
-    from .eval.bench.tables import plot as write_plot
-    from .eval.bench.tables import to_markdown, write_json
-    from .eval.runs.generate import weights_digest
-    from .pipelines.quantized import dtype_name
-
-    condition = (
-        {"class_labels": class_labels_of(class_label)} if class_label else {"prompt": prompt or ["a red heart"]}
-    )
-    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
-    rows = []
-    for name in model or [DEFAULT_MODEL]:
-        pipe = load_pipeline(name, device, dtype, lora=lora, steps=steps)
-        check_classes(pipe, name, class_label)
-        sampling = supported(pipe, name, options)
-        chosen, orders = {}, {}
-        for one in order or [None]:
-            ordered = supported(pipe, name, {"order": one})
-            found, left_out = choose_decodings(pipe, condition, decoding or [], window or [], sampling | ordered)
-            if left_out:
-                reasons = "; ".join(f"{text} ({why})" for text, why in left_out.items())
-                typer.echo(f"{name}: left out {reasons}", err=True)
-            named = {f"{text}, {one}" if one else text: method for text, method in found.items()}
-            chosen, orders = chosen | named, orders | dict.fromkeys(named, ordered)
-        measured = []
-        for size in batch_size or [1]:
-            measured += measure(
-                pipe, condition, chosen, batch_size=size, runs=runs, seed=seed, sampling=sampling, orders=orders
-            )
-        judged = {}
-        reason = cannot_judge(pipe) if images else None
-        if reason is not None:
-            typer.echo(f"{name}: not compared with the model's distribution, since {reason}", err=True)
-        elif images:
-            for text, one in chosen.items():
-                judged[text] = judge(pipe, condition, one, images=images, seed=seed, sampling=sampling | orders[text])
-        loaded = {
-            "lora": [adapter_text(text) for text in lora or []],
-            "weights": weights_digest(pipe),
-            "dtype": dtype_name(pipe),
-        }
-        rows += [{"model": name, **loaded, **row, **judged.get(row["decoding"], {})} for row in measured]
-    results = {
-        "machine": machine(pipe._execution_device),
-        "settings": {"condition": condition, "runs": runs, "images": images, "seed": seed},
-        "rows": rows,
-    }
-    typer.echo(to_markdown(results))
-    for path in filter(None, (out, plot)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if out is not None:
-        write_json(results, out)
-    if plot is not None:
-        write_plot(results, plot)
-
-
-@app.command("bench-compare")
-def bench_compare(
-    old: Annotated[Path, typer.Argument(help="JSON file of `arimage bench --out`.")],
-    new: Annotated[Path, typer.Argument(help="Another one, for the same models on the same machine.")],
-) -> None:
-    """Compare two results of `arimage bench` side by side."""
-    from .eval.bench.tables import compare, read_json
-
-    typer.echo(compare(read_json(old), read_json(new)))
 
 
 def main(command: typer.Typer = app) -> None:

@@ -122,6 +122,10 @@ Loras = Annotated[
         "repeat for more. Needs arimage[lora].",
     ),
 ]
+ClassLabels = Annotated[
+    list[str] | None,
+    typer.Option("--class-label", help="Id or name of a class, for class-conditional models; repeat for more."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"],
@@ -164,13 +168,12 @@ NARROW = {"int8": "int8", "float8": "float8_e4m3fn"}
 
 
 def number(help: str, least: float = 1, most: float = 10**6):
-    """An option for a number from `least` to `most`, or for several of them."""
+    """An option for a number from `least` to `most`."""
 
     def check(option: typer.CallbackParam, value):
-        for one in value if isinstance(value, list | tuple) else [value]:
-            # "nan" is in no range.
-            if one is not None and not least <= one <= most:
-                raise ValueError(f"{option.opts[0]} is {one}: give a number from {least:,} to {most:,}")
+        # "nan" is in no range.
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{option.opts[0]} is {value}: give a number from {least:,} to {most:,}")
         return value
 
     return typer.Option(callback=check, help=help)

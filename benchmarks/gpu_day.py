@@ -46,6 +46,7 @@ import kernel_times
 import step_cost
 import torch
 import transformers
+from measured_calls import measure
 from side_by_side import in_turn
 from step_models import MODELS, TINY, tiny_llamagen, tiny_var
 
@@ -54,7 +55,7 @@ from arimage.auto import packaged_models
 from arimage.decoding import decoding_from_text
 from arimage.decoding.run.batch import Batch, Images
 from arimage.decoding.run.capture import CompiledSteps
-from arimage.eval.bench.measure import machine, measure, take
+from arimage.eval.bench.measure import machine, take
 from arimage.eval.bench.memory import peak_memory, reset_peak_memory
 from arimage.pipelines.base import ARPipeline
 from arimage.pipelines.shapes import Bound, Published

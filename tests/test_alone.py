@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -165,9 +166,9 @@ RUNS = [
     pytest.param("reproduce emoji-arpg --protocol ar --dry-run", marks=SLOW),
     "generate pizza --out x.png",
     pytest.param("generate pizza --model emoji-video-blocks --out x.webp", marks=SLOW),
-    pytest.param("bench --decoding sjd-coupled --runs 1 --images 2 --out bench.json", marks=SLOW),
+    pytest.param("bench --decoding sjd-coupled --per-prompt 1 --out bench", marks=SLOW),
     pytest.param("eval generate --prompts two.jsonl --out run", marks=SLOW),
-    pytest.param("eval compare --prompts two.jsonl --metrics retrieval --decoding sjd-coupled --out both", marks=SLOW),
+    pytest.param("bench --prompts two.jsonl --metrics retrieval --decoding sjd-coupled --out both", marks=SLOW),
 ]
 
 
@@ -187,13 +188,13 @@ def test_threads_of_a_command_sleep_while_they_wait(monkeypatch):
 def test_commands_that_read_results_run_in_processes_of_their_own(tmp_path):
     (tmp_path / "two.jsonl").write_text(PROMPTS)
     for command in (
-        "bench --decoding ar --runs 1 --images 0 --out bench.json",
-        "bench-compare bench.json bench.json",
+        'bench --decoding ar --per-prompt 1 --metrics "" --out bench',
+        "bench --decoding ar --per-prompt 1 --against bench/report.json",
         "eval generate --prompts two.jsonl --out run",
         "eval score run --metrics retrieval",
         "eval report run --baseline run --out report",
         "eval export run --format result-jsonl --out exported",
     ):
-        done = python("-m", "arimage", *command.split(), cwd=tmp_path)
+        done = python("-m", "arimage", *shlex.split(command), cwd=tmp_path)
         assert done.returncode == 0, (command, done.stderr)
-    assert json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert json.loads((tmp_path / "bench" / "report.json").read_text())["rows"]

@@ -1,5 +1,6 @@
 """The benchmarks that compare and scale, at tiny sizes where they need no other code."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def run(monkeypatch, capsys):
     yield main
     for logging, level in levels:
         logging.set_verbosity(level)
+
+
+def test_every_script_has_its_line():
+    folder = Path(scaling.__file__).parent
+    named = re.findall(r"`(\w+\.py)`", (folder / "README.md").read_text(encoding="utf-8"))
+    assert set(named) == {path.name for path in folder.glob("*.py")}
 
 
 def test_perfect_first_drafts_save_forward_passes():

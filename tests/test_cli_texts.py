@@ -113,7 +113,7 @@ def test_a_standard_input_without_prompts_is_refused(refused, standard_input):
 @pytest.mark.parametrize("prompt", ["\ud83d", "heart \udcff"])
 @pytest.mark.parametrize(
     "arguments",
-    [["generate"], ["generate", "tree", "--negative-prompt"], ["generate", "tree", "--prompt-suffix"]],
+    [["generate"], ["generate", "tree", "--negative-prompt"]],
 )
 def test_a_prompt_that_is_not_utf8_is_refused(refused, models, prompt, arguments):
     assert "half a surrogate pair, or a byte that is not UTF-8" in refused(
@@ -131,10 +131,10 @@ def test_bytes_that_are_not_utf8_are_refused():
 
 
 @pytest.mark.parametrize("model", ["text", "emu3", "video"])
-@pytest.mark.parametrize("command", [["generate"], ["bench", "--runs", 1]])
+@pytest.mark.parametrize("command", [["generate"], ["bench"]])
 def test_a_class_of_a_model_without_classes_is_refused(refused, models, model, command):
     line = refused(*command, "--class-label", 1, "--model", models / model)
-    assert line.startswith(f"arimage: {models / model} generates")
+    assert line.startswith((f"arimage: {models / model} generates", f"arimage: {models / model} continues images"))
 
 
 @pytest.mark.parametrize("model, condition", [("emu3", ["tree"]), ("video", ["--image", "x.png"])])

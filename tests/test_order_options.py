@@ -62,7 +62,7 @@ def image_of(order, **arguments):
 
 def test_generate_takes_an_order(run, model, tmp_path):
     assert run("generate", "tree", "--model", model, "--dtype", "float32", "--order", "raster", "--out", "one.png",
-               "--acceptance-map", "map.png", "--decoding", "ar")[0] == 0  # fmt: skip
+               "--trace", "map.png", "--decoding", "ar")[0] == 0  # fmt: skip
     assert np.array_equal(np.asarray(Image.open("one.png")), image_of("raster", decoding="ar"))
     assert Image.open("map.png").width > SIZE
 
@@ -79,7 +79,7 @@ def test_generate_edits_in_an_order(run, model):
     assert np.array_equal(np.asarray(Image.open("one.png")), image_of("random", image=image, mask_image=mask))
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "eval generate", "eval compare"])
+@pytest.mark.parametrize("command", ["generate", "bench", "eval generate"])
 def test_a_model_in_raster_order_takes_none(run, raster, command):
     prompts = {"generate": ["tree"], "bench": ["--prompt", "tree"]}.get(
         command, ["--prompts", "emoji", "--out", "run"]
@@ -88,32 +88,21 @@ def test_a_model_in_raster_order_takes_none(run, raster, command):
     assert code == 2 and "takes no order: leave out --order" in said and said.count("\n") == 1
 
 
-def test_bench_measures_every_order(run, model):
-    options = ("--decoding", "ar", "--decoding", "sjd-coupled", "--order", "raster", "--order", "farthest")
-    code, out, said = run(
-        "bench", "--model", model, "--prompt", "tree", *options, "--runs", 1, "--images", 2, "--out", "bench.json"
-    )
-    assert code == 0, said
-    names = [row["decoding"] for row in json.loads(open("bench.json").read())["rows"]]
-    assert names == ["ar, raster", "sjd-coupled, raster", "ar, farthest", "sjd-coupled, farthest"]
-    assert all(name in out for name in names)
-    assert run("bench-compare", "bench.json", "bench.json")[0] == 0
-
-
-def test_runs_are_compared_by_order(run, model, tmp_path):
+def test_bench_measures_every_order(run, model, tmp_path):
     (tmp_path / "prompts.txt").write_text("tree\na red heart\n")
     asked = ("--model", model, "--prompts", "prompts.txt", "--dtype", "float32")
-    code, out, said = run(
-        "eval", "compare", *asked, "--decoding", "ar", "--order", "raster", "--order", "farthest", "--out", "both"
-    )
+    options = ("--decoding", "ar", "--decoding", "sjd-coupled", "--order", "raster", "--order", "farthest")
+    code, out, said = run("bench", *asked, *options, "--batch-size", 16, "--metrics", "deviation", "--out", "both")
     assert code == 0, said
-    assert "ar-raster" in out and "ar-farthest" in out
+    names = [row["name"] for row in json.loads((tmp_path / "both" / "report.json").read_text())["rows"]]
+    assert names == ["ar-raster", "sjd-coupled-raster", "ar-farthest", "sjd-coupled-farthest"]
+    assert all(f"| {name} | exact (0." in out for name in names)
     assert {read_config(tmp_path / "both" / f"ar-{order}")["order"] for order in ("raster", "farthest")} == {
         "raster",
         "farthest",
     }
     # A run without --order is of the model's own.
-    assert run("eval", "generate", *asked, "--decoding", "ar", "--out", "own")[0] == 0
+    assert run("eval", "generate", *asked, "--batch-size", 2, "--decoding", "ar", "--out", "own")[0] == 0
     assert read_config(tmp_path / "own")["order"] == "farthest"
     for name in ("000000", "000001"):
         pictures = [

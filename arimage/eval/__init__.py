@@ -48,10 +48,10 @@ def score_images(
     """
     from ..options import choose_device
     from .job import Job
-    from .options import INCEPTION_VARIABLE
+    from .options import NETWORKS
     from .score import score
 
-    weights = inception_weights or os.environ.get(INCEPTION_VARIABLE)
+    weights = inception_weights or os.environ.get(NETWORKS["inception_weights"])
     job = Job(
         Path(images),
         reference=None if reference is None else Path(reference),

@@ -1,6 +1,8 @@
 """The console commands `arimage eval ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
 
+import contextlib
 import importlib.util
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +11,7 @@ import typer
 
 from ..options import (
     DEFAULT_MODEL,
+    ClassLabels,
     CompileSteps,
     DecoderGuidanceScale,
     Device,
@@ -25,8 +28,12 @@ from ..options import (
     Temperature,
     TopK,
     TopP,
+    check_classes,
     check_decodings,
+    check_output,
+    check_prompts,
     choose_device,
+    class_labels_of,
     load_pipeline,
     number,
     panels,
@@ -54,13 +61,12 @@ from .options import (
     SkipDamaged,
     check_extra,
     check_out,
+    networks,
 )
 
 
-# The prompts of `compare` without --prompts, those of the default model.
-DEFAULT_PROMPTS = "emoji"
 eval_app = typer.Typer(
-    help="Generate many images, score them, and compare the quality and speed of decodings.",
+    help="Generate many images, score them, and report on their quality and speed.",
     rich_markup_mode="markdown",
 )
 
@@ -297,7 +303,7 @@ def export(
     typer.echo(out)
 
 
-# Not of `eval`: `arimage reproduce`.
+# `arimage reproduce`.
 @panels(
     figure="protocol decoding allow_lossy images size seed",
     files="out model prompts ref inception_weights",
@@ -390,107 +396,132 @@ def report(
     typer.echo(write_report(make_report(runs, baseline), out))
 
 
-@eval_app.command()
+# `arimage bench`.
 @panels(
-    images="prompts per_prompt classes per_class seed height width negative_prompt",
+    images="prompt prompts class_label per_prompt seed height width",
     sampling="guidance_scale temperature top_k top_p min_p",
     decoding="decoding order",
-    metrics="metrics ref resize inception_weights clip dinov2 i3d_weights",
-    run="out batch_size",
+    measurement="batch_size metrics ref",
+    output="out against",
 )
-def compare(
-    out: Annotated[
-        Path, typer.Option(help="Output folder for the runs and the report. Interrupted runs in it are resumed.")
-    ],
-    model: Model = DEFAULT_MODEL,
+def bench(
     decoding: Annotated[
         list[str] | None,
         typer.Option(
             callback=check_decodings,
-            help="As in `arimage generate`; repeatable, the first is the baseline. Default: every decoding that runs "
-            "on the model.",
+            help="Decoding to measure, with settings if needed: sjd-coupled:window=16,init=left; repeat for more, the "
+            "first is the baseline. `arimage decodings` lists them. Default: every one that runs on the model.",
         ),
     ] = None,
+    order: Orders = None,
+    model: Model = DEFAULT_MODEL,
+    lora: Loras = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(callback=check_prompts, help="Prompt; repeat for more. Default: a red heart."),
+    ] = None,
     prompts: Prompts = None,
-    per_prompt: PerPrompt = 1,
-    classes: Classes = None,
-    per_class: PerClass = 1,
+    class_label: ClassLabels = None,
+    per_prompt: Annotated[
+        int | None,
+        number("Images per prompt or class. Default: 1 with --prompts, else as many as five calls generate."),
+    ] = None,
     seed: Seed = 0,
-    batch_size: BatchSize = 16,
+    height: Pixels = None,
+    width: Pixels = None,
     guidance_scale: GuidanceScale = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
-    negative_prompt: NegativePrompt = None,
-    order: Orders = None,
-    height: Pixels = None,
-    width: Pixels = None,
-    dtype: Dtype = "auto",
+    batch_size: BatchSize = 1,
     metrics: Annotated[
         str | None,
-        typer.Option(help="As in `arimage eval score`. Default: those of installed prompts, else none."),
+        typer.Option(
+            help="Comma-separated: deviation (from the model's distribution) and those of `arimage eval score`, whose "
+            "networks are those of ARIMAGE_INCEPTION_WEIGHTS, ARIMAGE_I3D_WEIGHTS, ARIMAGE_CLIP and ARIMAGE_DINOV2. "
+            "Default: those of installed --prompts, none with other --prompts, else deviation."
+        ),
     ] = None,
     ref: Ref = None,
-    inception_weights: InceptionWeights = None,
-    clip: Clip = None,
-    dinov2: Dinov2 = None,
-    resize: ResizeOption = "clean",
-    i3d_weights: I3DWeights = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Output folder for the images and the report; needs arimage[eval]. What an interrupted command "
+            "generated in it is kept."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="report.json of an earlier `arimage bench --out` to compare with, on the same machine."),
+    ] = None,
     device: Device = None,
+    dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
     eager: Eager = False,
 ) -> None:
-    """Generate images of the same prompts and seeds with several decodings in turn, score them, and compare quality
-    and cost. Repeat an interrupted command to resume it."""
-    check_extra("matplotlib", "scipy")
+    """Compare decodings: forward passes, seconds, memory, exactness and, if asked, the quality of images. They
+    generate images of the same prompts and seeds in turn."""
     steps = steps_of(compile_steps, eager)
-    if prompts is None and classes is None:
-        prompts = DEFAULT_PROMPTS
+    if sum(map(bool, (prompt, prompts, class_label))) > 1:
+        raise ValueError("--prompt, --prompts and --class-label exclude each other: give one of them")
+    if out is not None:
+        check_output("--out", out, None)
+        check_extra("matplotlib")
 
-    from . import compare as comparison
+    from .against import compare, read_report
+    from .bench.judge import cannot_judge
     from .job import Job
+    from .report import to_markdown, write_report
     from .runs.manifest import make_manifest
     from .runs.prompts import prompt_metrics
     from .score import check_metrics
+    from .turns import bench as measure
+    from .turns import prepare_runs, typed_rows
 
+    old = None if against is None else read_report(against)
     if metrics is None:
-        names = prompt_metrics(prompts or "")
+        names = prompt_metrics(prompts) if prompts else ["deviation"]
     else:
         names = [name.strip() for name in metrics.split(",") if name.strip()]
-    job = partial(
-        Job,
-        reference=ref,
-        inception_weights=inception_weights,
-        clip=clip,
-        dinov2=dinov2,
-        resize=resize,
-        device=choose_device(device),
-        batch_size=batch_size,
-        i3d_weights=i3d_weights,
-    )
-    check_metrics(job(out), names)
-    rows, source = make_manifest(prompts, per_prompt, classes, per_class, seed)
+    scores = [name for name in names if name != "deviation"]
+    if scores:
+        check_extra("scipy")
+    job = partial(Job, reference=ref, device=choose_device(device), batch_size=batch_size, **networks())
+    check_metrics(job(Path()), scores)
+    given = None if prompts is None else make_manifest(prompts, per_prompt or 1, None, 1, seed)
 
-    pipe = load_pipeline(model, device, dtype, videos=True, steps=steps)
+    pipe = load_pipeline(model, device, dtype, videos=True, lora=lora, steps=steps)
+    check_classes(pipe, model, class_label)
+    reason = cannot_judge(pipe) if "deviation" in names else None
+    if reason is not None:
+        typer.echo(f"{model}: not compared with the model's distribution, since {reason}", err=True)
+    texts = [] if class_label else prompt or ["a red heart"]
+    rows, source = given or typed_rows(pipe, texts, class_labels_of(class_label), per_prompt, batch_size, seed)
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
-    runs, left_out = comparison.prepare_runs(
-        pipe,
-        rows,
-        decoding or [],
-        out,
-        order or (),
-        model=model,
-        source=source,
-        seed=seed,
-        batch_size=batch_size,
-        sampling=supported(pipe, model, options),
-        height=height,
-        width=width,
-        negative_prompt=negative_prompt,
-        steps=steps,
-    )
-    if left_out:
-        typer.echo(f"left out {'; '.join(f'{name} ({why})' for name, why in left_out.items())}", err=True)
-
-    typer.echo(comparison.compare(runs, pipe, names, job, out))
+    with contextlib.ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        runs, left_out = prepare_runs(
+            pipe,
+            rows,
+            decoding or [],
+            folder,
+            order or (),
+            old,
+            model=model,
+            source=source,
+            seed=seed,
+            batch_size=min(batch_size, len(rows)),
+            sampling=supported(pipe, model, options),
+            height=height,
+            width=width,
+            lora=lora,
+            steps=steps,
+        )
+        if left_out:
+            reasons = "; ".join(f"{name} ({why})" for name, why in left_out.items())
+            typer.echo(f"{model}: left out {reasons}", err=True)
+        report = measure(runs, pipe, scores, job, "deviation" in names and reason is None)
+    typer.echo(to_markdown(report) if out is None else write_report(report, out))
+    if old is not None:
+        typer.echo(compare(old, report))

@@ -1,6 +1,7 @@
 """Options and checks that the commands `arimage eval ...` share. No heavy imports."""
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,13 @@ import typer
 from ..options import number
 
 
-INCEPTION_VARIABLE = "ARIMAGE_INCEPTION_WEIGHTS"
+# The environment variables of networks, by the fields of `Job`.
+NETWORKS = {
+    "inception_weights": "ARIMAGE_INCEPTION_WEIGHTS",
+    "i3d_weights": "ARIMAGE_I3D_WEIGHTS",
+    "clip": "ARIMAGE_CLIP",
+    "dinov2": "ARIMAGE_DINOV2",
+}
 
 Prompts = Annotated[
     str | None,
@@ -36,20 +43,26 @@ NegativePrompt = Annotated[
 ]
 InceptionWeights = Annotated[
     Path | None,
-    typer.Option(envvar=INCEPTION_VARIABLE, help="Weights of the Inception network for fid, kid, prdc, isc and sfid."),
+    typer.Option(
+        envvar=NETWORKS["inception_weights"], help="Weights of the Inception network for fid, kid, prdc, isc and sfid."
+    ),
 ]
 I3DWeights = Annotated[
     Path | None,
-    typer.Option(envvar="ARIMAGE_I3D_WEIGHTS", help="Weights of the I3D network for fvd: rgb_imagenet.pt."),
+    typer.Option(envvar=NETWORKS["i3d_weights"], help="Weights of the I3D network for fvd: rgb_imagenet.pt."),
 ]
 Clip = Annotated[
-    Path | None, typer.Option(help="A folder with a CLIP model, for cmmd and metrics that begin with clip.")
+    Path | None,
+    typer.Option(
+        envvar=NETWORKS["clip"], help="A folder with a CLIP model, for cmmd and metrics that begin with clip."
+    ),
 ]
 Dinov2 = Annotated[
     str | None,
     typer.Option(
+        envvar=NETWORKS["dinov2"],
         help="For fd-dinov2: a folder with a DINOv2 model of transformers, or the id of one on the Hugging Face Hub, "
-        "such as facebook/dinov2-large, to download it."
+        "such as facebook/dinov2-large, to download it.",
     ),
 ]
 ScoredSize = Annotated[
@@ -78,6 +91,12 @@ ResizeOption = Annotated[
         "own weights."
     ),
 ]
+
+
+def networks() -> dict[str, Path | str | None]:
+    """What the environment variables of `NETWORKS` name."""
+    found = {field: os.environ.get(variable) for field, variable in NETWORKS.items()}
+    return {field: Path(text) if text and field != "dinov2" else text for field, text in found.items()}
 
 
 def check_extra(*packages: str) -> None:

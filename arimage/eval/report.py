@@ -1,17 +1,17 @@
-"""`arimage eval report`: quality and cost of several runs in one table, with their uncertainty."""
+"""Quality and cost of several runs in one table, with their uncertainty: `arimage bench` and `arimage eval report`."""
 
 import dataclasses
 import math
+import statistics
 from pathlib import Path
 
 import numpy as np
 
 from ..decoding import decoding_from_dict, decoding_to_text
 from ..media.texts import parse_json
-from .bench.tables import EXACT, INEXACT, add_legend, markdown_table
 from .metrics.standard_errors import Z, paired_difference
 from .runs.files import check_fields, sampling_text, write_json, write_whole
-from .runs.run_folder import NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
+from .runs.run_folder import DEVIATION, NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
 from .score import check_comparable, estimate_text, figure_text, images_text, read_metrics
 
 
@@ -21,6 +21,8 @@ SHARED = (
     "negative_prompt",
 )  # fmt: skip
 SHARED_MACHINE = ("device", "threads", "torch", "python", "arimage")
+# The colours of `plot`.
+EXACT, INEXACT = "#2f6f8f", "#d98032"
 LOWER_IS_BETTER = ("kid", "emoji-kid", "sfid", "cmmd", "video-change", "video-collapse")
 
 
@@ -29,8 +31,9 @@ def make_report(runs: list[Path], baseline: str) -> dict:
 
     Returns:
         `settings`, `machine` and `baseline` of all runs, and one row per run: name, decoding, settings, order, exact,
-        `cost`, `metrics` as in `metrics.json`, and `paired`: for each metric with a value per image, the mean
-        difference from the baseline over the same prompts and seeds, with its 95 % interval.
+        `steps` (how they ran), `cost`, `deviation` (None if it was not measured), `metrics` as in `metrics.json`, and
+        `paired`: for each metric with a value per image, the mean difference from the baseline over the same prompts
+        and seeds, with its 95 % interval.
 
     Raises:
         ValueError: if two runs have the same name, none is the baseline, or one is unfinished or damaged; if they
@@ -74,13 +77,16 @@ def make_report(runs: list[Path], baseline: str) -> dict:
                 "settings": config["decoding"],
                 "order": config.get("order"),
                 "exact": all(row["exact"] for row in results[name]),
+                "steps": " and ".join(sorted({row.get("steps", "eager") for row in results[name]})),
                 "cost": cost,
+                **_deviation(run),
                 "metrics": metrics[name],
                 "paired": paired,
             }
         )
-    shared = {key: configs[baseline].get(key) for key in SHARED}
-    return {"baseline": baseline, "settings": shared, "machine": configs[baseline]["machine"], "rows": rows}
+    config = configs[baseline]
+    settings = {key: config.get(key) for key in (*SHARED, "manifest")} | {"call_size": call_size(config)}
+    return {"baseline": baseline, "settings": settings, "machine": config["machine"], "rows": rows}
 
 
 def _check_equal(baseline: str, name: str, pairs: list[tuple]) -> None:
@@ -98,21 +104,35 @@ def _timed_calls(results: list[dict], images: int) -> dict[int, float]:
 
 
 def _cost(results: list[dict], calls: dict[int, float]) -> dict:
-    """Forward passes and tokens per pass of an image, seconds per call, images per second of one process, and peak
-    memory in MiB; None where nothing was measured."""
+    """Forward passes and tokens per pass of an image; forward passes, sequential calls of a denoising head, and least,
+    median and most seconds per call; images per second of one process; peak memory in MiB. None where nothing was
+    measured."""
     passes = np.array([row["passes"] for row in results])
     tokens = np.array([row["tokens_per_pass"] for row in results]) * passes
-    seconds = np.array(list(calls.values()))
+    seconds = list(calls.values())
     memory = [row["peak_memory"] for row in results if row["peak_memory"] is not None]
+    whole = list({row["batch"]: row for row in results}.values())
     return {
         "passes": float(passes.mean()),
         "tokens_per_pass": float(tokens.sum() / passes.sum()),
+        "call_passes": statistics.mean(row["batch_passes"] for row in whole),
+        "head_calls": statistics.mean(row["head_calls"] for row in whole) if "head_calls" in whole[0] else None,
         "timed_calls": len(calls),
-        "seconds_p50": float(np.percentile(seconds, 50)) if calls else None,
-        "seconds_p95": float(np.percentile(seconds, 95)) if calls else None,
-        "images_per_second": max(row["batch_size"] for row in results) / float(seconds.mean()) if calls else None,
+        "seconds": [min(seconds), statistics.median(seconds), max(seconds)] if calls else None,
+        "images_per_second": max(row["batch_size"] for row in results) / statistics.mean(seconds) if calls else None,
         "peak_memory": max(memory) if memory else None,
     }
+
+
+def _deviation(run: Path) -> dict:
+    """What `judge` found of the decoding of a run."""
+    path, remedy = run / DEVIATION, "delete it, and repeat `arimage bench`"
+    if not path.exists():
+        return {"deviation": None, "tokens_fed": None}
+    found = check_fields(parse_json(path.read_bytes(), path, remedy), {"deviation": dict}, path, remedy)
+    fields: dict[str, tuple] = dict.fromkeys(("total_variation", "floor", "impossible", "codes"), NUMBER)
+    check_fields(found["deviation"], fields, path, remedy)
+    return {"deviation": found["deviation"], "tokens_fed": found.get("tokens_fed")}
 
 
 def _scores(run: Path, metric: str, count: int) -> np.ndarray | None:
@@ -131,11 +151,17 @@ def to_markdown(report: dict) -> str:
     """The report as a table of all runs, a table of the paired differences, and their common settings."""
     settings, machine, rows = report["settings"], report["machine"], report["rows"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    head = ["decoding", "exact?", "passes per image", "tokens per pass", "seconds per call, p50 / p95", "images/s"]
+    # On a CPU all are eager, unless they are compiled.
+    replayed = any(row["steps"] != "eager" for row in rows)
+    fed = any(row["tokens_fed"] for row in rows)
+    head = ["decoding", "exact?", "passes per image", "passes per call", "tokens per pass"]
+    head += [*(["tokens fed per pass"] if fed else []), "seconds per call", "images/s", "speed-up", "peak MiB"]
     lines = markdown_table(
-        [*head, "speed-up", "peak MiB", *(f"{name} {_arrow(name)}" for name in metrics)],
+        [*head, *(["steps"] if replayed else []), *(f"{name} {_arrow(name)}" for name in metrics)],
         [
-            _cells(row) + [figure_text(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
+            _cells(row, fed)
+            + ([row["steps"]] if replayed else [])
+            + [figure_text(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
             for row in rows
         ],
     )
@@ -155,34 +181,69 @@ def to_markdown(report: dict) -> str:
         for key, text in (("height", "height"), ("width", "width"), ("negative_prompt", "negative prompt"))
         if settings.get(key) is not None
     ]
+    errors = " ± is a standard error, brackets after scores are 95 % intervals, both over other prompts."
     adapters = f" with {' and '.join(settings['lora'])}" if settings.get("lora") else ""
     lines += [
         "",
         f"{settings['model']}{adapters}, {settings['images']} images per run, seed {settings['seed']}, "
         f"{', '.join(filter(None, [sampling_text(settings['sampling']), *optional]))}; "
-        f"{settings['batch_size']} images at a time, {settings['dtype']}; {machine['device']}, {machine['threads']} "
-        f"threads, torch {machine['torch']}. Seconds are of one process, without its first call. ± is a standard "
-        "error, brackets are 95 % intervals, both over other prompts.",
+        f"batch size {settings['batch_size']}, calls of {settings['call_size']}, {settings['dtype']}; "
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}. Seconds are medians with "
+        f"ranges in brackets, of one process, without one-time setup.{errors if metrics else ''}",
     ]
+    judged = next((row["deviation"]["codes"] for row in rows if row["deviation"]), None)
+    if judged:
+        lines.append(
+            "Exact: lower bound of the total variation per token from the model's distribution, on "
+            f"{judged:,} tokens; samples of the distribution itself have about the floor."
+        )
     lines += [f"- {row['name']}: {_decoding_text(row)}" for row in rows]
     entries = {name: entry for row in rows for name, entry in row["metrics"].items()}
     lines += [f"- {name}: {_described(entry)}" for name, entry in entries.items()]
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: dict) -> list[str]:
+def _cells(row: dict, fed: bool) -> list[str]:
+    """The cells of a row before its metrics; `fed` says whether the table has a column of the tokens fed per pass."""
     cost = row["cost"]
-    timed = cost["seconds_p50"] is not None
+    heads = f", {cost['head_calls']:.0f} head calls" if cost["head_calls"] else ""
+    tokens_fed = f"{row['tokens_fed']:.1f}" if row["tokens_fed"] else ""
     return [
         row["name"],
-        "exact" if row["exact"] else "not exact",
+        exactness(row),
         f"{cost['passes']:.1f}",
+        f"{cost['call_passes']:.1f}{heads}",
         f"{cost['tokens_per_pass']:.2f}",
-        f"{cost['seconds_p50']:.2f} / {cost['seconds_p95']:.2f}" if timed else "",
-        f"{cost['images_per_second']:.2f}" if timed else "",
+        *([tokens_fed] if fed else []),
+        seconds_text(cost),
+        f"{cost['images_per_second']:.2f}" if cost["seconds"] else "",
         f"{cost['speedup']:.2f}" if cost["speedup"] else "",
         f"{cost['peak_memory']:.0f}" if cost["peak_memory"] else "",
     ]
+
+
+def exactness(row: dict) -> str:
+    """What is known of the exactness of a row: its deviation, if it was measured."""
+    if row["deviation"] is None:
+        return "exact" if row["exact"] else "not exact"
+    found = row["deviation"]
+    figures = f"{found['total_variation']:.4f}, floor {found['floor']:.4f}"
+    if found["impossible"]:
+        figures += f", {found['impossible']:.2%} impossible"
+    return f"exact ({figures})" if row["exact"] else figures
+
+
+def seconds_text(cost: dict) -> str:
+    """The median of the seconds per call, with their range."""
+    if cost["seconds"] is None:
+        return ""
+    low, middle, high = (f"{value:.2f}" for value in cost["seconds"])
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def markdown_table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def _arrow(metric: str) -> str:
@@ -219,6 +280,7 @@ def plot(report: dict, path: Path) -> None:
     """Write a PNG with panels for forward passes, seconds and metrics with 95 % intervals, and one line per run. Needs
     matplotlib."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     rows = report["rows"]
     costs = [row["cost"] for row in rows]
@@ -247,7 +309,8 @@ def plot(report: dict, path: Path) -> None:
     figure.axes[0].set_ylim(len(rows) - 0.5, -0.5)
     for panel in figure.axes[len(panels) :]:
         panel.remove()
-    add_legend(figure)
+    kinds = [Patch(color=EXACT, label="samples from the model's distribution"), Patch(color=INEXACT, label="does not")]
+    figure.legend(handles=kinds, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     figure.savefig(path, format="png", dpi=150)
 
 

@@ -417,21 +417,16 @@ def write_grid(images: list, count: int, path: Path, fps: int | None = None) -> 
     return path
 
 
-def write_files(
-    images: list, names: list[str], seed: int, folder: Path, fps: int | None = None, grid: bool = False
-) -> list[Path]:
+def write_files(images: list, names: list[str], seed: int, folder: Path, fps: int | None = None) -> list[Path]:
     """Write every image to a file of its own, or every video with frames per second; each of `names` has equally
-    many. With `grid`, write all of them to one more file too."""
+    many."""
     suffix = ".png" if fps is None else ".mp4" if can_write_mp4() else ".webp"
     count = len(images) // len(names)
     slugs = [re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "image" for name in names]
-    paths = [
+    return [
         write_grid([image], 1, folder / f"{slugs[i // count]}-{seed}-{i}{suffix}", fps)
         for i, image in enumerate(images)
     ]
-    if grid:
-        paths.append(write_grid(images, count, folder / f"{slugs[0]}-{seed}-grid{suffix}", fps))
-    return paths
 
 
 def own_path(name: str, suffix: str, folder: str) -> Path:

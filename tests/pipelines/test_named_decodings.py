@@ -58,7 +58,7 @@ def test_a_name_means_the_same_at_every_entrance(pipe, text):
     assert used(pipe, decoding=text) == expected
     info = describe("model", pipe)
     assert check(Request("model", "a red heart", decoding=text), pipe, info, Limits()).decoding == expected
-    assert choose_decodings(pipe, {"prompt": ["a red heart"]}, [text], [], {})[0] == {text: expected}
+    assert choose_decodings(pipe, {"prompt": ["a red heart"]}, [text], {})[0] == {text: expected}
     rows = [{"prompt": "a red heart"}]
     config = make_config(pipe, rows, model="model", source="", seed=0, batch_size=1, decoding=text)
     assert config["decoding"]["window"] == expected.window and config["decoding"]["init"] == expected.init

@@ -226,7 +226,8 @@ def test_gradients_reach_encoder_and_convolutions_of_the_scales():
 
 def test_the_recipe_in_the_documentation_is_complete():
     documentation = Path(__file__).parents[2] / "docs" / "training.md"
-    recipe = tomllib.loads(documentation.read_text().split("```toml\n")[1].split("```")[0])
+    tables = [tomllib.loads(part.split("```")[0]) for part in documentation.read_text().split("```toml\n")[1:]]
+    recipe = next(table for table in tables if "tokenizer" in table)
     part = recipe["tokenizer"]
     TokenizerSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
     model = VARVQModel(**part["model"])

@@ -118,7 +118,7 @@ def make_config(
         settings, decoding = decoding_to_dict(pipe.decoding), decoding_to_text(pipe.decoding)
     else:
         asked = sampling if order is None else {**sampling, "order": order}
-        chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], [], asked)
+        chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], asked)
         settings = decoding_to_dict(chosen[decoding])
     optional = {}
     for name, value in (("negative_prompt", negative_prompt), ("order", order)):

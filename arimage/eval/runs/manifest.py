@@ -1,7 +1,7 @@
 """The manifest of a run: one row per image, with its prompt or class and its seed."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .prompts import prompt_file, prompt_files, read_prompts
@@ -73,8 +73,13 @@ def class_rows(classes: int, seed: int, per_class: int) -> list[dict]:
     Raises:
         ValueError: if one of the numbers is less than 1, or the images are too many.
     """
-    _check_count(classes * per_class)
-    return _rows([{"class_label": label} for label in range(classes) for _ in range(per_class)], seed)
+    return label_rows(range(classes), seed, per_class)
+
+
+def label_rows(labels: Sequence[int], seed: int, per_class: int) -> list[dict]:
+    """`class_rows` of some classes."""
+    _check_count(len(labels) * per_class)
+    return _rows([{"class_label": label} for label in labels for _ in range(per_class)], seed)
 
 
 def _rows(conditions: list[dict], seed: int) -> list[dict]:

@@ -5,6 +5,7 @@ RUN/manifest.jsonl              one row per image: id, prompt or class_label, se
                                 references as "image"; other fields are "metadata"
 RUN/images/000000.png           a video is an animated PNG
 RUN/results/rank-00000.jsonl    one row per finished image, see `generate.generate_images`
+RUN/deviation.json              how far the decoding is from the model's distribution, if it was measured
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from .files import check_fields, check_sampling, to_lines
 
 
 CONFIG, MANIFEST, IMAGES, RESULTS = "config.json", "manifest.jsonl", "images", "results"
+DEVIATION = "deviation.json"
 NUMBER = (int, float)
 ROW_FIELDS = {"id": int, "seed": int, "path": str}
 RESULT_FIELDS = {

@@ -137,7 +137,7 @@ class LoraTask(nn.Module):
         self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)
         if decoding is not None:
             # A report is too late to learn that it does not run.
-            choose_decodings(pipe, condition_of(pipe, data.captions[:1]), [decoding], [], {})
+            choose_decodings(pipe, condition_of(pipe, data.captions[:1]), [decoding], {})
         losses = losses_of(pipe, data.captions[0])
         self.frozen.losses = losses
         (self.key,) = pipe._lora_loadable_modules

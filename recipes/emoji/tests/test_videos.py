@@ -189,7 +189,7 @@ def test_decodings_of_a_video_model_are_compared(tmp_path, monkeypatch, capsys):
     rows = [{"prompt": f"a red heart, {phrases(motions)[0]}", "name": "red heart"} for motions in COMBINATIONS[:3]]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = (
-        f"arimage eval compare --model {model} --prompts {prompts} --metrics videos --decoding ar "
+        f"arimage bench --model {model} --prompts {prompts} --metrics videos --decoding ar "
         "--decoding sjd-coupled --top-k 3 --guidance-scale 2 --batch-size 2 --dtype float32 --device cpu "
         f"--out {tmp_path / 'report'}"
     )

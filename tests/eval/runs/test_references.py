@@ -13,11 +13,11 @@ from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
-from arimage.eval.compare import prepare_runs
 from arimage.eval.runs.generate import generate, make_config, prepare
 from arimage.eval.runs.manifest import make_manifest
 from arimage.eval.runs.prompts import read_prompts
 from arimage.eval.runs.run_folder import read_config, read_rows
+from arimage.eval.turns import prepare_runs
 
 
 @pytest.fixture
@@ -110,10 +110,11 @@ def test_models_that_read_fewer_are_named(tmp_path, prompts):
         prepare_runs(tiny_llamagen.text_pipeline(), rows, ["ar"], tmp_path / "runs", model="m", sampling={})
 
 
-@pytest.mark.parametrize("command", ["generate", "compare"])
+@pytest.mark.parametrize("command", ["eval generate", "bench"])
 def test_commands_refuse_them_in_one_line(tmp_path, prompts, command, monkeypatch, capsys):
     tiny_llamagen.text_pipeline(4).save_pretrained(tmp_path / "model")
-    words = ["eval", command, "--model", tmp_path / "model", "--prompts", prompts("pictures/0.png", "pictures/1.png")]
+    words = [*command.split(), "--model", tmp_path / "model"]
+    words += ["--prompts", prompts("pictures/0.png", "pictures/1.png")]
     monkeypatch.setattr(sys, "argv", ["arimage", *map(str, [*words, "--out", tmp_path / "run", "--device", "cpu"])])
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:

@@ -1,6 +1,6 @@
 """The figures of a packaged model's card, from the parquet files of the emoji data set.
 
-python benchmarks/packaged_model.py --train train.parquet --heldout heldout.parquet
+python recipes/emoji/tools/packaged_model.py --train train.parquet --heldout heldout.parquet
 """
 
 import argparse

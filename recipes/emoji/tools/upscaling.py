@@ -1,7 +1,7 @@
 """What an upscaler adds to bicubic interpolation of the images that a model of emoji decodes: on held-out pictures and
 on generated images, whose tokens are the same for both.
 
-python benchmarks/upscaling.py --model run/model --train train.parquet --heldout heldout.parquet --out upscaling.png
+python recipes/emoji/tools/upscaling.py --train train.parquet --heldout heldout.parquet --out upscaling.png
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """One sheet of the pictures of a model for the sixty prompts of first_prompts.txt, each with its prompt, to be judged
 by eye.
 
-python benchmarks/first_prompts.py --model run/model --out first_prompts.png
+python recipes/emoji/tools/first_prompts.py --model run/model --out first_prompts.png
 """
 
 import argparse

@@ -3,8 +3,8 @@
 Twenty images of each. An interrupted run resumes. With --compare it prints what differs from the file of other code:
 tokens (continuous ones to 1e-3), forward passes or calls of a denoising head.
 
-python benchmarks/token_hashes.py --out before.json
-python benchmarks/token_hashes.py --out after.json --compare before.json
+python tools/token_hashes.py --out before.json
+python tools/token_hashes.py --out after.json --compare before.json
 """
 
 import argparse

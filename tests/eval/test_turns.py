@@ -1,4 +1,4 @@
-"""One command generates with several decodings in turn, scores and reports, and resumes after an interruption."""
+"""`arimage bench` generates with several decodings in turn, scores and reports, and resumes after an interruption."""
 
 import json
 import sys
@@ -9,11 +9,12 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
 from arimage import cli
-from arimage.eval import compare as comparison
+from arimage.eval import turns
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.run_folder import read_results
 
 
+ONE = "--decoding", "ar", "--metrics", "", "--device", "cpu"
 PROMPTS = [{"prompt": "a red heart", "name": "red heart"}, {"prompt": "tree", "name": "deciduous tree"}]
 
 
@@ -36,7 +37,7 @@ def run(monkeypatch, capsys):
     """Run a command in this process; returns its output."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["arimage", "eval", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -49,12 +50,12 @@ def run(monkeypatch, capsys):
 def prepared(pipe, out, decodings):
     rows = prompt_rows(PROMPTS, 0, 3)
     asked = {"model": "tiny", "source": {"per_prompt": 3}, "seed": 0, "batch_size": 2, "sampling": {}}
-    return comparison.prepare_runs(pipe, rows, decodings, out, **asked)[0]
+    return turns.prepare_runs(pipe, rows, decodings, out, **asked)[0]
 
 
 def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monkeypatch):
     pipe = tiny_llamagen.text_pipeline()
-    generated, generate_batch = [], comparison.generate_batch
+    generated, generate_batch = [], turns.generate_batch
 
     def recorded(run, pipe, index):
         if len(generated) == 3:
@@ -63,12 +64,12 @@ def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monke
         generated.append((run.folder.name, index))
         return generate_batch(run, pipe, index)
 
-    monkeypatch.setattr(comparison, "generate_batch", recorded)
+    monkeypatch.setattr(turns, "generate_batch", recorded)
     decodings = ["ar", "sjd:window=4,init=left"]
     with pytest.raises(KeyboardInterrupt):
-        comparison.generate_in_turn(prepared(pipe, tmp_path, decodings), pipe)
+        turns.generate_in_turn(prepared(pipe, tmp_path, decodings), pipe)
     runs = prepared(pipe, tmp_path, decodings)
-    comparison.generate_in_turn(runs, pipe)
+    turns.generate_in_turn(runs, pipe)
     names = ["ar", "sjd-window=4-init=left"]
     assert generated == [
         (names[0], 0),
@@ -85,7 +86,7 @@ def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monke
 def test_presets_that_do_not_run_are_left_out(tmp_path):
     pipe = tiny_var.pipeline("text", refiner=False)
     asked = {"model": "tiny", "source": {}, "seed": 0, "batch_size": 2, "sampling": {}}
-    runs, left_out = comparison.prepare_runs(pipe, prompt_rows(PROMPTS, 0), [], tmp_path, **asked)
+    runs, left_out = turns.prepare_runs(pipe, prompt_rows(PROMPTS, 0), [], tmp_path, **asked)
     assert [run.folder.name for run in runs] == ["next-scale", "fastvar"] and "refiner" in left_out["code"]
 
 
@@ -96,34 +97,52 @@ def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(
     np.savez(tmp_path / "y.npz", arr_0=np.zeros((2, 4, 4, 3), np.uint8))
     for metrics, name, *more in (
         ("fid", "--ref"),
-        ("clip", "--clip"),
-        ("clip-checks", "--clip"),
+        ("clip", "clip"),
+        ("clip-checks", "clip"),
         ("is", "metric"),
         ("fid", "x.npz is damaged", "--ref", tmp_path / "x.npz"),
         ("fid", "download https", "--ref", tmp_path / "y.npz"),
         ("fvd", "download https", "--ref", tmp_path),
-        ("clip", "lacks config.json", "--clip", tmp_path),
     ):
         arguments = ["--model", model, "--prompts", prompts, "--metrics", metrics, "--out", tmp_path / "out", *more]
-        monkeypatch.setattr(sys, "argv", ["arimage", "eval", "compare", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["arimage", "bench", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             cli.main()
         assert end.value.code == 2 and name in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
+def test_networks_come_from_the_environment(model, prompts, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ARIMAGE_CLIP", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["arimage", "bench", "--model", str(model), "--metrics", "clip"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert f"{tmp_path} lacks config.json" in capsys.readouterr().err
+
+
 def test_one_command_generates_scores_and_reports(run, model, prompts, tmp_path):
     out = tmp_path / "out"
     asked = ["--model", model, "--prompts", prompts, "--per-prompt", 2, "--batch-size", 2, "--device", "cpu"]
-    asked += ["--decoding", "ar", "--decoding", "sjd", "--metrics", "emoji-kid", "--out", out]
-    text = run("compare", *asked)
-    assert "| ar | exact | 16.0 |" in text and "| sjd | exact |" in text
+    asked += ["--decoding", "ar", "--decoding", "sjd", "--metrics", "emoji-kid,deviation", "--out", out]
+    text = run("bench", *asked)
+    assert "| ar | exact (0." in text and "| sjd | exact (0." in text and "tokens fed per pass" in text
     report = json.loads((out / "report.json").read_text())
     assert report["baseline"] == "ar" and [row["metrics"]["emoji-kid"]["count"] for row in report["rows"]] == [4, 4]
+    # Both calls are timed, and 16 images are judged.
+    assert [row["cost"]["timed_calls"] for row in report["rows"]] == [2, 2]
+    assert [row["deviation"]["codes"] for row in report["rows"]] == [16 * 16] * 2
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.png") if path.parent.name == "images"}
-    assert len(before) == 8 and run("compare", *asked) == text
+    judged = (out / "sjd" / "deviation.json").stat().st_mtime_ns
+    assert len(before) == 8 and run("bench", *asked, "--against", out / "report.json").startswith(text)
     assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert (out / "sjd" / "deviation.json").stat().st_mtime_ns == judged
     # The parts of it are commands of their own.
-    assert run("report", out / "ar", out / "sjd", "--baseline", "ar", "--out", tmp_path / "again") == text
-    run("export", out / "sjd", "--format", "result-jsonl", "--out", tmp_path / "results")
+    assert run("eval", "report", out / "ar", out / "sjd", "--baseline", "ar", "--out", tmp_path / "again") == text
+    run("eval", "export", out / "sjd", "--format", "result-jsonl", "--out", tmp_path / "results")
     assert (tmp_path / "results" / "result.jsonl").read_text().count("\n") == 4
+
+
+def test_prompts_of_the_command_line_fill_five_calls(run, model):
+    text = run("bench", "--model", model, "--prompt", "tree", "--prompt", "a red heart", "--batch-size", 2, *ONE)
+    assert "10 images per run" in text and "calls of 2" in text and text.count("| ar | exact |") == 1
+    assert "1 images per run" in run("bench", "--model", model, "--per-prompt", 1, "--batch-size", 8, *ONE)

@@ -1,0 +1,153 @@
+"""`arimage bench`: decodings generate the same images in turn, which are timed, judged and scored."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..pipelines.base import ARPipeline
+from .against import check_against
+from .bench.judge import judge
+from .bench.measure import choose_decodings, quiet
+from .job import Job
+from .report import make_report
+from .runs.files import write_json
+from .runs.generate import (
+    Run,
+    arguments,
+    check_references,
+    condition,
+    generate_batch,
+    make_config,
+    missing_batches,
+    prepare,
+    progress_bar,
+)
+from .runs.manifest import label_rows, prompt_rows
+from .runs.run_folder import DEVIATION
+from .score import score
+
+
+# Fewer images say little about a deviation.
+FEWEST_JUDGED = 16
+# By default, prompts of the command line fill as many calls.
+CALLS = 5
+
+
+def typed_rows(
+    pipe: ARPipeline, prompts: list[str], labels: list[int | str], images: int | None, batch_size: int, seed: int
+) -> tuple[list[dict], dict]:
+    """The manifest of `images` images for each of the prompts, or else of the classes, and its source as in
+    `make_manifest`.
+
+    Raises:
+        ValueError: if the pipeline has no such class.
+    """
+    images = images or math.ceil(CALLS * batch_size / len(prompts or labels))
+    if prompts:
+        return prompt_rows([{"prompt": text} for text in prompts], seed, images), {"per_prompt": images}
+    ids = [pipe.get_label_ids(label)[0] if isinstance(label, str) else label for label in labels]
+    pipe.prepare(class_labels=ids)
+    return label_rows(ids, seed, images), {"per_class": images}
+
+
+def prepare_runs(
+    pipe: ARPipeline,
+    rows: list[dict],
+    decodings: list[str],
+    out: Path,
+    orders: Sequence[str] = (),
+    against: dict | None = None,
+    **asked,
+) -> tuple[list[Run], dict[str, str]]:
+    """Start or resume one run per decoding and order, each in a folder of `out`. Nothing is written unless all of them
+    can be generated.
+
+    Args:
+        rows: the manifest of all runs.
+        decodings: as in `choose_decodings`.
+        orders: orders of the tokens; by default the pipeline's.
+        against: a report that the runs are to be compared with.
+        asked: the other arguments of `generate.make_config`.
+
+    Returns:
+        The runs, and the reason why each other preset was left out.
+
+    Raises:
+        ValueError: if a decoding does not run on the model, or a run in `out` or the report has another configuration.
+    """
+    check_references(pipe, asked["model"], rows)
+    configs, left_out = {}, {}
+    for order in orders or [None]:
+        settings = asked["sampling"] if order is None else {**asked["sampling"], "order": order}
+        if order is not None and not pipe.abilities.accepts("order"):
+            raise ValueError(f"{asked['model']} takes no order: leave out --order")
+        chosen, without = choose_decodings(pipe, condition(rows[-1:]), decodings, settings)
+        left_out |= without
+        for name in chosen:
+            folder = re.sub("[:,]", "-", name if order is None else f"{name}-{order}")
+            configs[folder] = make_config(pipe, rows, decoding=name, order=order, **asked)
+            if against is not None:
+                check_against(against, configs[folder])
+    return [prepare(config, rows, out / folder) for folder, config in configs.items()], left_out
+
+
+def warm_up(run: Run, pipe: ARPipeline) -> None:
+    """Generate a batch that is not timed: it includes one-time setup. Two on a CUDA device, see
+    `ARPipeline.capture`."""
+    batch = run.rows[: run.config["batch_size"]]
+    for _ in range(2 if pipe._execution_device.type == "cuda" else 1):
+        quiet(pipe)(**arguments(run.config, batch), batch_size=run.config["batch_size"])
+    run.warm = True
+
+
+def generate_in_turn(runs: list[Run], pipe: ARPipeline) -> None:
+    """Generate the missing calls. The runs take turns call by call, so that other work on the machine slows all of
+    them down alike."""
+    missing = {run.folder: set(missing_batches(run)) for run in runs}
+    batches = max(math.ceil(len(run.rows) / run.call_size) for run in runs)
+    with progress_bar(total=sum(map(len, missing.values())), unit="batch") as progress:
+        for run in runs:
+            if missing[run.folder]:
+                progress.set_description(f"{run.folder.name}, untimed")
+                warm_up(run, pipe)
+        for index in range(batches):
+            for run in runs:
+                if index in missing[run.folder]:
+                    progress.set_description(run.folder.name)
+                    generate_batch(run, pipe, index)
+                    progress.update()
+
+
+def judge_run(run: Run, pipe: ARPipeline) -> None:
+    """Write how far the decoding of a run is from the model's distribution, see `judge`, unless it is known."""
+    path = run.folder / DEVIATION
+    if path.exists():
+        return
+    asked = arguments(run.config, run.rows)
+    given, decoding = condition(run.rows), asked.pop("decoding")
+    others = {name: value for name, value in asked.items() if name not in (*given, "generator")}
+    images = max(FEWEST_JUDGED, len(run.rows))
+    write_json(path, judge(pipe, given, decoding, images=images, seed=run.config["seed"], sampling=others))
+
+
+def bench(
+    runs: list[Run], pipe: ARPipeline, metrics: list[str], make_job: Callable[[Path], Job], deviation: bool = False
+) -> dict:
+    """Generate the runs, score each with `make_job(folder)`, and compare them with the first. What exists already is
+    kept.
+
+    Args:
+        deviation: whether to measure how far each decoding is from the model's distribution.
+
+    Returns:
+        The report, see `make_report`.
+    """
+    generate_in_turn(runs, pipe)
+    for run in runs:
+        if deviation:
+            judge_run(run, pipe)
+        if metrics:
+            score(make_job(run.folder), metrics)
+    folders = [run.folder for run in runs]
+    return make_report(folders, folders[0].name)
