@@ -20,7 +20,7 @@ from ..server.auth import local_only
 from ..server.uvicorn_server import Server, serve_until_stopped
 from . import markup
 from .api import add_endpoints
-from .controls import GENERATES
+from .controls import AT_ONCE, GENERATES
 from .edit_tab import edit_tab
 from .gallery_tab import gallery_tab
 from .gate import Gate
@@ -32,6 +32,12 @@ from .video_tab import video_tab
 
 # Pages whose last results are kept for *Same seed again*, *Film* and *Take the last image*.
 SESSIONS = 128
+# The prompt of the tab that was left. Videos have prompts of their own, which name a movement.
+FOLLOW = """(...prompts) => {{
+    const left = window.arimageTab ?? 0;
+    window.arimageTab = {number};
+    return prompts[left];
+}}"""
 
 
 def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
@@ -42,20 +48,25 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
         gr.HTML(markup.intro(engine))
         gr.HTML(markup.suggestions(engine))
         with gr.Tabs() as tabs:
-            with gr.Tab("Generate", id="generate"):
+            with gr.Tab("Generate", id="generate") as tab:
                 generate = GenerateTab(engine)
+            prompts = [(tab, generate.subject.prompt)]
             if any(info.names for info in engine.models.values()):
                 with gr.Tab("Gallery") as tab:
                     gallery_tab(engine, tab, tabs, generate)
+                prompts.append((tab, generate.subject.prompt))
             if any(len(info.decodings) > 1 for info in engine.models.values()):
-                with gr.Tab("Race"):
-                    race_tab(engine, comparison)
+                with gr.Tab("Race") as tab:
+                    prompts.append((tab, race_tab(engine, comparison).prompt))
             if any(info.edits for info in engine.models.values()):
-                with gr.Tab("Edit"):
-                    edit_tab(engine, generate.last)
+                with gr.Tab("Edit") as tab:
+                    prompts.append((tab, edit_tab(engine, generate.last).prompt))
             if videos is not None:
                 with gr.Tab("Video") as tab:
                     video_tab(videos, tab)
+        for number, (tab, prompt) in enumerate(prompts):
+            every = [one for _, one in prompts]
+            tab.select(None, every, prompt, js=FOLLOW.format(number=number), **AT_ONCE)
         demo.load(generate.open_page, None, generate.outputs, **GENERATES)
         # The page calls its functions by number. Without names, none can take the name of an endpoint.
         for function in demo.fns.values():

@@ -301,8 +301,9 @@ def result_of(engine, **fields) -> Result:
     ],
 )
 def test_a_link_holds_what_generates_the_images_again(engine, fields):
-    result = result_of(engine, **fields)
-    query = {name: value for name, (value,) in parse_qs(links.to_query(result, engine)[1:]).items()}
+    asked = Request(**{"model": "text", "prompt": "tree"} | fields)
+    result = engine.submit(asked).result(60)
+    query = {name: value for name, (value,) in parse_qs(links.to_query(asked, result, engine)[1:]).items()}
     assert {"model", "seed", "decoding"} <= query.keys() <= {"prompt", *result.settings}
     # Gradio adds settings of its own, and sites that show a link add theirs.
     request = links.from_query(query | {"__theme": "dark", "utm_source": "x"}, engine)
@@ -314,7 +315,11 @@ def test_a_link_holds_what_generates_the_images_again(engine, fields):
 def test_a_short_link_takes_the_defaults(engine):
     assert links.from_query({}, engine) is links.from_query({"__theme": "dark"}, engine) is None
     assert links.from_query({"prompt": "tree"}, engine) == Request("text", prompt="tree")
-    assert links.to_query(result_of(engine), engine) == "?model=text&prompt=tree&seed=0&decoding=ar"
+    request = Request("text", prompt="tree")
+    assert (
+        links.to_query(request, engine.submit(request).result(60), engine)
+        == "?model=text&prompt=tree&seed=0&decoding=ar"
+    )
 
 
 @pytest.mark.parametrize(
