@@ -139,7 +139,7 @@ def test_an_image_holds_the_settings_that_generate_it_again(client, opened):
     second = opened(shown[1])
     settings = json.loads(second.info[pictures.METADATA])
     assert (settings["top_k"], settings["decoding"], settings["count"]) == (7, "sjd", 1)
-    assert settings.pop("height") == settings.pop("width") == SIZE
+    assert settings["height"] == settings["width"] == SIZE
     again, _ = client.predict(**settings, api_name="/generate")
     assert np.array_equal(pixels(opened(again[0])), pixels(second))
 
@@ -494,23 +494,25 @@ def test_downloads_keep_to_their_folder(tmp_path):
 def test_the_space_serves_the_same_demo(monkeypatch):
     started = []
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr("arimage.app.demo.demo.check_free", lambda *address: None)
     monkeypatch.setenv("ARIMAGE_MODELS", "emoji-var")
     runpy.run_path(str(Path(cli.__file__).parents[1] / "examples/space/app.py"), run_name="__main__")
-    [(engine, host, port, auth)] = started
+    [(engine, host, port, auth, videos, root_path)] = started
     engine.close()
     # Everybody may use a Space, and it is not reached by the name of the machine.
     assert (list(engine.models), host, port, auth) == (["emoji-var"], "0.0.0.0", 7860, None)
+    assert videos is root_path is None
 
 
 def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
     given = []
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: given.extend(arguments))
-    monkeypatch.setattr("sys.argv", ["arimage", "app", "--device", "cpu"])
+    monkeypatch.setattr("sys.argv", ["arimage", "app", "--device", "cpu", "--root-path", "/demo"])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code in (0, None)
-    engine, *_, videos = given
-    assert len(engine.models) > 1 and videos.models
+    engine, *_, videos, root_path = given
+    assert len(engine.models) > 1 and videos.models and root_path == "/demo"
     documentation = (Path(cli.__file__).parents[1] / "docs/app.md").read_text(encoding="utf-8")
     [endpoints] = re.findall(r"There are three endpoints, (.+?)\.", documentation)
     file = io.BytesIO()
