@@ -68,13 +68,13 @@ def _race_frame(films: Sequence[Film], now: float, slower: int, columns: int) ->
         done = now >= film.seconds[-1]
         pen.text((left + 10, top + 8), f"{min(now, film.seconds[-1]):.2f} s", INK if done else FAINT, _font(34))
         passes = passes_text(film.passes) if done else ""
-        pen.text((left + width - 12, top + 44), passes, FAINT, _font(15), anchor="rs")
+        pen.text((left + width - 12, top + 44), passes, FAINT, _font(20), anchor="rs")
         # Before the first forward pass there is nothing to see.
         seen = bisect_right(film.seconds, now)
         if seen:
             canvas.paste(film.frames[seen - 1], (left, top + CLOCK))
     speed = "at true speed" if slower == 1 else f"{slower} times slower"
-    pen.text((10, canvas.height - FOOT + 6), f"Measured one after another, shown together {speed}", FAINT, _font(13))
+    pen.text((10, canvas.height - FOOT + 4), f"Measured one after another, shown together {speed}", FAINT, _font(18))
     return canvas
 
 

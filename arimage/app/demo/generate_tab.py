@@ -64,7 +64,9 @@ class GenerateTab:
                     with gr.Row():
                         self._actions = GenerateAndStop(engine, "Generate", "generate", ("Random seed",))
                 with gr.Column(min_width=300, elem_classes="settings"):
-                    examples = gr.Examples(EXAMPLES, self.subject.prompt, label="Try")
+                    reads_text = next(iter(engine.models.values())).classes is None
+                    examples = gr.Examples(EXAMPLES, self.subject.prompt, label="Try", visible=reads_text)
+                    self._examples = examples.dataset
                     self._settings = Settings(engine, self.subject)
             with gr.Column(scale=5, min_width=300):
                 self._gallery = gr.Gallery(
@@ -94,22 +96,22 @@ class GenerateTab:
         made = [self._link, self._picture, self.last]
         finished = [*shown, self._again, self._film, self._copy, *made, self._settings.seed]
         self._inputs = [*self.subject.inputs, *self._settings.inputs]
-        fields = [*self.subject.inputs, *self._settings.outputs]
+        fields = [*self.subject.inputs, self._examples, *self._settings.outputs]
         self.outputs = list(dict.fromkeys([*finished, *fields]))
 
-        runs = {"outputs": self.outputs, **GENERATES}
         # Before the runs themselves, because the page runs them in this order.
         for button in (self._actions.start, *self._actions.others, self._again, self._film):
             button.click(None, js=SHOW_IMAGE, **AT_ONCE)
         for trigger in (self._actions.start.click, self.subject.prompt.submit, examples.load_input_event.success):
             self.generate_on(trigger)
-        self._show_link(self._actions.others[0].click(self._generate_with_random_seed, self._inputs, **runs))
-        self._show_link(self._history.click(self._reopen, None, **runs))
+        random = self._actions.others[0].click
+        self._show_link(random(self._generate_with_random_seed, self._inputs, self.outputs, **GENERATES))
+        self._show_link(self._history.click(self._reopen, None, self.outputs, **GENERATES))
         self._again.click(self._generate_again, self.last, finished, **GENERATES)
         self._film.click(self._generate_film, self.last, shown, **GENERATES)
         self._copy.click(None, self._link, self._copy, js=COPY_LINK, **AT_ONCE)
         given = [self.subject.model, self.subject.class_label]
-        self.subject.model.input(self._on_model, given, fields, **AT_ONCE)
+        self.subject.model.input(self._form_of, given, fields, **AT_ONCE)
 
     def generate_on(self, trigger: Callable) -> None:
         """Generate what the form says on a Gradio event.
@@ -149,20 +151,12 @@ class GenerateTab:
                 yield update
         else:
             request = replace(request, preview_every=preview_every(engine, request.model))
-            yield self._fields_of(request)
+            label = None if request.class_label is None else str(request.class_label)
+            yield {self.subject.model: request.model, **self._form_of(request.model, label, request)}
             if REFERENCES in query:
-                yield {self._status: markup.ADD_REFERENCES}
+                yield {self._status: markup.ADD_REFERENCES, self._link: ""}
                 return
             yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
-
-    def _fields_of(self, request: Request) -> dict:
-        """Updates that fill the form with a request."""
-        label = None if request.class_label is None else str(request.class_label)
-        return {
-            self.subject.model: request.model,
-            **self.subject.show(request.model, label, request.prompt),
-            **self._settings.show(request.model, request),
-        }
 
     def _generate(self, submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
         for event in events(submit, request):
@@ -234,8 +228,13 @@ class GenerateTab:
 
         yield from self._actions.run(page, self._status, generate)
 
-    def _on_model(self, model: str, class_label: str | None) -> dict:
-        return self.subject.show(model, class_label) | self._settings.show(model)
+    def _form_of(self, model: str, class_label: str | None, request: Request | None = None) -> dict:
+        """Updates that show the form of a model, filled with its defaults or a request."""
+        return {
+            **self.subject.show(model, class_label, None if request is None else request.prompt),
+            self._examples: gr.Dataset(visible=self._engine.models[model].classes is None),
+            **self._settings.show(model, request),
+        }
 
 
 def last_of(last: tuple[Request, Result] | None) -> tuple[Request, Result]:

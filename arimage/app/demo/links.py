@@ -35,9 +35,11 @@ def to_query(request: Request, result: Result, engine: Engine) -> str:
     """The query that generates the images of a request again. The model's default settings are left out, except its
     decoding, which may change."""
     info = engine.models[result.settings["model"]]
-    height, width = info.sizes[0]
-    defaults = {"count": 1, "order": info.order, "height": height, "width": width, **info.sampling}
+    defaults = {"count": 1, "order": info.order, **info.sampling}
     settings = {name: result.settings[name] for name in READ if name in result.settings}
+    # A size is both.
+    if (settings["height"], settings["width"]) == info.sizes[0]:
+        del settings["height"], settings["width"]
     settings = {name: value for name, value in settings.items() if value != defaults.get(name)}
     return "?" + urlencode(settings | ({REFERENCES: len(request.references)} if request.references else {}))
 

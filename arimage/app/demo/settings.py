@@ -30,7 +30,6 @@ class Settings:
     """The controls, and what they say about a request.
 
     Attributes:
-        decoding: the choice of a decoding.
         seed: the control of the seed.
         inputs: all controls.
         outputs: what a change of the model changes.
@@ -39,8 +38,8 @@ class Settings:
     def __init__(self, engine: Engine, subject: Subject):
         self._engine = engine
         shown = _shown(next(iter(engine.models.values())))
-        self.decoding = DecodingChoice(engine, subject)
-        self.decoding.about.render()
+        self._decoding = DecodingChoice(engine, subject)
+        self._decoding.about.render()
         with gr.Row():
             self.seed = gr.Number(0, label="Seed", info="Same seed, same image.", precision=0, min_width=120)
             count = gr.Slider(
@@ -94,7 +93,7 @@ class Settings:
             }
         # By the fields of a request; `size` is two.
         self._controls: dict[str, Any] = {
-            "decoding": self.decoding.dropdown,
+            "decoding": self._decoding.dropdown,
             "seed": self.seed,
             "count": count,
             "size": size,
@@ -104,7 +103,7 @@ class Settings:
             **numbers,
         }
         self.inputs = [*self._controls.values()]
-        self.outputs = [*self.inputs, self.decoding.about]
+        self.outputs = [*self.inputs, self._decoding.about]
 
     def fields(self, model: str, values: dict[Any, Any]) -> dict[str, Any]:
         """The fields of a `Request`.
@@ -124,19 +123,20 @@ class Settings:
 
     def show(self, model: str, request: Request | None = None) -> dict:
         """Show the settings that a model has, with its defaults or those of a request, and select its decoding."""
-        shown = _shown(self._engine.models[model])
-        decoding = None
+        info = self._engine.models[model]
+        shown, decoding = _shown(info), None
         if request is not None:
             decoding = request.decoding
             shown |= {"seed": {}, "count": {}}
             given = {name: getattr(request, name) for name in shown if name not in ("size", "references")}
-            if request.width is not None and request.height is not None:
-                given["size"] = _value((request.height, request.width))
+            if request.height or request.width:
+                height, width = info.sizes[0]
+                given["size"] = _value((request.height or height, request.width or width))
             for name, value in given.items():
                 if value is not None:
                     shown[name]["value"] = value
         updates = {self._controls[name]: type(self._controls[name])(**update) for name, update in shown.items()}
-        return updates | self.decoding.choices(model, decoding)
+        return updates | self._decoding.choices(model, decoding)
 
 
 def _shown(info: ModelInfo) -> dict[str, dict[str, Any]]:

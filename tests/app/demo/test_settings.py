@@ -113,7 +113,7 @@ def test_the_form_shows_what_a_model_takes(client):
     for model, shown in expected.items():
         visible = page.choose(model)
         assert {label for label in rare if visible[label]} == shown, model
-        assert visible["Prompt"] == ("Class" not in shown)
+        assert visible["Prompt"] == visible["Try"] == ("Class" not in shown)
         assert visible["References: pictures that the model reads with the prompt"] == (model == "sizes")
 
 
@@ -133,11 +133,11 @@ def test_sizes_and_what_to_avoid_are_settings_of_the_image_and_its_link(client, 
     page.choose("sizes")
     # The size of the last reference, or else that of the model.
     assert page.form["Size"] == "automatic" and "width" not in page.made()
-    page.form |= {"Size": "32x80", "Negative prompt": "a cat", "Seed": 3}
+    page.form |= {"Size": "64x48", "Negative prompt": "a cat", "Seed": 3}
     found = page.made()
-    assert (found["width"], found["height"], found["negative_prompt"]) == ("32", "80", "a cat")
+    assert (found["width"], found["height"], found["negative_prompt"]) == ("64", "48", "a cat")
     request = links.from_query(found, engine)
-    assert (request.width, request.height, request.negative_prompt, request.seed) == (32, 80, "a cat", 3)
+    assert (request.width, request.height, request.negative_prompt, request.seed) == (64, 48, "a cat", 3)
     page.choose("steps")
     assert page.form["Size"] == "32x32" and not page.form["Negative prompt"]
     page.form |= {"Decoder steps": 1, "Decoder guidance": 2.5}
@@ -160,6 +160,9 @@ def test_a_link_fills_the_form_of_another_model(client):
     shown = ("Model", "Prompt", "Size", "Negative prompt", "Top-k", "Images", "Seed")
     assert [page.form[label] for label in shown] == ["sizes", "a cat", "80x32", "a dog", 7, 1, 0]
     assert link.items() <= page.made().items()
+    # The other side is that of the model.
+    page.open({"model": "sizes", "prompt": "a cat", "height": "48"})
+    assert page.form["Size"] == "64x48"
     # The name of a class is that class.
     page.open({"model": "names", "prompt": "Tinca tinca"})
     assert (page.form["Model"], page.form["Class"]) == ("names", "0")
