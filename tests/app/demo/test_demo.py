@@ -411,6 +411,9 @@ def test_a_fast_race_is_slowed_down_and_a_slow_one_has_few_frames(tmp_path):
         assert sum(duration for _, duration in frames) / 1000 - film.RESTS / 1000 == pytest.approx(lasts, abs=0.51)
         assert len(frames) <= film.FRAMES + 1
         assert frames[0][0].size == (3 * 40, film.CLOCK + 40 + film.FOOT)
+    # As a phone shows it.
+    frames = read_frames(film.write_race(lanes, "race", tmp_path, columns=2))
+    assert frames[0][0].size == (2 * 40, 2 * (film.CLOCK + 40) + film.FOOT)
 
 
 def test_a_film_has_a_frame_per_forward_pass(tmp_path, engine):
