@@ -134,6 +134,10 @@ def open_app(
     ] = "127.0.0.1",
     port: Port = 7860,
     auth: Annotated[str | None, typer.Option(envvar="ARIMAGE_APP_AUTH", help="user:password of the page.")] = None,
+    root_path: Annotated[
+        str | None,
+        typer.Option(help="Address of the page, if a proxy shows it, as in https://example.org/demo, or its path."),
+    ] = None,
     lora: Loras = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -143,29 +147,13 @@ def open_app(
     """Open the demo: watch images while they are decoded, let decodings race, edit images."""
     steps = steps_of(compile_steps, eager)
     try:
-        from .demo.demo import serve_demo
+        from .demo.demo import open_demo
         from .server.auth import check_password
-        from .server.uvicorn_server import check_free
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[app]'") from error
 
-    from .engine.engine import Engine
-    from .engine.models import load_models
-    from .engine.videos import VideoMaker
-
     password = check_password(host, auth)
-    check_free(host, port)
-    pipelines = load_models(model, device, dtype, videos=True, lora=lora, steps=steps)
-    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
-    if not pipelines:
-        raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
-    engine, maker = Engine(pipelines), VideoMaker(videos) if videos else None
-    if maker is not None:
-        # Both use the same device.
-        maker.on_device_error = engine.fail
-        maker.warm_up()
-    engine.warm_up()
-    serve_demo(engine, host, port, password, maker)
+    open_demo(model, host, port, password, root_path, device=device, dtype=dtype, lora=lora, steps=steps)
 
 
 def _check_replicas(replicas: int | None, most: int | None, device: str | None) -> None:

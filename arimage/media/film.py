@@ -43,22 +43,22 @@ def write_film(film: Film, name: str, folder: str) -> Path:
     return path
 
 
-def write_race(films: Sequence[Film], name: str, folder: str) -> Path:
-    """Write a WebP of several films next to each other. All start at once and run at their true speed, or equally
-    slowed down if they would be over too soon."""
+def write_race(films: Sequence[Film], name: str, folder: str, columns: int = 4) -> Path:
+    """Write a WebP of several films next to each other, at most `columns` in a row. All start at once and run at their
+    true speed, or equally slowed down if they would be over too soon."""
     longest = max(film.seconds[-1] for film in films)
     slower = max(1, math.ceil(SHORTEST / longest))
     tick = max(TICK, longest * slower / FRAMES)
     ticks = math.ceil(longest * slower / tick) + 1
-    frames = [_race_frame(films, number * tick / slower, slower) for number in range(ticks)]
+    columns = min(columns, 2 if len(films) in (2, 4) else len(films))
+    frames = [_race_frame(films, number * tick / slower, slower, columns) for number in range(ticks)]
     path = own_path(name, ".webp", folder)
     write_animation(frames, [round(1000 * tick)] * (ticks - 1) + [RESTS], path)
     return path
 
 
-def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
+def _race_frame(films: Sequence[Film], now: float, slower: int, columns: int) -> Image.Image:
     """One frame: the progress of every film `now` seconds after the start."""
-    columns = 2 if len(films) in (2, 4) else len(films)
     width, height = (max(sides) for sides in zip(*(film.frames[0].size for film in films), strict=True))
     rows = math.ceil(len(films) / columns)
     canvas = Image.new("RGB", (columns * width, rows * (CLOCK + height) + FOOT), PAPER)
@@ -68,13 +68,13 @@ def _race_frame(films: Sequence[Film], now: float, slower: int) -> Image.Image:
         done = now >= film.seconds[-1]
         pen.text((left + 10, top + 8), f"{min(now, film.seconds[-1]):.2f} s", INK if done else FAINT, _font(34))
         passes = passes_text(film.passes) if done else ""
-        pen.text((left + width - 12, top + 44), passes, FAINT, _font(15), anchor="rs")
+        pen.text((left + width - 12, top + 44), passes, FAINT, _font(20), anchor="rs")
         # Before the first forward pass there is nothing to see.
         seen = bisect_right(film.seconds, now)
         if seen:
             canvas.paste(film.frames[seen - 1], (left, top + CLOCK))
     speed = "at true speed" if slower == 1 else f"{slower} times slower"
-    pen.text((10, canvas.height - FOOT + 6), f"Measured one after another, shown together {speed}", FAINT, _font(13))
+    pen.text((10, canvas.height - FOOT + 4), f"Measured one after another, shown together {speed}", FAINT, _font(18))
     return canvas
 
 

@@ -2,13 +2,9 @@
 
 import os
 
-from arimage.app.demo.demo import serve_demo
-from arimage.app.engine.engine import Engine
-from arimage.app.engine.models import load_models
+from arimage.app.demo.demo import open_demo
 
 
 if __name__ == "__main__":
-    # None: a GPU if the Space has one.
-    engine = Engine(load_models(os.environ.get("ARIMAGE_MODELS", "").split(), None))
-    # The address at which a Space is reached; everybody may use it.
-    serve_demo(engine, "0.0.0.0", 7860, None)
+    # The address at which a Space is reached; everybody may use it. It takes a GPU if the Space has one.
+    open_demo(os.environ.get("ARIMAGE_MODELS", "").split(), "0.0.0.0", 7860, None)

@@ -1,10 +1,12 @@
 """The demo's named endpoints, for gradio_client and REST."""
 
 from collections.abc import Iterator
+from typing import Any, get_args
 
 import gradio as gr
 from PIL import Image
 
+from ...decoding import Order
 from ..engine.engine import Engine
 from ..engine.types import Progress, Request, Result
 from .controls import events, random_seed
@@ -47,6 +49,14 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         image = gr.Image(label="image: the image to change", type="pil", image_mode=None)
         mask_image = gr.Image(label="mask_image: white where to change the image", type="pil", image_mode=None)
         references = gr.Gallery(label="references: images that the model reads with the prompt", type="pil")
+        width = gr.Number(label="width: in pixels, with height one of the sizes of the model", precision=0)
+        height = gr.Number(label="height: in pixels", precision=0)
+        negative_prompt = gr.Textbox(label="negative_prompt: what not to show, for models that accept it")
+        order = gr.Dropdown(list(get_args(Order)), value=None, label="order: of the tokens, for models that accept it")
+        num_inference_steps = gr.Number(
+            label="num_inference_steps: from tokens to pixels, for models that accept them", precision=0
+        )
+        decoder_guidance_scale = gr.Number(label="decoder_guidance_scale: that of these steps")
         picture = gr.Image(label="picture", format="png")
         pictures = gr.Gallery(label="pictures", format="png")
         maps = gr.Gallery(label="maps", format="png")
@@ -74,6 +84,12 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         preview_every: int = 4,
         min_p: float | None = None,
         references: list[tuple[Image.Image, str | None]] | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        negative_prompt: str | None = None,
+        order: Any = None,
+        num_inference_steps: int | None = None,
+        decoder_guidance_scale: float | None = None,
     ) -> Iterator[tuple[list[str], dict]]:
         request = Request(
             model=model,
@@ -88,6 +104,12 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             top_p=top_p,
             min_p=min_p,
             references=tuple(image for image, _ in references or []),
+            width=width,
+            height=height,
+            negative_prompt=negative_prompt,
+            order=order,
+            num_inference_steps=num_inference_steps,
+            decoder_guidance_scale=decoder_guidance_scale,
             preview_every=preview_every,
         )
         yield from run(request)
@@ -133,9 +155,10 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
 
     subject = [prompt, model, class_label]
     sampling = [guidance_scale, temperature, top_k, top_p]
+    others = [references, width, height, negative_prompt, order, num_inference_steps, decoder_guidance_scale]
     call.click(
         generate,
-        [*subject, decoding, seed, count, *sampling, preview_every, min_p, references],
+        [*subject, decoding, seed, count, *sampling, preview_every, min_p, *others],
         [pictures, state],
         api_name="generate",
         api_description=ABOUT_GENERATE,

@@ -61,6 +61,13 @@ def random_seed() -> int:
     return random.randrange(10**6)
 
 
+def class_choices(info: ModelInfo) -> list[tuple[str, str]]:
+    """Labels and values of the classes of a model: names with ids, or ids alone."""
+    if info.class_names is not None:
+        return [(f"{name} · {i}", str(i)) for i, name in enumerate(info.class_names)]
+    return [(str(i), str(i)) for i in range(info.classes or 0)]
+
+
 def decoding_choices(engine: Engine | VideoMaker, model: str) -> list[tuple[str, str]]:
     """Labels and values of the decodings of a model, exact ones first; the default has its settings."""
     info = engine.models[model]
@@ -86,18 +93,27 @@ class Subject:
         self.prompt = gr.Textbox(
             EXAMPLES[0],
             label="Prompt",
-            placeholder="What the image shows",
+            info="What the image shows.",
             visible=info.classes is None,
             max_lines=1,
             elem_classes=self._list_of(first),
             scale=2,
             min_width=120,
         )
-        self.class_label = gr.Number(0, label="Class", precision=0, visible=info.classes is not None, min_width=120)
+        self.class_label = gr.Dropdown(
+            class_choices(info),
+            value=None if info.classes is None else "0",
+            label="Class",
+            info="What the image shows; type to search.",
+            visible=info.classes is not None,
+            scale=2,
+            min_width=120,
+        )
         self.model = gr.Dropdown(
             list(engine.models),
             value=first,
             label="Model",
+            info="Makes the image.",
             filterable=False,
             visible=len(engine.models) > 1,
             min_width=180,
@@ -107,19 +123,23 @@ class Subject:
     def inputs(self) -> list[gr.components.Component]:
         return [self.model, self.prompt, self.class_label]
 
-    def condition(self, model: str, prompt: str, class_label: int) -> dict:
+    def condition(self, model: str, prompt: str, class_label: str | None) -> dict:
         """The arguments of a `Request` for the model and its prompt or class."""
         if self._engine.models[model].classes is None:
             return {"model": model, "prompt": prompt}
-        return {"model": model, "class_label": class_label}
+        return {"model": model, "class_label": None if class_label is None else int(class_label)}
 
-    def show(self, model: str, value: str | int | None = None) -> dict:
-        """Show the prompt or the class, whichever the model takes, with a value if there is one."""
-        reads_text = self._engine.models[model].classes is None
-        text, number = ({} if value is None or shown != reads_text else {"value": value} for shown in (True, False))
+    def show(self, model: str, class_label: str | None, prompt: str | None = None) -> dict:
+        """Show the prompt or the classes, whichever the model takes, with these values if it has them."""
+        info = self._engine.models[model]
+        choices = class_choices(info)
+        chosen = None if info.classes is None else "0"
+        if class_label in [value for _, value in choices]:
+            chosen = class_label
+        text = {} if prompt is None else {"value": prompt}
         return {
-            self.prompt: gr.Textbox(**text, visible=reads_text, elem_classes=self._list_of(model)),
-            self.class_label: gr.Number(**number, visible=not reads_text),
+            self.prompt: gr.Textbox(**text, visible=info.classes is None, elem_classes=self._list_of(model)),
+            self.class_label: gr.Dropdown(choices, value=chosen, visible=info.classes is not None),
         }
 
     def _list_of(self, model: str) -> list[str]:
@@ -134,7 +154,12 @@ class DecodingChoice:
         self._engine = engine
         first, info = next(iter(engine.models.items()))
         self.dropdown = gr.Dropdown(
-            decoding_choices(engine, first), value=info.decoding, label="Decoding", filterable=False, min_width=310
+            decoding_choices(engine, first),
+            value=info.decoding,
+            label="Decoding",
+            info="How the tokens of the image are decided.",
+            filterable=False,
+            min_width=310,
         )
         self.about = gr.HTML(markup.about_decoding(info, info.decoding), render=False)
         self.dropdown.change(self._about, [subject.model, self.dropdown], self.about, **AT_ONCE)

@@ -1,6 +1,7 @@
 """The Gradio demo: images while they are generated, what the models know, races of decodings, and edits."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount
 
 from ..engine.engine import Engine
+from ..engine.models import load_models
 from ..engine.videos import VideoMaker
 from ..server.auth import local_only
-from ..server.uvicorn_server import Server, serve_until_stopped
+from ..server.uvicorn_server import Server, check_free, serve_until_stopped
 from . import markup
 from .api import add_endpoints
-from .controls import GENERATES
+from .controls import AT_ONCE, GENERATES
 from .edit_tab import edit_tab
 from .gallery_tab import gallery_tab
 from .gate import Gate
@@ -32,6 +34,12 @@ from .video_tab import video_tab
 
 # Pages whose last results are kept for *Same seed again*, *Film* and *Take the last image*.
 SESSIONS = 128
+# The prompt of the tab that was left. Videos have prompts of their own, which name a movement.
+FOLLOW = """(...prompts) => {{
+    const left = window.arimageTab ?? 0;
+    window.arimageTab = {number};
+    return prompts[left];
+}}"""
 
 
 def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
@@ -42,20 +50,25 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
         gr.HTML(markup.intro(engine))
         gr.HTML(markup.suggestions(engine))
         with gr.Tabs() as tabs:
-            with gr.Tab("Generate", id="generate"):
+            with gr.Tab("Generate", id="generate") as tab:
                 generate = GenerateTab(engine)
+            prompts = [(tab, generate.subject.prompt)]
             if any(info.names for info in engine.models.values()):
                 with gr.Tab("Gallery") as tab:
                     gallery_tab(engine, tab, tabs, generate)
+                prompts.append((tab, generate.subject.prompt))
             if any(len(info.decodings) > 1 for info in engine.models.values()):
-                with gr.Tab("Race"):
-                    race_tab(engine, comparison)
+                with gr.Tab("Race") as tab:
+                    prompts.append((tab, race_tab(engine, comparison).prompt))
             if any(info.edits for info in engine.models.values()):
-                with gr.Tab("Edit"):
-                    edit_tab(engine, generate.last)
+                with gr.Tab("Edit") as tab:
+                    prompts.append((tab, edit_tab(engine, generate.last).prompt))
             if videos is not None:
                 with gr.Tab("Video") as tab:
                     video_tab(videos, tab)
+        for number, (tab, prompt) in enumerate(prompts):
+            every = [one for _, one in prompts]
+            tab.select(None, every, prompt, js=FOLLOW.format(number=number), **AT_ONCE)
         demo.load(generate.open_page, None, generate.outputs, **GENERATES)
         # The page calls its functions by number. Without names, none can take the name of an endpoint.
         for function in demo.fns.values():
@@ -67,10 +80,19 @@ def build_demo(engine: Engine, videos: VideoMaker | None = None) -> Demo:
 
 
 def demo_app(
-    engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
+    engine: Engine,
+    host: str,
+    port: int,
+    auth: tuple[str, str] | None,
+    videos: VideoMaker | None = None,
+    root_path: str | None = None,
 ) -> FastAPI:
     """The demo as an application for `host`. Pages of other sites cannot read its answers, and without a password they
-    cannot send it requests."""
+    cannot send it requests.
+
+    Args:
+        root_path: the path, or the whole address, at which a proxy shows it.
+    """
     demo = build_demo(engine, videos)
     # Each waiting request occupies a thread.
     demo.max_threads = engine.limits.queue + 40
@@ -78,7 +100,7 @@ def demo_app(
     # Gradio lets pages of any site read its answers unless the application around it has CORS rules. These allow
     # nobody.
     middleware = [
-        *([] if auth else local_only(host)),
+        *([] if auth else local_only(host, root_path if root_path and "://" in root_path else None)),
         Middleware(CORSMiddleware),
         Middleware(Gate, folder=Path(get_upload_folder())),
     ]
@@ -90,6 +112,7 @@ def demo_app(
         server_name=host,
         server_port=port,
         auth=auth,
+        root_path=root_path,
         theme=gr.themes.Base(primary_hue="teal", neutral_hue="slate", font=["system-ui", "sans-serif"]),
         css_paths=Path(__file__).parent / "style.css",
         js=markup.SUGGEST,
@@ -116,8 +139,62 @@ async def _unknown(http: HTTPRequest, error: Exception) -> Response:
     return JSONResponse({"detail": message}, 400)
 
 
+def check_root_path(root_path: str | None) -> None:
+    """Refuse a path or address of another form.
+
+    Raises:
+        ValueError: with the option.
+    """
+    if root_path is not None and not re.fullmatch(r"(https?://[^/\s?#]+)?(/[^/\s?#]+)*", root_path):
+        raise ValueError(
+            f"--root-path is {root_path}: give the address behind which the demo is, as in https://example.org/demo, "
+            "or its path, as in /demo"
+        )
+
+
+def open_demo(
+    models: list[str] | None,
+    host: str,
+    port: int,
+    auth: tuple[str, str] | None,
+    root_path: str | None = None,
+    device: str | None = None,
+    **loading,
+) -> None:
+    """Load models and serve the demo, as `arimage app` does.
+
+    Args:
+        models: names, folders or Hub repositories; None for those that are installed.
+        auth: user and password of the page; None lets everybody in.
+        root_path: as in `demo_app`.
+        device, loading: dtype, lora and steps, as in `load_models`.
+
+    Raises:
+        ValueError: if the address cannot be used, or no model generates images.
+        RuntimeError: if the engine failed.
+    """
+    check_root_path(root_path)
+    check_free(host, port)
+    pipelines = load_models(models, device, videos=True, **loading)
+    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
+    if not pipelines:
+        raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
+    engine, maker = Engine(pipelines), VideoMaker(videos) if videos else None
+    if maker is not None:
+        # Both use the same device.
+        maker.on_device_error = engine.fail
+        maker.warm_up()
+    engine.warm_up()
+    serve_demo(engine, host, port, auth, maker, root_path)
+
+
 def serve_demo(
-    engine: Engine, host: str, port: int, auth: tuple[str, str] | None, videos: VideoMaker | None = None
+    engine: Engine,
+    host: str,
+    port: int,
+    auth: tuple[str, str] | None,
+    videos: VideoMaker | None = None,
+    root_path: str | None = None,
 ) -> None:
     """Serve the demo until SIGINT or SIGTERM. Its images are in a temporary folder, which is removed at the end.
 
@@ -126,6 +203,7 @@ def serve_demo(
     """
     with tempfile.TemporaryDirectory(prefix="arimage-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
-        server = Server(demo_app(engine, host, port, auth, videos), engine, host, port, log_level="warning")
+        app = demo_app(engine, host, port, auth, videos, root_path)
+        server = Server(app, engine, host, port, log_level="warning")
         server.on_start = lambda: print(f"arimage is at http://{host}:{port}/", flush=True)
         serve_until_stopped(server, engine)

@@ -14,13 +14,13 @@ from .generate_tab import last_of, preview_every
 from .pictures import for_editor, image_and_mask, saved, stamped
 
 
-def edit_tab(engine: Engine, last: gr.State) -> None:
-    """Build the tab; `last` is the last run of `generate_tab`."""
+def edit_tab(engine: Engine, last: gr.State) -> Subject:
+    """Build the tab and return its model and prompt; `last` is the last run of `generate_tab`."""
     info = next(iter(engine.models.values()))
     with gr.Row():
         subject = Subject(engine)
         decoding = DecodingChoice(engine, subject)
-        seed = gr.Number(0, label="Seed", precision=0, min_width=100)
+        seed = gr.Number(0, label="Seed", info="Same seed, same image.", precision=0, min_width=100)
     decoding.about.render()
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
@@ -103,12 +103,13 @@ def edit_tab(engine: Engine, last: gr.State) -> None:
     take.click(take_last, last, editor, **AT_ONCE)
     editor.upload(take_upload, [editor, subject.model], editor, **AT_ONCE)
 
-    def on_model(model: str) -> dict:
-        return subject.show(model) | decoding.choices(model) | {hint: markup.about_editing(engine.models[model])}
+    def on_model(model: str, class_label: str | None) -> dict:
+        about = {hint: markup.about_editing(engine.models[model])}
+        return subject.show(model, class_label) | decoding.choices(model) | about
 
-    subject.model.input(
-        on_model, subject.model, [*subject.inputs[1:], decoding.dropdown, decoding.about, hint], **AT_ONCE
-    )
+    shown = [*subject.inputs[1:], decoding.dropdown, decoding.about, hint]
+    subject.model.input(on_model, [subject.model, subject.class_label], shown, **AT_ONCE)
+    return subject
 
 
 def check_drawing(drawing: dict | None) -> None:

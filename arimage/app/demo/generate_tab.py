@@ -1,36 +1,30 @@
 """The tab that shows images while they are generated."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import get_args
+from pathlib import Path
+from urllib.parse import parse_qsl
 
 import gradio as gr
+from gradio.events import Dependency
 
-from ...decoding import Order
 from ...media.film import write_film
 from ..engine.engine import Engine
-from ..engine.models import ModelInfo
 from ..engine.ticket import Ticket
-from ..engine.types import SAMPLING, Progress, Request, Result
+from ..engine.types import Progress, Request, Result
 from . import markup
-from .controls import (
-    AT_ONCE,
-    EXAMPLES,
-    GENERATES,
-    DecodingChoice,
-    GenerateAndStop,
-    Subject,
-    chosen,
-    events,
-    random_seed,
-    refusal,
-)
-from .links import from_query, to_query
-from .pictures import saved, stamped, write_download
+from .controls import AT_ONCE, EXAMPLES, GENERATES, GenerateAndStop, Subject, events, random_seed, refusal
+from .links import REFERENCES, from_query, to_query
+from .pictures import saved, stamped, thumbnail, write_download
+from .settings import Settings
 
 
 # The address of the page is the link to its image. Without access to the clipboard, the link is shown.
-SHOW_LINK = "(link) => link && history.replaceState(null, '', link)"
+SHOW_LINK = """(link, picture) => {
+    if (!link) return;
+    history.replaceState(null, "", link);
+    dispatchEvent(new CustomEvent("arimage-made", {detail: {link, picture}}));
+}"""
 COPY_LINK = """async (link) => {
     history.replaceState(null, "", link);
     try { await navigator.clipboard.writeText(location.href); }
@@ -62,7 +56,6 @@ class GenerateTab:
         self._engine = engine
         # The finished image of the address without settings.
         self._first: Result | None = None
-        info = next(iter(engine.models.values()))
         with gr.Row(equal_height=False):
             with gr.Column(scale=4, min_width=300, elem_classes="controls"):
                 with gr.Column(min_width=300):
@@ -71,56 +64,10 @@ class GenerateTab:
                     with gr.Row():
                         self._actions = GenerateAndStop(engine, "Generate", "generate", ("Random seed",))
                 with gr.Column(min_width=300, elem_classes="settings"):
-                    gr.Examples(EXAMPLES, self.subject.prompt, label="Try")
-                    self._decoding = DecodingChoice(engine, self.subject)
-                    self._decoding.about.render()
-                    with gr.Row():
-                        self._seed = gr.Number(0, label="Seed", precision=0, min_width=120)
-                        self._count = gr.Slider(
-                            1,
-                            engine.limits.images,
-                            value=1,
-                            step=1,
-                            precision=0,
-                            label="Images",
-                            min_width=120,
-                            buttons=[],
-                        )
-                    self._references = gr.Gallery(
-                        **_references(info),
-                        interactive=True,
-                        label="References",
-                        type="pil",
-                        format="png",
-                        height=140,
-                        columns=4,
-                        buttons=[],
-                        elem_id="references",
-                    )
-                    with gr.Accordion("Advanced", open=False), gr.Row():
-                        self._order = gr.Dropdown(
-                            list(get_args(Order)),
-                            value=info.order,
-                            label="Order of the tokens",
-                            visible=info.order is not None,
-                            filterable=False,
-                            min_width=150,
-                        )
-                        self._sampling = [
-                            gr.Number(
-                                info.sampling[name], label=label, info=hint, step=step, precision=digits, min_width=150
-                            )
-                            for name, label, hint, step, digits in (
-                                ("guidance_scale", "Guidance", "1 is off", 0.1, None),
-                                ("temperature", "Temperature", "Above 0", 0.1, None),
-                                ("top_k", "Top-k", "0 is off", 1, 0),
-                                ("top_p", "Top-p", "1 is off", 0.05, None),
-                                ("min_p", "Min-p", "0 is off", 0.01, None),
-                            )
-                        ]
-                        self._inference_steps = gr.Number(
-                            **_inference_steps(info), label="Decoder steps", precision=0, min_width=150
-                        )
+                    reads_text = next(iter(engine.models.values())).classes is None
+                    examples = gr.Examples(EXAMPLES, self.subject.prompt, label="Try", visible=reads_text)
+                    self._examples = examples.dataset
+                    self._settings = Settings(engine, self.subject)
             with gr.Column(scale=5, min_width=300):
                 self._gallery = gr.Gallery(
                     show_label=False,
@@ -139,51 +86,61 @@ class GenerateTab:
                     self._film = gr.Button("Film", elem_id="make-film", **after)
                     self._copy = gr.Button("Copy link", elem_id="copy-link", **after)
                     self._download = gr.DownloadButton("Download", elem_id="download", **after)
+                self._history = gr.HTML(
+                    js_on_load=Path(__file__).with_name("history.js").read_text(encoding="utf-8"), elem_id="history"
+                )
         self.last = gr.State()
-        self._link = gr.Textbox(visible=False)
+        # The link to the finished images, and a small picture of the first.
+        self._link, self._picture = gr.Textbox(visible=False), gr.Textbox(visible=False)
         shown = [self._gallery, self._status, self._download, *self._actions.buttons]
-        finished = [*shown, self._again, self._film, self._copy, self._link, self.last, self._seed]
-        self._inputs = [
-            *self.subject.inputs,
-            self._decoding.dropdown,
-            self._seed,
-            self._count,
-            self._references,
-            self._order,
-            self._inference_steps,
-            *self._sampling,
-        ]
-        fields = [*self._inputs, self._decoding.about]
+        made = [self._link, self._picture, self.last]
+        finished = [*shown, self._again, self._film, self._copy, *made, self._settings.seed]
+        self._inputs = [*self.subject.inputs, *self._settings.inputs]
+        fields = [*self.subject.inputs, self._examples, *self._settings.outputs]
         self.outputs = list(dict.fromkeys([*finished, *fields]))
 
         # Before the runs themselves, because the page runs them in this order.
         for button in (self._actions.start, *self._actions.others, self._again, self._film):
             button.click(None, js=SHOW_IMAGE, **AT_ONCE)
-        for trigger in (self._actions.start.click, self.subject.prompt.submit):
+        for trigger in (self._actions.start.click, self.subject.prompt.submit, examples.load_input_event.success):
             self.generate_on(trigger)
-        self.generate_on(self._actions.others[0].click, self._generate_with_random_seed)
+        random = self._actions.others[0].click
+        self._show_link(random(self._generate_with_random_seed, self._inputs, self.outputs, **GENERATES))
+        self._show_link(self._history.click(self._reopen, None, self.outputs, **GENERATES))
         self._again.click(self._generate_again, self.last, finished, **GENERATES)
         self._film.click(self._generate_film, self.last, shown, **GENERATES)
         self._copy.click(None, self._link, self._copy, js=COPY_LINK, **AT_ONCE)
-        self.subject.model.input(self._on_model, self.subject.model, fields, **AT_ONCE)
+        given = [self.subject.model, self.subject.class_label]
+        self.subject.model.input(self._form_of, given, fields, **AT_ONCE)
 
-    def generate_on(self, trigger: Callable, generate: Callable | None = None) -> None:
-        """Run `generate`, by default the form, on a Gradio event. Afterwards the page's address is the link to the
-        image.
+    def generate_on(self, trigger: Callable) -> None:
+        """Generate what the form says on a Gradio event.
 
         Args:
             trigger: registers a listener, as `button.click` does.
         """
-        run = trigger(generate or self._generate_form, self._inputs, self.outputs, **GENERATES)
-        run.success(None, self._link, js=SHOW_LINK, **AT_ONCE)
+        self._show_link(trigger(self._generate_form, self._inputs, self.outputs, **GENERATES))
+
+    def _show_link(self, run: Dependency) -> None:
+        """After a run, the page's address is the link to the image."""
+        run.success(None, [self._link, self._picture], js=SHOW_LINK, **AT_ONCE)
 
     def open_page(self, page: gr.Request) -> Iterator[dict]:
         """Generate the image of the link that opened the page, or else the first example."""
+        yield from self._open(page, page.query_params)
+
+    def _reopen(self, page: gr.Request, event: gr.EventData) -> Iterator[dict]:
+        link = getattr(event, "link", None)
+        if not isinstance(link, str):
+            raise refusal("no picture was clicked: click one")
+        yield from self._open(page, dict(parse_qsl(link.removeprefix("?"))))
+
+    def _open(self, page: gr.Request, query: Mapping[str, str]) -> Iterator[dict]:
         engine = self._engine
-        request = from_query(page.query_params, engine)
+        request = from_query(query, engine)
         if request is None:
             model = next(iter(engine.models))
-            subject = self.subject.condition(model, EXAMPLES[0], 0)
+            subject = self.subject.condition(model, EXAMPLES[0], "0")
             first = Request(**subject, preview_every=preview_every(engine, model))
             if self._first is not None:
                 yield self._finished(first, self._first)
@@ -194,28 +151,12 @@ class GenerateTab:
                 yield update
         else:
             request = replace(request, preview_every=preview_every(engine, request.model))
-            yield self._fields_of(request)
+            label = None if request.class_label is None else str(request.class_label)
+            yield {self.subject.model: request.model, **self._form_of(request.model, label, request)}
+            if REFERENCES in query:
+                yield {self._status: markup.ADD_REFERENCES, self._link: ""}
+                return
             yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
-
-    def _fields_of(self, request: Request) -> dict:
-        """Updates that fill the form with a request."""
-        info = self._engine.models[request.model]
-        given = {
-            component: getattr(request, name)
-            for component, name in zip(self._sampling, SAMPLING, strict=True)
-            if getattr(request, name) is not None
-        }
-        return {
-            **self._on_model(request.model),
-            **self.subject.show(request.model, request.prompt if info.classes is None else request.class_label),
-            **self._decoding.choices(request.model, request.decoding),
-            **given,
-            self.subject.model: request.model,
-            self._seed: request.seed,
-            self._count: request.count,
-            **({} if request.order is None else {self._order: request.order}),
-            **({} if request.num_inference_steps is None else {self._inference_steps: request.num_inference_steps}),
-        }
 
     def _generate(self, submit: Callable[[Request], Ticket], request: Request) -> Iterator[dict]:
         for event in events(submit, request):
@@ -240,31 +181,29 @@ class GenerateTab:
             self._again: gr.Button(interactive=True),
             self._film: gr.Button(interactive=True),
             self._copy: gr.Button("Copy link", interactive=True),
-            self._link: to_query(result, self._engine),
+            self._link: to_query(request, result, self._engine),
+            self._picture: thumbnail(images[0]),
             self.last: (request, result),
             **self._actions.idle(),
         }
 
-    def _generate_form(
-        self, page: gr.Request, model, prompt, class_label, decoding, seed, count, references, order, steps, *sampling
-    ) -> Iterator[dict]:
+    def _generate_form(self, page: gr.Request, *given) -> Iterator[dict]:
+        yield from self._generate_values(page, dict(zip(self._inputs, given, strict=True)))
+
+    def _generate_with_random_seed(self, page: gr.Request, *given) -> Iterator[dict]:
+        seed = self._settings.seed
+        values = dict(zip(self._inputs, given, strict=True)) | {seed: random_seed()}
+        for update in self._generate_values(page, values):
+            yield {seed: values[seed], **update}
+
+    def _generate_values(self, page: gr.Request, values: dict) -> Iterator[dict]:
+        model, prompt, class_label = (values[control] for control in self.subject.inputs)
         request = Request(
             **self.subject.condition(model, prompt, class_label),
-            decoding=chosen(self._engine.models[model], decoding),
-            seed=seed,
-            count=count,
-            references=tuple(image for image, _ in references or []),
-            order=order,
-            num_inference_steps=steps,
+            **self._settings.fields(model, values),
             preview_every=preview_every(self._engine, model),
-            **dict(zip(SAMPLING, sampling, strict=True)),
         )
         yield from self._actions.run(page, self._status, lambda submit: self._generate(submit, request))
-
-    def _generate_with_random_seed(self, page: gr.Request, *values) -> Iterator[dict]:
-        values = dict(zip(self._inputs, values, strict=True)) | {self._seed: random_seed()}
-        for update in self._generate_form(page, *values.values()):
-            yield {self._seed: values[self._seed], **update}
 
     def _generate_again(self, page: gr.Request, last: tuple[Request, Result] | None) -> Iterator[dict]:
         request = last_of(last)[0]
@@ -289,14 +228,13 @@ class GenerateTab:
 
         yield from self._actions.run(page, self._status, generate)
 
-    def _on_model(self, model: str) -> dict:
-        info = self._engine.models[model]
-        defaults = [info.sampling[name] for name in SAMPLING]
-        update = self.subject.show(model) | self._decoding.choices(model)
-        update[self._order] = gr.Dropdown(value=info.order, visible=info.order is not None)
-        update[self._inference_steps] = gr.Number(**_inference_steps(info))
-        update[self._references] = gr.Gallery(**_references(info))
-        return update | dict(zip(self._sampling, defaults, strict=True))
+    def _form_of(self, model: str, class_label: str | None, request: Request | None = None) -> dict:
+        """Updates that show the form of a model, filled with its defaults or a request."""
+        return {
+            **self.subject.show(model, class_label, None if request is None else request.prompt),
+            self._examples: gr.Dataset(visible=self._engine.models[model].classes is None),
+            **self._settings.show(model, request),
+        }
 
 
 def last_of(last: tuple[Request, Result] | None) -> tuple[Request, Result]:
@@ -308,17 +246,6 @@ def last_of(last: tuple[Request, Result] | None) -> tuple[Request, Result]:
     if last is None:
         raise refusal("no image has been generated yet: generate one in the tab Generate")
     return last
-
-
-def _inference_steps(info: ModelInfo) -> dict:
-    """The default number of denoising steps, and whether the model has any."""
-    steps = info.sampling.get("num_inference_steps")
-    return {"value": steps, "visible": steps is not None}
-
-
-def _references(info: ModelInfo) -> dict:
-    """No images yet, and whether the model reads any."""
-    return {"value": None, "visible": info.references > 0}
 
 
 def _columns(request: Request) -> int:

@@ -12,28 +12,40 @@ from .controls import chosen, refusal
 READ = {
     "model": str,
     "prompt": str,
+    "negative_prompt": str,
     "class_label": int,
+    "height": int,
+    "width": int,
     "count": int,
     "seed": int,
     "decoding": str,
     "order": str,
     "num_inference_steps": int,
+    "decoder_guidance_scale": float,
     **dict.fromkeys(SAMPLING, float),
     "top_k": int,
 }
 
 
-def to_query(result: Result, engine: Engine) -> str:
-    """The query that generates the images of a result again. The model's default settings are left out, except its
+# How many references the images had, which no link holds.
+REFERENCES = "references"
+
+
+def to_query(request: Request, result: Result, engine: Engine) -> str:
+    """The query that generates the images of a request again. The model's default settings are left out, except its
     decoding, which may change."""
     info = engine.models[result.settings["model"]]
     defaults = {"count": 1, "order": info.order, **info.sampling}
     settings = {name: result.settings[name] for name in READ if name in result.settings}
-    return "?" + urlencode({name: value for name, value in settings.items() if value != defaults.get(name)})
+    # A size is both.
+    if (settings["height"], settings["width"]) == info.sizes[0]:
+        del settings["height"], settings["width"]
+    settings = {name: value for name, value in settings.items() if value != defaults.get(name)}
+    return "?" + urlencode(settings | ({REFERENCES: len(request.references)} if request.references else {}))
 
 
 def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
-    """The request of a link, or None if it has no settings.
+    """The request of a link without its references, or None if it has no settings.
 
     Raises:
         gr.Error: if a setting cannot be read, the demo does not have the model, or the model cannot generate it.
@@ -57,7 +69,6 @@ def from_query(query: Mapping[str, str], engine: Engine) -> Request | None:
     request = Request(**settings)
     # Before the form is filled: its controls cannot hold any value.
     try:
-        engine.check(request)
+        return engine.check(request)[0]
     except Refused as error:
         raise refusal(f"the link asks for an image that cannot be generated: {error}") from error
-    return request

@@ -9,7 +9,7 @@ from ...pipelines.text.known import Unknown
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo
 from ..engine.types import Progress, Result
-from .pictures import data_uri, map_of
+from .pictures import file_url, map_of
 
 
 # While a prompt is typed, the browser suggests the pictures that the model knows.
@@ -18,6 +18,7 @@ SUGGEST = """() => document.addEventListener("focusin", ({target}) => {
     if (list && target.matches("input")) target.setAttribute("list", list);
 })"""
 EMPTY = '<p class="faint">Press Generate to make an image.</p>'
+ADD_REFERENCES = '<p class="faint">These settings had reference images: add them, then press Generate.</p>'
 STOPPED = '<p class="faint">Stopped.</p>'
 LEGEND = (
     '<p class="faint">In the maps each square is one token, a small piece of the image, and its number is the forward '
@@ -133,12 +134,12 @@ def card(label: str, exact: bool, event: Progress | Result | None, seconds: floa
         )
     passes_map = '<p class="faint">Each forward pass decides all tokens of one scale, from coarse to fine.</p>'
     if event.deciding_pass is not None:
-        source = data_uri(map_of(event.deciding_pass[0]))
+        source = file_url(map_of(event.deciding_pass[0]))
         passes_map = f'<img class="map" src="{source}" alt="The forward pass that decided each token">'
     return (
         f'<article class="card">{head}<p class="headline">{event.seconds:.2f} s</p>'
         f'<p class="faint">{passes_of(event)}</p>'
-        f'<img src="{data_uri(event.images[0])}" alt="The image">{passes_map}</article>'
+        f'<img src="{file_url(event.images[0])}" alt="The image">{passes_map}</article>'
     )
 
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 from gradio.utils import get_upload_folder
@@ -23,8 +24,8 @@ METADATA = "arimage"
 # Side in pixels of maps, and the smallest side of images in the editor.
 SHOWN = 384
 EDITOR = 512
-# Largest side in pixels of images inside a page.
-LARGEST = 512
+# Largest side in pixels of the images that the history shows.
+SMALL = 96
 
 
 def stamped(result: Result) -> list[Image.Image]:
@@ -62,17 +63,21 @@ def saved(image: Image.Image) -> str:
     return str(path)
 
 
-def data_uri(image: Image.Image) -> str:
-    """The image as a data URI. Large images are scaled down, because the page is sent many times."""
-    image = ImageOps.contain(image, (LARGEST, LARGEST)) if max(image.size) > LARGEST else image
-    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
+def file_url(image: Image.Image) -> str:
+    """The address of the image as a PNG file, for HTML: the page may be sent many times, the file is sent once."""
+    return f"gradio_api/file={quote(saved(image))}"
 
 
 def webp_uri(image: Image.Image) -> str:
-    """The image as a lossy data URI, smaller than `data_uri`."""
+    """The image as a lossy data URI."""
     data = io.BytesIO()
     image.save(data, "WEBP", quality=80)
     return "data:image/webp;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def thumbnail(image: Image.Image) -> str:
+    """The image as a small data URI."""
+    return webp_uri(ImageOps.contain(image, (SMALL, SMALL)))
 
 
 def write_download(images: list[Image.Image], name: str, folder: str) -> Path:

@@ -22,6 +22,7 @@ SHOW_RACE = """() => innerWidth <= 680 && setTimeout(
     () => document.getElementById("race-status").scrollIntoView({block: "start"}), 1000
 )"""
 SHOW_FILM = "() => innerWidth <= 680 && document.getElementById('film').scrollIntoView({block: 'start'})"
+IS_NARROW = "(...values) => [...values.slice(0, -1), innerWidth <= 680 ? 1 : 0]"
 # Forward passes that complete the one-time setup of a decoding.
 WARM = 3
 
@@ -88,17 +89,18 @@ def parse_run(engine: Engine, model: str, value: str) -> tuple[str, str]:
     return (other, decoding) if other in engine.models else (model, value)
 
 
-def race_tab(engine: Engine, comparison: Comparison) -> None:
-    """Build the tab."""
+def race_tab(engine: Engine, comparison: Comparison) -> Subject:
+    """Build the tab and return its model and prompt."""
     first = next(iter(engine.models))
     with gr.Row():
         subject = Subject(engine)
-        seed = gr.Number(0, label="Seed", precision=0, min_width=100)
+        seed = gr.Number(0, label="Seed", info="The same for all of them.", precision=0, min_width=100)
     with gr.Row():
         decodings = gr.Dropdown(
             run_choices(engine, first),
             value=some_runs(engine, first),
             label="Decodings",
+            info=f"2 to {SLOTS} ways to generate the image.",
             multiselect=True,
             max_choices=SLOTS,
             scale=4,
@@ -113,8 +115,9 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
     with gr.Row(elem_classes="cards"):
         cards = [gr.HTML(visible=False, min_width=220, elem_id=f"card-{i}") for i in range(SLOTS)]
     legend = gr.HTML(markup.LEGEND, visible=False)
+    narrow = gr.Number(0, label="Narrow", precision=0, visible=False)
 
-    def generate(submit, model, prompt, class_label, decodings, seed) -> Iterator[dict]:
+    def generate(submit, model, prompt, class_label, decodings, seed, narrow) -> Iterator[dict]:
         runs = [parse_run(engine, model, value) for value in decodings]
         update = dict.fromkeys([*cards, legend], gr.HTML(visible=False)) | actions.busy()
         update |= {status: markup.RACE, film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
@@ -135,9 +138,8 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
             shown[cards[number]] = gr.HTML(card, visible=True)
             yield update | {cards[number]: shown[cards[number]]}
             update = {}
-        path = write_race(
-            [result.film for result in results], f"race {prompt or class_label} {seed}", film.GRADIO_CACHE
-        )
+        films = [result.film for result in results]
+        path = write_race(films, f"race {prompt or class_label} {seed}", film.GRADIO_CACHE, 2 if narrow else SLOTS)
         # A busy page may drop updates that another follows at once, so the results are sent again with the last one.
         yield shown | {
             film: gr.Image(path, visible=True),
@@ -155,14 +157,17 @@ def race_tab(engine: Engine, comparison: Comparison) -> None:
     race = gr.on(
         [actions.start.click, subject.prompt.submit],
         race_form,
-        [*subject.inputs, decodings, seed],
+        [*subject.inputs, decodings, seed, narrow],
         [*cards, legend, film, download, status, *actions.buttons],
+        js=IS_NARROW,
         **GENERATES,
     )
     race.success(None, js=SHOW_FILM, **AT_ONCE)
 
-    def on_model(model: str) -> dict:
+    def on_model(model: str, class_label: str | None) -> dict:
         choices = gr.Dropdown(run_choices(engine, model), value=some_runs(engine, model))
-        return subject.show(model) | {decodings: choices}
+        return subject.show(model, class_label) | {decodings: choices}
 
-    subject.model.input(on_model, subject.model, [*subject.inputs[1:], decodings], **AT_ONCE)
+    given = [subject.model, subject.class_label]
+    subject.model.input(on_model, given, [*subject.inputs[1:], decodings], **AT_ONCE)
+    return subject

@@ -29,27 +29,41 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
     with gr.Row(equal_height=False):
         with gr.Column(scale=4, min_width=300, elem_classes="controls"):
             model = gr.Dropdown(
-                list(maker.models), value=first, label="Model", filterable=False, visible=len(maker.models) > 1
+                list(maker.models),
+                value=first,
+                label="Model",
+                info="Makes the video.",
+                filterable=False,
+                visible=len(maker.models) > 1,
             )
-            prompt = gr.Textbox(EXAMPLES[0], label="Prompt", placeholder="What the video shows", max_lines=1)
+            prompt = gr.Textbox(
+                EXAMPLES[0], label="Prompt", info="What the video shows, and how it moves.", max_lines=1
+            )
             with gr.Row():
                 start = gr.Button("Generate", variant="primary", elem_id="make-video")
                 stop = gr.Button("Stop", variant="stop", elem_id="stop-video")
-            gr.Examples(EXAMPLES, prompt, label="Try")
+            examples = gr.Examples(EXAMPLES, prompt, label="Try")
             with gr.Row(elem_classes="settings"):
                 decoding = gr.Dropdown(
                     decoding_choices(maker, first),
                     value=maker.models[first].decoding,
                     label="Decoding",
+                    info="How the tokens are decided.",
                     filterable=False,
                     scale=3,
                 )
-                seed = gr.Number(0, label="Seed", precision=0, min_width=80)
-                length = gr.Dropdown(**length_of(maker, first), label="Length", filterable=False, min_width=100)
+                seed = gr.Number(0, label="Seed", info="Same seed, same video.", precision=0, min_width=80)
+                length = gr.Dropdown(
+                    **length_of(maker, first),
+                    label="Length",
+                    info="Longer takes longer.",
+                    filterable=False,
+                    min_width=100,
+                )
             image = gr.Image(
                 type="pil",
                 image_mode=None,
-                label="First frame, if you have one",
+                label="First frame: the video continues it",
                 height=200,
                 elem_id="first-frame",
                 elem_classes="settings",
@@ -117,8 +131,11 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
     outputs = [opened, film, frames, status, download]
     opening = tab.select(open_tab, opened, outputs, **GENERATES)
     asked = [model, prompt, decoding, seed, image, length]
-    runs = gr.on([start.click, prompt.submit], generate, asked, outputs, cancels=[opening], **GENERATES)
-    stop.click(lambda: markup.STOPPED, None, status, cancels=[opening, runs], **AT_ONCE)
+    runs = [
+        trigger(generate, asked, outputs, cancels=[opening], **GENERATES)
+        for trigger in (start.click, prompt.submit, examples.load_input_event.success)
+    ]
+    stop.click(lambda: markup.STOPPED, None, status, cancels=[opening, *runs], **AT_ONCE)
     model.input(
         lambda name: (
             gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),

@@ -20,7 +20,11 @@ AUTH = ("ada", "opens sesame")
 
 @contextmanager
 def served(
-    engine: Engine, auth: tuple[str, str] | None = None, videos: VideoMaker | None = None, host: str = "127.0.0.1"
+    engine: Engine,
+    auth: tuple[str, str] | None = None,
+    videos: VideoMaker | None = None,
+    host: str = "127.0.0.1",
+    root_path: str | None = None,
 ) -> Iterator[str]:
     """The URL of the demo. The engine is closed with it."""
     with socket.socket() as free:
@@ -29,7 +33,7 @@ def served(
     # The command sets it for good.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", "")
-        thread = threading.Thread(target=serve_demo, args=(engine, host, port, auth, videos))
+        thread = threading.Thread(target=serve_demo, args=(engine, host, port, auth, videos, root_path))
         thread.start()
         url = f"http://127.0.0.1:{port}/"
         try:

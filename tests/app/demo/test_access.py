@@ -27,7 +27,7 @@ from app.demo.demo_kit import AUTH, call, file_data, served, visit
 from gradio_client import Client
 
 from arimage.app.demo import gate
-from arimage.app.demo.demo import demo_app
+from arimage.app.demo.demo import check_root_path, demo_app
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
 from arimage.app.engine.videos import VideoMaker
@@ -124,9 +124,9 @@ def test_no_way_to_call_an_endpoint_takes_a_file_of_the_machine(client, secrets)
         values = {"prompt": file, "model": "text"}
         event = client.post("/gradio_api/call/v2/generate", json=values).json()["event_id"]
         answers = [client.get(f"/gradio_api/call/v2/generate/{event}").text]
-        answers += [call(client, "generate", [file, "text", *[None] * 11]), call(client, "edit", [file, file, "a"])]
+        answers += [call(client, "generate", [file, "text", *[None] * 17]), call(client, "edit", [file, file, "a"])]
         for path in ("run/generate", "api/generate"):
-            answer = client.post(f"/gradio_api/{path}", json={"data": [file, "text", *[None] * 11]})
+            answer = client.post(f"/gradio_api/{path}", json={"data": [file, "text", *[None] * 17]})
             assert answer.status_code == 500 and "prompt is" in answer.json()["error"]
         edit = next(one["id"] for one in functions(client) if one["api_name"] == "edit")
         data = [file, file, "a", "text", None, None, 1, 0]
@@ -186,7 +186,7 @@ def test_no_url_is_fetched(client, monkeypatch):
     for file in (file_data(url), file_data(path, url=url), file_data("", url=url), file_data("", url="data:,a")):
         for shape in shapes(file):
             call(client, "edit", [shape, shape, "a", "text", None, None, 1, 0])
-            call(client, "generate", [shape, "text", *[None] * 10, shape])
+            call(client, "generate", [shape, "text", *[None] * 10, shape, *[None] * 6])
     for route in ("file", "proxy"):
         for address in (url, "https://a.hf.space/a.png", "HTTP://example.org/a.png"):
             assert client.get(f"/gradio_api/{route}={address}").status_code in (403, 404)
@@ -292,6 +292,30 @@ def test_pages_of_other_sites_cannot_use_or_read_the_demo(url, client, headers, 
         assert "access-control-allow-origin" not in response.headers
         # With a password they lack its cookie.
         assert response.status_code == status or url[1] is not None
+
+
+def test_a_proxy_shows_the_demo_at_another_address():
+    with served(tiny_engine(), root_path="https://example.org/demo") as url, visit(url) as client:
+        seen = {"Host": "example.org", "Origin": "https://example.org", "Sec-Fetch-Site": "same-origin"}
+        assert client.get("/config", headers=seen).json()["root"] == "https://example.org/demo"
+        body = {"data": ["a", "text", None, None, 1, 1, *[None] * 4, 0, *[None] * 8]}
+        answer = client.post("/gradio_api/call/generate", json=body, headers=seen)
+        assert answer.status_code == 200, answer.text
+        events = client.get(f"/gradio_api/call/generate/{answer.json()['event_id']}", headers=seen).text
+        assert '"url": "https://example.org/demo/gradio_api/file=' in events
+        for headers in ({"Host": "evil.example"}, seen | {"Origin": "https://evil.example"}):
+            assert client.post("/gradio_api/call/generate", json=body, headers=headers).status_code in (400, 403)
+
+
+@pytest.mark.parametrize("root_path", ["demo", "example.org/demo", "ftp://example.org", "/demo/", "/a b", "/a?b"])
+def test_an_address_of_another_form_is_refused(root_path):
+    with pytest.raises(ValueError, match="--root-path"):
+        check_root_path(root_path)
+
+
+@pytest.mark.parametrize("root_path", [None, "/demo", "/a/b", "https://example.org", "http://localhost:80/demo"])
+def test_addresses_behind_a_proxy_are_taken(root_path):
+    check_root_path(root_path)
 
 
 def test_nobody_gets_in_without_the_password(url):

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from urllib.parse import parse_qs, urlparse
 
 import httpx
@@ -238,6 +239,60 @@ def test_an_unknown_prompt_is_reported(page):
     assert not page.locator("#status .note").count()
 
 
+def test_the_browser_remembers_what_it_made(page, url, chromium):
+    context = chromium.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(120_000)
+    page = context.new_page()
+    page.goto(url)
+    generated(page)
+    made = page.locator("#history a")
+    expect(made).to_have_count(0)
+    panel = tab(page, "Generate")
+    images = {}
+    for prompt in ("pizza", "taco", "pizza"):
+        panel.get_by_label("Prompt").fill(prompt)
+        page.locator("#generate").click()
+        page.wait_for_url(f"**prompt={prompt}**")
+        images[prompt] = generated(page)
+    # The last one is first, and equal settings are there once.
+    expect(made).to_have_count(2)
+    assert [made.nth(i).get_attribute("title") for i in range(2)] == ["pizza", "taco"]
+    panel.get_by_label("Seed").fill("7")
+    made.nth(1).click()
+    page.wait_for_url("**prompt=taco**")
+    assert np.array_equal(generated(page), images["taco"])
+    expect(panel.get_by_label("Prompt")).to_have_value("taco")
+    expect(panel.get_by_label("Seed")).to_have_value("0")
+    # Another window has the same history.
+    other = context.new_page()
+    other.goto(url)
+    expect(other.locator("#history img")).to_have_count(2)
+    assert other.locator("#history img").first.evaluate("(image) => image.naturalWidth") == 96
+    other.evaluate("localStorage.setItem('arimage-history', '[{\"link\": 5}]')")
+    expect(made).to_have_count(0)
+    page.locator("#generate").click()
+    expect(made).to_have_count(1)
+    page.locator("#history button").click()
+    expect(made).to_have_count(0)
+    context.close()
+
+
+def test_the_prompt_follows_from_tab_to_tab(page):
+    tab(page, "Generate").get_by_label("Prompt").fill("pizza")
+    race = tab(page, "Race")
+    expect(race.get_by_label("Prompt")).to_have_value("pizza")
+    race.get_by_label("Prompt").fill("taco")
+    expect(tab(page, "Edit").get_by_label("Prompt")).to_have_value("taco")
+    # Videos have prompts of their own.
+    expect(tab(page, "Video").get_by_label("Prompt")).to_have_value("a red heart, moving right")
+    expect(tab(page, "Race").get_by_label("Prompt")).to_have_value("taco")
+    tab(page, "Gallery")
+    page.locator("#gallery [data-name='hot dog']").click()
+    page.wait_for_url("**prompt=hot+dog**")
+    expect(tab(page, "Generate").get_by_label("Prompt")).to_have_value("hot dog")
+    expect(tab(page, "Edit").get_by_label("Prompt")).to_have_value("hot dog")
+
+
 def test_stop_stops_at_once(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Decoding").click()
@@ -288,12 +343,17 @@ def test_decodings_race_side_by_side(page, tmp_path):
     panel = tab(page, "Race")
     runs = ["ar · exact", "sjd-coupled:window=64 · exact", "emoji-llamagen-dd · few-step · relaxed"]
     expect(panel.locator("#decodings .token")).to_have_text(runs)
+    panel.get_by_label("Prompt").fill("a red heart")
+    sent = Counter()
+    page.on("request", lambda request: sent.update([request.url] if "/file=" in request.url else []))
     page.locator("#race").click()
     expect(panel.locator(".card")).to_have_count(3)
     expect(page.locator("#card-0")).to_contain_text("of 256 tokens")
     # They may take long on a busy machine.
     expect(page.locator("#film img")).to_be_visible(timeout=240_000)
     expect(panel.locator(".card img.map")).to_have_count(3)
+    # Two pictures of each, and the film.
+    assert len(sent) == 7 and {*sent.values()} == {1}
     texts = panel.locator(".card").all_inner_texts()
     assert "ar exact" in texts[0] and "sjd-coupled:window=64 exact" in texts[1] and "256 forward passes" in texts[0]
     assert "emoji-llamagen-dd few-step relaxed" in texts[2] and "1 forward pass ·" in texts[2]
@@ -345,6 +405,22 @@ def test_a_phone_shows_the_image_after_a_tap(page):
         expect(page.locator("#status")).to_be_in_viewport()
         expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
         expect(page.locator("#status .badge")).to_have_text("exact")
+    page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def test_a_phone_shows_a_race(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    panel = tab(page, "Race")
+    page.locator("#race").click()
+    expect(page.locator("#stop-race")).to_be_visible()
+    expect(page.locator("#film img")).to_be_visible(timeout=240_000)
+    expect(page.locator("#film img")).to_be_in_viewport()
+    # Two runs in a row, and one card.
+    assert page.locator("#film img").evaluate("(image) => image.naturalWidth") < 3 * 384
+    expect(panel.locator(".card img.map")).to_have_count(3)
+    boxes = [card.bounding_box() for card in panel.locator(".card").all()]
+    assert all(box["width"] > 300 for box in boxes) and len({box["x"] for box in boxes}) == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
@@ -406,3 +482,8 @@ def test_frames_of_a_video_appear_and_then_play(page):
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1200, "height": 900})
+    # An example is a video.
+    panel.get_by_text("a cat, growing", exact=True).click()
+    expect(panel.locator("#video img")).not_to_have_attribute("src", after)
+    expect(panel.locator("#video-status")).to_contain_text("512 of 512")
+    expect(panel.get_by_label("Prompt")).to_have_value("a cat, growing")

@@ -139,7 +139,7 @@ def test_an_image_holds_the_settings_that_generate_it_again(client, opened):
     second = opened(shown[1])
     settings = json.loads(second.info[pictures.METADATA])
     assert (settings["top_k"], settings["decoding"], settings["count"]) == (7, "sjd", 1)
-    assert settings.pop("height") == settings.pop("width") == SIZE
+    assert settings["height"] == settings["width"] == SIZE
     again, _ = client.predict(**settings, api_name="/generate")
     assert np.array_equal(pixels(opened(again[0])), pixels(second))
 
@@ -301,8 +301,9 @@ def result_of(engine, **fields) -> Result:
     ],
 )
 def test_a_link_holds_what_generates_the_images_again(engine, fields):
-    result = result_of(engine, **fields)
-    query = {name: value for name, (value,) in parse_qs(links.to_query(result, engine)[1:]).items()}
+    asked = Request(**{"model": "text", "prompt": "tree"} | fields)
+    result = engine.submit(asked).result(60)
+    query = {name: value for name, (value,) in parse_qs(links.to_query(asked, result, engine)[1:]).items()}
     assert {"model", "seed", "decoding"} <= query.keys() <= {"prompt", *result.settings}
     # Gradio adds settings of its own, and sites that show a link add theirs.
     request = links.from_query(query | {"__theme": "dark", "utm_source": "x"}, engine)
@@ -314,7 +315,11 @@ def test_a_link_holds_what_generates_the_images_again(engine, fields):
 def test_a_short_link_takes_the_defaults(engine):
     assert links.from_query({}, engine) is links.from_query({"__theme": "dark"}, engine) is None
     assert links.from_query({"prompt": "tree"}, engine) == Request("text", prompt="tree")
-    assert links.to_query(result_of(engine), engine) == "?model=text&prompt=tree&seed=0&decoding=ar"
+    request = Request("text", prompt="tree")
+    assert (
+        links.to_query(request, engine.submit(request).result(60), engine)
+        == "?model=text&prompt=tree&seed=0&decoding=ar"
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,6 +411,9 @@ def test_a_fast_race_is_slowed_down_and_a_slow_one_has_few_frames(tmp_path):
         assert sum(duration for _, duration in frames) / 1000 - film.RESTS / 1000 == pytest.approx(lasts, abs=0.51)
         assert len(frames) <= film.FRAMES + 1
         assert frames[0][0].size == (3 * 40, film.CLOCK + 40 + film.FOOT)
+    # As a phone shows it.
+    frames = read_frames(film.write_race(lanes, "race", tmp_path, columns=2))
+    assert frames[0][0].size == (2 * 40, 2 * (film.CLOCK + 40) + film.FOOT)
 
 
 def test_a_film_has_a_frame_per_forward_pass(tmp_path, engine):
@@ -489,23 +497,25 @@ def test_downloads_keep_to_their_folder(tmp_path):
 def test_the_space_serves_the_same_demo(monkeypatch):
     started = []
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr("arimage.app.demo.demo.check_free", lambda *address: None)
     monkeypatch.setenv("ARIMAGE_MODELS", "emoji-var")
     runpy.run_path(str(Path(cli.__file__).parents[1] / "examples/space/app.py"), run_name="__main__")
-    [(engine, host, port, auth)] = started
+    [(engine, host, port, auth, videos, root_path)] = started
     engine.close()
     # Everybody may use a Space, and it is not reached by the name of the machine.
     assert (list(engine.models), host, port, auth) == (["emoji-var"], "0.0.0.0", 7860, None)
+    assert videos is root_path is None
 
 
 def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
     given = []
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: given.extend(arguments))
-    monkeypatch.setattr("sys.argv", ["arimage", "app", "--device", "cpu"])
+    monkeypatch.setattr("sys.argv", ["arimage", "app", "--device", "cpu", "--root-path", "/demo"])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code in (0, None)
-    engine, *_, videos = given
-    assert len(engine.models) > 1 and videos.models
+    engine, *_, videos, root_path = given
+    assert len(engine.models) > 1 and videos.models and root_path == "/demo"
     documentation = (Path(cli.__file__).parents[1] / "docs/app.md").read_text(encoding="utf-8")
     [endpoints] = re.findall(r"There are three endpoints, (.+?)\.", documentation)
     file = io.BytesIO()

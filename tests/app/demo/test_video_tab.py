@@ -135,7 +135,9 @@ def test_the_tab_is_there_only_for_models_of_videos(engine, maker):
 def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     demo = build_demo(engine, maker)
-    [run] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"]
+    run, *_ = [
+        one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"
+    ]
     named = {block.elem_id: block for block in run.outputs}
     updates = list(run.fn("video", "a red heart", "sjd-coupled", 0, None, str(FRAMES)))
     # A video of one's own is not replaced by the first example.
@@ -202,7 +204,9 @@ def test_a_film_of_several_clips_is_shown_pass_by_pass(tmp_path, monkeypatch, en
     # In the tab.
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     demo = build_demo(engine, maker)
-    [run] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"]
+    run, *_ = [
+        one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"
+    ]
     named = {block.elem_id: block for block in run.outputs}
     updates = list(run.fn("film", "a fox", "next-scale", 0, None, "17"))
     with Image.open(updates[-1][named["video"]].value["path"]) as film:

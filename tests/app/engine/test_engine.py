@@ -449,10 +449,10 @@ def test_an_error_of_the_device_in_a_video_ends_the_engine_of_the_demo(monkeypat
 
     made = []
     pipelines = {"text": tiny_llamagen.text_pipeline(), "video": tiny_cosmos.pipeline("text", begins_with_text=True)}
-    monkeypatch.setattr("arimage.app.engine.models.load_models", lambda *_, **__: pipelines)
+    monkeypatch.setattr("arimage.app.demo.demo.load_models", lambda *_, **__: pipelines)
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: made.extend(arguments))
     open_app()
-    engine, videos = made[0], made[-1]
+    engine, *_, videos, _ = made
     monkeypatch.setattr(type(videos._pipelines["video"]), "__call__", broken)
     with pytest.raises(torch.AcceleratorError):
         list(videos.run(VideoRequest("video", "a cat")))

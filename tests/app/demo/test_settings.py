@@ -1,0 +1,191 @@
+"""The form of the Generate tab, as its page sends it: what each model takes, links, and the help of every control."""
+
+import json
+import uuid
+from contextlib import closing
+from urllib.parse import parse_qsl, urlencode
+
+import pytest
+from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.emu35 import tiny as tiny_emu35
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
+
+
+pytest.importorskip("gradio")
+
+from app.demo.demo_kit import served, visit
+
+from arimage.app.demo import links
+from arimage.app.demo.controls import class_choices
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Request
+from arimage.app.engine.videos import VideoMaker
+
+
+class Page:
+    """A visitor of the Generate tab, whose `form` has the values of its controls by label."""
+
+    def __init__(self, client):
+        self.client, self.session = client, uuid.uuid4().hex
+        config = client.get("/config").json()
+        self.properties = {one["id"]: one["props"] for one in config["components"]}
+        self.functions = [one for one in config["dependencies"] if one["backend_fn"]]
+        self.generate = self.function(lambda number: self.properties[number].get("elem_id") == "generate", "click")
+        # The first label is the one of this tab.
+        values = [(self.label(one), self.properties[one].get("value")) for one in self.generate["inputs"]]
+        self.form = dict(values)
+
+    def label(self, number: int) -> str:
+        return str(self.properties[number].get("label"))
+
+    def function(self, is_target, event: str) -> dict:
+        return next(
+            one for one in self.functions for number, name in one["targets"] if name == event and is_target(number)
+        )
+
+    def choose(self, model: str) -> dict[str, bool]:
+        """Choose a model, and return which controls are shown then."""
+        self.form["Model"] = model
+        chosen = self.function(lambda number: number == self.generate["inputs"][0], "input")
+        data = [self.form[self.label(one)] for one in chosen["inputs"]]
+        body = {"data": data, "fn_index": chosen["id"], "session_hash": self.session}
+        updates = self.client.post("/gradio_api/run/predict", json=body).json()["data"]
+        found = {self.label(one): update for one, update in zip(chosen["outputs"], updates, strict=True)}
+        found = {label: update for label, update in found.items() if isinstance(update, dict)}
+        self.form |= {label: update["value"] for label, update in found.items() if "value" in update}
+        return {label: update["visible"] for label, update in found.items() if "visible" in update}
+
+    def made(self) -> dict[str, str]:
+        """Generate, and return the settings in the link."""
+        [link] = [value for value in self._run(self.generate) if str(value).startswith("?")]
+        return dict(parse_qsl(link[1:]))
+
+    def open(self, query: dict[str, str]) -> list:
+        """Click a picture of the history, and return the last values of everything."""
+        reopen = self.function(lambda number: self.properties[number].get("elem_id") == "history", "click")
+        return self._run(reopen, event_data={"link": f"?{urlencode(query)}"})
+
+    def _run(self, function: dict, **event) -> list:
+        data = [self.form[self.label(one)] for one in function["inputs"]]
+        body = {"data": data, "fn_index": function["id"], "session_hash": self.session, **event}
+        assert self.client.post("/gradio_api/queue/join", json=body).status_code == 200
+        with self.client.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session}) as events:
+            messages = [json.loads(line.removeprefix("data: ")) for line in events.iter_lines() if line]
+        [first, *_] = [one for one in messages if one["msg"].startswith("process_") and "output" in one]
+        last = messages[-2]
+        assert last["msg"] == "process_completed" and last["success"], last
+        for number, value in zip(function["outputs"], first["output"]["data"], strict=True):
+            label, given = self.label(number), value.get("value") if isinstance(value, dict) else value
+            if label in self.form and (not isinstance(value, dict) or "value" in value):
+                self.form[label] = given
+        return last["output"]["data"]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    named = tiny_llamagen.class_pipeline()
+    named.name_classes({i: "crane" if i else "tench, Tinca tinca" for i in range(named.num_classes)})
+    pipelines = {"text": tiny_llamagen.text_pipeline(), "names": named, "ids": tiny_llamagen.class_pipeline()}
+    pipelines |= {"sizes": tiny_emu35.pipeline(), "steps": tiny_mammothmoda2.pipeline()}
+    with closing(Engine(pipelines)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def client(engine):
+    videos = VideoMaker({"video": tiny_cosmos.pipeline("text", begins_with_text=True)})
+    with served(engine, None, videos) as url, visit(url) as client:
+        yield client
+
+
+def test_the_form_shows_what_a_model_takes(client):
+    page = Page(client)
+    rare = {"Class", "Size", "Negative prompt", "Decoder steps", "Decoder guidance"}
+    expected = {
+        "names": {"Class"},
+        "ids": {"Class"},
+        "sizes": {"Size", "Negative prompt"},
+        "steps": {"Negative prompt", "Decoder steps", "Decoder guidance"},
+        "text": set(),
+    }
+    for model, shown in expected.items():
+        visible = page.choose(model)
+        assert {label for label in rare if visible[label]} == shown, model
+        assert visible["Prompt"] == visible["Try"] == ("Class" not in shown)
+        assert visible["References: pictures that the model reads with the prompt"] == (model == "sizes")
+
+
+def test_classes_are_chosen_by_name(client, engine):
+    assert class_choices(engine.models["names"])[:2] == [("tench, Tinca tinca · 0", "0"), ("crane · 1", "1")]
+    assert class_choices(engine.models["ids"])[3] == ("3", "3")
+    page = Page(client)
+    for model in ("names", "ids"):
+        page.choose(model)
+        # The second model has the class of the first one.
+        page.form["Class"] = "3" if model == "names" else page.form["Class"]
+        assert page.made() == {"model": model, "class_label": "3", "seed": "0", "decoding": "ar"}
+
+
+def test_sizes_and_what_to_avoid_are_settings_of_the_image_and_its_link(client, engine):
+    page = Page(client)
+    page.choose("sizes")
+    # The size of the last reference, or else that of the model.
+    assert page.form["Size"] == "automatic" and "width" not in page.made()
+    page.form |= {"Size": "64x48", "Negative prompt": "a cat", "Seed": 3}
+    found = page.made()
+    assert (found["width"], found["height"], found["negative_prompt"]) == ("64", "48", "a cat")
+    request = links.from_query(found, engine)
+    assert (request.width, request.height, request.negative_prompt, request.seed) == (64, 48, "a cat", 3)
+    page.choose("steps")
+    assert page.form["Size"] == "32x32" and not page.form["Negative prompt"]
+    page.form |= {"Decoder steps": 1, "Decoder guidance": 2.5}
+    found = page.made()
+    assert (found["num_inference_steps"], found["decoder_guidance_scale"]) == ("1", "2.5")
+    assert not {"negative_prompt", "width", "height"} & found.keys()
+
+
+def test_a_link_fills_the_form_of_another_model(client):
+    page = Page(client)
+    link = {
+        "model": "sizes",
+        "prompt": "a cat",
+        "width": "80",
+        "height": "32",
+        "negative_prompt": "a dog",
+        "top_k": "7",
+    }
+    page.open(link)
+    shown = ("Model", "Prompt", "Size", "Negative prompt", "Top-k", "Images", "Seed")
+    assert [page.form[label] for label in shown] == ["sizes", "a cat", "80x32", "a dog", 7, 1, 0]
+    assert link.items() <= page.made().items()
+    # The other side is that of the model.
+    page.open({"model": "sizes", "prompt": "a cat", "height": "48"})
+    assert page.form["Size"] == "64x48"
+    # The name of a class is that class.
+    page.open({"model": "names", "prompt": "Tinca tinca"})
+    assert (page.form["Model"], page.form["Class"]) == ("names", "0")
+
+
+def test_a_link_without_its_references_waits_for_them(client, engine):
+    reference = Image.new("RGB", (80, 32), "red")
+    asked = Request("sizes", prompt="make it blue", references=(reference,))
+    query = dict(parse_qsl(links.to_query(asked, engine.submit(asked).result(60), engine)[1:]))
+    assert query["references"] == "1"
+    page = Page(client)
+    found = page.open(query)
+    assert page.form["Prompt"] == "make it blue" and "add them" in json.dumps(found)
+    assert not any(str(value).startswith("?") for value in found)
+
+
+def test_every_control_has_a_sentence_of_help(client):
+    config = client.get("/config").json()
+    # Not those of the endpoints, which nobody sees.
+    used = {number for one in config["dependencies"] if not one["api_name"] for number in one["inputs"]}
+    kinds = ("textbox", "number", "slider", "dropdown")
+    controls = [one["props"] for one in config["components"] if one["id"] in used and one["type"] in kinds]
+    controls = [one for one in controls if one.get("label") not in (None, "Narrow")]
+    assert len(controls) > 25
+    for one in controls:
+        assert one["info"] and one["info"].endswith(".") and len(one["info"]) < 80, one["label"]
