@@ -113,8 +113,8 @@ def generate(
     image: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Image to edit, resized to the model's size; of a video model the first frame. A model that reads "
-            "references takes several: without --mask-image all are references, with it those after the first."
+            help="Image to edit, resized to the model's size. For video models: the first frame. For models that read "
+            "references: repeat it; with --mask-image the first one is edited."
         ),
     ] = None,
     mask_image: Annotated[

@@ -96,6 +96,13 @@ def find(command: str) -> tuple[object, list[str]]:
     return group, arguments
 
 
+def quoted_messages(text: str) -> list[str]:
+    """The messages in the first columns of the tables of a page, in parts: `...` stands for what varies."""
+    rows = re.findall(r"^\| (`.+?) \| ", text, flags=re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    return [part for message in messages for part in message.split("...")]
+
+
 SHOWN = sorted({command for path in PAGES for command in shown_commands(read(path))})
 NAMED = sorted({command for path in PAGES for command in named_commands(read(path))})
 SOURCES = [*GUIDES, *sorted((ROOT / "arimage" / "pipelines").rglob("*.py"))]
@@ -105,6 +112,14 @@ NAMES_OF_MODELS = set().union(*(loaded_models(read(path)) for path in SOURCES))
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_links_lead_to_files_and_headings(path):
     assert broken_links(path) == []
+
+
+def test_troubleshooting_quotes_the_messages_of_the_code():
+    # A message may be written in several strings.
+    sources = "".join(re.sub(r'"\s+f?"', "", read(path)) for path in (ROOT / "arimage").rglob("*.py"))
+    others = {"arimage: command not found", "Cannot import name", "No module named", "tokenizers", "kernels"}
+    parts = set(quoted_messages(read(ROOT / "docs" / "troubleshooting.md"))) - others
+    assert len(parts) > 15 and [part for part in sorted(parts) if part not in sources] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)

@@ -171,7 +171,8 @@ def _shown_as(name: str, function: Callable, parameters: list[inspect.Parameter]
             try:
                 given = signature.bind(self, *args, **kwargs).arguments
             except TypeError as error:
-                raise TypeError(f"{type(self).__name__}.{name}() {error}") from None
+                shown = f"{type(self).__name__}.{name}"
+                raise TypeError(f"{shown}() {error}: help({shown}) lists what it takes") from None
             del given["self"]
             return run(self, **given)
 

@@ -48,9 +48,8 @@ LISTS = {
 
 
 def on_config(config: MkDocsConfig) -> None:
-    for entry in config.nav:
-        if "Models" in entry:
-            entry["Models"] = list(PAGES.values())
+    reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
+    next(entry for entry in reference if "Models" in entry)["Models"] = list(PAGES.values())
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
