@@ -1,5 +1,6 @@
 """Loads the models of an engine, and describes their abilities."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from ...media.gallery import gallery_folder
 from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saving.saved_folder import local_folder
+from .types import Limits
 
 
 # The ratios offered for a model that supports any ratio.
@@ -127,23 +129,30 @@ def load_models(
 
 
 @torch.no_grad()
-def describe(name: str, pipe: ARPipeline) -> ModelInfo:
-    """The abilities of the pipeline that requests know by this name.
+def describe(name: str, pipe: ARPipeline, limits: Limits = Limits()) -> ModelInfo:  # noqa: B008
+    """The abilities of the pipeline that requests know by this name, with the sizes within `limits`.
 
     Raises:
-        ValueError: if it does not generate from a text or a class alone.
+        ValueError: if no size is, or if it does not generate from a text or a class alone.
     """
     if pipe.abilities.generates_video and not pipe.begins_with_text:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
-    condition = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
-    call = pipe.prepare(**condition)
+    condition: dict[str, Any] = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
     sizes = pipe.image_sizes
     if pipe.abilities.accepts("ratio"):
         sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
+    most = limits.output_pixels or math.inf
+    offered = [size for size in dict.fromkeys(sizes) if size[0] * size[1] <= most]
+    if not offered:
+        smallest = min(height * width for height, width in sizes)
+        raise ValueError(f"--max-pixels is {most}, and {name} generates at least {smallest}: allow as many")
+    if offered[0] != sizes[0]:
+        condition |= {"height": offered[0][0], "width": offered[0][1]}
+    call = pipe.prepare(**condition)
     decodings = {name: pipe.as_decoding(name) for name in pipe.decoding_names}
     return ModelInfo(
         classes=pipe.num_classes,
-        sizes=list(dict.fromkeys(sizes)),
+        sizes=offered,
         tokens=call.model.num_tokens,
         grid=None if pipe.abilities.in_maps else call.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(call.model) is None},
