@@ -22,6 +22,14 @@ Models = Annotated[
         help="As in `arimage generate`; repeat for more. Default: the installed models.",
     ),
 ]
+ServedLoras = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        help="[NAME=]FILE[:SCALE]: a LoRA adapter, a .safetensors file, a folder or a Hub repository, at scale 1 by "
+        "default; repeat for more. With a NAME clients choose it, as the model MODEL:NAME. Needs arimage[lora].",
+    ),
+]
 Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
 
 
@@ -87,7 +95,7 @@ def serve(
             "possible. The answer says what was ignored.",
         ),
     ] = False,
-    lora: Loras = None,
+    lora: ServedLoras = None,
     device: Device = None,
     dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
@@ -106,12 +114,17 @@ def serve(
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
+    from ..media.files import can_write_mp4
+    from .engine.adapters import adapted_names
     from .engine.models import load_models, model_names, parse_aliases
     from .engine.types import Limits
 
     tokens = check_tokens(host, token_file, no_auth)
     limits = Limits(batch=batch, queue=queue, output_pixels=max_pixels)
-    aliases = parse_aliases(alias or [], model_names(model, videos=replicas is None))
+    # Without --model, those of videos only where they can be written.
+    with_videos = replicas is None and (bool(model) or can_write_mp4())
+    names = model_names(model, with_videos)
+    aliases = parse_aliases(alias or [], [*names, *(one for name in names for one in adapted_names(name, lora or []))])
     # Before a model is loaded.
     check_addresses(base_url, allow_origin or [], root_path)
     certificate = check_certificate(ssl_certfile, ssl_keyfile)
@@ -132,8 +145,10 @@ def serve(
         "log_level": log_level,
     }
     if replicas is None:
-        pipelines = load_models(model, device, dtype, True, lora, steps)
-        engine, videos = _started(pipelines, limits)
+        pipelines = load_models(model, device, dtype, with_videos, lora, steps)
+        engine, videos = _started(pipelines, limits, lora)
+        if videos is not None and not can_write_mp4():
+            raise ValueError(f"{next(iter(videos.models))} generates videos: pip install 'arimage[video]'")
         serve_forever(engine, host, port, videos=videos, **options)
     else:
         from .server.replicas import ReplicaSettings, application_name, run_replicas
@@ -174,17 +189,24 @@ def open_app(
     pipelines = load_models(model, device, dtype, videos=True, lora=lora, steps=steps)
     if all(pipe.abilities.generates_video for pipe in pipelines.values()):
         raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
-    engine, maker = _started(pipelines, Limits())
+    engine, maker = _started(pipelines, Limits(), lora)
     serve_demo(engine, host, port, password, maker)
 
 
-def _started(pipelines: dict[str, Any], limits: "Limits") -> "tuple[Engine, VideoMaker | None]":
+def _started(
+    pipelines: dict[str, Any], limits: "Limits", lora: list[str] | None
+) -> "tuple[Engine, VideoMaker | None]":
     """What generates the images, and the videos if there are models of them, both warmed up."""
+    from .engine.adapters import active_adapters, split_adapters
     from .engine.engine import Engine
     from .engine.videos import VideoMaker
 
     videos = {name: pipe for name, pipe in pipelines.items() if pipe.abilities.generates_video}
-    engine = Engine({name: pipe for name, pipe in pipelines.items() if name not in videos}, limits)
+    if videos and split_adapters(lora or [])[1]:
+        raise ValueError("--lora NAME=FILE is for models of images: leave out the name")
+    images = {name: pipe for name, pipe in pipelines.items() if name not in videos}
+    # Adapters are those of one model, the first name.
+    engine = Engine(images, limits, active_adapters(next(iter(pipelines)), lora or []))
     maker = VideoMaker(videos, limits) if videos else None
     if maker is not None:
         # Both use the same device.

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from ...pipelines.base import ARImagePipeline
+from .adapters import Active
 from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
@@ -36,6 +37,7 @@ class Engine:
     Args:
         pipelines: the pipelines by the names that requests use.
         limits: which requests to accept.
+        adapters: which adapters are active for the models that share a pipeline; see `active_adapters`.
 
     Attributes:
         models: the abilities of each pipeline, by name.
@@ -50,7 +52,9 @@ class Engine:
         ValueError: if a pipeline cannot generate from a text or a class alone.
     """
 
-    def __init__(self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None):
+    def __init__(
+        self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None, adapters: Active | None = None
+    ):
         self.limits = limits or Limits()
         self.models: dict[str, ModelInfo] = {}
         for name, pipe in pipelines.items():
@@ -60,7 +64,7 @@ class Engine:
         self.on_images: Callable[[int, int], None] = lambda images, tokens: None
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
-        self._pipelines = pipelines
+        self._pipelines, self._adapters = pipelines, adapters or {}
         # In the order of their turns.
         self._waiting: list[Ticket] = []
         # That of the last request that began: the number of images that a client which always waits has had.
@@ -221,7 +225,11 @@ class Engine:
 
     def _run(self, first: Ticket, take: Callable[[int, tuple], Parts]) -> Exception | None:
         """Generate the images of requests of the same kind as `first`. Returns the error that ended their batch."""
-        pipe = self._pipelines[first.plan.model]
+        pipe, adapters = self._pipelines[first.plan.model], self._adapters.get(first.plan.model)
+        if adapters is not None and pipe.get_active_adapters() != adapters[0]:
+            pipe.set_adapters(*adapters)
+        # Pixels that are decoded later would meet the adapters of another batch.
+        at_once = pipe.abilities.decodes_quickly or pipe.has_hooks or adapters is not None
         return RequestBatch(
             pipe,
             first.kind,
@@ -231,7 +239,7 @@ class Engine:
             self._fail,
             lambda images: self.on_pass(images),
             self._count,
-            None if pipe.abilities.decodes_quickly or pipe.has_hooks else self._decode_later,
+            None if at_once else self._decode_later,
         ).run()
 
     def _check_models(self) -> None:

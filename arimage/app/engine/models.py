@@ -15,6 +15,7 @@ from ...media.gallery import gallery_folder
 from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saving.saved_folder import local_folder
+from .adapters import adapted_names, name_in_pipeline, split_adapters
 from .types import Limits
 
 
@@ -41,6 +42,7 @@ class ModelInfo:
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
         frame_counts: how many frames its videos may have, the default first; empty for images.
+        fps: frames per second of its videos; 0 for images.
         references: how many reference images it reads together with a prompt.
         order: the default order of its tokens; None if it does not accept one.
         class_names: the names of its classes by id, if it names them.
@@ -58,6 +60,7 @@ class ModelInfo:
     negative_prompt: bool
     edits: bool
     frame_counts: list[int]
+    fps: int
     references: int
     order: str | None
     class_names: list[str] | None
@@ -117,7 +120,8 @@ def load_models(
     lora: list[str] | None = None,
     steps: Steps = "captured",
 ) -> dict[str, Any]:
-    """The pipelines of `models` by their `model_names`. Without `videos`, video models are refused.
+    """The pipelines of `models` by their `model_names`, and those of adapters with a name, which are the same ones, as
+    MODEL:NAME. Without `videos`, video models are refused.
 
     Raises:
         ValueError: if there are adapters, and not one model that they are for.
@@ -125,7 +129,14 @@ def load_models(
     names = model_names(models, videos)
     if lora and len(names) != 1:
         raise ValueError(f"--lora changes one model, and there are {len(names)}: give its name as --model")
-    return {name: load_pipeline(model, device, dtype, videos, lora=lora, steps=steps) for name, model in names.items()}
+    always, named = split_adapters(lora or [])
+    adapters = {"lora": always, "named_loras": {name_in_pipeline(name): text for name, text in named.items()}}
+    loaded = {
+        name: load_pipeline(model, device, dtype, videos, steps=steps, **adapters) for name, model in names.items()
+    }
+    for name in names:
+        loaded |= dict.fromkeys(adapted_names(name, lora or []), loaded[name])
+    return loaded
 
 
 @torch.no_grad()
@@ -162,6 +173,7 @@ def describe(name: str, pipe: ARPipeline, limits: Limits = Limits()) -> ModelInf
         negative_prompt=pipe.abilities.accepts("negative_prompt"),
         edits=pipe.abilities.accepts("mask_image"),
         frame_counts=pipe.frame_counts if pipe.abilities.generates_video else [],
+        fps=pipe.config.fps if pipe.abilities.generates_video else 0,
         references=pipe.abilities.max_references,
         order=pipe.order,
         class_names=pipe.class_names,

@@ -45,12 +45,14 @@ class Watch:
                     headers["connection"] = "close"
             await send(message)
 
-        state.running += counted
+        # What a draining server refuses does not keep it from ending.
+        begun = counted and not state.draining
+        state.running += begun
         try:
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self.app(asked, receive, watched_send)
         finally:
-            state.running -= counted
+            state.running -= begun
             seconds = time.perf_counter() - began
             if counted:
                 state.metrics.requests.labels(status).inc()

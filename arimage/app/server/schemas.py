@@ -268,10 +268,14 @@ def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict
     fields = dataclasses.asdict(info)
     names, classes = fields.pop("names"), fields.pop("class_names")
     sizes = [f"{width}x{height}" for height, width in info.sizes]
+    edits = info.edits or info.references > 0
+    routes = ["/v1/images/generations", *(["/v1/images/edits"] if edits else [])]
+    if info.frame_counts:
+        routes, fields["seconds"] = ["/v1/videos"], [f"{count / info.fps:.3g}" for count in info.frame_counts]
     return {
         "id": name,
         "object": "model",
         "created": started,
         "owned_by": "arimage",
-        "arimage": fields | {"model": model, "sizes": sizes, "names": list(names) or classes},
+        "arimage": fields | {"model": model, "routes": routes, "sizes": sizes, "names": list(names) or classes},
     }

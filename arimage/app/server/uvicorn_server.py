@@ -36,7 +36,7 @@ LOG = {
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "loggers": {name: {"handlers": ["stderr"], "propagate": False} for name in ("uvicorn", "arimage")},
+    "loggers": {name: {"handlers": ["stderr"]} for name in ("uvicorn", "arimage")},
 }
 
 

@@ -71,7 +71,7 @@ class VideoJobs:
     """
 
     def __init__(self, maker: VideoMaker):
-        self.models, self.limits, self.fps = maker.models, maker.limits, maker.fps
+        self.models, self.limits = maker.models, maker.limits
         self._maker, self._jobs, self._lock = maker, dict[str, Job](), threading.Lock()
         self._worker = ThreadPoolExecutor(1, "arimage-videos")
         # The jobs that a draining server finishes.
@@ -86,7 +86,7 @@ class VideoJobs:
         self._maker.check(request)
         info = self.models[request.model]
         size = (request.height or info.sizes[0][0], request.width or info.sizes[0][1])
-        job = Job(request, client, size, request.num_frames or info.frame_counts[0], self.fps[request.model])
+        job = Job(request, client, size, request.num_frames or info.frame_counts[0], info.fps)
         with self._lock:
             self._forget()
             waiting = [one for one in self._jobs.values() if one.unfinished]

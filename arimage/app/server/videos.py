@@ -124,8 +124,7 @@ async def _read(http: HTTPRequest, state: ServerState) -> tuple[VideoFields, byt
         fields, files = VideoFields.model_validate_json(await read_json(http, state.bodies.largest)), {}
     elif media_type(http) == "multipart/form-data":
         texts, files = await state.bodies.read_form(http)
-        url = texts.pop("input_reference[image_url]", None)
-        fields = VideoFields.model_validate(texts | ({} if url is None else {"input_reference": {"image_url": url}}))
+        fields = VideoFields.model_validate(texts)
     else:
         raise Refused("a video is neither multipart/form-data nor JSON: send its fields as one of the two")
     given = [*files.get("input_reference", []), *([fields.input_reference] if fields.input_reference else [])]
@@ -143,11 +142,11 @@ def _request(state: ServerState, jobs: VideoJobs, fields: VideoFields, file: byt
     model = state.model_of(fields.model, jobs.models)
     info, frames, size = jobs.models[model], fields.num_frames, size_of(fields.size)
     if frames is None and fields.seconds is not None:
-        asked = fields.seconds * jobs.fps[model]
+        asked = fields.seconds * info.fps
         frames = min(info.frame_counts, key=lambda count: abs(count - asked))
         # Frames at the ends of a clip: 81 at 16 per second are 5 seconds.
         if abs(frames - asked) > 1 and not state.lenient:
-            choices = ", ".join(f"{count / jobs.fps[model]:g}" for count in sorted(info.frame_counts))
+            choices = ", ".join(f"{count / info.fps:.3g}" for count in sorted(info.frame_counts))
             raise Refused(f"{model} does not generate {fields.seconds:g} seconds: choose among {choices}", "seconds")
     if size is not None and state.lenient:
         size = nearest_size(size, info.sizes)
@@ -177,7 +176,7 @@ def described(job: Job) -> dict:
         "prompt": job.request.prompt,
         "status": job.status,
         "progress": job.progress,
-        "seconds": f"{job.frames / job.fps:g}",
+        "seconds": f"{job.frames / job.fps:.3g}",
         "size": f"{job.size[1]}x{job.size[0]}",
         "error": error,
         "remixed_from_video_id": None,
