@@ -59,11 +59,8 @@ def test_a_video_is_created_polled_downloaded_and_deleted(client, tmp_path):
     facts = video.model_extra["arimage"]
     height, width = tiny_cosmos.SIZE
     assert video.size == f"{width}x{height}" and facts["seed"] == 3 and facts["exact"] is True and facts["passes"] > 0
-    assert (
-        float(video.seconds) == pytest.approx(facts["frames"] / facts["fps"], abs=0.001)
-       
+    assert float(video.seconds) == pytest.approx(facts["frames"] / facts["fps"], abs=0.001)
     assert video.expires_at > video.completed_at
-    )
     content = client.videos.download_content(video.id)
     content.write_to_file(tmp_path / "video.mp4")
     assert len(read_video("--video", tmp_path / "video.mp4")) == facts["frames"]
