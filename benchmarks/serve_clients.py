@@ -1,6 +1,7 @@
 """Images per second and latency of `arimage serve` with many clients, each of which asks for one image after another.
 
 python benchmarks/serve_clients.py --clients 50 --requests 2
+python benchmarks/serve_clients.py --clients 200 --root-path /images --ssl-certfile cert.pem --ssl-keyfile key.pem
 python benchmarks/serve_clients.py --against CHECKOUT    # in turn with the arimage of another checkout, in processes
 of their own
 """
@@ -8,6 +9,7 @@ of their own
 import argparse
 import json
 import os
+import ssl
 import statistics
 import subprocess
 import sys
@@ -16,29 +18,46 @@ import time
 from pathlib import Path
 
 
-def measure(model: str, dtype: str, clients: int, requests: int, settings: int, decoding: str | None) -> dict:
+def measure(
+    model: str,
+    dtype: str,
+    clients: int,
+    requests: int,
+    settings: int,
+    decoding: str | None,
+    root_path: str,
+    ssl_certfile: str | None,
+    ssl_keyfile: str | None,
+) -> dict:
     """Images per second, and the latency in seconds of the median and the 95th of 100 requests."""
     import httpx
-    import uvicorn
 
     from arimage.app.engine.engine import Engine
     from arimage.app.engine.models import load_models
     from arimage.app.engine.types import Limits
     from arimage.app.server.app import build_server
+    from arimage.app.server.uvicorn_server import Server, check_certificate
     from arimage.eval.runs.prompts import prompt_file, read_prompts
 
     prompts = [row["prompt"] for row in read_prompts(prompt_file("emoji"))]
     engine = Engine(load_models([model], "cpu", dtype), Limits(queue=2 * clients))
-    server = uvicorn.Server(uvicorn.Config(build_server(engine), port=0, log_level="error"))
+    certificate = None
+    if ssl_certfile is not None and ssl_keyfile is not None:
+        certificate = check_certificate(Path(ssl_certfile), Path(ssl_keyfile))
+    # Clients share one context, which takes long to set up.
+    verify = ssl.create_default_context(cafile=ssl_certfile) if certificate else False
+    app = build_server(engine, root_path=root_path)
+    server = Server(app, engine, "127.0.0.1", 0, certificate=certificate, log_level="error")
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1/images/generations"
+    port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http{'s' if certificate else ''}://127.0.0.1:{port}{root_path}/v1/images/generations"
     seconds, start = [], threading.Barrier(clients + 1)
 
     def ask(number: int) -> None:
-        with httpx.Client(timeout=None) as client:
+        with httpx.Client(timeout=None, verify=verify) as client:
             start.wait()
             for k in range(requests):
                 image = number * requests + k
@@ -50,7 +69,7 @@ def measure(model: str, dtype: str, clients: int, requests: int, settings: int, 
                 seconds.append(time.perf_counter() - began)
 
     # Sets up what later requests find.
-    httpx.post(url, json={"prompt": "a red heart"}, timeout=None).raise_for_status()
+    httpx.post(url, json={"prompt": "a red heart"}, timeout=None, verify=verify).raise_for_status()
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
     for each in threads:
         each.start()
@@ -83,11 +102,15 @@ def main() -> None:
     parser.add_argument(
         "--settings", type=int, default=1, help="how many different sampling settings the requests have"
     )
+    parser.add_argument("--root-path", default="", help="as a proxy shows the server")
+    parser.add_argument("--ssl-certfile", help="of a certificate for 127.0.0.1")
+    parser.add_argument("--ssl-keyfile")
     parser.add_argument("--against", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=3, help="with --against")
     arguments = parser.parse_args()
     if arguments.against is None:
         names = ("model", "dtype", "clients", "requests", "settings", "decoding")
+        names += ("root_path", "ssl_certfile", "ssl_keyfile")
         print(json.dumps(measure(**{name: getattr(arguments, name) for name in names})))
         return
     folders = [Path(__file__).resolve().parents[1], arguments.against.resolve()]
