@@ -39,8 +39,8 @@ def build_server(
     Args:
         engine: generates the images, an engine or the replicas of one; the caller closes it.
         videos: generates the videos.
-        tokens: the bearer tokens that open the server, except for /health and the URLs of images; without any,
-            everybody may use it.
+        tokens: the bearer tokens that open the server, except for /health, /openapi.json and the URLs of images;
+            without any, everybody may use it.
         base_url: the public URL of the server, with which the URLs of images begin; by default the one that the client
             used.
         root_path: the path under which a proxy shows the server, as in "/images", whether or not it removes it.
@@ -78,7 +78,7 @@ def build_server(
         if jobs is not None:
             await run_in_threadpool(jobs.close)
 
-    middleware = [Middleware(Watch, state=state)]
+    middleware = [Middleware(Watch, state=state, root_path=root_path)]
     if allow_origin:
         middleware.append(
             Middleware(
@@ -95,7 +95,6 @@ def build_server(
         title="arimage",
         docs_url=None,
         redoc_url=None,
-        root_path=root_path,
         lifespan=lifespan,
         middleware=middleware,
         exception_handlers=HANDLERS,

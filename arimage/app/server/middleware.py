@@ -20,17 +20,21 @@ access = logging.getLogger("arimage.access")
 
 class Watch:
     """ASGI middleware around all others. Every response has an `x-request-id`, the client's if it is short and plain.
-    A HEAD is answered as a GET, whose body the server that speaks HTTP leaves out."""
+    A HEAD is answered as a GET, whose body the server that speaks HTTP leaves out.
 
-    def __init__(self, app, state: ServerState):
-        self.app, self.state = app, state
+    Args:
+        root_path: the path under which a proxy shows the server, whether or not it has removed it.
+    """
+
+    def __init__(self, app, state: ServerState, root_path: str = ""):
+        self.app, self.state, self.root_path = app, state, root_path
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began, status, state = time.perf_counter(), 500, self.state
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = scope["path"].removeprefix(self.root_path)
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if re.fullmatch(r"[\w.:-]{1,64}", given, re.ASCII) else uuid.uuid4().hex
         counted = path in COUNTED
@@ -49,7 +53,8 @@ class Watch:
         begun = counted and not state.draining
         state.running += begun
         try:
-            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            asked = {**scope, "method": method, "root_path": self.root_path}
             await self.app(asked, receive, watched_send)
         finally:
             state.running -= begun

@@ -2,11 +2,11 @@
 
 import io
 import logging
+import queue
 import secrets
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,9 +73,12 @@ class VideoJobs:
     def __init__(self, maker: VideoMaker):
         self.models, self.limits = maker.models, maker.limits
         self._maker, self._jobs, self._lock = maker, dict[str, Job](), threading.Lock()
-        self._worker = ThreadPoolExecutor(1, "arimage-videos")
         # The jobs that a draining server finishes.
         self._last: list[Job] = []
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        # A daemon, so that a process that is told to end at once does not wait for a video.
+        self._worker = threading.Thread(target=self._work, name="arimage-videos", daemon=True)
+        self._worker.start()
 
     def add(self, request: VideoRequest, client: str) -> Job:
         """Queue a video.
@@ -93,7 +96,7 @@ class VideoJobs:
             if len(waiting) >= WAITING or sum(one.client == client for one in waiting) >= WAITING_OF_CLIENT:
                 raise Refused(f"{len(waiting)} videos are waiting already: try again later", busy=True)
             self._jobs[job.id] = job
-        self._worker.submit(self._run, job)
+        self._waiting.put(job)
         return job
 
     def get(self, name: str) -> Job | None:
@@ -128,7 +131,8 @@ class VideoJobs:
             jobs = list(self._jobs.values())
         for job in jobs:
             self.delete(job)
-        self._worker.shutdown()
+        self._waiting.put(None)
+        self._worker.join()
 
     def _forget(self) -> None:
         """Remove the jobs that have expired, and the oldest finished ones beyond the limit."""
@@ -137,6 +141,10 @@ class VideoJobs:
         for place, job in enumerate(done):
             if place < surplus or time.time() > (job.ended or 0) + KEPT_SECONDS:
                 del self._jobs[job.id]
+
+    def _work(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            self._run(job)
 
     def _run(self, job: Job) -> None:
         if job.deleted:
