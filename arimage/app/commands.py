@@ -146,9 +146,9 @@ def serve(
     }
     if replicas is None:
         pipelines = load_models(model, device, dtype, with_videos, lora, steps)
+        if any(pipe.abilities.generates_video for pipe in pipelines.values()) and not can_write_mp4():
+            raise ValueError("videos need imageio: pip install 'arimage[video]'")
         engine, videos = _started(pipelines, limits, lora)
-        if videos is not None and not can_write_mp4():
-            raise ValueError(f"{next(iter(videos.models))} generates videos: pip install 'arimage[video]'")
         serve_forever(engine, host, port, videos=videos, **options)
     else:
         from .server.replicas import ReplicaSettings, application_name, run_replicas

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ..engine.types import Cancelled, Progress, Refused, Request, Result, Unavailable
 from ..engine.uploads import read_upload, reduce_uploads
 from .backend import Submitted
-from .bodies import Uploads, media_type, read_json
+from .bodies import Uploads, media_type
 from .errors import Problem, error_response, failure, gone
 from .leniency import adapt, whole_mask
 from .middleware import PICTURES
@@ -48,7 +48,8 @@ T = TypeVar("T")
 async def generation_fields(http: HTTPRequest, state: State) -> Fields:
     if media_type(http) != "application/json":
         raise Problem(error_response("the body is not JSON: send Content-Type: application/json", 415))
-    return Fields.read(await read_json(http), state.lenient)
+    with state.bodies.counted(http):
+        return Fields.read(await state.bodies.read_json(http), state.lenient)
 
 
 @router.post("/generations", openapi_extra=body_of(**{"application/json": Fields}))
@@ -64,7 +65,7 @@ async def generations(
 async def edits(http: HTTPRequest, state: State) -> Response:
     """Generate part of an image again: where the mask, or without one the image, is transparent. A model that reads
     reference images reads those without a mask, and those after the first with one."""
-    with state.bodies.room(http):
+    with state.bodies.counted(http):
         fields, uploads = await _read_edit(http, state)
         request, notes = await _prepared(http, state, fields, uploads)
         uploads.clear()
@@ -73,7 +74,7 @@ async def edits(http: HTTPRequest, state: State) -> Response:
 
 async def _read_edit(http: HTTPRequest, state: ServerState) -> tuple[Fields, Uploads]:
     if media_type(http) == "application/json":
-        embedded = EmbeddedImages.model_validate_json(await read_json(http, state.bodies.largest))
+        embedded = EmbeddedImages.model_validate_json(await state.bodies.read_json(http))
         fields = Fields.read(embedded.model_extra, state.lenient)
         return fields, await run_in_threadpool(embedded.read)
     if media_type(http) != "multipart/form-data":

@@ -24,7 +24,7 @@ from .video_jobs import VideoJobs
 
 # Images whose URL was asked for: how many are stored, and for how many seconds.
 KEPT, KEPT_SECONDS = 128, 3600
-# Requests whose images are decoded at a time: a photo of 50 million pixels takes some hundred MB meanwhile.
+# Requests whose images are decoded at a time: a photo of 50 million pixels with a mask takes 1 GB meanwhile.
 DECODED = 2
 # What a client of a draining server should wait for before it tries again, in seconds: another server, or a new one.
 RETRY_SECONDS = 5

@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
         )
         logging.getLogger("arimage").setLevel(log_level.upper())
         self._engine, self._state, self._drain_seconds = engine, state, drain_seconds
-        self._warned, self._until = False, 0.0
+        self._warned, self._signals, self._until = False, 0, 0.0
         self.on_start: Callable[[], None] | None = None
         engine.on_failure = self._stop
 
@@ -179,25 +179,28 @@ class Server(uvicorn.Server):
             self.on_start()
 
     def handle_exit(self, sig: int, frame) -> None:
-        if self._state is not None and not self._state.draining:
-            self._until = time.monotonic() + self._drain_seconds
-            self._state.drain()
-        else:
-            self.force_exit = self.should_exit
-            self._close()
+        # A handler may interrupt code that holds a lock: `on_tick` does the rest.
+        self.force_exit = self.should_exit
+        self._signals += 1
 
     async def on_tick(self, counter: int) -> bool:
-        if self._state is not None and self._state.draining and not self.should_exit:
-            late = time.monotonic() > self._until
-            if late or not self._state.busy:
-                if late:
-                    logger.warning("requests in progress after %g seconds are cancelled", self._drain_seconds)
+        state = self._state
+        if self._signals and not self.should_exit:
+            if state is None or self._signals > 1:
+                self._close()
+            elif not state.draining:
+                self._until = time.monotonic() + self._drain_seconds
+                state.drain()
+            elif not state.busy:
+                self._close()
+            elif time.monotonic() > self._until:
+                logger.warning("requests in progress after %g seconds are cancelled", self._drain_seconds)
                 self._close()
         return await super().on_tick(counter)
 
     def _close(self) -> None:
         self._stop()
-        # Closing waits for the running step; a signal handler must not wait.
+        # Closing waits for the running step, and the loop must answer meanwhile.
         threading.Thread(target=self._engine.close).start()
 
     def _stop(self) -> None:

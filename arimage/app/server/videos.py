@@ -14,7 +14,7 @@ from ...media.files import to_rgb
 from ..engine.types import Refused
 from ..engine.uploads import read_upload
 from ..engine.videos import VideoRequest
-from .bodies import media_type, read_json
+from .bodies import media_type
 from .errors import Problem, error_response
 from .leniency import nearest_size
 from .schemas import SIZE, EmbeddedImage, body_of, size_of
@@ -69,7 +69,7 @@ Named = Annotated[Job, Depends(job_of)]
 )
 async def create(http: HTTPRequest, state: State, jobs: Jobs) -> dict:
     """Queue a video from a prompt, and perhaps from its first frame."""
-    with state.bodies.room(http):
+    with state.bodies.counted(http):
         fields, file = await _read(http, state)
         request = await anyio.to_thread.run_sync(_request, state, jobs, fields, file, limiter=state.decoders)
     return described(jobs.add(request, state.client_of(http)))
@@ -121,7 +121,7 @@ async def delete(job: Named, jobs: Jobs) -> dict:
 
 async def _read(http: HTTPRequest, state: ServerState) -> tuple[VideoFields, bytes | None]:
     if media_type(http) == "application/json":
-        fields, files = VideoFields.model_validate_json(await read_json(http, state.bodies.largest)), {}
+        fields, files = VideoFields.model_validate_json(await state.bodies.read_json(http)), {}
     elif media_type(http) == "multipart/form-data":
         texts, files = await state.bodies.read_form(http)
         fields = VideoFields.model_validate(texts)

@@ -74,6 +74,7 @@ def test_a_draining_server_finishes_what_it_has_begun(kind, held):
             asked = [pool.submit(httpx.post, address + GENERATIONS, json=BODY, timeout=60) for _ in range(3)]
             wait_for(lambda: held.entered.is_set() and server._state.running == 3)
             server.handle_exit(signal.SIGTERM, None)
+            wait_for(lambda: server._state.draining)
             with httpx.Client(base_url=address) as client:
                 health = client.get("/health")
                 assert (health.status_code, health.json()) == (503, {"status": "draining"})

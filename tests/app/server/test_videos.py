@@ -217,6 +217,7 @@ def test_a_draining_server_waits_until_its_videos_are_downloaded(held_maker):
         video = client.videos.create(prompt="a")
         assert held_maker.entered.wait(60)
         server.handle_exit(15, None)
+        wait_for(lambda: server._state.draining)
         with pytest.raises(openai.InternalServerError):
             client.videos.create(prompt="a")
         held_maker.go.set()
