@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 
 def measure(
@@ -36,18 +37,18 @@ def measure(
     from arimage.app.engine.models import load_models
     from arimage.app.engine.types import Limits
     from arimage.app.server.app import build_server
-    from arimage.app.server.uvicorn_server import Server, check_certificate
+    from arimage.app.server.uvicorn_server import Server
     from arimage.eval.runs.prompts import prompt_file, read_prompts
 
     prompts = [row["prompt"] for row in read_prompts(prompt_file("emoji"))]
     engine = Engine(load_models([model], "cpu", dtype), Limits(queue=2 * clients))
-    certificate = None
-    if ssl_certfile is not None and ssl_keyfile is not None:
-        certificate = check_certificate(Path(ssl_certfile), Path(ssl_keyfile))
+    # Another checkout may have neither.
+    certificate: Any = {"certificate": (ssl_certfile, ssl_keyfile)} if ssl_certfile and ssl_keyfile else {}
+    path: Any = {"root_path": root_path} if root_path else {}
     # Clients share one context, which takes long to set up.
     verify = ssl.create_default_context(cafile=ssl_certfile) if certificate else False
-    app = build_server(engine, root_path=root_path)
-    server = Server(app, engine, "127.0.0.1", 0, certificate=certificate, log_level="error")
+    app = build_server(engine, **path)
+    server = Server(app, engine, "127.0.0.1", 0, log_level="error", **certificate)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

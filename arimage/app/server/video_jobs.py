@@ -21,7 +21,7 @@ from ..engine.videos import VideoMaker, VideoRequest
 logger = logging.getLogger(__name__)
 
 # Jobs that are kept, each for so many seconds after its end; and how many of them may wait, in all and per client.
-KEPT_JOBS, KEPT_SECONDS = 64, 3600
+KEPT_JOBS, KEPT_SECONDS = 32, 3600
 WAITING, WAITING_OF_CLIENT = 16, 8
 # The largest number of frames of a sheet.
 SHEET = 16
@@ -72,7 +72,8 @@ class VideoJobs:
 
     def __init__(self, maker: VideoMaker):
         self.models, self.limits = maker.models, maker.limits
-        self._maker, self._jobs, self._lock = maker, dict[str, Job](), threading.Lock()
+        self._maker, self._lock = maker, threading.Lock()
+        self._jobs: dict[str, Job] = {}
         # The jobs that a draining server finishes.
         self._last: list[Job] = []
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()

@@ -255,11 +255,18 @@ def test_requests_have_ids_in_the_answer_and_in_the_log(engine, caplog):
     assert answered.list().request_id
 
 
-def test_each_of_several_tokens_is_a_client(engine):
+def test_each_of_several_tokens_is_a_client(engine, monkeypatch):
+    clients, submit = [], engine.submit
+    monkeypatch.setattr(engine, "submit", lambda asked, *rest: (clients.append(asked.client), submit(asked, *rest))[1])
     app = build_server(engine, tokens=["one", "two"])
     with TestClient(app) as client:
         for token, status in (("one", 200), ("two", 200), ("three", 401), ("onetwo", 401), ("", 401)):
-            assert client.get("/v1/models", headers={"Authorization": f"Bearer {token}"}).status_code == status
+            headers = {"Authorization": f"Bearer {token}"}
+            assert client.get("/v1/models", headers=headers).status_code == status
+            assert client.post(GENERATIONS, json=BODY, headers=headers).status_code == status
+    with TestClient(build_server(engine), base_url="http://127.0.0.1", client=("203.0.113.7", 1)) as client:
+        assert client.post(GENERATIONS, json=BODY).status_code == 200
+    assert clients == ["token 0", "token 1", "203.0.113.7"]
 
 
 def test_sizes_of_the_list_are_generated_and_those_above_the_limit_are_not_offered():
