@@ -24,8 +24,6 @@ MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 UNCHANGED = (
     *SAMPLING, "class_label", "decoding", "negative_prompt", "num_inference_steps", "decoder_guidance_scale", "order",
 )  # fmt: skip
-
-
 SIZE = r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
 
 
