@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -260,8 +260,11 @@ def check_loras(texts: list[str]) -> None:
         raise ValueError("--lora needs peft: pip install 'arimage[lora]'")
 
 
-def load_loras(pipe, loras: list[str]) -> None:
-    """Load adapters into a pipeline, all of them active, each at its scale."""
+def load_loras(pipe, loras: list[str], named: Mapping[str, str] | None = None) -> None:
+    """Load adapters into a pipeline: `loras`, called "default_0", "default_1", ..., all of them active, each at its
+    scale, and `named` ones, none of them active."""
+    for name, text in (named or {}).items():
+        pipe.load_lora_weights(parse_lora(text)[0], adapter_name=name)
     names = []
     for text in loras:
         before = set(pipe.get_active_adapters())
@@ -345,6 +348,7 @@ def load_pipeline(
     continues: bool = False,
     lora: list[str] | None = None,
     steps: Steps = "captured",
+    named_loras: Mapping[str, str] | None = None,
 ):
     """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
 
@@ -353,15 +357,17 @@ def load_pipeline(
             that with `quantize_weights`.
         videos: whether the command takes models of videos too.
         continues: whether it takes those that only continue an image or a video.
-        lora: adapters, each FILE[:SCALE].
+        lora: adapters that are active, each FILE[:SCALE].
+        named_loras: others, by name.
         steps: how steps run; "captured" leaves it to the pipeline.
 
     Raises:
         ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
             command takes none.
     """
-    check_loras(lora or [])
-    if lora and dtype in NARROW:
+    loras = [*(lora or []), *(named_loras or {}).values()]
+    check_loras(loras)
+    if loras and dtype in NARROW:
         raise ValueError(f"--lora changes full weights, and --dtype is {dtype}: leave one of them out")
     device = choose_device(device)
     import torch
@@ -390,8 +396,8 @@ def load_pipeline(
         )
     pipe.set_progress_bar_config(disable=not sys.stderr.isatty())
     pipe.to(device)
-    if lora:
-        load_loras(pipe, lora)
+    if loras:
+        load_loras(pipe, lora or [], named_loras)
     if dtype in NARROW:
         pipe.quantize_weights(getattr(torch, NARROW[dtype]))
     if steps == "compiled":

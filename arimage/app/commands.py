@@ -16,63 +16,52 @@ Models = Annotated[
         help="As in `arimage generate`; repeat for more. Default: the installed models.",
     ),
 ]
+ServedLoras = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        help="[NAME=]FILE[:SCALE]: a LoRA adapter, a .safetensors file, a folder or a Hub repository, at scale 1 by "
+        "default; repeat for more. With a NAME clients choose it, as the model MODEL:NAME. Needs arimage[lora].",
+    ),
+]
 Port = Annotated[int, number("Port to bind.", least=0, most=65535)]
 
 
 @panels(
-    access="host port token_file no_auth base_url allow_origin",
-    limits="batch queue images prompt_characters",
+    access="host port uds token_file no_auth ssl_certfile ssl_keyfile allow_origin",
+    behind_a_proxy="root_path base_url",
+    limits="batch queue max_pixels drain_seconds",
     replicas="replicas max_replicas",
-    other_clients="alias any_size any_model ignore_unknown_fields maskless_edits",
+    other_clients="alias lenient",
 )
 def serve(
     model: Models = None,
     host: Annotated[str, typer.Option(help="Interface to bind. Non-loopback hosts require a token.")] = "127.0.0.1",
     port: Port = 8000,
+    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on, instead of --host and --port.")] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token that clients send as their API key. Alternative: ARIMAGE_TOKEN."),
+        typer.Option(help="File with the tokens that clients send as their API key, one per line. Or: ARIMAGE_TOKEN."),
     ] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept clients without a token on any --host.")] = False,
-    base_url: Annotated[
-        str | None, typer.Option(help="Start of the URLs of images, if the server is behind a proxy.")
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; "
-            "repeat for more."
-        ),
-    ] = None,
-    any_size: Annotated[
-        bool,
-        typer.Option("--any-size", help="Generate the nearest size of the model instead of refusing others."),
-    ] = False,
-    any_model: Annotated[
-        bool, typer.Option("--any-model", help="Take the first model for an unknown one instead of refusing it.")
-    ] = False,
-    ignore_unknown_fields: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-unknown-fields",
-            help="Ignore fields that the server or the model does not know, and generate at most --images; the answer "
-            "lists them.",
-        ),
-    ] = False,
-    maskless_edits: Annotated[
-        Literal["refuse", "whole"],
-        typer.Option(help="Edits with neither a mask nor transparency: refuse them, or generate the whole image."),
-    ] = "refuse",
+    ssl_certfile: Annotated[Path | None, typer.Option(help="TLS certificate, a PEM file, with --ssl-keyfile.")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key, a PEM file.")] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(help="Site whose pages may send requests, as in https://chat.example.org; repeat for more."),
     ] = None,
+    root_path: Annotated[str, typer.Option(help="Path under which a proxy shows the server, as in /images.")] = "",
+    base_url: Annotated[
+        str | None, typer.Option(help="Start of the URLs of images, if a proxy does not say what clients use.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images generated together.")] = 8,
-    queue: Annotated[int, typer.Option(help="Requests that may wait.")] = 64,
-    images: Annotated[int, typer.Option(help="Images per request.")] = 8,
-    prompt_characters: Annotated[
-        int, typer.Option(max=10_000, help="Characters of a prompt or negative prompt.")
-    ] = 4000,
+    queue: Annotated[int, typer.Option(help="Requests that may wait. Clients share the places.")] = 64,
+    max_pixels: Annotated[
+        int | None, typer.Option(help="Width times height of the largest image. Default: all sizes of the models.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="How long requests in progress may take after SIGTERM or Ctrl-C.")
+    ] = 30,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -85,46 +74,84 @@ def serve(
         int | None,
         typer.Option(min=1, help="Add replicas up to this number while requests wait. Default: --replicas."),
     ] = None,
-    lora: Loras = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ALIAS=MODEL: another name of a model, for clients that send a fixed one such as gpt-image-1; "
+            "repeat for more."
+        ),
+    ] = None,
+    lenient: Annotated[
+        bool,
+        typer.Option(
+            "--lenient",
+            help="Answer requests with an unknown model, size or field, too many images, or no mask as well as "
+            "possible. The answer says what was ignored.",
+        ),
+    ] = False,
+    lora: ServedLoras = None,
     device: Device = None,
     dtype: Dtype = "auto",
     compile_steps: CompileSteps = False,
     eager: Eager = False,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged; info has every request.")
+    ] = "info",
 ) -> None:
-    """Serve the OpenAI Images API."""
+    """Serve OpenAI's APIs of images and videos."""
     _check_replicas(replicas, max_replicas, device)
     steps = steps_of(compile_steps, eager)
     try:
-        from .server.auth import check_addresses, check_token
-        from .server.leniency import Leniency
+        from .server.auth import check_addresses, check_tokens
         from .server.serve import serve_forever
-        from .server.uvicorn_server import check_free
+        from .server.uvicorn_server import check_certificate, check_free, check_socket
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
-    from .engine.engine import Engine
+    from ..media.files import can_write_mp4
+    from .engine.adapters import adapted_names
     from .engine.models import load_models, model_names, parse_aliases
+    from .engine.start import start_engines
     from .engine.types import Limits
 
-    token = check_token(host, token_file, no_auth)
-    limits = Limits(batch=batch, queue=queue, images=images, prompt_characters=prompt_characters)
-    aliases = parse_aliases(alias or [], model_names(model))
-    leniency = Leniency(any_size, any_model, ignore_unknown_fields, maskless_edits)
+    tokens = check_tokens(host, token_file, no_auth)
+    limits = Limits(batch=batch, queue=queue, output_pixels=max_pixels)
+    # Without --model, those of videos only where they can be written.
+    with_videos = replicas is None and (bool(model) or can_write_mp4())
+    names = model_names(model, with_videos)
+    aliases = parse_aliases(alias or [], [*names, *(one for name in names for one in adapted_names(name, lora or []))])
     # Before a model is loaded.
-    check_addresses(base_url, allow_origin or [])
-    check_free(host, port)
-    options = {"base_url": base_url, "aliases": aliases, "leniency": leniency, "allow_origin": allow_origin or []}
+    check_addresses(base_url, allow_origin or [], root_path)
+    certificate = check_certificate(ssl_certfile, ssl_keyfile)
+    if uds is None:
+        check_free(host, port)
+    else:
+        check_socket(uds)
+    options = {
+        "tokens": tokens,
+        "base_url": base_url,
+        "root_path": root_path,
+        "aliases": aliases,
+        "lenient": lenient,
+        "allow_origin": allow_origin or [],
+        "drain_seconds": drain_seconds,
+        "uds": None if uds is None else str(uds),
+        "certificate": certificate,
+        "log_level": log_level,
+    }
     if replicas is None:
-        engine = Engine(load_models(model, device, dtype, False, lora, steps), limits)
-        engine.warm_up()
-        serve_forever(engine, host, port, token=token, **options)
+        pipelines = load_models(model, device, dtype, with_videos, lora, steps)
+        if any(pipe.abilities.generates_video for pipe in pipelines.values()) and not can_write_mp4():
+            raise ValueError("videos need imageio: pip install 'arimage[video]'")
+        engine, videos = start_engines(pipelines, limits, lora)
+        serve_forever(engine, host, port, videos=videos, **options)
     else:
         from .server.replicas import ReplicaSettings, application_name, run_replicas
 
         typer.echo("starting the replicas", err=True)
         settings = ReplicaSettings(model, device, dtype, lora, limits, steps)
         with run_replicas(settings, replicas, max_replicas or replicas, application_name(port)) as engine:
-            serve_forever(engine, host, port, token=token, **options)
+            serve_forever(engine, host, port, **options)
 
 
 def open_app(

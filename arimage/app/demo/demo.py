@@ -17,6 +17,8 @@ from starlette.routing import Mount
 
 from ..engine.engine import Engine
 from ..engine.models import load_models
+from ..engine.start import start_engines
+from ..engine.types import Limits
 from ..engine.videos import VideoMaker
 from ..server.auth import local_only
 from ..server.uvicorn_server import Server, check_free, serve_until_stopped
@@ -176,15 +178,9 @@ def open_demo(
     check_root_path(root_path)
     check_free(host, port)
     pipelines = load_models(models, device, videos=True, **loading)
-    videos = {name: pipelines.pop(name) for name, pipe in list(pipelines.items()) if pipe.abilities.generates_video}
-    if not pipelines:
+    if all(pipe.abilities.generates_video for pipe in pipelines.values()):
         raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
-    engine, maker = Engine(pipelines), VideoMaker(videos) if videos else None
-    if maker is not None:
-        # Both use the same device.
-        maker.on_device_error = engine.fail
-        maker.warm_up()
-    engine.warm_up()
+    engine, maker = start_engines(pipelines, Limits(), loading.get("lora"))
     serve_demo(engine, host, port, auth, maker, root_path)
 
 

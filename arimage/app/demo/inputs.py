@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, Strict, TypeAdapter, ValidationError, com
 
 from ...schema import sentence
 from ..engine.types import Limits, Refused
-from ..engine.validation import read_upload
+from ..engine.uploads import read_upload
 from .controls import refusal
 
 

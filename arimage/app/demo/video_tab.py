@@ -14,7 +14,12 @@ from .controls import AT_ONCE, GENERATES, chosen, decoding_choices, refusal
 from .pictures import saved
 
 
-EXAMPLES = ["a red heart, moving right", "a soccer ball, bouncing", "a cat, growing", "a rocket, moving up and shrinking"]
+EXAMPLES = [
+    "a red heart, moving right",
+    "a soccer ball, bouncing",
+    "a cat, growing",
+    "a rocket, moving up and shrinking",
+]
 # How many frames of a finished video are shown one by one.
 SHOWN = 20
 EMPTY = '<p class="faint">Frames appear as soon as they are decided.</p>'

@@ -1,23 +1,22 @@
 """Generates the images of requests from many clients with one worker thread and continuous batching."""
 
+import bisect
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
-from PIL import Image
 from tqdm import tqdm
 
-from ...media.files import to_mask, to_rgb
 from ...pipelines.base import ARImagePipeline
-from ...pipelines.pictures.images import resize_image
+from .adapters import Active
 from .batch import Parts, RequestBatch
 from .models import SAMPLE_PROMPT, ModelInfo, describe
 from .ticket import Ticket
 from .types import Cancelled, Limits, Progress, Refused, Request
+from .uploads import reduce_uploads
 from .validation import Plan, check, check_types, with_class
 
 
@@ -28,14 +27,17 @@ FAILURES = 3
 
 
 class Engine:
-    """Serves requests, first come, first served. Images with the same model, decoding and size, all with or all
-    without guidance, share a batch: an image begins as soon as another makes room, unless a request of another kind is
-    first in the queue. Each image has its own seed and settings and does not depend on the others. For next-scale
-    models and continuous tokens, images that share a batch have equal settings.
+    """Serves requests, first come, first served. Clients of which several requests wait take turns, image for image,
+    and the last one of the client with the most leaves a full queue for one of a client with fewer. Images with the
+    same model, decoding and size, all with or all without guidance, share a batch: an image begins as soon as another
+    makes room, unless a request of another kind is first in the queue. Each image has its own seed and settings and
+    does not depend on the others. For next-scale models and continuous tokens, images that share a batch have equal
+    settings.
 
     Args:
         pipelines: the pipelines by the names that requests use.
         limits: which requests to accept.
+        adapters: which adapters are active for the models that share a pipeline; see `active_adapters`.
 
     Attributes:
         models: the abilities of each pipeline, by name.
@@ -50,18 +52,23 @@ class Engine:
         ValueError: if a pipeline cannot generate from a text or a class alone.
     """
 
-    def __init__(self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None):
+    def __init__(
+        self, pipelines: dict[str, ARImagePipeline], limits: Limits | None = None, adapters: Active | None = None
+    ):
         self.limits = limits or Limits()
         self.models: dict[str, ModelInfo] = {}
         for name, pipe in pipelines.items():
             pipe.set_progress_bar_config(disable=True)
-            self.models[name] = describe(name, pipe)
+            self.models[name] = describe(name, pipe, self.limits)
         self.on_pass: Callable[[int], None] = lambda images: None
         self.on_images: Callable[[int, int], None] = lambda images, tokens: None
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
-        self._pipelines = pipelines
+        self._pipelines, self._adapters = pipelines, adapters or {}
+        # In the order of their turns.
         self._waiting: list[Ticket] = []
+        # That of the last request that began: the number of images that a client which always waits has had.
+        self._turn = 0
         self._running: list[Ticket] = []
         self._arrived, self._closed = threading.Condition(), False
         # Failed requests since the last finished image.
@@ -91,24 +98,7 @@ class Engine:
             Cancelled: if the engine is closed.
         """
         request, plan = self.check(request)
-        for name, read in (("image", to_rgb), ("mask_image", to_mask), ("references", _to_rgb)):
-            given = getattr(request, name)
-            if given:
-                try:
-                    request = replace(request, **{name: read(name, given)})
-                except ValueError as error:
-                    raise Refused(str(error), name) from error
-        image, mask = request.image, request.mask_image
-        if image is not None and mask is not None:
-            if mask.size != image.size:
-                raise Refused(
-                    f"mask_image has {mask.width}x{mask.height} pixels and image {image.width}x{image.height}: "
-                    "give a mask of the size of the image",
-                    "mask_image",
-                )
-            # A waiting request does not hold a photo.
-            image, mask = resize_image(image, mask, plan.size)
-            request = replace(request, image=image, mask_image=mask)
+        request = reduce_uploads(request, self.models[request.model])
         ticket = self._ticket(request, plan, on_progress)
         pipe = self._pipelines[request.model]
         if pipe.known_captions is not None and request.prompt is not None:
@@ -116,11 +106,21 @@ class Engine:
         with self._arrived:
             if self._closed:
                 raise Cancelled("the engine is closed: start it again")
+            ticket.turn = max(
+                [self._turn, *(one.turn + one.request.count for one in self._waiting if one.is_of(ticket))]
+            )
+            surplus = None
             if len(self._waiting) >= self.limits.queue:
-                raise Refused(f"{self.limits.queue} requests are waiting already: try again later", busy=True)
-            self._waiting.append(ticket)
-            ticket.report(0, 0, queue_position=len(self._waiting))
+                surplus = self._waiting[-1]
+                if surplus.turn <= ticket.turn or surplus.begun:
+                    raise Refused(f"{self.limits.queue} requests are waiting already: try again later", busy=True)
+                self._waiting.pop()
+            bisect.insort(self._waiting, ticket, key=lambda one: one.turn)
+            ticket.report(0, 0, queue_position=self._waiting.index(ticket) + 1)
             self._arrived.notify()
+        if surplus is not None:
+            message = "this request made room for one of another client, of which fewer are waiting: try again later"
+            surplus.settle(Refused(message, busy=True))
         return ticket
 
     def check(self, request: Request) -> tuple[Request, Plan]:
@@ -225,7 +225,11 @@ class Engine:
 
     def _run(self, first: Ticket, take: Callable[[int, tuple], Parts]) -> Exception | None:
         """Generate the images of requests of the same kind as `first`. Returns the error that ended their batch."""
-        pipe = self._pipelines[first.plan.model]
+        pipe, adapters = self._pipelines[first.plan.model], self._adapters.get(first.plan.model)
+        if adapters is not None and pipe.get_active_adapters() != adapters[0]:
+            pipe.set_adapters(*adapters)
+        # Pixels that are decoded later would meet the adapters of another batch.
+        at_once = pipe.abilities.decodes_quickly or pipe.has_hooks or adapters is not None
         return RequestBatch(
             pipe,
             first.kind,
@@ -235,7 +239,7 @@ class Engine:
             self._fail,
             lambda images: self.on_pass(images),
             self._count,
-            None if pipe.abilities.decodes_quickly or pipe.has_hooks else self._decode_later,
+            None if at_once else self._decode_later,
         ).run()
 
     def _check_models(self) -> None:
@@ -319,6 +323,7 @@ class Engine:
             first = self._waiting[0]
             for ticket in list(self._waiting):
                 if ticket.kind == kind and ticket.plan == first.plan and room:
+                    self._turn = max(self._turn, ticket.turn)
                     indices = [ticket.unbegun.popleft() for _ in range(min(room, len(ticket.unbegun)))]
                     room -= len(indices)
                     parts.append((ticket, indices))
@@ -336,7 +341,3 @@ class Engine:
         with self._arrived:
             if ticket not in self._waiting and not ticket.future.done():
                 self._waiting.insert(0, ticket)
-
-
-def _to_rgb(name: str, images: tuple[Image.Image, ...]) -> tuple[Image.Image, ...]:
-    return tuple(to_rgb(name, image) for image in images)

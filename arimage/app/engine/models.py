@@ -1,5 +1,6 @@
 """Loads the models of an engine, and describes their abilities."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from ...media.gallery import gallery_folder
 from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saving.saved_folder import local_folder
+from .adapters import adapted_names, name_in_pipeline, split_adapters
+from .types import Limits
 
 
 # The ratios offered for a model that supports any ratio.
@@ -39,6 +42,7 @@ class ModelInfo:
         negative_prompt: whether it accepts a negative prompt.
         edits: whether it changes a given image.
         frame_counts: how many frames its videos may have, the default first; empty for images.
+        fps: frames per second of its videos; 0 for images.
         references: how many reference images it reads together with a prompt.
         order: the default order of its tokens; None if it does not accept one.
         class_names: the names of its classes by id, if it names them.
@@ -56,6 +60,7 @@ class ModelInfo:
     negative_prompt: bool
     edits: bool
     frame_counts: list[int]
+    fps: int
     references: int
     order: str | None
     class_names: list[str] | None
@@ -115,7 +120,8 @@ def load_models(
     lora: list[str] | None = None,
     steps: Steps = "captured",
 ) -> dict[str, Any]:
-    """The pipelines of `models` by their `model_names`. Without `videos`, video models are refused.
+    """The pipelines of `models` by their `model_names`, and those of adapters with a name, which are the same ones, as
+    MODEL:NAME. Without `videos`, video models are refused.
 
     Raises:
         ValueError: if there are adapters, and not one model that they are for.
@@ -123,27 +129,41 @@ def load_models(
     names = model_names(models, videos)
     if lora and len(names) != 1:
         raise ValueError(f"--lora changes one model, and there are {len(names)}: give its name as --model")
-    return {name: load_pipeline(model, device, dtype, videos, lora=lora, steps=steps) for name, model in names.items()}
+    always, named = split_adapters(lora or [])
+    adapters = {"lora": always, "named_loras": {name_in_pipeline(name): text for name, text in named.items()}}
+    loaded = {
+        name: load_pipeline(model, device, dtype, videos, steps=steps, **adapters) for name, model in names.items()
+    }
+    for name in names:
+        loaded |= dict.fromkeys(adapted_names(name, lora or []), loaded[name])
+    return loaded
 
 
 @torch.no_grad()
-def describe(name: str, pipe: ARPipeline) -> ModelInfo:
-    """The abilities of the pipeline that requests know by this name.
+def describe(name: str, pipe: ARPipeline, limits: Limits = Limits()) -> ModelInfo:  # noqa: B008
+    """The abilities of the pipeline that requests know by this name, with the sizes within `limits`.
 
     Raises:
-        ValueError: if it does not generate from a text or a class alone.
+        ValueError: if no size is, or if it does not generate from a text or a class alone.
     """
     if pipe.abilities.generates_video and not pipe.begins_with_text:
         raise ValueError(f"{name} continues an image or a video, which the demo does not show: use `arimage generate`")
-    condition = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
-    call = pipe.prepare(**condition)
+    condition: dict[str, Any] = {"prompt": SAMPLE_PROMPT} if pipe.num_classes is None else {"class_labels": 0}
     sizes = pipe.image_sizes
     if pipe.abilities.accepts("ratio"):
         sizes = [*sizes, *(pipe.image_size(ratio=ratio) for ratio in RATIOS)]
+    most = limits.output_pixels or math.inf
+    offered = [size for size in dict.fromkeys(sizes) if size[0] * size[1] <= most]
+    if not offered:
+        smallest = min(height * width for height, width in sizes)
+        raise ValueError(f"--max-pixels is {most}, and {name} generates at least {smallest}: allow as many")
+    if offered[0] != sizes[0]:
+        condition |= {"height": offered[0][0], "width": offered[0][1]}
+    call = pipe.prepare(**condition)
     decodings = {name: pipe.as_decoding(name) for name in pipe.decoding_names}
     return ModelInfo(
         classes=pipe.num_classes,
-        sizes=list(dict.fromkeys(sizes)),
+        sizes=offered,
         tokens=call.model.num_tokens,
         grid=None if pipe.abilities.in_maps else call.layout.shape,
         decodings={name: one.exact for name, one in decodings.items() if one.supports(call.model) is None},
@@ -153,6 +173,7 @@ def describe(name: str, pipe: ARPipeline) -> ModelInfo:
         negative_prompt=pipe.abilities.accepts("negative_prompt"),
         edits=pipe.abilities.accepts("mask_image"),
         frame_counts=pipe.frame_counts if pipe.abilities.generates_video else [],
+        fps=pipe.config.fps if pipe.abilities.generates_video else 0,
         references=pipe.abilities.max_references,
         order=pipe.order,
         class_names=pipe.class_names,

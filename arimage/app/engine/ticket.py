@@ -40,6 +40,7 @@ class Ticket:
         kind: images of requests with equal kinds may share a batch: model, decoding, and so on.
         unbegun: the indices of the images that have not begun.
         calls_per_pass: the number of calls of denoising heads in each forward pass of its images so far.
+        turn: its place in the queue; see `Engine`.
         unknown: the message about a prompt that the model does not know.
     """
 
@@ -57,6 +58,7 @@ class Ticket:
         self.seeds = image_seeds(request.seed, request.count)
         self.finished, self.shown = Finished(), 0
         self.calls_per_pass: list[int] = []
+        self.turn = 0
         self.unknown: Unknown | None = None
         self.unbegun, self._started = deque(range(request.count)), None
         self.tokens, self._drop, self._on_progress = plan.tokens * request.count, drop, on_progress
@@ -103,6 +105,10 @@ class Ticket:
         """End the request at once. The rows of its images are freed after the current forward pass."""
         self.settle(Cancelled("the request was cancelled"))
         self.drop()
+
+    def is_of(self, other: "Ticket") -> bool:
+        """Whether both are requests of one client."""
+        return self.request.client == other.request.client
 
     def drop(self) -> None:
         """Remove the request from the queue."""

@@ -54,7 +54,9 @@ class Limits:
         queue: number of waiting requests.
         prompt_characters: length of a prompt or negative prompt.
         images: number of images per request.
-        pixels: height * width of an uploaded image.
+        pixels: height * width of an uploaded image, which is a photo.
+        output_pixels: height * width of generated images; sizes of the models above it are not offered. None offers
+            all.
         upload_bytes: bytes of an uploaded image, with its mask.
         work: images * tokens per image of a request for several images.
         setting: the largest number in the settings of a decoding.
@@ -69,8 +71,9 @@ class Limits:
     queue: int = 64
     prompt_characters: int = 4000
     images: int = 8
-    pixels: int = 2**24
-    upload_bytes: int = 2**23
+    pixels: int = 50_000_000
+    output_pixels: int | None = None
+    upload_bytes: int = 2**25
     work: int = 2**16
     setting: int = 128
     positions: int = 256
@@ -79,7 +82,7 @@ class Limits:
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if name != "gathering" and value < 1:
+            if name != "gathering" and value is not None and value < 1:
                 raise ValueError(f"the limit {name} is {value}: give at least 1")
 
 
@@ -106,6 +109,7 @@ class Request:
         preview_every: forward passes between partial images; 0 means none.
         previews: number of partial images, spread evenly over the tokens, in addition to those of `preview_every`.
         film: record how the first image is generated.
+        client: who asks; the requests of several clients take turns.
     """
 
     __pydantic_config__ = EXACT_TYPES
@@ -133,6 +137,7 @@ class Request:
     preview_every: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
     previews: Annotated[int, Field(ge=0, le=64)] = 0
     film: bool = False
+    client: str = ""
 
 
 @dataclass(frozen=True)

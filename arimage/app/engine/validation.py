@@ -1,21 +1,19 @@
 """Checks whether a model supports a request and the limits allow it, and fills in the defaults."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import Any
 
-from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from ...decoding import Decoding, parse_decoding
 from ...decoding.contract.distribution import Sampling
 from ...decoding.contract.layout import Layout
 from ...decoding.contract.supports import DecodingMethod
-from ...media.files import open_image, to_rgba
-from ...pipelines.base import ARImagePipeline
+from ...pipelines.base import ARImagePipeline, ARPipeline
 from ...schema import check_encodable, sentence
 from .models import ModelInfo
 from .types import SAMPLING, Limits, Refused, Request
+from .uploads import check_pixels, default_size
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,9 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
     _check_condition(request, info, limits)
     if not 1 <= request.count <= limits.images:
         raise Refused(f"{request.count} images are asked for: ask for 1 to {limits.images}", "count")
-    size = _check_size(request, info)
+    default = default_size(request, info)
+    size = (request.height or default[0], request.width or default[1])
+    check_size(request.model, size, info)
     tokens = pipe.num_tokens(size) or info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
     if request.count > 1 and request.count * tokens > limits.work:
         raise Refused(
@@ -92,7 +92,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
         )
     return Plan(
         model=request.model,
-        decoding=_check_decoding(request, pipe, info, size, limits),
+        decoding=check_decoding(request.model, request.decoding, pipe, info, size, limits),
         sampling=_check_sampling(request, pipe),
         size=size,
         tokens=tokens,
@@ -144,48 +144,45 @@ def check_text(name: str, text: str, limits: Limits) -> None:
         raise Refused(str(error), name) from error
 
 
-def _default_size(request: Request, info: ModelInfo) -> tuple[int, int]:
-    """The first size, or with references the one whose ratio is nearest to that of the last."""
-    if not request.references or request.image is not None:
-        return info.sizes[0]
-    width, height = request.references[-1].size
-    return min(info.sizes, key=lambda size: abs(math.log(size[0] / size[1] * width / height)))
+def check_size(model: str, size: tuple[int, int], info: ModelInfo) -> None:
+    """Refuse a size (height, width) that a model does not have.
 
-
-def _check_size(request: Request, info: ModelInfo) -> tuple[int, int]:
-    default = _default_size(request, info)
-    size = (request.height or default[0], request.width or default[1])
+    Raises:
+        Refused: with its sizes.
+    """
     if size not in info.sizes:
         sizes = ", ".join(f"{width}x{height}" for height, width in info.sizes)
         raise Refused(
-            f"{request.model} does not generate {size[1]}x{size[0]} pixels (width x height): choose among {sizes}",
-            "size",
+            f"{model} does not generate {size[1]}x{size[0]} pixels (width x height): choose among {sizes}", "size"
         )
-    return size
 
 
-def _check_decoding(
-    request: Request, pipe: ARImagePipeline, info: ModelInfo, size: tuple[int, int], limits: Limits
+def check_decoding(
+    model: str, text: str | None, pipe: ARPipeline, info: ModelInfo, size: tuple[int, int], limits: Limits
 ) -> Decoding:
-    if request.decoding is None:
+    """The decoding of a request from its name and settings, by default the model's.
+
+    Raises:
+        Refused: if there is no such decoding, the model cannot run it, or its settings are beyond the limits.
+    """
+    if text is None:
         return pipe.decoding
     try:
-        name, settings = parse_decoding(request.decoding)
+        name, settings = parse_decoding(text)
         if name not in info.decodings:
-            choices = ", ".join(info.decodings)
-            raise Refused(f"{request.model} cannot run the decoding {name[:40]!r}: choose among {choices}")
+            raise Refused(f"{model} cannot run the decoding {name[:40]!r}: choose among {', '.join(info.decodings)}")
         for key, value in settings.items():
             if key in ("drafter", "acceptance") or value == "auto":
                 raise Refused(f"the decoding's setting {key} cannot be chosen here: leave it out")
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(one, int | float) and not abs(one) <= limits.setting for one in numbers):
                 raise Refused(f"the decoding's setting {key}={value} is too large: give at most {limits.setting}")
-        decoding = pipe.as_decoding(request.decoding)
+        decoding = pipe.as_decoding(text)
         evaluated = _positions(decoding, info, size)
         if settings and evaluated > limits.positions:
             raise Refused(
-                f"the decoding {request.decoding} evaluates {evaluated} positions per forward pass: choose settings "
-                f"with at most {limits.positions}"
+                f"the decoding {text} evaluates {evaluated} positions per forward pass: choose settings with at most "
+                f"{limits.positions}"
             )
         return decoding
     except ValueError as error:
@@ -246,30 +243,3 @@ def _check_uploads(request: Request, info: ModelInfo, limits: Limits) -> bool:
         if upload is not None:
             check_pixels(name, upload, limits)
     return request.image is not None
-
-
-def check_pixels(name: str, upload: Image.Image, limits: Limits) -> None:
-    """Refuse an image that is too large, without reading its pixels.
-
-    Raises:
-        Refused: with the reason.
-    """
-    if upload.width * upload.height > limits.pixels:
-        size = f"{upload.width}x{upload.height}"
-        raise Refused(f"{name} has {size} pixels: give one of at most {limits.pixels} pixels", name)
-
-
-def read_upload(name: str, file: IO[bytes], limits: Limits) -> Image.Image:
-    """An uploaded image, in mode RGBA and upright.
-
-    Raises:
-        Refused: if it is not a whole PNG, JPEG or WebP file, or is too large.
-    """
-    try:
-        upload = open_image(name, file, ["png", "jpeg", "webp"])
-        check_pixels(name, upload, limits)
-        return to_rgba(name, upload)
-    except Refused:
-        raise
-    except ValueError as error:
-        raise Refused(f"{name} cannot be read as an image: send a whole PNG, JPEG or WebP file", name) from error

@@ -1,4 +1,4 @@
-"""Generates the videos of the demo, one after another, and yields frames as soon as their maps are complete."""
+"""Generates videos, one after another, and yields frames as soon as their maps are complete."""
 
 import queue
 import threading
@@ -14,7 +14,8 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.output import Tokens
 from .models import ModelInfo, describe
 from .types import EXACT_TYPES, Limits, Refused, Seed
-from .validation import check_pixels, check_prompt, check_text, check_types
+from .uploads import check_pixels
+from .validation import check_decoding, check_prompt, check_size, check_text, check_types
 
 
 # The share of the time that previews may take.
@@ -23,8 +24,8 @@ PREVIEWS = 0.2
 
 @dataclass(frozen=True)
 class VideoRequest:
-    """A request for a video of `num_frames` from one prompt; `image` is its first frame. None means the default of the
-    model."""
+    """A request for a video of `num_frames` from one prompt, of `height` and `width` in pixels; `image` is its first
+    frame. None means the default of the model."""
 
     __pydantic_config__ = EXACT_TYPES
 
@@ -34,6 +35,8 @@ class VideoRequest:
     decoding: str | None = None
     image: Image.Image | None = None
     num_frames: int | None = None
+    height: int | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ class VideoMaker:
         self.limits, self._pipelines, self._lock = limits or Limits(), pipelines, threading.Lock()
         for pipe in pipelines.values():
             pipe.set_progress_bar_config(disable=True)
-        self.models: dict[str, ModelInfo] = {name: describe(name, pipe) for name, pipe in pipelines.items()}
+        self.models: dict[str, ModelInfo] = {
+            name: describe(name, pipe, self.limits) for name, pipe in pipelines.items()
+        }
         self.fps = {name: pipe.config.fps for name, pipe in pipelines.items()}
         self.on_device_error: Callable[[BaseException], None] = lambda error: None
 
@@ -91,20 +96,37 @@ class VideoMaker:
             if pipe.captures and not pipe.abilities.in_maps:
                 pipe.warm_up()
 
+    def check(self, request: VideoRequest) -> None:
+        """Refuse a request that the model does not support or the limits do not allow, before any computation.
+
+        Raises:
+            Refused: with the reason.
+        """
+        limits, model = self.limits, request.model
+        check_types(request)
+        if model not in self._pipelines:
+            raise Refused(f"unknown model {model[:80]!r}: choose among {', '.join(self._pipelines)}", "model")
+        pipe, info = self._pipelines[model], self.models[model]
+        check_prompt(model, request.prompt)
+        check_text("prompt", request.prompt, limits)
+        if request.image is not None:
+            check_pixels("image", request.image, limits)
+        if request.num_frames not in (None, *info.frame_counts):
+            counts = ", ".join(map(str, sorted(info.frame_counts)))
+            raise Refused(
+                f"{model} does not generate {request.num_frames} frames: choose among {counts}", "num_frames"
+            )
+        size = (request.height or info.sizes[0][0], request.width or info.sizes[0][1])
+        check_size(model, size, info)
+        check_decoding(model, request.decoding, pipe, info, size, limits)
+
     def run(self, request: VideoRequest) -> Generator[VideoProgress, None, None]:
         """Yield the video whenever there are more frames, and at the end. Closing the iterator stops the generation.
 
         Raises:
             Refused: if the model does not support the request, or the limits do not allow it.
         """
-        limits = self.limits
-        check_types(request)
-        if request.model not in self._pipelines:
-            raise Refused(f"unknown model {request.model[:80]!r}: choose among {', '.join(self._pipelines)}", "model")
-        check_prompt(request.model, request.prompt)
-        check_text("prompt", request.prompt, limits)
-        if request.image is not None:
-            check_pixels("image", request.image, limits)
+        self.check(request)
         with self._lock:
             try:
                 yield from _generate(self._pipelines[request.model], request)
@@ -208,6 +230,8 @@ def _call(pipe, request: VideoRequest, events: queue.SimpleQueue, stopped: threa
         request.prompt,
         image=request.image,
         num_frames=request.num_frames,
+        height=request.height,
+        width=request.width,
         decoding=request.decoding,
         generator=torch.Generator().manual_seed(request.seed),
         callback_on_step_end=on_step,

@@ -15,33 +15,36 @@ from starlette.responses import JSONResponse
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
-def check_token(host: str, token_file: Path | None, no_auth: bool) -> str | None:
-    """The token that clients of the server must send, from a file or from ARIMAGE_TOKEN; None lets everybody in.
+def check_tokens(host: str, token_file: Path | None, no_auth: bool) -> tuple[str, ...]:
+    """The tokens of which clients of the server must send one, from the lines of a file or from ARIMAGE_TOKEN; without
+    any, everybody may use it.
 
     Raises:
-        ValueError: if the file cannot be read, if the token is empty or not printable ASCII, or if there is none
-            although other machines can reach `host`.
+        ValueError: if the file cannot be read, if it holds no token or one that is not printable ASCII, or if there is
+            none although other machines can reach `host`.
     """
     try:
-        token = os.environ.get("ARIMAGE_TOKEN") if token_file is None else token_file.read_text()
+        text = os.environ.get("ARIMAGE_TOKEN") if token_file is None else token_file.read_text()
     except OSError as error:
         raise ValueError(
-            f"--token-file {token_file} cannot be read ({error.strerror}): write one line of printable ASCII to a file"
+            f"--token-file {token_file} cannot be read ({error.strerror}): write a line of printable ASCII per token"
         ) from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"--token-file {token_file} is not text: write one line of printable ASCII") from error
-    if token is not None:
-        token = token.strip()
-        if not token or not token.isascii() or not token.isprintable():
+        raise ValueError(
+            f"--token-file {token_file} is not text: write a line of printable ASCII per token"
+        ) from error
+    if text is not None:
+        tokens = tuple(line.strip() for line in text.strip().split("\n"))
+        if not all(token and token.isascii() and token.isprintable() for token in tokens):
             source = "ARIMAGE_TOKEN" if token_file is None else f"--token-file {token_file}"
-            raise ValueError(f"{source} holds no token: write one line of printable ASCII")
-        return token
+            raise ValueError(f"{source} holds no token: write a line of printable ASCII per token")
+        return tokens
     if not is_local(host) and not no_auth:
         raise ValueError(
             f"other machines can reach --host {host}, and no token is set: give --token-file, set ARIMAGE_TOKEN, or "
             "give --no-auth"
         )
-    return None
+    return ()
 
 
 def check_password(host: str, auth: str | None) -> tuple[str, str] | None:
@@ -60,8 +63,8 @@ def check_password(host: str, auth: str | None) -> tuple[str, str] | None:
     return None
 
 
-def check_addresses(base_url: str | None, allow_origin: Sequence[str]) -> None:
-    """Refuse a base URL or an origin of another form.
+def check_addresses(base_url: str | None, allow_origin: Sequence[str], root_path: str = "") -> None:
+    """Refuse a base URL, an origin or a root path of another form.
 
     Raises:
         ValueError: with the option that is wrong.
@@ -71,6 +74,8 @@ def check_addresses(base_url: str | None, allow_origin: Sequence[str]) -> None:
     for origin in allow_origin:
         if not re.fullmatch(r"https?://[^/*\s]+", origin):
             raise ValueError(f"--allow-origin is {origin}: give scheme and host, as in https://chat.example.org")
+    if root_path and not re.fullmatch(r"(/[\w.~-]+)+", root_path, re.ASCII):
+        raise ValueError(f"--root-path is {root_path}: give a path that begins with / and ends without, as in /images")
 
 
 def is_local(host: str) -> bool:

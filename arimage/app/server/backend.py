@@ -32,10 +32,10 @@ class Submitted(Protocol):
 
 
 class Backend(Protocol):
-    """Generates the images of requests; see `Engine`.
+    """Generates the images of requests; see `Engine`. The server drains by itself: it submits nothing more and waits.
 
     Attributes:
-        models: the abilities of each model, by name.
+        models: the abilities of each model, by name; those of adapters are MODEL:NAME.
         limits: which requests are accepted.
     """
 
@@ -48,7 +48,9 @@ class Backend(Protocol):
         ...
 
     async def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> Submitted:
-        """Queue a request. `on_progress` is called from any thread. Cancelling the submission ends the request.
+        """Queue a request, whose images have been reduced to what the model needs. Requests of different
+        `Request.client` take turns. `on_progress` is called from any thread. Cancelling the submission ends the
+        request.
 
         Raises:
             Refused, Cancelled, Unavailable: if it is not accepted.

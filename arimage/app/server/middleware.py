@@ -1,79 +1,68 @@
-"""Checks the token and the size of every request to the server, and counts the requests for images."""
+"""Watches every request to the server: its id, its line in the log, and the metrics of requests for images."""
 
-import hmac
+import logging
+import re
 import time
+import uuid
+from urllib.parse import quote
 
-from starlette.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
 
-from .metrics import RequestMetrics
-from .schemas import error_response
+from .state import ServerState
 
 
 # The paths of images begin with this.
 PICTURES = "/pictures/"
 COUNTED = ("/v1/images/generations", "/v1/images/edits")
 
-
-class TooLarge(Exception):
-    """The body of a request has too many bytes."""
+access = logging.getLogger("arimage.access")
 
 
-class Gate:
-    """ASGI middleware: checks the bearer token and the size of the body, and counts requests for images. A HEAD is
-    answered as a GET, whose body the server that speaks HTTP leaves out.
+class Watch:
+    """ASGI middleware around all others. Every response has an `x-request-id`, the client's if it is short and plain.
+    A HEAD is answered as a GET, whose body the server that speaks HTTP leaves out.
 
     Args:
-        token: the token that clients must send; None lets everybody in.
-        max_body: bytes of the largest body.
+        root_path: the path under which a proxy shows the server, whether or not it has removed it.
     """
 
-    def __init__(self, app, token: str | None, max_body: int, metrics: RequestMetrics):
-        self.app, self.max_body, self.metrics = app, max_body, metrics
-        self.expected = None if token is None else f"Bearer {token}".encode()
+    def __init__(self, app, state: ServerState, root_path: str = ""):
+        self.app, self.state, self.root_path = app, state, root_path
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, received, status = time.perf_counter(), 0, 500
-        headers = dict(scope["headers"])
+        began, status, state = time.perf_counter(), 500, self.state
+        path = scope["path"].removeprefix(self.root_path)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if re.fullmatch(r"[\w.:-]{1,64}", given, re.ASCII) else uuid.uuid4().hex
+        counted = path in COUNTED
 
-        async def bounded_receive():
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_body:
-                raise TooLarge
-            return message
-
-        async def counted_send(message):
+        async def watched_send(message):
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, headers = message["status"], MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                # The next request should go to another server.
+                if state.draining:
+                    headers["connection"] = "close"
             await send(message)
 
-        answering = self.app
-        is_open = scope["path"] == "/health" or scope["path"].startswith(PICTURES)
-        authorised = (
-            self.expected is None or is_open or hmac.compare_digest(headers.get(b"authorization", b""), self.expected)
-        )
-        if not authorised:
-            answering = error_response(
-                "the bearer token is missing or wrong: send Authorization: Bearer TOKEN",
-                401,
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        elif int(headers.get(b"content-length", b"0")) > self.max_body:
-            answering = too_large(self.max_body)
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        # What a draining server refuses does not keep it from ending.
+        begun = counted and not state.draining
+        state.running += begun
         try:
-            await answering(asked, bounded_receive, counted_send)
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            asked = {**scope, "method": method, "root_path": self.root_path}
+            await self.app(asked, receive, watched_send)
         finally:
-            if scope["path"] in COUNTED:
-                self.metrics.requests.labels(status).inc()
-                self.metrics.seconds.observe(time.perf_counter() - began)
-
-
-def too_large(max_body: int) -> JSONResponse:
-    return error_response(f"the body is larger than {max_body} bytes: send smaller images", 413)
+            state.running -= begun
+            seconds = time.perf_counter() - began
+            if counted:
+                state.metrics.requests.labels(status).inc()
+                state.metrics.seconds.observe(seconds)
+            # Anyone who knows the path of an image can see it.
+            shown = PICTURES + "..." if path.startswith(PICTURES) else quote(path)
+            client = scope["client"][0] if scope.get("client") else "local"
+            access.info('%s "%s %s" %d %.3fs %s', client, scope["method"], shown, status, seconds, request_id)

@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from ...options import Steps, parse_lora
 from ...pipelines.saving.saved_folder import local_folder
+from ..engine.adapters import active_adapters, split_adapters
 from ..engine.engine import Engine
 from ..engine.models import ModelInfo, load_models
 from ..engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable
@@ -68,7 +69,8 @@ class Replica:
     def __init__(self, settings: ReplicaSettings):
         limits = replace(settings.limits, queue=AHEAD * settings.limits.batch)
         loaded = settings.models, settings.device, settings.dtype, False, settings.lora, settings.steps
-        engine = Engine(load_models(*loaded), limits)
+        pipelines = load_models(*loaded)
+        engine = Engine(pipelines, limits, active_adapters(next(iter(pipelines)), settings.lora or []))
         # Serve sends requests to a replica that is complete.
         engine.warm_up()
         # A replica whose engine has failed would refuse every request at once, and so be sent most of them.
@@ -340,13 +342,10 @@ def _for_workers(settings: ReplicaSettings, device: str) -> ReplicaSettings:
         source, scale = parse_lora(text)
         return f"{Path(source).resolve()}:{scale}" if Path(source).exists() else text
 
-    models, lora = settings.models or [], settings.lora or []
-    return replace(
-        settings,
-        device=device,
-        models=[model(name) for name in models] or None,
-        lora=[adapter(text) for text in lora] or None,
-    )
+    always, named = split_adapters(settings.lora or [])
+    lora = [*map(adapter, always), *(f"{name}={adapter(text)}" for name, text in named.items())]
+    models = [model(name) for name in settings.models or []]
+    return replace(settings, device=device, models=models or None, lora=lora or None)
 
 
 def application_name(port: int) -> str:

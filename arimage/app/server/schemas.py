@@ -8,26 +8,31 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse
 
 from ...media.files import transparent_part
 from ..engine.models import ModelInfo
-from ..engine.types import SAMPLING, Cancelled, Refused, Request, Result, Unavailable
+from ..engine.types import SAMPLING, Refused, Request, Result
+from .bodies import MAX_FILES
 
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
-# An edit has two files. Some more are read, so that the error can name the one that was sent twice.
-MAX_FILES = 16
-# Fields of `Request` that have other names in the API.
-NAMES = {"count": "n", "mask_image": "mask"}
 # Fields of `Request` that are those of the API.
 UNCHANGED = (
     *SAMPLING, "class_label", "decoding", "negative_prompt", "num_inference_steps", "decoder_guidance_scale", "order",
 )  # fmt: skip
+SIZE = r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
+
+
+def size_of(text: str | None) -> tuple[int, int] | None:
+    """Height and width from a text of the form `SIZE`; None for "auto"."""
+    if text in (None, "auto"):
+        return None
+    width, height = map(int, text.split("x"))
+    return height, width
 
 
 class Fields(BaseModel):
@@ -38,7 +43,7 @@ class Fields(BaseModel):
     prompt: str | None = None
     model: str | None = None
     n: int | None = None
-    size: str | None = Field(None, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")
+    size: str | None = Field(None, pattern=SIZE)
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
     output_compression: int | None = Field(None, ge=0, le=100)
@@ -69,14 +74,20 @@ class Fields(BaseModel):
     style: str | None = None
     user: str | None = None
 
+    @classmethod
+    def read(cls, body: bytes | Mapping[str, Any] | None, lenient: bool) -> "Fields":
+        """The fields of JSON or of a form. A lenient server has unknown ones in `model_extra`.
+
+        Raises:
+            pydantic.ValidationError: if one is wrong or, unless the server is lenient, unknown.
+        """
+        form = LenientFields if lenient else cls
+        return form.model_validate_json(body) if isinstance(body, bytes) else form.model_validate(body)
+
     def to_request(
-        self,
-        model: str,
-        image: Image.Image | None = None,
-        mask_image: Image.Image | None = None,
-        references: tuple[Image.Image, ...] = (),
+        self, model: str, client: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
     ) -> Request:
-        """The request for the engine. Without a seed, or with -1, it gets a random one.
+        """The request for the engine, without references. Without a seed, or with -1, it gets a random one.
 
         Raises:
             Refused: if it asks for several images as a stream, or for a transparent JPEG.
@@ -85,7 +96,7 @@ class Fields(BaseModel):
             raise Refused(f"a stream has one image, not {self.n}: leave out n, or stream", "n")
         if self.background == "transparent" and self.output_format == "jpeg":
             raise Refused("a jpeg has no transparent background: leave out background, or ask for png", "background")
-        width, height = (None, None) if self.size in (None, "auto") else map(int, self.size.split("x"))
+        height, width = size_of(self.size) or (None, None)
         return Request(
             model=model,
             # OpenAI's client always sends a prompt, empty for a class.
@@ -97,7 +108,7 @@ class Fields(BaseModel):
             **{name: getattr(self, name) for name in UNCHANGED},
             image=image,
             mask_image=mask_image,
-            references=references,
+            client=client,
             previews=(self.partial_images or 0) if self.stream else 0,
         )
 
@@ -155,7 +166,24 @@ class EditFields(EmbeddedImages, Fields):
     """All fields of an edit whose body is JSON, for the description of the API."""
 
 
-@dataclass(frozen=True)
+def body_of(**models: type[BaseModel]) -> dict:
+    """The description of a body that a route reads itself, by media type. Schemas within schemas are written out."""
+    content = {name: {"schema": _inlined(model.model_json_schema())} for name, model in models.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any] | None = None) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    definitions = definitions or schema.get("$defs", {})
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(part, definitions) for name, part in schema.items() if name != "$defs"}
+
+
+@dataclass
 class Notes:
     """What an answer says about a request that was not taken as it was.
 
@@ -167,7 +195,7 @@ class Notes:
 
     ignored: list[str]
     edited: str | None
-    tokens: int
+    tokens: int = 0
 
     @property
     def usage(self) -> dict:
@@ -238,40 +266,14 @@ def describe_model(name: str, model: str, info: ModelInfo, started: int) -> dict
     fields = dataclasses.asdict(info)
     names, classes = fields.pop("names"), fields.pop("class_names")
     sizes = [f"{width}x{height}" for height, width in info.sizes]
+    edits = info.edits or info.references > 0
+    routes = ["/v1/images/generations", *(["/v1/images/edits"] if edits else [])]
+    if info.frame_counts:
+        routes, fields["seconds"] = ["/v1/videos"], [f"{count / info.fps:.3g}" for count in info.frame_counts]
     return {
         "id": name,
         "object": "model",
         "created": started,
         "owned_by": "arimage",
-        "arimage": fields | {"model": model, "sizes": sizes, "names": list(names) or classes},
+        "arimage": fields | {"model": model, "routes": routes, "sizes": sizes, "names": list(names) or classes},
     }
-
-
-def error_response(
-    message: str,
-    status: int,
-    parameter: str | None = None,
-    code: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> JSONResponse:
-    """An error in the form of the OpenAI API."""
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": NAMES.get(parameter or "", parameter), "code": code}
-    return JSONResponse({"error": error}, status, headers)
-
-
-def failure(error: Exception) -> JSONResponse:
-    """The answer to a request that `error` has ended."""
-    match error:
-        case Refused(busy=True):
-            return error_response(str(error), 429, code="queue_full", headers={"Retry-After": "2"})
-        case Refused(parameter="model"):
-            return error_response(str(error), 404, "model", "model_not_found")
-        case Refused():
-            return error_response(str(error), 400, error.parameter)
-        case Cancelled():
-            return error_response("the server is closing: try again later", 503)
-        case Unavailable():
-            return error_response(str(error), 503)
-        case _:
-            return error_response("the image could not be generated: see the log of the server", 500)

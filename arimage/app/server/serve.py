@@ -1,30 +1,40 @@
 """Starts the server."""
 
-import logging
-
 from ..engine.engine import Engine
+from ..engine.videos import VideoMaker
 from .app import build_server
-from .middleware import PICTURES
 from .replicas import Replicas
 from .uvicorn_server import Server, serve_until_stopped
 
 
-def serve_forever(engine: Engine | Replicas, host: str, port: int, **options) -> None:
-    """Serve until SIGINT or SIGTERM, then close the engine, which cancels the remaining requests. `options` are those
-    of `build_server`.
+def serve_forever(
+    engine: Engine | Replicas,
+    host: str,
+    port: int,
+    *,
+    videos: VideoMaker | None = None,
+    drain_seconds: float = 30,
+    uds: str | None = None,
+    certificate: tuple[str, str] | None = None,
+    log_level: str = "info",
+    **options,
+) -> None:
+    """Serve until SIGINT or SIGTERM, finish the requests in progress, and close the engine; see `Server`. `options`
+    are those of `build_server`.
 
     Raises:
         RuntimeError: if the engine failed.
     """
-    app = build_server(engine, host=host, **options)
-    server = Server(app, engine, host, port)
-    logging.getLogger("uvicorn.access").addFilter(hide_images)
+    app = build_server(engine, videos=videos, host=host, **options)
+    server = Server(
+        app,
+        engine,
+        host,
+        port,
+        state=app.state.server,
+        drain_seconds=drain_seconds,
+        uds=uds,
+        certificate=certificate,
+        log_level=log_level,
+    )
     serve_until_stopped(server, engine)
-
-
-def hide_images(record: logging.LogRecord) -> bool:
-    """Keep the paths of images out of uvicorn's log: anyone who knows the path of an image can see it."""
-    client, method, path, *rest = record.args  # pyright: ignore[reportGeneralTypeIssues] uvicorn gives all of these
-    if str(path).startswith(PICTURES):
-        record.args = (client, method, PICTURES + "...", *rest)
-    return True

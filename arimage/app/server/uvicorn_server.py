@@ -4,9 +4,12 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import uvicorn
@@ -27,6 +30,16 @@ CLOSING_SECONDS = 3
 BACKLOG = 64
 
 
+# What the library logs, and uvicorn.
+LOG = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {name: {"handlers": ["stderr"]} for name in ("uvicorn", "arimage")},
+}
+
+
 class Closable(Protocol):
     """What a server stops when it is stopped, and what stops it: an engine, or the replicas of one."""
 
@@ -37,6 +50,20 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+class Drainable(Protocol):
+    """What a server can finish before it ends, see `ServerState`."""
+
+    draining: bool
+
+    @property
+    def busy(self) -> bool: ...
+
+    def drain(self) -> None: ...
+
+
+# uvicorn has neither a deadline for heads nor a limit on silent connections. This relies on parts of its protocol that
+# are not documented: `connections`, `cycle`, `loop`, `transport` and `on_response_complete`. So pyproject.toml names
+# the versions that the tests ran with.
 class Connection(H11Protocol):
     """An HTTP connection that is closed when the head of a request does not arrive in time. Beyond `most` connections,
     a new one replaces the one that has waited longest for a head; if all are being answered, the new one is closed.
@@ -88,21 +115,49 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server for an engine. When it is stopped it closes the engine, which cancels all requests. When the engine
-    fails, it stops.
+    """A server for an engine. The first SIGINT or SIGTERM lets it drain: it refuses new requests, and ends when all
+    others have ended, or `drain_seconds` later. A second signal closes the engine at once, which cancels all requests.
+    When the engine fails, it stops.
+
+    Args:
+        state: what is drained; None ends with the first signal.
+        drain_seconds: how long requests in progress may take after the first signal.
+        uds: the path of a Unix socket to listen on, instead of `host` and `port`.
+        certificate: the files of a TLS certificate and its key.
 
     Attributes:
         on_start: called when the server accepts connections.
     """
 
-    def __init__(self, app, engine: Closable, host: str, port: int, log_level: str = "info"):
+    def __init__(
+        self,
+        app,
+        engine: Closable,
+        host: str,
+        port: int,
+        *,
+        state: Drainable | None = None,
+        drain_seconds: float = 30,
+        uds: str | None = None,
+        certificate: tuple[str, str] | None = None,
+        log_level: str = "info",
+    ):
         protocol = partial(Connection, engine.limits.queue + SPARE_CONNECTIONS)
+        certfile, keyfile = certificate or (None, None)
         super().__init__(
             uvicorn.Config(
                 app,
                 host=host,
                 port=port,
+                uds=uds,
+                # Only a proxy on this machine reaches a Unix socket.
+                forwarded_allow_ips=None if uds is None else "*",
+                ssl_certfile=certfile,
+                ssl_keyfile=keyfile,
+                log_config=LOG,
                 log_level=log_level,
+                # The application has its own, with the ids of requests.
+                access_log=False,
                 server_header=False,
                 # uvicorn only calls this.
                 http=protocol,  # pyright: ignore[reportArgumentType]
@@ -111,7 +166,9 @@ class Server(uvicorn.Server):
                 backlog=BACKLOG,
             )
         )
-        self._engine, self._warned = engine, False
+        logging.getLogger("arimage").setLevel(log_level.upper())
+        self._engine, self._state, self._drain_seconds = engine, state, drain_seconds
+        self._warned, self._signals, self._until = False, 0, 0.0
         self.on_start: Callable[[], None] | None = None
         engine.on_failure = self._stop
 
@@ -122,9 +179,28 @@ class Server(uvicorn.Server):
             self.on_start()
 
     def handle_exit(self, sig: int, frame) -> None:
+        # A handler may interrupt code that holds a lock: `on_tick` does the rest.
         self.force_exit = self.should_exit
+        self._signals += 1
+
+    async def on_tick(self, counter: int) -> bool:
+        state = self._state
+        if self._signals and not self.should_exit:
+            if state is None or self._signals > 1:
+                self._close()
+            elif not state.draining:
+                self._until = time.monotonic() + self._drain_seconds
+                state.drain()
+            elif not state.busy:
+                self._close()
+            elif time.monotonic() > self._until:
+                logger.warning("requests in progress after %g seconds are cancelled", self._drain_seconds)
+                self._close()
+        return await super().on_tick(counter)
+
+    def _close(self) -> None:
         self._stop()
-        # Closing waits for the running step; a signal handler must not wait.
+        # Closing waits for the running step, and the loop must answer meanwhile.
         threading.Thread(target=self._engine.close).start()
 
     def _stop(self) -> None:
@@ -164,6 +240,54 @@ def check_free(host: str, port: int) -> None:
             else:
                 message = f"--port {port} cannot be used ({error.strerror}): give a --port above 1023"
             raise ValueError(message) from error
+
+
+def check_certificate(certfile: Path | None, keyfile: Path | None) -> tuple[str, str] | None:
+    """The files of a TLS certificate and its key, if they are given.
+
+    Raises:
+        ValueError: if only one is, or they cannot be used together.
+    """
+    if certfile is None and keyfile is None:
+        return None
+    if certfile is None or keyfile is None:
+        raise ValueError("--ssl-certfile and --ssl-keyfile belong together: give both")
+    for option, path in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile)):
+        if not path.is_file():
+            raise ValueError(f"{option} is {path}, which is not a file: give a file in PEM format")
+    try:
+        # A key with a password would ask for it.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certfile, keyfile, lambda: "")
+    except OSError as error:
+        raise ValueError(
+            f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} cannot be used ({error}): give a certificate and "
+            "its key in PEM format, without a password"
+        ) from error
+    return str(certfile), str(keyfile)
+
+
+def check_socket(path: Path) -> None:
+    """Refuse the path of a Unix socket that cannot be created. One that nobody listens on any more is removed.
+
+    Raises:
+        ValueError: naming --uds.
+    """
+    if path.exists() and not path.is_socket():
+        raise ValueError(f"--uds is {path}, which is no socket: give a path that is free")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if path.is_socket():
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink()
+            else:
+                raise ValueError(f"--uds is {path}, where another program listens: give another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError as error:
+            raise ValueError(f"--uds is {path}, which cannot be created ({error}): give another path") from error
+        path.unlink()
 
 
 def serve_until_stopped(server: Server, engine: Closable) -> None:

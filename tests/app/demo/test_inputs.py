@@ -179,7 +179,7 @@ def test_a_cut_image_is_refused(client, picture):
 
 def test_a_large_image_is_refused_before_it_is_read(client, picture):
     file = io.BytesIO()
-    Image.new("1", (2**13, 2**12)).save(file, "PNG")
+    Image.new("1", (2**13, 2**13)).save(file, "PNG")
     path = client.post("/gradio_api/upload", files={"files": ("b.png", file.getvalue())}).json()[0]
     events = call(client, "edit", [file_data(path), picture, "a", "text", None, None, 1, 0])
-    assert "8192x4096 pixels" in errors(events)
+    assert "8192x8192 pixels" in errors(events)

@@ -538,7 +538,7 @@ def test_edits_read_what_viewers_show(engine):
         ({"image": Image.new("L", (128, 128)), "mask_image": WHITE}, "mask_image", "mask_image has 8x8 pixels"),
         ({"image": cut_png(), "mask_image": WHITE}, "image", "image cannot be read"),
         ({"image": WHITE, "mask_image": cut_png()}, "mask_image", "mask_image cannot be read"),
-        ({"image": Image.new("1", (5000, 4000)), "mask_image": Image.new("L", (8, 8))}, "image", "5000x4000 pixels"),
+        ({"image": Image.new("1", (8000, 8000)), "mask_image": Image.new("L", (8, 8))}, "image", "8000x8000 pixels"),
     ],
 )
 def test_what_cannot_be_generated_is_refused_at_once(engine, changes, parameter, message):

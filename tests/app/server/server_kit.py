@@ -23,18 +23,27 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(engine, **options):
-    """The URL of a running server."""
-    port = free_port()
-    server = Server(build_server(engine, **options), engine, "127.0.0.1", port, log_level="warning")
+def running(engine, **options):
+    """A running `Server` and its URL. The options are those of `build_server` and of `Server`."""
+    own = {name: options.pop(name) for name in ("uds", "certificate", "drain_seconds") if name in options}
+    port, app = free_port(), build_server(engine, **options)
+    options = {"state": app.state.server, "log_level": "warning", **own}
+    server = Server(app, engine, "127.0.0.1", port, **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_for(lambda: server.started)
-    yield f"http://127.0.0.1:{port}"
+    yield server, f"http{'s' if 'certificate' in own else ''}://127.0.0.1:{port}"
     engine.close()
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
+
+
+@contextmanager
+def serving(engine, **options):
+    """The URL of a running server."""
+    with running(engine, **options) as (_, address):
+        yield address
 
 
 def wait_for(condition, seconds: float = 60, pause: float = 0.01) -> None:

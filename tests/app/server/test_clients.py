@@ -1,18 +1,23 @@
-"""Requests as programs send them, replayed: the bodies are those in their source code or documentation. The programs
-themselves were not run."""
+"""Requests as programs send them, replayed: the bodies are those in their source code or documentation in 2025 and
+2026. The programs themselves were not run, apart from OpenAI's client (openai-python 3.57)."""
 
+import base64
 import io
 import json
 
+import openai
 import pytest
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
+from arimage.app.engine.videos import VideoMaker
 from arimage.app.server.app import build_server
-from arimage.app.server.leniency import Leniency
+from arimage.media.files import can_write_mp4
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +33,7 @@ def client(engine):
     return lambda **options: TestClient(build_server(engine, **options), base_url="http://127.0.0.1")
 
 
-LENIENT = {
-    "leniency": Leniency(any_size=True, any_model=True, ignore_unknown_fields=True, maskless_edits="whole"),
-}
+LENIENT = {"lenient": True}
 LONG = "A red heart on a wooden table, " * 30
 
 # (program, its request, the fields that have no effect)
@@ -71,6 +74,20 @@ GENERATIONS = [
         {"model": "text", "prompt": "a red heart", "n": 1, "user": "u", "metadata": {"trace_id": "1"}},
         ["metadata"],
     ),
+    # Its source was not at hand: these are the fields that it is known to set, through OpenAI's client.
+    (
+        "LobeChat",
+        {
+            "model": "gpt-image-1",
+            "prompt": LONG,
+            "n": 1,
+            "size": "1024x1536",
+            "quality": "high",
+            "moderation": "low",
+        },
+        [],
+    ),
+    ("LobeChat, dall-e-3", {"model": "dall-e-3", "prompt": LONG, "n": 1, "response_format": "b64_json"}, []),
     ("llama-swap", {"model": "sd-turbo", "prompt": "a red heart", "size": "512x512"}, []),
     (
         "LocalAI",
@@ -81,6 +98,7 @@ GENERATIONS = [
 EDITS = [
     ("Open WebUI", {"model": "gpt-image-1", "prompt": LONG, "n": "1", "size": "512x512"}, "image", []),
     ("LibreChat", {"model": "gpt-image-1", "prompt": LONG, "quality": "auto", "size": "auto"}, "image[]", []),
+    ("LobeChat", {"model": "gpt-image-1", "prompt": LONG, "n": "1", "input_fidelity": "high"}, "image", []),
     ("with a field of its own", {"prompt": "a", "strength": "0.7"}, "image", ["strength"]),
 ]
 
@@ -107,6 +125,68 @@ def test_edits_of_programs_without_a_mask_generate_the_whole_image(client, field
     answer = client(**LENIENT).post("/v1/images/edits", data=fields, files=files)
     assert answer.status_code == 200, answer.text
     assert (answer.json()["arimage"]["edited"], answer.json()["arimage"]["ignored"]) == ("whole", ignored)
+
+
+# How programs name several pictures: OpenAI's client and LibreChat, Open WebUI, forms that count.
+SEVERAL = {
+    "LibreChat": ["image[]", "image[]"],
+    "Open WebUI": ["image[]", "image[]"],
+    "curl": ["image", "image"],
+    "forms of axios": ["image[0]", "image[1]"],
+}
+
+
+@pytest.fixture(scope="module")
+def reading():
+    engine = Engine({"reads": tiny_emu35.pipeline()})
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("names", [pytest.param(names, id=name) for name, names in SEVERAL.items()])
+def test_several_pictures_are_references(reading, names):
+    fields = {"model": "gpt-image-1", "prompt": "make it blue", "n": "1", "size": "auto", "quality": "auto"}
+    files = [(name, (f"{name}.png", png("red"), "image/png")) for name in names]
+    with TestClient(build_server(reading, **LENIENT), base_url="http://127.0.0.1") as client:
+        answer = client.post("/v1/images/edits", data=fields, files=files)
+    assert answer.status_code == 200 and len(answer.json()["data"]) == 1, answer.text
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_client_of_openai_edits_pictures(reading, several, stream):
+    pictures = [("a.png", png("red")), ("b.png", png("blue"))]
+    with TestClient(build_server(reading, **LENIENT), base_url="http://127.0.0.1") as client:
+        images = openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="none", http_client=client).images
+        answer = images.edit(
+            model="gpt-image-1",
+            image=pictures if several else pictures[0],
+            prompt="make it blue",
+            size="1536x1024",
+            input_fidelity="high",
+            background="auto",
+            quality="high",
+            output_format="webp",
+            output_compression=80,
+            **({"stream": True, "partial_images": 2} if stream else {}),
+        )
+        file = (list(answer)[-1] if stream else answer.data[0]).b64_json
+    assert Image.open(io.BytesIO(base64.b64decode(file))).format == "WEBP"
+
+
+@pytest.mark.skipif(not can_write_mp4(), reason="the extra `video` is not installed")
+@pytest.mark.parametrize("kind", ["multipart/form-data", "application/json"])
+def test_videos_of_programs_are_answered(engine, kind):
+    """What OpenAI's documentation sends with curl and with JavaScript."""
+    body = {"model": "sora-2", "prompt": "A calico cat playing a piano", "seconds": "8", "size": "1280x720"}
+    maker = VideoMaker({"film": tiny_cosmos.pipeline("text", begins_with_text=True)})
+    with TestClient(build_server(engine, videos=maker, **LENIENT), base_url="http://127.0.0.1") as client:
+        if kind == "application/json":
+            answer = client.post("/v1/videos", json=body)
+        else:
+            answer = client.post("/v1/videos", files={name: (None, value) for name, value in body.items()})
+        assert answer.status_code == 200 and answer.json()["status"] in ("queued", "in_progress"), answer.text
+        assert client.get(f"/v1/videos/{answer.json()['id']}").headers["openai-poll-after-ms"]
 
 
 def test_a_stream_says_what_was_ignored(client):
@@ -159,11 +239,11 @@ ORIGIN = "https://chat.example.org"
 def test_pages_of_an_allowed_origin_may_send_requests(client):
     headers = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    for token in (None, "a-token"):
-        server = client(allow_origin=(ORIGIN,), token=token)
+    for tokens in ((), ("a-token",)):
+        server = client(allow_origin=(ORIGIN,), tokens=tokens)
         preflight = server.options("/v1/images/generations", headers=headers | asked)
         assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == ORIGIN
-        given = headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        given = headers | ({"Authorization": f"Bearer {tokens[0]}"} if tokens else {})
         answer = server.post("/v1/images/generations", json={"prompt": "a"}, headers=given)
         assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == ORIGIN
     refused = server.post("/v1/images/generations", json={"prompt": "a"}, headers=headers)

@@ -1,0 +1,112 @@
+"""Reads the bodies of requests, with limits on their size, their duration, and the memory of all of them."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from fastapi import Request as HTTPRequest
+from starlette.formparsers import MultiPartParser
+
+from ..engine.types import Refused
+from .errors import Problem, error_response
+
+
+# How long the body of a request may take to arrive, in seconds.
+BODY_SECONDS = 30
+# Bytes of all bodies that are being received or decoded.
+MAX_BODIES = 2**29
+# Files of a form or of JSON. Some more are read than any model takes, so that the error can say how many it takes.
+MAX_FILES = 16
+
+# The files of a request, by field.
+Uploads = dict[str, list[bytes]]
+
+
+class Bodies:
+    """Reads bodies of at most `largest` bytes, and at most `MAX_BODIES` of them together.
+
+    Attributes:
+        held: bytes of the bodies that are being received or decoded.
+    """
+
+    def __init__(self, largest: int):
+        self.largest, self.held = largest, 0
+
+    @contextmanager
+    def counted(self, http: HTTPRequest) -> Iterator[None]:
+        """Count the body of a request as held while it is read here and decoded."""
+        http.state.received = 0
+        try:
+            yield
+        finally:
+            self.held -= http.state.received
+
+    async def read_json(self, http: HTTPRequest) -> bytes:
+        """A body as it was sent.
+
+        Raises:
+            Problem: if it is too large or too slow.
+            Refused: if there are too many at a time.
+        """
+        async with _in_time():
+            return b"".join([chunk async for chunk in self._chunks(http)])
+
+    async def read_form(self, http: HTTPRequest) -> tuple[dict[str, str], Uploads]:
+        """The texts and files of multipart/form-data by field. Files stay in memory. `name[]`, `name[0]`, `name[1]`
+        and so on are the files of `name`: first those with numbers.
+
+        Raises:
+            Problem: if the body is too large or too slow.
+            Refused: if a text is sent several times, or there are too many bodies at a time.
+        """
+        parser = MultiPartParser(
+            http.headers, self._chunks(http), max_files=MAX_FILES, max_fields=64, max_part_size=2**16
+        )
+        parser.spool_max_size = self.largest + 1
+        async with _in_time():
+            form = await parser.parse()
+        texts: dict[str, str] = {}
+        numbered: dict[str, list[tuple[int, bytes]]] = {}
+        for name, value in form.multi_items():
+            if isinstance(value, str):
+                if name in texts:
+                    raise Refused(f"the field {name} is sent several times: send it once", name)
+                texts[name] = value
+            else:
+                field, number = re.fullmatch(r"(.*?)(?:\[(\d{0,4})\])?", name, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
+                place = int(number) if number else MAX_FILES
+                numbered.setdefault(field, []).append((place, await value.read()))
+        files = {name: [data for _, data in sorted(found, key=lambda one: one[0])] for name, found in numbered.items()}
+        return texts, files
+
+    async def _chunks(self, http: HTTPRequest) -> AsyncGenerator[bytes, None]:
+        if int(http.headers.get("content-length", 0)) > self.largest:
+            raise self._too_large()
+        async for chunk in http.stream():
+            http.state.received += len(chunk)
+            self.held += len(chunk)
+            if http.state.received > self.largest:
+                raise self._too_large()
+            # One alone is read in any case.
+            if MAX_BODIES < self.held > http.state.received:
+                raise Refused("many large requests are being received: try again later", busy=True)
+            yield chunk
+
+    def _too_large(self) -> Problem:
+        return Problem(error_response(f"the body is larger than {self.largest} bytes: send smaller images", 413))
+
+
+def media_type(http: HTTPRequest) -> str:
+    """The media type of a body, without parameters."""
+    return http.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            yield
+    except TimeoutError as error:
+        message = f"the body did not arrive within {BODY_SECONDS} seconds: send it faster"
+        raise Problem(error_response(message, 408)) from error

@@ -1,0 +1,191 @@
+"""The videos of a server: jobs in memory, which one thread does one after another."""
+
+import io
+import logging
+import queue
+import secrets
+import tempfile
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from ...media.files import grid_of, write_video
+from ..engine.types import Refused
+from ..engine.videos import VideoMaker, VideoRequest
+
+
+logger = logging.getLogger(__name__)
+
+# Jobs that are kept, each for so many seconds after its end; and how many of them may wait, in all and per client.
+KEPT_JOBS, KEPT_SECONDS = 32, 3600
+WAITING, WAITING_OF_CLIENT = 16, 8
+# The largest number of frames of a sheet.
+SHEET = 16
+
+
+@dataclass
+class Job:
+    """A video that was asked for.
+
+    Attributes:
+        client: who asked; nobody else sees it in a list.
+        status: "queued", "in_progress", "completed" or "failed".
+        progress: how much of it is done, 0 to 100.
+        facts: what the answer says under "arimage".
+        files: media type and bytes of the video, a thumbnail and a sheet of its frames, by name.
+        fetched: whether the video was downloaded.
+        deleted: whether nobody wants it any more.
+    """
+
+    request: VideoRequest
+    client: str
+    size: tuple[int, int]
+    frames: int
+    fps: int
+    id: str = field(default_factory=lambda: f"video_{secrets.token_urlsafe(24)}")
+    created: float = field(default_factory=time.time)
+    status: str = "queued"
+    progress: int = 0
+    ended: float | None = None
+    error: Exception | None = None
+    facts: dict = field(default_factory=dict)
+    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    fetched: bool = False
+    deleted: bool = False
+
+    @property
+    def unfinished(self) -> bool:
+        return self.ended is None
+
+
+class VideoJobs:
+    """Generates videos one after another.
+
+    Attributes:
+        models: the abilities of the models, by name.
+        limits: which requests are accepted.
+    """
+
+    def __init__(self, maker: VideoMaker):
+        self.models, self.limits = maker.models, maker.limits
+        self._maker, self._lock = maker, threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        # The jobs that a draining server finishes.
+        self._last: list[Job] = []
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        # A daemon, so that a process that is told to end at once does not wait for a video.
+        self._worker = threading.Thread(target=self._work, name="arimage-videos", daemon=True)
+        self._worker.start()
+
+    def add(self, request: VideoRequest, client: str) -> Job:
+        """Queue a video.
+
+        Raises:
+            Refused: if the model does not support it, the limits do not allow it, or too many wait (`busy`).
+        """
+        self._maker.check(request)
+        info = self.models[request.model]
+        size = (request.height or info.sizes[0][0], request.width or info.sizes[0][1])
+        job = Job(request, client, size, request.num_frames or info.frame_counts[0], info.fps)
+        with self._lock:
+            self._forget()
+            waiting = [one for one in self._jobs.values() if one.unfinished]
+            if len(waiting) >= WAITING or sum(one.client == client for one in waiting) >= WAITING_OF_CLIENT:
+                raise Refused(f"{len(waiting)} videos are waiting already: try again later", busy=True)
+            self._jobs[job.id] = job
+        self._waiting.put(job)
+        return job
+
+    def get(self, name: str) -> Job | None:
+        with self._lock:
+            self._forget()
+            return self._jobs.get(name)
+
+    def of(self, client: str) -> list[Job]:
+        """The jobs of a client, the oldest first."""
+        with self._lock:
+            self._forget()
+            return [job for job in self._jobs.values() if job.client == client]
+
+    def delete(self, job: Job) -> None:
+        """Forget a job, and end it after the current forward pass."""
+        with self._lock:
+            job.deleted = True
+            self._jobs.pop(job.id, None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a video that was asked for before `drain` is neither downloaded, failed nor deleted."""
+        return any(not (job.deleted or job.fetched or job.status == "failed") for job in self._last)
+
+    def drain(self) -> None:
+        with self._lock:
+            self._last = [job for job in self._jobs.values() if job.unfinished]
+
+    def close(self) -> None:
+        """End all jobs after the current forward pass."""
+        with self._lock:
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            self.delete(job)
+        self._waiting.put(None)
+        self._worker.join()
+
+    def _forget(self) -> None:
+        """Remove the jobs that have expired, and the oldest finished ones beyond the limit."""
+        done = [job for job in self._jobs.values() if not job.unfinished]
+        surplus = len(self._jobs) - KEPT_JOBS
+        for place, job in enumerate(done):
+            if place < surplus or time.time() > (job.ended or 0) + KEPT_SECONDS:
+                del self._jobs[job.id]
+
+    def _work(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            self._run(job)
+
+    def _run(self, job: Job) -> None:
+        if job.deleted:
+            return
+        job.status = "in_progress"
+        try:
+            last = None
+            with closing(self._maker.run(job.request)) as steps:
+                for last in steps:
+                    if job.deleted:
+                        return
+                    job.progress = min(99, int(100 * last.work))
+            assert last is not None and last.finished is not None
+            decoding, exact = last.finished
+            job.facts = {"passes": last.passes, "decoding": decoding, "exact": exact, "seconds": last.seconds}
+            job.files = _files(last.frames, job.fps)
+            job.status, job.progress = "completed", 100
+        # The client reads it from the job.
+        except Exception as error:
+            job.status, job.error = "failed", error
+            if not isinstance(error, Refused):
+                logger.exception("a video of %s failed", job.request.model)
+        finally:
+            job.ended = time.time()
+
+
+def _files(frames: list[Image.Image], fps: int) -> dict[str, tuple[str, bytes]]:
+    # ffmpeg writes to a file only.
+    with tempfile.TemporaryDirectory(prefix="arimage-video-") as folder:
+        path = Path(folder) / "video.mp4"
+        write_video(frames, path, fps)
+        video = path.read_bytes()
+    count = min(len(frames), SHEET)
+    shown = [frames[place * len(frames) // count] for place in range(count)]
+    rows = next(rows for rows in range(int(count**0.5), 0, -1) if count % rows == 0)
+    thumbnail, sheet = io.BytesIO(), io.BytesIO()
+    frames[0].save(thumbnail, "webp")
+    grid_of(shown, rows).save(sheet, "jpeg")
+    return {
+        "video": ("video/mp4", video),
+        "thumbnail": ("image/webp", thumbnail.getvalue()),
+        "spritesheet": ("image/jpeg", sheet.getvalue()),
+    }

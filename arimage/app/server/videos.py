@@ -1,0 +1,184 @@
+"""The routes of the OpenAI Videos API."""
+
+import secrets
+from io import BytesIO
+from typing import Annotated, Literal
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Query
+from fastapi import Request as HTTPRequest
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from ...media.files import to_rgb
+from ..engine.types import Refused
+from ..engine.uploads import read_upload
+from ..engine.videos import VideoRequest
+from .bodies import media_type
+from .errors import Problem, error_response
+from .leniency import nearest_size
+from .schemas import SIZE, EmbeddedImage, body_of, size_of
+from .state import ServerState, State, accepting, authorised
+from .video_jobs import KEPT_SECONDS, Job, VideoJobs
+
+
+# How long OpenAI's client waits before it asks again, in milliseconds.
+POLL_MS = 1000
+
+router = APIRouter(prefix="/v1/videos", dependencies=[Depends(authorised)])
+
+
+class VideoFields(BaseModel):
+    """The fields of a video, apart from a file."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    prompt: str
+    model: str | None = None
+    seconds: float | None = Field(None, gt=0, le=3600)
+    size: str | None = Field(None, pattern=SIZE)
+    input_reference: EmbeddedImage | None = None
+
+    # Extensions of the OpenAI API.
+    seed: int | None = None
+    decoding: str | None = Field(None, max_length=200)
+    num_frames: int | None = None
+
+
+def jobs_of(state: State) -> VideoJobs:
+    assert state.videos is not None
+    return state.videos
+
+
+def job_of(name: str, jobs: Annotated[VideoJobs, Depends(jobs_of)]) -> Job:
+    job = jobs.get(name)
+    if job is None:
+        message = f"there is no video {name[:80]!r}, or it has expired: create it again"
+        raise Problem(error_response(message, 404, "video_id"))
+    return job
+
+
+Jobs = Annotated[VideoJobs, Depends(jobs_of)]
+Named = Annotated[Job, Depends(job_of)]
+
+
+@router.post(
+    "",
+    dependencies=[Depends(accepting)],
+    openapi_extra=body_of(**{"multipart/form-data": VideoFields, "application/json": VideoFields}),
+)
+async def create(http: HTTPRequest, state: State, jobs: Jobs) -> dict:
+    """Queue a video from a prompt, and perhaps from its first frame."""
+    with state.bodies.counted(http):
+        fields, file = await _read(http, state)
+        request = await anyio.to_thread.run_sync(_request, state, jobs, fields, file, limiter=state.decoders)
+    return described(jobs.add(request, state.client_of(http)))
+
+
+@router.get("")
+async def listed(
+    http: HTTPRequest,
+    state: State,
+    jobs: Jobs,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> dict:
+    """The videos of this client."""
+    found = jobs.of(state.client_of(http))
+    if order == "desc":
+        found.reverse()
+    begin = next((place for place, job in enumerate(found, start=1) if job.id == after), 0)
+    page = found[begin : begin + limit]
+    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
+    has_more = begin + limit < len(found)
+    return {"object": "list", "data": [described(job) for job in page], "has_more": has_more, **ends}
+
+
+@router.get("/{name}")
+async def retrieve(job: Named) -> Response:
+    """How far a video is."""
+    return JSONResponse(described(job), headers={"openai-poll-after-ms": str(POLL_MS)})
+
+
+@router.get("/{name}/content")
+async def content(job: Named, variant: Literal["video", "thumbnail", "spritesheet"] = "video") -> Response:
+    """A finished video as .mp4, its first frame as .webp, or a sheet of its frames as .jpg."""
+    if job.status != "completed":
+        error = "failed" if job.status == "failed" else "not finished"
+        return error_response(f"the video is {error}: retrieve it to see its status", 409, "video_id")
+    media_type, data = job.files[variant]
+    job.fetched = job.fetched or variant == "video"
+    return Response(data, media_type=media_type)
+
+
+@router.delete("/{name}")
+async def delete(job: Named, jobs: Jobs) -> dict:
+    """Delete a video; one that is being generated is ended."""
+    jobs.delete(job)
+    return {"id": job.id, "object": "video.deleted", "deleted": True}
+
+
+async def _read(http: HTTPRequest, state: ServerState) -> tuple[VideoFields, bytes | None]:
+    if media_type(http) == "application/json":
+        fields, files = VideoFields.model_validate_json(await state.bodies.read_json(http)), {}
+    elif media_type(http) == "multipart/form-data":
+        texts, files = await state.bodies.read_form(http)
+        fields = VideoFields.model_validate(texts)
+    else:
+        raise Refused("a video is neither multipart/form-data nor JSON: send its fields as one of the two")
+    given = [*files.get("input_reference", []), *([fields.input_reference] if fields.input_reference else [])]
+    if files.keys() - {"input_reference"} or len(given) > 1:
+        raise Refused("a video has at most one file, input_reference: leave out the others", "input_reference")
+    unknown = sorted(fields.model_extra or {})
+    if unknown and not state.lenient:
+        message = f"unknown field {unknown[0]!r}: leave it out"
+        raise Problem(error_response(message, 400, unknown[0], "unknown_parameter"))
+    [file] = given or [None]
+    return fields, file.read("input_reference") if isinstance(file, EmbeddedImage) else file
+
+
+def _request(state: ServerState, jobs: VideoJobs, fields: VideoFields, file: bytes | None) -> VideoRequest:
+    model = state.model_of(fields.model, jobs.models)
+    info, frames, size = jobs.models[model], fields.num_frames, size_of(fields.size)
+    if frames is None and fields.seconds is not None:
+        asked = fields.seconds * info.fps
+        frames = min(info.frame_counts, key=lambda count: abs(count - asked))
+        # Frames at the ends of a clip: 81 at 16 per second are 5 seconds.
+        if abs(frames - asked) > 1 and not state.lenient:
+            choices = ", ".join(f"{count / info.fps:.3g}" for count in sorted(info.frame_counts))
+            raise Refused(f"{model} does not generate {fields.seconds:g} seconds: choose among {choices}", "seconds")
+    if size is not None and state.lenient:
+        size = nearest_size(size, info.sizes)
+    image = None
+    if file is not None:
+        image = to_rgb("input_reference", read_upload("input_reference", BytesIO(file), jobs.limits))
+        image.thumbnail((2 * max(info.sizes[0]), 2 * max(info.sizes[0])))
+    seed = secrets.randbelow(2**32) if fields.seed in (None, -1) else fields.seed
+    height, width = size or info.sizes[0]
+    return VideoRequest(model, fields.prompt, seed, fields.decoding, image, frames, height, width)
+
+
+def described(job: Job) -> dict:
+    """A job in the form of the OpenAI API. Fields that it does not have are under "arimage"."""
+    error = None
+    if job.error is not None:
+        refused = isinstance(job.error, Refused)
+        text = str(job.error) if refused else "the video could not be generated: see the log of the server"
+        error = {"code": "invalid_request" if refused else "server_error", "message": text}
+    return {
+        "id": job.id,
+        "object": "video",
+        "created_at": int(job.created),
+        "completed_at": int(job.ended) if job.ended and job.status == "completed" else None,
+        "expires_at": int(job.ended + KEPT_SECONDS) if job.ended else None,
+        "model": job.request.model,
+        "prompt": job.request.prompt,
+        "status": job.status,
+        "progress": job.progress,
+        "seconds": f"{job.frames / job.fps:.3g}",
+        "size": f"{job.size[1]}x{job.size[0]}",
+        "error": error,
+        "remixed_from_video_id": None,
+        "arimage": {"seed": job.request.seed, "frames": job.frames, "fps": job.fps, **job.facts},
+    }

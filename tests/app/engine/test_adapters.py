@@ -1,0 +1,67 @@
+"""Adapters that requests choose by name."""
+
+import pytest
+from adapters import adapter
+from app.server.server_kit import same
+from families import seeded
+from pipelines.llamagen import tiny as tiny_llamagen
+from safetensors.torch import save_file
+
+from arimage.app.engine.adapters import active_adapters, adapted_names, split_adapters
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.models import load_models
+from arimage.app.engine.types import Request
+
+
+pytest.importorskip("peft", reason="the extra `lora` is not installed")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The folder of a pipeline, and files of three adapters for it."""
+    root, pipe = tmp_path_factory.mktemp("lora"), tiny_llamagen.text_pipeline()
+    pipe.save_pretrained(root / "model")
+    for seed, name in enumerate(("one", "two", "three")):
+        save_file(adapter(pipe, seed=seed), root / f"{name}.safetensors")
+    return root
+
+
+def test_names_are_told_apart(tmp_path):
+    texts = ["a.safetensors:0.5", "red=b.safetensors:2", "blue=owner/name"]
+    assert split_adapters(texts) == (texts[:1], {"red": "b.safetensors:2", "blue": "owner/name"})
+    assert adapted_names("m", texts) == ["m:red", "m:blue"]
+    assert active_adapters("m", texts) == {
+        "m": (["default_0"], [0.5]),
+        "m:red": (["default_0", "[red]"], [0.5, 2.0]),
+        "m:blue": (["default_0", "[blue]"], [0.5, 1.0]),
+    }
+    assert active_adapters("m", texts[:1]) == {}
+    (tmp_path / "x=y").mkdir()
+    assert split_adapters([f"{tmp_path}/x=y"])[1] == {}
+    with pytest.raises(ValueError, match="name of another"):
+        split_adapters(["red=a", "red=b"])
+
+
+def test_each_name_generates_with_its_adapters(files):
+    one, two, three = (str(files / f"{name}.safetensors") for name in ("one", "two", "three"))
+    texts = [f"{one}:0.5", f"red={two}:3", f"blue={three}:3"]
+    pipelines = load_models([str(files / "model")], "cpu", "float32", lora=texts)
+    assert list(pipelines) == ["model", "model:red", "model:blue"] and len({id(p) for p in pipelines.values()}) == 1
+    expected = {}
+    for name, given in (
+        ("model", texts[:1]),
+        ("model:red", [texts[0], f"{two}:3"]),
+        ("model:blue", [texts[0], f"{three}:3"]),
+    ):
+        [pipe] = load_models([str(files / "model")], "cpu", "float32", lora=given).values()
+        [expected[name]] = pipe("a red heart", generator=seeded(1)).images
+    assert not same(expected["model"], expected["model:red"]) and not same(
+        expected["model:red"], expected["model:blue"]
+    )
+    engine = Engine(pipelines, adapters=active_adapters("model", texts))
+    asked = [*expected, *reversed(expected)]
+    tickets = [engine.submit(Request(name, prompt="a red heart", seed=1)) for name in asked]
+    for name, ticket in zip(asked, tickets, strict=True):
+        result = ticket.result(60)
+        assert same(result.images[0], expected[name]) and result.settings["model"] == name
+    engine.close()

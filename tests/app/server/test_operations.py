@@ -1,0 +1,295 @@
+"""What whoever runs a server expects: it drains, speaks TLS behind a proxy, and names its requests."""
+
+import datetime
+import ipaddress
+import logging
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import typer
+from app.server.serve_kit import BACKENDS, backend_of
+from app.server.server_kit import free_port, picture, running, serving, wait_for
+from pipelines.infinity import tiny as tiny_infinity
+from pipelines.llamagen import tiny as tiny_llamagen
+from starlette.testclient import TestClient
+
+from arimage import cli
+from arimage.app.engine.engine import Engine
+from arimage.app.engine.types import Limits
+from arimage.app.server.app import build_server
+from arimage.app.server.uvicorn_server import check_certificate, check_socket
+
+
+GENERATIONS, BODY = "/v1/images/generations", {"prompt": "a red heart"}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = Engine({"text": tiny_llamagen.text_pipeline()})
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """The files of a certificate for 127.0.0.1, and of its key."""
+    pytest.importorskip("cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder, key = tmp_path_factory.mktemp("tls"), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "arimage")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    signed = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    (folder / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    kind = serialization.PrivateFormat.PKCS8
+    for file, encryption in (
+        ("key.pem", serialization.NoEncryption()),
+        ("locked.pem", serialization.BestAvailableEncryption(b"secret")),
+    ):
+        (folder / file).write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, encryption))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+# Draining
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_draining_server_finishes_what_it_has_begun(kind, held):
+    with backend_of(kind, {"text": held}, Limits(queue=4, batch=1)) as (backend, _), ThreadPoolExecutor() as pool:
+        with running(backend) as (server, address):
+            asked = [pool.submit(httpx.post, address + GENERATIONS, json=BODY, timeout=60) for _ in range(3)]
+            wait_for(lambda: held.entered.is_set() and server._state.running == 3)
+            server.handle_exit(signal.SIGTERM, None)
+            wait_for(lambda: server._state.draining)
+            with httpx.Client(base_url=address) as client:
+                health = client.get("/health")
+                assert (health.status_code, health.json()) == (503, {"status": "draining"})
+                assert health.headers["connection"] == "close"
+                refused = client.post(GENERATIONS, json=BODY)
+                assert refused.status_code == 503 and refused.headers["connection"] == "close"
+                assert int(refused.headers["retry-after"]) > 0 and refused.json()["error"]["type"] == "server_error"
+                assert client.get("/v1/models").status_code == 200
+            assert not any(answer.done() for answer in asked)
+            held.go.set()
+            assert [answer.result(60).status_code for answer in asked] == [200] * 3
+            wait_for(lambda: server.should_exit, 10)
+
+
+def test_requests_that_take_longer_than_draining_are_cancelled(held):
+    engine = Engine({"text": held})
+    with running(engine, drain_seconds=0.5) as (server, address), ThreadPoolExecutor() as pool:
+        asked = pool.submit(httpx.post, address + GENERATIONS, json=BODY, timeout=60)
+        wait_for(held.entered.is_set)
+        began = time.monotonic()
+        server.handle_exit(signal.SIGTERM, None)
+        assert asked.result(30).status_code == 503 and 0.4 < time.monotonic() - began < 10
+        held.go.set()
+
+
+def test_a_second_signal_ends_at_once(held):
+    engine = Engine({"text": held})
+    with running(engine) as (server, address), ThreadPoolExecutor() as pool:
+        asked = pool.submit(httpx.post, address + GENERATIONS, json=BODY, timeout=60)
+        wait_for(held.entered.is_set)
+        for _ in range(2):
+            server.handle_exit(signal.SIGINT, None)
+        assert asked.result(30).status_code == 503
+        held.go.set()
+
+
+def test_nothing_is_lost_when_a_busy_server_is_replaced():
+    """Every request of clients that do not stop asking is answered, or refused so that the client knows."""
+    own = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(batch=4))
+    answers, stopped = [], threading.Event()
+
+    def ask(address: str) -> None:
+        with httpx.Client(base_url=address, timeout=60) as client:
+            while not stopped.is_set():
+                try:
+                    answers.append(client.post(GENERATIONS, json=BODY))
+                # The server has ended.
+                except httpx.ConnectError:
+                    return
+
+    with running(own) as (server, address):
+        threads = [threading.Thread(target=ask, args=(address,)) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(answers) > 24)
+        server.handle_exit(signal.SIGTERM, None)
+        wait_for(lambda: server.should_exit, 30)
+        stopped.set()
+        for thread in threads:
+            thread.join(30)
+    statuses = {answer.status_code for answer in answers}
+    assert statuses == {200, 503}
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
+
+
+def test_the_command_drains(tmp_path):
+    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
+    port = free_port()
+    options = ["--model", str(tmp_path / "model"), "--port", str(port), "--root-path", "/images"]
+    code = "import sys; from arimage.cli import run; sys.argv[0] = 'arimage'; run()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", *options],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    address = f"http://127.0.0.1:{port}"
+
+    def healthy() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"{address}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    try:
+        wait_for(healthy, 300)
+        with httpx.stream("POST", address + GENERATIONS, json=BODY | {"stream": True, "partial_images": 3}) as stream:
+            process.send_signal(signal.SIGTERM)
+            assert "image_generation.completed" in stream.read().decode()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    assert '"POST /v1/images/generations" 200' in process.stderr.read()
+
+
+# TLS, proxies and sockets
+
+
+def test_tls_behind_a_root_path(engine, certificate):
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    files = check_certificate(*certificate)
+    own = Engine({"text": tiny_llamagen.text_pipeline()})
+    with serving(own, certificate=files, root_path="/images") as address, httpx.Client(verify=trusted) as client:
+        # A proxy may remove the path or leave it.
+        for path in ("", "/images"):
+            answer = client.post(f"{address}{path}{GENERATIONS}", json=BODY | {"response_format": "url"})
+            url = answer.raise_for_status().json()["data"][0]["url"]
+            assert url.startswith(f"{address}/images/pictures/")
+            assert picture(client.get(url).content).size == (8, 8)
+            assert client.head(f"{address}{path}/health").status_code == 200
+            assert f"{address}/images/v1/images/generations" in client.get(f"{address}{path}/").text
+        assert client.get(f"{address}/openapi.json").json()["servers"] == [{"url": "/images"}]
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(address.replace("https", "http"))
+
+
+def test_a_certificate_that_cannot_be_used_is_named(certificate, tmp_path):
+    cert, key = certificate
+    assert check_certificate(None, None) is None
+    for files, option in (
+        ((cert, None), "--ssl-keyfile"),
+        ((None, key), "--ssl-certfile"),
+        ((tmp_path / "none", key), "--ssl-certfile"),
+        ((cert, tmp_path), "--ssl-keyfile"),
+        ((cert, cert), "cannot be used"),
+        ((cert, key.with_name("locked.pem")), "without a password"),
+    ):
+        with pytest.raises(ValueError, match=option):
+            check_certificate(*files)
+
+
+def test_a_unix_socket_is_served(tmp_path):
+    path = tmp_path / "socket"
+    check_socket(path)
+    engine = Engine({"text": tiny_llamagen.text_pipeline()})
+    with running(engine, uds=str(path)):
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+            answer = client.post(GENERATIONS, json=BODY, headers={"X-Forwarded-For": "203.0.113.7"})
+            assert answer.status_code == 200
+        with pytest.raises(ValueError, match="--uds is .* another program listens"):
+            check_socket(path)
+    # One that a killed server has left is free.
+    check_socket(path)
+    path.write_text("")
+    with pytest.raises(ValueError, match="--uds"):
+        check_socket(path)
+    with pytest.raises(ValueError, match="--uds"):
+        check_socket(tmp_path / "none" / "socket")
+
+
+@pytest.mark.parametrize("path", ["images", "/images/", "/", "/a b", "//a"])
+def test_a_root_path_has_one_form(engine, path):
+    with pytest.raises(ValueError, match="--root-path"):
+        build_server(engine, root_path=path)
+
+
+# Requests
+
+
+def test_requests_have_ids_in_the_answer_and_in_the_log(engine, caplog):
+    with (
+        caplog.at_level(logging.INFO, "arimage.access"),
+        TestClient(build_server(engine), base_url="http://127.0.0.1") as client,
+    ):
+        for given, kept in (("trace-1.2:3", True), ("x" * 65, False), ("two words", False), ("", False)):
+            answer = client.get("/v1/models", headers={"x-request-id": given})
+            found = answer.headers["x-request-id"]
+            assert (found == given) == kept and '"GET /v1/models" 200' in caplog.text and found in caplog.text
+        refused = client.post(GENERATIONS, json={"prompt": ""})
+        assert refused.headers["x-request-id"] in caplog.text
+        client.get("/pictures/secret")
+        client.get("/none%0Aforged")
+    assert "secret" not in caplog.text and "/none%0Aforged" in caplog.text
+    answered = openai.OpenAI(
+        base_url="http://127.0.0.1/v1", api_key="none", http_client=client
+    ).models.with_raw_response
+    assert answered.list().request_id
+
+
+def test_each_of_several_tokens_is_a_client(engine, monkeypatch):
+    clients, submit = [], engine.submit
+    monkeypatch.setattr(engine, "submit", lambda asked, *rest: (clients.append(asked.client), submit(asked, *rest))[1])
+    app = build_server(engine, tokens=["one", "two"])
+    with TestClient(app) as client:
+        for token, status in (("one", 200), ("two", 200), ("three", 401), ("onetwo", 401), ("", 401)):
+            headers = {"Authorization": f"Bearer {token}"}
+            assert client.get("/v1/models", headers=headers).status_code == status
+            assert client.post(GENERATIONS, json=BODY, headers=headers).status_code == status
+    with TestClient(build_server(engine), base_url="http://127.0.0.1", client=("203.0.113.7", 1)) as client:
+        assert client.post(GENERATIONS, json=BODY).status_code == 200
+    assert clients == ["token 0", "token 1", "203.0.113.7"]
+
+
+def test_sizes_of_the_list_are_generated_and_those_above_the_limit_are_not_offered():
+    pipe = tiny_infinity.pipeline()
+    sizes = pipe.image_sizes
+    areas = sorted({height * width for height, width in sizes})
+    for most in (None, areas[0]):
+        engine = Engine({"scales": pipe}, Limits(output_pixels=most))
+        with TestClient(build_server(engine), base_url="http://127.0.0.1") as client:
+            listed = client.get("/v1/models/scales").json()["arimage"]["sizes"]
+            assert len(listed) == len(sizes if most is None else [one for one in sizes if one[0] * one[1] <= most])
+            for size in listed:
+                answer = client.post(GENERATIONS, json=BODY | {"size": size})
+                assert answer.status_code == 200 and answer.json()["size"] == size
+        engine.close()
+    with pytest.raises(ValueError, match="--max-pixels is 1,"):
+        Engine({"scales": pipe}, Limits(output_pixels=1))
+
+
+def test_the_command_has_few_options_in_groups():
+    command = typer.main.get_command(cli.app).commands["serve"]
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    assert len(options) <= 25
+    assert {"Access", "Behind a proxy", "Limits", "Replicas", "Other clients"} <= {
+        option.rich_help_panel for option in options
+    }
