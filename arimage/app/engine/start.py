@@ -1,6 +1,7 @@
 """Starts what generates the images and videos of the server and the demo."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ...pipelines.base import ARPipeline
 from .adapters import active_adapters, split_adapters
@@ -24,7 +25,7 @@ def start_engines(
     videos = {name: pipe for name, pipe in pipelines.items() if pipe.abilities.generates_video}
     if videos and split_adapters(lora or [])[1]:
         raise ValueError("--lora NAME=FILE is for models of images: leave out the name")
-    images = {name: pipe for name, pipe in pipelines.items() if name not in videos}
+    images: dict[str, Any] = {name: pipe for name, pipe in pipelines.items() if name not in videos}
     # Adapters are those of one model, the first name.
     engine = Engine(images, limits, active_adapters(next(iter(pipelines)), lora or []))
     maker = VideoMaker(videos, limits) if videos else None
