@@ -46,6 +46,16 @@ def quick(names, alike=()):
     return [pytest.param(name, marks=pytest.mark.slow) if name in (*TWINS, *alike) else name for name in names]
 
 
+# One of every kind of model, for tests of what families share.
+KINDS = {"llamagen-text", "janus", "arpg", "var-text", "mar", "latent-llama", "cosmos-text", "glm-image"}
+assert KINDS <= EVERY.keys()
+
+
+def one_of_each_kind(names):
+    """Families to parametrize a test by, of which all but one of each kind are slow."""
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def condition_of(pipe):
     if pipe.abilities.generates_video:
         if pipe.begins_with_text:

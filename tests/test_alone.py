@@ -121,6 +121,7 @@ def commands() -> Iterator[str]:
     return walk(typer.main.get_command(cli.app))
 
 
+@pytest.mark.slow
 def test_submodules_are_imported_where_they_are_used():
     assert not_imported([path.read_text("utf-8") for path in FILES]) == set()
 

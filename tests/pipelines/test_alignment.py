@@ -4,7 +4,7 @@ import pytest
 import torch
 from adapters import adapter
 from diffusers import DiffusionPipeline
-from families import EVERY, condition_of, flat, pictures_of, quick, seeded
+from families import EVERY, condition_of, flat, one_of_each_kind, pictures_of, seeded
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -36,7 +36,7 @@ def lengthen_headers(folder, length):
         )
 
 
-@pytest.mark.parametrize("family", quick(EVERY))
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_the_length_of_a_header_changes_no_image(family, tmp_path):
     pipe = EVERY[family]()
     pipe.save_pretrained(tmp_path)

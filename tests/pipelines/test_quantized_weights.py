@@ -3,7 +3,7 @@
 import pytest
 import torch
 from adapters import adapter
-from families import EVERY, condition_of, flat, quick, seeded
+from families import EVERY, condition_of, flat, one_of_each_kind, seeded
 from pipelines.llamagen import tiny as tiny_llamagen
 from torch import nn
 
@@ -52,7 +52,7 @@ def test_a_layer_keeps_its_bits_when_it_is_moved(dtype):
     assert layer.to("meta").weight.is_meta
 
 
-@pytest.mark.parametrize("family", quick(EVERY))
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_every_family_generates_with_rounded_weights(family):
     pipe, reference = EVERY[family](), EVERY[family]()
     pipe.quantize_weights()

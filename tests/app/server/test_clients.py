@@ -74,20 +74,17 @@ GENERATIONS = [
         {"model": "text", "prompt": "a red heart", "n": 1, "user": "u", "metadata": {"trace_id": "1"}},
         ["metadata"],
     ),
-    # Its source was not at hand: these are the fields that it is known to set, through OpenAI's client.
+    # createImage.ts of 3c7f186: what its models let users set, through OpenAI's client.
     (
         "LobeChat",
-        {
-            "model": "gpt-image-1",
-            "prompt": LONG,
-            "n": 1,
-            "size": "1024x1536",
-            "quality": "high",
-            "moderation": "low",
-        },
+        {"model": "gpt-image-1", "n": 1, "prompt": LONG, "size": "1024x1536", "quality": "high"},
         [],
     ),
-    ("LobeChat, dall-e-3", {"model": "dall-e-3", "prompt": LONG, "n": 1, "response_format": "b64_json"}, []),
+    (
+        "LobeChat, dall-e-3",
+        {"model": "dall-e-3", "n": 1, "response_format": "b64_json", "prompt": LONG, "seed": 7, "steps": 20, "cfg": 4},
+        ["cfg", "steps"],
+    ),
     ("llama-swap", {"model": "sd-turbo", "prompt": "a red heart", "size": "512x512"}, []),
     (
         "LocalAI",

@@ -24,8 +24,20 @@ def call(pipe, prompt="a red heart", seeds=(0,), **settings):
     return pipe(prompt, generator=generators, **{"output_type": "latent", **settings})
 
 
-@pytest.mark.parametrize("settings", [{}, {"sampler": "sde"}, {"guidance_scale": 1.0}], ids=str)
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4", "path-jacobi:window=4", "path-speculative"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, pytest.param({"sampler": "sde"}, marks=pytest.mark.slow), {"guidance_scale": 1.0}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        "ar",
+        "sjd-coupled:window=4",
+        pytest.param("path-jacobi:window=4", marks=pytest.mark.slow),
+        pytest.param("path-speculative", marks=pytest.mark.slow),
+    ],
+)
 def test_an_image_depends_on_its_own_prompt_and_seed_only(pipe, decoding, settings):
     settings = {"num_diffusion_steps": tiny.STEPS, "decoding": decoding, **settings}
     prompts = ["a red heart", "two blue books on a table", "x"]
@@ -51,7 +63,13 @@ def picture(seed=0, width=16, height=12):
 
 @pytest.mark.parametrize("image_guidance_scale", [1.0, 1.5])
 @pytest.mark.parametrize(
-    "decoding", ["ar", "sjd-coupled:window=4", "path-jacobi:window=4", "path-speculative:window=2"]
+    "decoding",
+    [
+        "ar",
+        pytest.param("sjd-coupled:window=4", marks=pytest.mark.slow),
+        pytest.param("path-jacobi:window=4", marks=pytest.mark.slow),
+        "path-speculative:window=2",
+    ],
 )
 def test_an_edit_depends_on_its_own_reference_only(pipe, decoding, image_guidance_scale):
     pictures, prompts = [picture(0), picture(1, 8, 16), picture(0)], ["make <image> red", "a fox", "a fox"]
