@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 # Requests that a replica has at a time, per image of its batch: while as many wait as are generated, the batch stays
 # full. The others wait in this process, where they do not end with a replica and go to the first one with room.
 AHEAD = 2
+# How many replicas may end with a request before it is given up: it may be the reason.
+ATTEMPTS = 3
 # How often Serve looks whether a replica is alive, in seconds. It replaces one that has ended.
 HEALTH_SECONDS = 2
 # How long a replica that is taken away may take to finish its images, in seconds.
@@ -116,15 +118,24 @@ class Replica:
 
 
 class RemoteTicket:
-    """A request that a replica has accepted; see `Submitted`."""
+    """A request to replicas; see `Submitted`.
 
-    def __init__(self, answers: Any, tokens: int):
-        self.tokens, self.future, self._answers = tokens, Future(), answers
+    Attributes:
+        answers: those of the replica that has it, or for which it waits.
+        cancelled: whether it is to be generated no more.
+    """
+
+    def __init__(self):
+        self.tokens, self.future = 0, Future()
+        self.answers: Any = None
+        self.cancelled = False
 
     def cancel(self) -> None:
         """End the request, unless it has ended already."""
         if not self.future.done():
-            self._answers.cancel()
+            self.cancelled = True
+            if self.answers is not None:
+                self.answers.cancel()
 
 
 class Replicas:
@@ -147,9 +158,11 @@ class Replicas:
         self.failure: BaseException | None = None
         self._handle, self._queue, self._waiting = handle, limits.queue, 0
         self._lock, self._closed = threading.Lock(), False
-        # The answers to requests that have not ended, and the tasks that read them.
-        self._running: set[Any] = set()
+        # The requests that have not ended, and the tasks that read the answers to them.
+        self._running: set[RemoteTicket] = set()
         self._tasks: set[asyncio.Task] = set()
+        # The ids of the replicas that were reported as ended.
+        self._ended: set[str | None] = set()
 
     @property
     def alive(self) -> bool:
@@ -157,54 +170,93 @@ class Replicas:
         return not self._closed
 
     async def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> RemoteTicket:
-        """Wait until a replica accepts a request.
+        """Wait until a replica accepts a request. If that replica ends, another one generates it from the beginning.
 
         Raises:
-            Refused: if the replica refuses it, or too many requests are waiting.
+            Refused: if a replica refuses it, or too many requests are waiting.
             Cancelled: if the server is closed.
-            Unavailable: if the replica ends.
+            Unavailable: if there are no replicas, or `ATTEMPTS` of them have ended with this request.
         """
         with self._lock:
             if self._closed:
                 raise Cancelled("the server is closed: start it again")
             if self._waiting >= self._queue:
                 raise Refused(f"{self._queue} requests are waiting already: try again later", busy=True)
-            answers = self._handle.generate.remote(request)
-            self._running.add(answers)
-            self._waiting += 1
+            ticket = RemoteTicket()
+            self._running.add(ticket)
+        answers = self._answers(request, ticket)
         try:
-            with _in_our_terms():
-                tokens = await anext(answers)
-            if isinstance(tokens, Exception):
-                raise tokens
+            ticket.tokens = await anext(answers)
         except BaseException as error:
-            self._running.discard(answers)
+            self._running.discard(ticket)
             if isinstance(error, asyncio.CancelledError):
-                answers.cancel()
+                ticket.cancel()
             raise
-        finally:
-            self._waiting -= 1
-        ticket = RemoteTicket(answers, tokens)
         task = asyncio.create_task(self._follow(ticket, answers, on_progress))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ticket
 
-    async def _follow(self, ticket: RemoteTicket, answers: Any, on_progress: Callable[[Progress], None] | None):
+    async def _follow(
+        self,
+        ticket: RemoteTicket,
+        answers: AsyncIterator[Any],
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
         try:
-            with _in_our_terms():
-                async for answer in answers:
-                    if isinstance(answer, Exception):
-                        raise answer
-                    if isinstance(answer, Result):
-                        ticket.future.set_result(answer)
-                    elif on_progress is not None:
-                        on_progress(answer)
+            async for answer in answers:
+                if isinstance(answer, Result):
+                    ticket.future.set_result(answer)
+                elif on_progress is not None:
+                    on_progress(answer)
         # It is raised where the result is awaited.
         except Exception as error:
             ticket.future.set_exception(error)
         finally:
-            self._running.discard(answers)
+            self._running.discard(ticket)
+
+    async def _answers(self, request: Request, ticket: RemoteTicket) -> AsyncIterator[Any]:
+        """What `Replica.generate` yields. If the replica ends, another one begins again; since an image depends on its
+        seed alone, what it repeats is left out."""
+        seen = 0
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                number = 0
+                async for answer in self._ask(request, ticket):
+                    number += 1
+                    if number > seen or isinstance(answer, Result):
+                        seen = number
+                        yield answer
+                return
+            except _ReplicaEnded as error:
+                if error.replica not in self._ended:
+                    self._ended.add(error.replica)
+                    logger.warning("a replica has ended: others generate its requests (%s)", error)
+                if attempt == ATTEMPTS:
+                    message = f"{ATTEMPTS} processes that were to generate the image have ended: try again later"
+                    raise Unavailable(message) from error
+
+    async def _ask(self, request: Request, ticket: RemoteTicket) -> AsyncIterator[Any]:
+        """The answers of one replica."""
+        with self._lock:
+            if self._closed or ticket.cancelled:
+                raise Cancelled("the request was cancelled")
+            ticket.answers = self._handle.generate.remote(request)
+        self._waiting += 1
+        waits = True
+        try:
+            with _in_our_terms():
+                async for answer in ticket.answers:
+                    if waits:
+                        self._waiting, waits = self._waiting - 1, False
+                    if isinstance(answer, Exception):
+                        raise answer
+                    yield answer
+                    # Nothing may go wrong any more.
+                    if isinstance(answer, Result):
+                        return
+        finally:
+            self._waiting -= waits
 
     async def collect(self) -> list[Metric]:
         """The metrics of each replica with its name as the label `replica`, and how many answer and requests wait."""
@@ -231,9 +283,26 @@ class Replicas:
             answers.cancel()
 
 
+class _ReplicaEnded(Exception):
+    """The process of a replica, its machine, or what they had stored is gone.
+
+    Attributes:
+        replica: its id in Ray, if it is known.
+    """
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error).partition("\n")[0])
+        self.replica: str | None = getattr(error, "actor_id", None)
+
+
 @contextmanager
 def _in_our_terms() -> Iterator[None]:
-    """Raise what the server answers with for errors of Ray."""
+    """Translate the errors of Ray.
+
+    Raises:
+        Cancelled, Unavailable: what the server answers with.
+        _ReplicaEnded: if another replica can generate the request.
+    """
     from ray.exceptions import RayError, RayTaskError, TaskCancelledError
     from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
@@ -244,10 +313,10 @@ def _in_our_terms() -> Iterator[None]:
     # What the code of the replica has raised.
     except RayTaskError:
         raise
-    # Its process, its machine, or what they had stored is gone.
-    except (RayError, ReplicaUnavailableError, DeploymentUnavailableError) as error:
-        logger.warning("a request has lost its replica: %s", str(error).partition("\n")[0])
-        raise Unavailable("the process that was to generate the image has ended: try again") from error
+    except DeploymentUnavailableError as error:
+        raise Unavailable("no process is left that could generate the image: try again later") from error
+    except (RayError, ReplicaUnavailableError) as error:
+        raise _ReplicaEnded(error) from error
 
 
 @contextmanager
