@@ -30,6 +30,7 @@ from ..engine.models import ModelInfo, load_models
 from ..engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable
 from .backend import EngineBackend
 from .metrics import merge
+from .places import Places
 
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,9 @@ class Replicas:
         self.models, self.limits = models, replace(limits, queue=limits.queue + running)
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
-        self._handle, self._queue, self._waiting = handle, limits.queue, 0
+        self._handle, self._queue, self._places = handle, limits.queue, Places(running)
+        # The number of requests that have a place, and wait in Serve for a replica.
+        self._unassigned = 0
         self._lock, self._closed = threading.Lock(), False
         # The requests that have not ended, and the tasks that read the answers to them.
         self._running: set[RemoteTicket] = set()
@@ -169,6 +172,10 @@ class Replicas:
         """Whether requests are accepted."""
         return not self._closed
 
+    @property
+    def _waiting(self) -> int:
+        return self._unassigned + self._places.waiting
+
     async def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> RemoteTicket:
         """Wait until a replica accepts a request. If that replica ends, another one generates it from the beginning.
 
@@ -180,7 +187,7 @@ class Replicas:
         with self._lock:
             if self._closed:
                 raise Cancelled("the server is closed: start it again")
-            if self._waiting >= self._queue:
+            if self._waiting >= self._queue and not self._places.make_room(request):
                 raise Refused(f"{self._queue} requests are waiting already: try again later", busy=True)
             ticket = RemoteTicket()
             self._running.add(ticket)
@@ -219,22 +226,23 @@ class Replicas:
         """What `Replica.generate` yields. If the replica ends, another one begins again; since an image depends on its
         seed alone, what it repeats is left out."""
         seen = 0
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                number = 0
-                async for answer in self._ask(request, ticket):
-                    number += 1
-                    if number > seen or isinstance(answer, Result):
-                        seen = number
-                        yield answer
-                return
-            except _ReplicaEnded as error:
-                if error.replica not in self._ended:
-                    self._ended.add(error.replica)
-                    logger.warning("a replica has ended: others generate its requests (%s)", error)
-                if attempt == ATTEMPTS:
-                    message = f"{ATTEMPTS} processes that were to generate the image have ended: try again later"
-                    raise Unavailable(message) from error
+        async with self._places.place(request):
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    number = 0
+                    async for answer in self._ask(request, ticket):
+                        number += 1
+                        if number > seen or isinstance(answer, Result):
+                            seen = number
+                            yield answer
+                    return
+                except _ReplicaEnded as error:
+                    if error.replica not in self._ended:
+                        self._ended.add(error.replica)
+                        logger.warning("a replica has ended: others generate its requests (%s)", error)
+                    if attempt == ATTEMPTS:
+                        message = f"{ATTEMPTS} processes that were to generate the image have ended: try again later"
+                        raise Unavailable(message) from error
 
     async def _ask(self, request: Request, ticket: RemoteTicket) -> AsyncIterator[Any]:
         """The answers of one replica."""
@@ -242,13 +250,13 @@ class Replicas:
             if self._closed or ticket.cancelled:
                 raise Cancelled("the request was cancelled")
             ticket.answers = self._handle.generate.remote(request)
-        self._waiting += 1
+        self._unassigned += 1
         waits = True
         try:
             with _in_our_terms():
                 async for answer in ticket.answers:
                     if waits:
-                        self._waiting, waits = self._waiting - 1, False
+                        self._unassigned, waits = self._unassigned - 1, False
                     if isinstance(answer, Exception):
                         raise answer
                     yield answer
@@ -256,7 +264,7 @@ class Replicas:
                     if isinstance(answer, Result):
                         return
         finally:
-            self._waiting -= waits
+            self._unassigned -= waits
 
     async def collect(self) -> list[Metric]:
         """The metrics of each replica with its name as the label `replica`, and how many answer and requests wait."""
@@ -279,8 +287,9 @@ class Replicas:
         with self._lock:
             self._closed = True
             running = list(self._running)
-        for answers in running:
-            answers.cancel()
+        for ticket in running:
+            ticket.cancel()
+        self._places.cancel()
 
 
 class _ReplicaEnded(Exception):
