@@ -150,7 +150,7 @@ class Replicas:
 
     Attributes:
         limits: those of the server; `queue` includes the requests that replicas have.
-        on_failure, failure: not used; Serve starts replicas again.
+        on_failure, failure: as those of `Engine`. Serve starts replicas again; Ray itself is not.
     """
 
     def __init__(self, handle: Any, models: dict[str, ModelInfo], limits: Limits, running: int):
@@ -291,6 +291,15 @@ class Replicas:
             ticket.cancel()
         self._places.cancel()
 
+    def fail(self, error: Exception) -> None:
+        """End the server because of an error that every later request would meet too. May be called in any thread."""
+        if not self._closed:
+            logger.critical("the server ends: %s", error)
+            self.failure = error
+            self.close()
+            if self.on_failure is not None:
+                self.on_failure()
+
 
 class _ReplicaEnded(Exception):
     """The process of a replica, its machine, or what they had stored is gone.
@@ -368,6 +377,7 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
                 "to a cluster's"
             )
         ray.init("local", logging_level=logging.ERROR, include_dashboard=False)
+    stopped = threading.Event()
     try:
         # An error of a replica is raised below. On a cluster, the controller warns that replicas wait for machines.
         level = "WARNING" if on_cluster else "CRITICAL"
@@ -380,11 +390,26 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
             *_, last = serve.status().applications[name].deployments[Replica.__name__].message.splitlines()
             raise ValueError(last.removeprefix("ValueError: ")) from error
         models = handle.describe.remote().result()
-        yield Replicas(handle.options(stream=True), models, settings.limits, AHEAD * settings.limits.batch * most)
+        running = AHEAD * settings.limits.batch * most
+        replicas = Replicas(handle.options(stream=True), models, settings.limits, running)
+        threading.Thread(target=_watch, args=(replicas, stopped), daemon=True).start()
+        yield replicas
     finally:
+        stopped.set()
         if on_cluster:
             serve.delete(name)
         ray.shutdown()
+
+
+def _watch(replicas: Replicas, stopped: threading.Event) -> None:
+    """End the server when Ray's process on this machine has ended: no replica would be sent a request or started."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    while not stopped.wait(HEALTH_SECONDS):
+        if not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes()):
+            replicas.fail(RuntimeError("Ray has ended on this machine: start again"))
+            return
 
 
 def deployment_of(limits: Limits, device: str, least: int, most: int) -> Any:

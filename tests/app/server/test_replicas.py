@@ -205,6 +205,21 @@ def test_a_replica_whose_engine_fails_ends_its_process(held, monkeypatch):
     assert ended.wait(60)
 
 
+def test_a_server_whose_ray_has_ended_stops(monkeypatch, caplog):
+    nodes = iter([True, True, False])
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.001)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "own"))
+    monkeypatch.setattr(
+        "ray.nodes", lambda: [{"NodeID": "own", "Alive": next(nodes)}, {"NodeID": "other", "Alive": True}]
+    )
+    stopped = []
+    replicas = in_turn()
+    replicas.on_failure = partial(stopped.append, True)
+    module._watch(replicas, threading.Event())
+    assert stopped == [True] and not replicas.alive and "Ray has ended" in str(replicas.failure)
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"] and next(nodes, None) is None
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_deployment_keeps_batches_full_and_its_bounds(device, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 9)
