@@ -257,6 +257,9 @@ class Replicas:
                 async for answer in ticket.answers:
                     if waits:
                         self._unassigned, waits = self._unassigned - 1, False
+                    if isinstance(answer, Cancelled):
+                        # By an engine that has failed, just before it ends its process.
+                        raise _ReplicaEnded(answer)
                     if isinstance(answer, Exception):
                         raise answer
                     yield answer

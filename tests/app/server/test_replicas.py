@@ -168,6 +168,16 @@ def test_what_another_replica_repeats_is_not_sent_again(caplog):
     assert asyncio.run(ask(in_turn([16, one, two, died], [16, one, result]))) == (16, result, [one, two])
 
 
+def test_an_engine_that_fails_ends_no_request_of_the_server():
+    async def ask():
+        replicas = in_turn([Cancelled("the engine is closed")], [16, Cancelled("the engine has failed")], [16, result])
+        ticket = await replicas.submit(Request("text", prompt="a"))
+        return await asyncio.wrap_future(ticket.future)
+
+    result = result_of(0)
+    assert asyncio.run(ask()) is result
+
+
 @pytest.mark.parametrize("script", [[], [16]])
 def test_a_request_that_ends_three_replicas_is_given_up(script):
     async def ask():
