@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # After so many failed requests in a row, the engine checks whether its models still work.
 FAILURES = 3
+# What a request is refused with that leaves a full queue.
+MADE_ROOM = "this request made room for one of another client, of which fewer are waiting: try again later"
 
 
 class Engine:
@@ -119,8 +121,7 @@ class Engine:
             ticket.report(0, 0, queue_position=self._waiting.index(ticket) + 1)
             self._arrived.notify()
         if surplus is not None:
-            message = "this request made room for one of another client, of which fewer are waiting: try again later"
-            surplus.settle(Refused(message, busy=True))
+            surplus.settle(Refused(MADE_ROOM, busy=True))
         return ticket
 
     def check(self, request: Request) -> tuple[Request, Plan]:

@@ -30,6 +30,7 @@ from ..engine.models import ModelInfo, load_models
 from ..engine.types import Cancelled, Limits, Progress, Refused, Request, Result, Unavailable
 from .backend import EngineBackend
 from .metrics import merge
+from .places import Places
 
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 # Requests that a replica has at a time, per image of its batch: while as many wait as are generated, the batch stays
 # full. The others wait in this process, where they do not end with a replica and go to the first one with room.
 AHEAD = 2
+# How many replicas may end with a request before it is given up: it may be the reason.
+ATTEMPTS = 3
 # How often Serve looks whether a replica is alive, in seconds. It replaces one that has ended.
 HEALTH_SECONDS = 2
 # How long a replica that is taken away may take to finish its images, in seconds.
@@ -116,15 +119,24 @@ class Replica:
 
 
 class RemoteTicket:
-    """A request that a replica has accepted; see `Submitted`."""
+    """A request to replicas; see `Submitted`.
 
-    def __init__(self, answers: Any, tokens: int):
-        self.tokens, self.future, self._answers = tokens, Future(), answers
+    Attributes:
+        answers: those of the replica that has it, or for which it waits.
+        cancelled: whether it is to be generated no more.
+    """
+
+    def __init__(self):
+        self.tokens, self.future = 0, Future()
+        self.answers: Any = None
+        self.cancelled = False
 
     def cancel(self) -> None:
         """End the request, unless it has ended already."""
         if not self.future.done():
-            self._answers.cancel()
+            self.cancelled = True
+            if self.answers is not None:
+                self.answers.cancel()
 
 
 class Replicas:
@@ -138,73 +150,124 @@ class Replicas:
 
     Attributes:
         limits: those of the server; `queue` includes the requests that replicas have.
-        on_failure, failure: not used; Serve starts replicas again.
+        on_failure, failure: as those of `Engine`. Serve starts replicas again; Ray itself is not.
     """
 
     def __init__(self, handle: Any, models: dict[str, ModelInfo], limits: Limits, running: int):
         self.models, self.limits = models, replace(limits, queue=limits.queue + running)
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
-        self._handle, self._queue, self._waiting = handle, limits.queue, 0
+        self._handle, self._queue, self._places = handle, limits.queue, Places(running)
+        # The number of requests that have a place, and wait in Serve for a replica.
+        self._unassigned = 0
         self._lock, self._closed = threading.Lock(), False
-        # The answers to requests that have not ended, and the tasks that read them.
-        self._running: set[Any] = set()
+        # The requests that have not ended, and the tasks that read the answers to them.
+        self._running: set[RemoteTicket] = set()
         self._tasks: set[asyncio.Task] = set()
+        # The ids of the replicas that were reported as ended.
+        self._ended: set[str | None] = set()
 
     @property
     def alive(self) -> bool:
         """Whether requests are accepted."""
         return not self._closed
 
+    @property
+    def _waiting(self) -> int:
+        return self._unassigned + self._places.waiting
+
     async def submit(self, request: Request, on_progress: Callable[[Progress], None] | None = None) -> RemoteTicket:
-        """Wait until a replica accepts a request.
+        """Wait until a replica accepts a request. If that replica ends, another one generates it from the beginning.
 
         Raises:
-            Refused: if the replica refuses it, or too many requests are waiting.
+            Refused: if a replica refuses it, or too many requests are waiting.
             Cancelled: if the server is closed.
-            Unavailable: if the replica ends.
+            Unavailable: if there are no replicas, or `ATTEMPTS` of them have ended with this request.
         """
         with self._lock:
             if self._closed:
                 raise Cancelled("the server is closed: start it again")
-            if self._waiting >= self._queue:
+            if self._waiting >= self._queue and not self._places.make_room(request):
                 raise Refused(f"{self._queue} requests are waiting already: try again later", busy=True)
-            answers = self._handle.generate.remote(request)
-            self._running.add(answers)
-            self._waiting += 1
+            ticket = RemoteTicket()
+            self._running.add(ticket)
+        answers = self._answers(request, ticket)
         try:
-            with _in_our_terms():
-                tokens = await anext(answers)
-            if isinstance(tokens, Exception):
-                raise tokens
+            ticket.tokens = await anext(answers)
         except BaseException as error:
-            self._running.discard(answers)
+            self._running.discard(ticket)
             if isinstance(error, asyncio.CancelledError):
-                answers.cancel()
+                ticket.cancel()
             raise
-        finally:
-            self._waiting -= 1
-        ticket = RemoteTicket(answers, tokens)
         task = asyncio.create_task(self._follow(ticket, answers, on_progress))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ticket
 
-    async def _follow(self, ticket: RemoteTicket, answers: Any, on_progress: Callable[[Progress], None] | None):
+    async def _follow(
+        self,
+        ticket: RemoteTicket,
+        answers: AsyncIterator[Any],
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
         try:
-            with _in_our_terms():
-                async for answer in answers:
-                    if isinstance(answer, Exception):
-                        raise answer
-                    if isinstance(answer, Result):
-                        ticket.future.set_result(answer)
-                    elif on_progress is not None:
-                        on_progress(answer)
+            async for answer in answers:
+                if isinstance(answer, Result):
+                    ticket.future.set_result(answer)
+                elif on_progress is not None:
+                    on_progress(answer)
         # It is raised where the result is awaited.
         except Exception as error:
             ticket.future.set_exception(error)
         finally:
-            self._running.discard(answers)
+            self._running.discard(ticket)
+
+    async def _answers(self, request: Request, ticket: RemoteTicket) -> AsyncIterator[Any]:
+        """What `Replica.generate` yields. If the replica ends, another one begins again; since an image depends on its
+        seed alone, what it repeats is left out."""
+        seen = 0
+        async with self._places.place(request):
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    number = 0
+                    async for answer in self._ask(request, ticket):
+                        number += 1
+                        if number > seen or isinstance(answer, Result):
+                            seen = number
+                            yield answer
+                    return
+                except _ReplicaEnded as error:
+                    if error.replica not in self._ended:
+                        self._ended.add(error.replica)
+                        logger.warning("a replica has ended: others generate its requests (%s)", error)
+                    if attempt == ATTEMPTS:
+                        message = f"{ATTEMPTS} processes that were to generate the image have ended: try again later"
+                        raise Unavailable(message) from error
+
+    async def _ask(self, request: Request, ticket: RemoteTicket) -> AsyncIterator[Any]:
+        """The answers of one replica."""
+        with self._lock:
+            if self._closed or ticket.cancelled:
+                raise Cancelled("the request was cancelled")
+            ticket.answers = self._handle.generate.remote(request)
+        self._unassigned += 1
+        waits = True
+        try:
+            with _in_our_terms():
+                async for answer in ticket.answers:
+                    if waits:
+                        self._unassigned, waits = self._unassigned - 1, False
+                    if isinstance(answer, Cancelled):
+                        # By an engine that has failed, just before it ends its process.
+                        raise _ReplicaEnded(answer)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    yield answer
+                    # Nothing may go wrong any more.
+                    if isinstance(answer, Result):
+                        return
+        finally:
+            self._unassigned -= waits
 
     async def collect(self) -> list[Metric]:
         """The metrics of each replica with its name as the label `replica`, and how many answer and requests wait."""
@@ -227,13 +290,40 @@ class Replicas:
         with self._lock:
             self._closed = True
             running = list(self._running)
-        for answers in running:
-            answers.cancel()
+        for ticket in running:
+            ticket.cancel()
+        self._places.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """End the server because of an error that every later request would meet too. May be called in any thread."""
+        if not self._closed:
+            logger.critical("the server ends: %s", error)
+            self.failure = error
+            self.close()
+            if self.on_failure is not None:
+                self.on_failure()
+
+
+class _ReplicaEnded(Exception):
+    """The process of a replica, its machine, or what they had stored is gone.
+
+    Attributes:
+        replica: its id in Ray, if it is known.
+    """
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error).partition("\n")[0])
+        self.replica: str | None = getattr(error, "actor_id", None)
 
 
 @contextmanager
 def _in_our_terms() -> Iterator[None]:
-    """Raise what the server answers with for errors of Ray."""
+    """Translate the errors of Ray.
+
+    Raises:
+        Cancelled, Unavailable: what the server answers with.
+        _ReplicaEnded: if another replica can generate the request.
+    """
     from ray.exceptions import RayError, RayTaskError, TaskCancelledError
     from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
@@ -244,10 +334,10 @@ def _in_our_terms() -> Iterator[None]:
     # What the code of the replica has raised.
     except RayTaskError:
         raise
-    # Its process, its machine, or what they had stored is gone.
-    except (RayError, ReplicaUnavailableError, DeploymentUnavailableError) as error:
-        logger.warning("a request has lost its replica: %s", str(error).partition("\n")[0])
-        raise Unavailable("the process that was to generate the image has ended: try again") from error
+    except DeploymentUnavailableError as error:
+        raise Unavailable("no process is left that could generate the image: try again later") from error
+    except (RayError, ReplicaUnavailableError) as error:
+        raise _ReplicaEnded(error) from error
 
 
 @contextmanager
@@ -290,6 +380,7 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
                 "to a cluster's"
             )
         ray.init("local", logging_level=logging.ERROR, include_dashboard=False)
+    stopped = threading.Event()
     try:
         # An error of a replica is raised below. On a cluster, the controller warns that replicas wait for machines.
         level = "WARNING" if on_cluster else "CRITICAL"
@@ -302,11 +393,26 @@ def run_replicas(settings: ReplicaSettings, least: int, most: int, name: str) ->
             *_, last = serve.status().applications[name].deployments[Replica.__name__].message.splitlines()
             raise ValueError(last.removeprefix("ValueError: ")) from error
         models = handle.describe.remote().result()
-        yield Replicas(handle.options(stream=True), models, settings.limits, AHEAD * settings.limits.batch * most)
+        running = AHEAD * settings.limits.batch * most
+        replicas = Replicas(handle.options(stream=True), models, settings.limits, running)
+        threading.Thread(target=_watch, args=(replicas, stopped), daemon=True).start()
+        yield replicas
     finally:
+        stopped.set()
         if on_cluster:
             serve.delete(name)
         ray.shutdown()
+
+
+def _watch(replicas: Replicas, stopped: threading.Event) -> None:
+    """End the server when Ray's process on this machine has ended: no replica would be sent a request or started."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    while not stopped.wait(HEALTH_SECONDS):
+        if not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes()):
+            replicas.fail(RuntimeError("Ray has ended on this machine: start again"))
+            return
 
 
 def deployment_of(limits: Limits, device: str, least: int, most: int) -> Any:
