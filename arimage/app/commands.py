@@ -150,7 +150,7 @@ def serve(
 
         typer.echo("starting the replicas", err=True)
         settings = ReplicaSettings(model, device, dtype, lora, limits, steps)
-        with run_replicas(settings, replicas, max_replicas or replicas, application_name(port)) as engine:
+        with run_replicas(settings, replicas, max_replicas or replicas, application_name(uds or port)) as engine:
             serve_forever(engine, host, port, **options)
 
 

@@ -454,6 +454,7 @@ def _for_workers(settings: ReplicaSettings, device: str) -> ReplicaSettings:
     return replace(settings, device=device, models=models or None, lora=lora or None)
 
 
-def application_name(port: int) -> str:
-    """The name in Serve of the server on this machine and port."""
-    return f"arimage-{socket.gethostname()}-{port}"
+def application_name(address: int | Path) -> str:
+    """The name in Serve of the server on this machine and port, or Unix socket."""
+    own = str(address) if isinstance(address, int) else "-".join(address.resolve().parts[1:])
+    return f"arimage-{socket.gethostname()}-{own}"
