@@ -70,11 +70,10 @@ class PrefixLosses:
         """The conditions of captions. What was encoded is kept for a while."""
         if len(self._conditions) > KEPT:
             self._conditions.clear()
-        new = [text for text in dict.fromkeys(captions) if text not in self._conditions]
-        if new:
-            encoded = self._encode(new)
-            for i, text in enumerate(new):
-                self._conditions[text] = {name: value[i] for name, value in encoded.items()}
+        for text in captions:
+            if text not in self._conditions:
+                # Alone: next to others it may be rounded otherwise, and a resumed run has others.
+                self._conditions[text] = {name: value[0] for name, value in self._encode([text]).items()}
         rows = [self._conditions[text] for text in captions]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
