@@ -13,7 +13,8 @@ from .models import ModelInfo
 from .types import Limits, Refused, Request
 
 
-# References are reduced to so many times the pixels of the model's largest size, but not below `REFERENCE_PIXELS`.
+# References are reduced to this multiple of the pixels of the largest size of the model, but not below
+# `REFERENCE_PIXELS`.
 # Pipelines resize them to about once.
 REFERENCE_AREAS, REFERENCE_PIXELS = 4, 2**20
 

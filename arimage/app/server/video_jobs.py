@@ -20,7 +20,7 @@ from ..engine.videos import VideoMaker, VideoRequest
 
 logger = logging.getLogger(__name__)
 
-# Jobs that are kept, each for so many seconds after its end; and how many of them may wait, in all and per client.
+# How many jobs are kept, and for how many seconds after their end; and how many may wait, in all and per client.
 KEPT_JOBS, KEPT_SECONDS = 32, 3600
 WAITING, WAITING_OF_CLIENT = 16, 8
 # The largest number of frames of a sheet.
