@@ -71,8 +71,8 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
     other = [name for name in metrics if name in TF1_METRICS and job.resize != "tf1"]
     if other:
         raise ValueError(
-            f"{other[0]} is of the original Inception network: add --resize tf1 with its weights, or leave "
-            f"{other[0]} out"
+            f"{other[0]} is of the original Inception network: use `arimage eval score --resize tf1` with its "
+            f"weights, or leave {other[0]} out"
         )
     # Each of these refuses what is missing or damaged.
     if names & set(REFERENCE_METRICS):
