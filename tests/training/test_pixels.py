@@ -193,9 +193,9 @@ def test_images_in_memory_are_sampled_by_their_weights():
         weights=torch.tensor([1.0, 5, 0.1, 2, 1]),
     )
     for step in range(3):
-        drawn = torch.multinomial(data.weights, 6, replacement=True, generator=torch.Generator().manual_seed(step))
+        sampled = torch.multinomial(data.weights, 6, replacement=True, generator=torch.Generator().manual_seed(step))
         images, alpha = batch(data, step, 6)
-        assert images[:, 0, 0, 0].tolist() == alpha[:, 0, 0, 0].tolist() == drawn.tolist()
+        assert images[:, 0, 0, 0].tolist() == alpha[:, 0, 0, 0].tolist() == sampled.tolist()
 
 
 def test_a_run_belongs_to_its_images_wherever_they_lie(folder, tmp_path):

@@ -2,8 +2,10 @@
 
 import base64
 import io
+import os
 import re
 import socket
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -67,3 +69,25 @@ def metric(address: str, name: str, **headers) -> float:
     text = httpx.get(f"{address}/metrics", headers=headers).raise_for_status().text
     found = re.search(rf'^{re.escape(name)}(?:\{{replica="\w+"\}})? (\S+)$', text, re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+@contextmanager
+def started(command: list[str]):
+    """A process of the command, once it serves, and its address."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, env=environment, **output)
+    address = f"http://127.0.0.1:{command[command.index('--port') + 1]}"
+
+    def healthy() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"{address}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    try:
+        wait_for(healthy, 300)
+        yield process, address
+    finally:
+        process.kill()

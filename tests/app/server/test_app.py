@@ -3,23 +3,20 @@
 import base64
 import io
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import numpy as np
 import openai
 import pytest
 from app.server.serve_kit import BACKENDS, backend_of
-from app.server.server_kit import free_port, metric, picture, same, serving, wait_for
+from app.server.server_kit import free_port, metric, picture, same, serving, started, wait_for
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
@@ -634,28 +631,6 @@ def test_an_address_that_is_not_free_is_refused_before_loading(command, monkeypa
             access = {"serve": ["--no-auth"], "app": ["--auth", "user:password"]}[command]
             result = CliRunner().invoke(cli.app, [command, option, value, *access])
             assert isinstance(result.exception, ValueError) and f"{option} {value} is" in str(result.exception)
-
-
-@contextmanager
-def started(command: list[str]):
-    """A process of the command, once it serves, and its address."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, env=environment, **output)
-    address = f"http://127.0.0.1:{command[command.index('--port') + 1]}"
-
-    def healthy() -> bool:
-        assert process.poll() is None
-        try:
-            return httpx.get(f"{address}/health").status_code == 200
-        except httpx.ConnectError:
-            return False
-
-    try:
-        wait_for(healthy, 300)
-        yield process, address
-    finally:
-        process.kill()
 
 
 def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):

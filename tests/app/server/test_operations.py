@@ -1,12 +1,10 @@
-"""What whoever runs a server expects: it drains, speaks TLS behind a proxy, and names its requests."""
+"""What operators of a server expect: it drains, speaks TLS behind a proxy, and names its requests."""
 
 import datetime
 import ipaddress
 import logging
-import os
 import signal
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +15,7 @@ import openai
 import pytest
 import typer
 from app.server.serve_kit import BACKENDS, backend_of
-from app.server.server_kit import free_port, picture, running, serving, wait_for
+from app.server.server_kit import free_port, picture, running, serving, started, wait_for
 from pipelines.infinity import tiny as tiny_infinity
 from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
@@ -146,30 +144,12 @@ def test_the_command_drains(tmp_path):
     port = free_port()
     options = ["--model", str(tmp_path / "model"), "--port", str(port), "--root-path", "/images"]
     code = "import sys; from arimage.cli import run; sys.argv[0] = 'arimage'; run()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", *options],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    address = f"http://127.0.0.1:{port}"
-
-    def healthy() -> bool:
-        assert process.poll() is None
-        try:
-            return httpx.get(f"{address}/health").status_code == 200
-        except httpx.ConnectError:
-            return False
-
-    try:
-        wait_for(healthy, 300)
+    with started([sys.executable, "-c", code, "serve", *options]) as (process, address):
         with httpx.stream("POST", address + GENERATIONS, json=BODY | {"stream": True, "partial_images": 3}) as stream:
             process.send_signal(signal.SIGTERM)
             assert "image_generation.completed" in stream.read().decode()
         assert process.wait(60) == 0
-    finally:
-        process.kill()
-    assert '"POST /v1/images/generations" 200' in process.stderr.read()
+    assert '"POST /v1/images/generations" 200' in process.stdout.read()
 
 
 # TLS, proxies and sockets

@@ -306,15 +306,16 @@ def test_published_files_are_converted_and_trained_further(tmp_path, monkeypatch
     assert trained.class_names == ["ant", "bee", "cow"] and trained("cow", output_type="pt").images.isfinite().all()
 
 
+def encode_ten_classes(made, tmp_path):
+    """Write the tokens of as many classes as those of a tiny model, whose folder it returns."""
+    base, data = made / "LlamaGenPipeline", class_folders(tmp_path / "data", list("abcdefghij"), 1)
+    encode(tiny_llamagen.class_pipeline(), data, tmp_path / "tokens", model=str(base))
+    return base
+
+
 def test_an_adapter_is_trained_by_the_same_command(made, tmp_path, capsys, monkeypatch):
     pytest.importorskip("peft", reason="the extra `lora` is not installed")
-    base = made / "LlamaGenPipeline"
-    encode(
-        tiny_llamagen.class_pipeline(),
-        class_folders(tmp_path / "data", list("abcdefghij"), 1),
-        tmp_path / "tokens",
-        model=str(base),
-    )
+    base = encode_ten_classes(made, tmp_path)
     words = [
         "train",
         "model",
@@ -384,13 +385,7 @@ def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
 
 def test_the_plan_of_an_adapter_counts_its_weights(made, tmp_path):
     pytest.importorskip("peft", reason="the extra `lora` is not installed")
-    base = made / "LlamaGenPipeline"
-    encode(
-        tiny_llamagen.class_pipeline(),
-        class_folders(tmp_path / "data", list("abcdefghij"), 1),
-        tmp_path / "tokens",
-        model=str(base),
-    )
+    base = encode_ten_classes(made, tmp_path)
     table = load_token_recipe(recipe(tmp_path))
     settings = token_settings(table, lora_rank=2, lora_targets="all")
     plan = plan_of(table, settings, TokenCache(tmp_path / "tokens"), str(base))
