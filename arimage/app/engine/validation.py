@@ -163,7 +163,7 @@ def check_decoding(
     """The decoding of a request from its name and settings, by default the model's.
 
     Raises:
-        Refused: if there is no such decoding, the model cannot run it, or its settings are beyond the limits.
+        Refused: if the decoding is unknown, the model cannot run it, or its settings are beyond the limits.
     """
     if text is None:
         return pipe.decoding

@@ -37,7 +37,7 @@ from a shell (<code>docs/server_reference.md</code> explains every field):</p> <
 </html>
 """  # noqa: E501 a line of the page
 
-# Whoever watches the server, and a browser that shows an image, send no token.
+# Health checks, and browsers that show an image, send no token.
 public = APIRouter()
 router = APIRouter(dependencies=[Depends(authorised)])
 

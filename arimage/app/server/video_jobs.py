@@ -38,7 +38,7 @@ class Job:
         facts: what the answer says under "arimage".
         files: media type and bytes of the video, a thumbnail and a sheet of its frames, by name.
         fetched: whether the video was downloaded.
-        deleted: whether nobody wants it any more.
+        deleted: whether the client has deleted it.
     """
 
     request: VideoRequest
@@ -77,7 +77,7 @@ class VideoJobs:
         # The jobs that a draining server finishes.
         self._last: list[Job] = []
         self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        # A daemon, so that a process that is told to end at once does not wait for a video.
+        # A daemon thread: a second signal ends the process without waiting for a video.
         self._worker = threading.Thread(target=self._work, name="arimage-videos", daemon=True)
         self._worker.start()
 

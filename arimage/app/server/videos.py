@@ -53,7 +53,7 @@ def jobs_of(state: State) -> VideoJobs:
 def job_of(name: str, jobs: Annotated[VideoJobs, Depends(jobs_of)]) -> Job:
     job = jobs.get(name)
     if job is None:
-        message = f"there is no video {name[:80]!r}, or it has expired: create it again"
+        message = f"the video {name[:80]!r} does not exist or has expired: create it again"
         raise Problem(error_response(message, 404, "video_id"))
     return job
 
