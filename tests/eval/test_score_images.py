@@ -152,7 +152,9 @@ def test_the_inception_score_needs_no_reference(images):
         with pytest.raises(ValueError, match="--ref is missing"):
             score(Job(images, resize="tf1"), [metric])
     for metric in ("isc", "sfid"):
-        with pytest.raises(ValueError, match=f"{metric} is of the original Inception network: use `arimage eval score --resize tf1`"):
+        with pytest.raises(
+            ValueError, match=f"{metric} is of the original Inception network: use `arimage eval score --resize tf1`"
+        ):
             score(Job(images, images), [metric])
 
 
