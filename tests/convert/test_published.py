@@ -87,8 +87,12 @@ def half_written(tmp_path):
 # From a name to an image
 
 
-# Laid out as another: the first is read by a test of its template, the second by one of interruptions.
-ALIKE = ("janus-1.3b", "deepseek-ai/Janus-Pro-7B", "Alpha-VLLM/Lumina-mGPT-7B-768")
+# Laid out or downloaded as another. The tests of their families convert each.
+ALIKE = (
+    "janus-1.3b", "deepseek-ai/Janus-Pro-7B", "Alpha-VLLM/Lumina-mGPT-7B-768", "emu3-gen", "BAAI/Emu3-Gen-hf",
+    "emu3.5-image", "glm-image", "mammothmoda2-preview", "anole-7b", "leloy/Anole-7b-v0.1-hf", "infinitystar-480p",
+    "randar-0.3b-256",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,9 @@ def test_a_trace_follows_every_decoding(decoding, tmp_path):
         assert decided[-1].all() and (len(decided) == 1 or not decided[-2].all())
         counts = torch.bincount(deciding_passes(decided) - 1, minlength=len(decided))
         assert torch.equal(counts, output.stats.accepted[: len(decided), image])
+    # An animation knows tokens and not decodings.
+    if decoding != "sjd":
+        return
     decode_tokens = functools.partial(pipe.decode_tokens, recorder.call.select(slice(1, 2)))
     animate(tokens, decided, Layout((4, 4)), decode_tokens, decoding, tmp_path / "x.webp")
     with Image.open(tmp_path / "x.webp") as animation:

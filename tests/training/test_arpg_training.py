@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from arimage import ARPGPipeline, AutoPipeline, LlamaGenVQModel
 from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
-from arimage.training import loop
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.texts import captions as captions_module
@@ -73,11 +72,6 @@ def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "squares.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
 def run(recipe, data, out, **more):

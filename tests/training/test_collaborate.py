@@ -6,7 +6,6 @@ import torch
 from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, CollaborativeDecoding
-from arimage.training import loop
 from arimage.training.acceleration import collaborate as collaborate_module
 from arimage.training.acceleration.collaborate import run_collaborate, train_collaborate
 from arimage.training.data import ImageCaptions
@@ -32,14 +31,8 @@ def pictures():
     )
 
 
-def avoid_the_curve(monkeypatch):
-    """It costs more than the training."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    avoid_the_curve(monkeypatch)
     monkeypatch.setattr(collaborate_module, "load_data", lambda recipe, part, path: pictures())
 
 
@@ -53,7 +46,6 @@ def trained(tmp_path_factory):
     """The pair, and the losses by scale of all steps."""
     figures, loss = [], VARTransformerTask.loss
     with pytest.MonkeyPatch.context() as monkeypatch:
-        avoid_the_curve(monkeypatch)
 
         def recorded(self, step):
             total, by_scale = loss(self, step)
@@ -95,7 +87,7 @@ def test_the_teacher_is_the_large_model_as_it_was(tmp_path, monkeypatch):
     assert any(not torch.equal(value, before[name]) for name, value in pipe.transformer.state_dict().items())
 
 
-@pytest.mark.parametrize("part", ["drafter", "refiner"])
+@pytest.mark.parametrize("part", [pytest.param("drafter", marks=pytest.mark.slow), "refiner"])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, part):
     loss = VARTransformerTask.loss
 

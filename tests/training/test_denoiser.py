@@ -9,7 +9,6 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from training.test_drafter import pictures
 
 from arimage import AutoPipeline
-from arimage.training import loop
 from arimage.training.acceleration import denoiser as denoiser_module
 from arimage.training.acceleration.denoiser import DenoiserSettings, DenoiserTask, train_denoiser
 from arimage.training.loop import OptimizerSettings
@@ -26,16 +25,9 @@ SETTINGS = DenoiserSettings(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    """The curve costs more than the training."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         losses, loss = [], DenoiserTask.loss
         monkeypatch.setattr(DenoiserTask, "loss", lambda self, step: losses.append(loss(self, step)) or losses[-1])
         pipe = tiny_llamagen.text_pipeline()

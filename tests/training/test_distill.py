@@ -8,7 +8,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, LlamaGenDDPipeline, LlamaGenDDTransformer, cli
-from arimage.training import commands, loop
+from arimage.training import commands
 from arimage.training.acceleration import distill as distill_module
 from arimage.training.acceleration.distill import DistillSettings, train_distill
 from arimage.training.loop import OptimizerSettings
@@ -24,12 +24,6 @@ SETTINGS = DistillSettings(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    """The curve costs more than the training."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
-
-
 def train(out, prompts=PROMPTS, settings=SETTINGS):
     return train_distill(tiny_llamagen.text_pipeline(), prompts, settings, out)
 
@@ -37,7 +31,6 @@ def train(out, prompts=PROMPTS, settings=SETTINGS):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         figures, loss = [], distill_module.DistillTask.loss
 
         def recorded(self, step):
@@ -94,7 +87,7 @@ def test_embeddings_of_places_and_condition_reach_every_token():
     assert all(gradient.abs().sum(-1).min() > 0 for gradient in gradients)
 
 
-@pytest.mark.parametrize("at", [0, 17])
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 17])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, at):
     loss = distill_module.DistillTask.loss
 

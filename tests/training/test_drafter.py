@@ -7,7 +7,6 @@ import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline
-from arimage.training import loop
 from arimage.training.acceleration import drafter as drafter_module
 from arimage.training.acceleration.drafter import DrafterSettings, train_drafter
 from arimage.training.data import ImageCaptions
@@ -19,12 +18,6 @@ from arimage_emoji import RECIPES
 SETTINGS = DrafterSettings(
     OptimizerSettings(steps=24, learning_rate=1e-2, warmup_steps=4, gradient_clip=0.5, ema_decay=0.8), batch_size=4
 )
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    """The curve costs more than the training."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
 def pictures(count, seed):
@@ -49,7 +42,6 @@ def train(out, on_report=None):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         losses, loss = [], drafter_module.DrafterTask.loss
         monkeypatch.setattr(
             drafter_module.DrafterTask, "loss", lambda self, step: losses.append(loss(self, step)) or losses[-1]
@@ -90,7 +82,7 @@ def test_the_command_saves_the_model_with_its_drafter(tmp_path, monkeypatch):
     assert stats.exact and stats.forward_passes <= 16
 
 
-@pytest.mark.parametrize("at", [3, 17])
+@pytest.mark.parametrize("at", [pytest.param(3, marks=pytest.mark.slow), 17])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, at):
     loss = drafter_module.DrafterTask.loss
 

@@ -30,6 +30,8 @@ from arimage.training.adapters.lora import (  # noqa: E402
 
 
 LANGUAGE = ["janus", "emu3", "lumina", "anole"]
+# Language models whose losses are those of Lumina, as `test_teacher_forced_logits_of_language_models` says of each.
+ALIKE = ("janus", "emu3", "anole")
 QUICK = LoraSettings(steps=6, batch_size=3, learning_rate=1e-2, rank=4)
 
 
@@ -131,7 +133,7 @@ def test_teacher_forced_logits_of_language_models(family):
 
 
 # Not Emu3.5, which gives its tokens positions of their own, nor Infinity, whose tokens are bits.
-@pytest.mark.parametrize("family", [*quick(having("trained")), "latent-llama"])
+@pytest.mark.parametrize("family", [*quick(having("trained"), ALIKE), "latent-llama"])
 def test_every_family_learns_its_pictures(family, tmp_path):
     pipe = EVERY[family]()
     task = task_of(pipe, LoraSettings(steps=12, batch_size=3, learning_rate=3e-2, rank=4, caption_dropout=0.0))
@@ -205,7 +207,7 @@ def test_prior_pictures_of_continuous_tokens_are_refused(tmp_path):
         generate_prior(EVERY["latent-llama"](), ["3"], tmp_path / "prior.safetensors", seed=0)
 
 
-@pytest.mark.parametrize("family", quick(having("trained")))
+@pytest.mark.parametrize("family", quick(having("trained"), ALIKE))
 def test_what_a_model_generated_is_what_its_losses_know(family, tmp_path):
     pipe = EVERY[family]()
     pipe.generation_config.update(guidance_scale=1.0)

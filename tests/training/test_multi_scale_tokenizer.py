@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from arimage.options import fast_dtype
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
-from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.data import to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
@@ -37,12 +36,6 @@ RECIPE = {
         "training": {"batch_size": 8, "codebook_start": 6, "kmeans_batches": 4, "restart_every": 5, "max_shift": 1},
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    """The curve costs more than the training."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +60,6 @@ def trained(folder, tmp_path_factory):
     """The folder of a finished run, and its losses by step."""
     out = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         losses = record(monkeypatch)
         torch.manual_seed(1)
         run_tokenizer(RECIPE, folder, folder, out, "cpu")
@@ -151,7 +143,7 @@ def test_what_is_saved_is_what_was_trained(trained, folder):
     assert float(psnr) == pytest.approx(log[-1]["held-out PSNR"], abs=tolerance)
 
 
-@pytest.mark.parametrize("at", [3, 9])
+@pytest.mark.parametrize("at", [pytest.param(3, marks=pytest.mark.slow), 9])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, folder, tmp_path, monkeypatch, at):
     out, losses = trained
     loss = TokenizerTask.loss
@@ -266,10 +258,12 @@ def test_a_tokenizer_of_the_same_class_is_taken_over_whole(tmp_path):
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_packaged_tokenizer_starts_a_run_ahead(folder, tmp_path, monkeypatch):
     recipe = copy.deepcopy(RECIPE)
     recipe["tokenizer"]["model"] |= {"channels": 16, "channel_multipliers": [1, 2, 4], "norm_num_groups": 8}
-    recipe["tokenizer"]["optimizer"] |= {"steps": 7, "learning_rate": 2e-3}
+    recipe["tokenizer"]["optimizer"] |= {"steps": 6, "learning_rate": 2e-3}
+    recipe["tokenizer"]["training"] |= {"batch_size": 4, "codebook_start": 5}
     losses = {}
     for start_from in (None, "emoji-arpg"):
         recipe["tokenizer"]["start_from"] = start_from

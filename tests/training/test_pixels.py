@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage import cli  # noqa: E402
-from arimage.training import loop, tokenizer, upscaler  # noqa: E402
+from arimage.training import tokenizer, upscaler  # noqa: E402
 from arimage.training.data import ImageCaptions  # noqa: E402
 from arimage.training.loop import fit  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
@@ -47,12 +47,6 @@ UPSCALER = {
         "training": {"batch_size": 3, "max_shift": 2},
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    """The curve costs more than the training."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
 def picture(number, mode="RGB"):

@@ -7,7 +7,6 @@ import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline
-from arimage.training import loop
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.saving import save_float16
 
@@ -30,11 +29,6 @@ class Mean(torch.nn.Module):
 
     def report(self, step, out):
         return {}
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "text", "other", "version"])

@@ -48,11 +48,6 @@ WIDTHS = {"channels": 8, "channel_multipliers": [1, 2], "layers_per_block": 1, "
 LATENT = {**LLAMA, "head_hidden_size": 16, "num_head_layers": 1}
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
-
-
 def pictures(seed, size=8, frames=(), count=4):
     generator = torch.Generator().manual_seed(seed)
     names = [f"a {colour} {shape}" for colour, shape in itertools.product(("red", "green"), ("heart", "tree"))]
@@ -200,11 +195,19 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
+@pytest.mark.parametrize(
+    "trainer",
+    # One function trains by both of some settings.
+    [pytest.param(one, marks=pytest.mark.slow) if one in (arpg, refiner) else one for one in TRAINERS],
+    ids=lambda trainer: trainer.__name__,
+)
 def test_every_training_resumes_only_as_it_began(trainer, tmp_path):
     trainer(Asked(tmp_path, {}))
     for name, (change, message) in CHANGES.items():
         if (trainer, name) in ((distill, "heldout"), (text, "heldout"), (classifier, "base")):
+            continue
+        # The rest is that of `transformer`.
+        if trainer is transformer_from_another and name != "base":
             continue
         with pytest.raises(ValueError, match=f"(settings.json|safetensors) says [a-z._]*{message}.*another --out"):
             trainer(Asked(tmp_path, **{"settings": {}, **change}))

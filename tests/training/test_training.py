@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
 from arimage.pipelines.kinds.class_or_text import last_state
 from arimage.pipelines.text.known import KnownCaptions
-from arimage.training import loop
 from arimage.training import tokenizer as tokenizer_module
 from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
@@ -120,14 +119,6 @@ def data(tmp_path_factory):
     return path
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    """The curve costs more than the training; one test asks for it."""
-    plot = loop.plot_log
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
-    return plot
-
-
 def record_losses(monkeypatch, task_class):
     """Loss by step of every step that is run."""
     losses = {}
@@ -160,7 +151,6 @@ def trained(data, tmp_path_factory):
     """A finished run: its folder, and the losses of tokenizer and transformer."""
     out = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         tokenizer_losses = record_losses(monkeypatch, TokenizerTask)
         transformer_losses = record_losses(monkeypatch, TransformerTask)
         torch.manual_seed(1)
@@ -629,7 +619,7 @@ def test_the_trained_model_loads_by_its_folder_and_draws(trained):
     assert min(border) > 160, border
 
 
-@pytest.mark.parametrize("at", [3, 10])
+@pytest.mark.parametrize("at", [pytest.param(3, marks=pytest.mark.slow), 10])
 def test_an_interrupted_tokenizer_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch, at):
     out, losses, _ = trained
     with monkeypatch.context() as broken:
@@ -648,7 +638,7 @@ def test_an_interrupted_tokenizer_run_ends_as_if_it_had_never_been(trained, data
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch, dropout):
     recipe = copy.deepcopy(RECIPE)
     recipe["transformer"]["model"]["dropout"] = recipe["text_encoder"]["dropout_rate"] = dropout

@@ -13,7 +13,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline
-from arimage.training import loop, upscaler
+from arimage.training import upscaler
 from arimage.training.data import ImageCaptions, to_unit_range
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import load_recipe
@@ -31,12 +31,6 @@ SETTINGS = UpscalerSettings(
 )
 MODEL = {"channels": [8, 12], "num_blocks": 1}
 SIZE = 16
-
-
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch):
-    """The curve costs more than the training."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
 
 
 def squares(count, seed):
@@ -66,7 +60,6 @@ def task_of(pipe, settings=SETTINGS, **model):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
         rows, loss = [], UpscalerTask.loss
         monkeypatch.setattr(UpscalerTask, "loss", lambda self, step: rows.append(loss(self, step)) or rows[-1])
         pipe, out = tiny_llamagen.text_pipeline(), tmp_path_factory.mktemp("run")

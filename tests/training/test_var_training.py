@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from arimage import AutoPipeline, NextScaleDecoding
 from arimage.schema import check
-from arimage.training import loop
 from arimage.training import recipe as recipe_module
 from arimage.training.data import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
@@ -78,8 +77,7 @@ def pictures(count=4):
 
 
 def avoid_files(monkeypatch):
-    """The curve costs more than the training, and the data need no file."""
-    monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
+    """The data need no file."""
     monkeypatch.setattr(recipe_module, "load_data", lambda recipe, part, path: pictures())
 
 

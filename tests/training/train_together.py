@@ -5,6 +5,8 @@ import sys
 import torch
 from torch import nn
 
+from arimage import cli
+from arimage.training import loop
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.processes import batch_generator, join_processes, processes
 
@@ -35,8 +37,17 @@ class Mean(nn.Module):
         return {}
 
 
-if __name__ == "__main__":
+def main():
+    """Train the task in the folder that is the last word, and then as the words before say, if there are any."""
+    # It costs more than the training.
+    loop.plot_log = lambda log, path: None
     join_processes()
     task, rank = Mean(), processes()[0]
-    fit(task, SETTINGS, f"{sys.argv[1]}/run{rank}")
-    torch.save(task.state_dict(), f"{sys.argv[1]}/{rank}.pt")
+    fit(task, SETTINGS, f"{sys.argv[-1]}/rank{rank}")
+    torch.save(task.state_dict(), f"{sys.argv[-1]}/{rank}.pt")
+    if len(sys.argv) > 2:
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()

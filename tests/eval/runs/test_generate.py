@@ -46,13 +46,13 @@ def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):
     ("kind", "text", "decoding", "sampling"),
     [
         ("text", "sjd-coupled:window=6", SpeculativeJacobiDecoding(window=6), {"guidance_scale": 3.0, "top_k": 9}),
-        ("text", "eagle", "eagle", {"temperature": 0.5}),
+        pytest.param("text", "eagle", "eagle", {"temperature": 0.5}, marks=pytest.mark.slow),
         ("text", None, None, {}),
         ("class", "zipar", "zipar", {"top_p": 0.9, "min_p": 0.05}),
         ("scales", "next-scale", "next-scale", {"guidance_scale": 2.0}),
-        ("scales", "code", "code", {}),
+        pytest.param("scales", "code", "code", {}, marks=pytest.mark.slow),
         ("bits", "next-scale", "next-scale", {"guidance_scale": 3.0, "temperature": 0.5}),
-        ("bits", "fastvar", "fastvar", {}),
+        pytest.param("bits", "fastvar", "fastvar", {}, marks=pytest.mark.slow),
     ],
 )
 def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decoding, sampling):

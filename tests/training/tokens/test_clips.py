@@ -84,6 +84,9 @@ def test_frames_are_those_of_the_rate_that_is_asked_for(tmp_path):
     for suffix in (".webp", ".gif", *([".mp4"] if can_write_mp4() else [])):
         path = tmp_path / f"film{suffix}"
         for rate, expected in ((FPS, [0, 1, 2, 3]), (2 * FPS, [1, 3, 5, 7]), (FPS // 2, [0, 0, 1, 1])):
+            # The frames of ffmpeg, which starts slowly, are taken as those of other files.
+            if suffix == ".mp4" and rate != 2 * FPS:
+                continue
             write_video(film(0, 9), path, rate)
             for source in (path, path.read_bytes()):
                 assert levels_of(read_clip("clip", source, 4, FPS)) == expected, (suffix, rate)
@@ -228,10 +231,10 @@ def losses_before(path, tokens, folder, start_from=None):
         return task.report(0, folder)["held-out loss"]
 
 
-@pytest.mark.parametrize("name", ["text", "blocks", "video"])
+@pytest.mark.parametrize("name", [pytest.param("text", marks=pytest.mark.slow), "blocks", "video"])
 def test_clips_are_learned_from_random_weights(made, tmp_path, name):
     model = DECODER | ({"block_tokens": 4} if name == "blocks" else {})
-    path = recipe(tmp_path, "CosmosPipeline", model, steps=40, learning_rate=2e-2)
+    path = recipe(tmp_path, "CosmosPipeline", model, steps=16, learning_rate=2e-2)
     train(path, made / f"{name}-tokens", tmp_path / "run", dropout=0.0)
     assert losses_in(tmp_path / "run")[-1] < 0.8 * losses_before(path, made / f"{name}-tokens", tmp_path)
     trained = AutoPipeline.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
@@ -255,8 +258,15 @@ def test_dropped_captions_read_zeros(made):
     torch.testing.assert_close(one[1], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("name", ["base", "video2world"])
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("base", 2),
+        ("video2world", 0),
+        pytest.param("base", 0, marks=pytest.mark.slow),
+        pytest.param("video2world", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_published_files_are_trained_further(made, tmp_path, name, rank):
     if rank:
         pytest.importorskip("peft", reason="the extra `lora` is not installed")
