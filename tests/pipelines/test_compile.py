@@ -44,12 +44,14 @@ def counting():
 
 @pytest.fixture(scope="module")
 def llamagen():
-    return tiny_llamagen.text_pipeline()
+    return tiny_llamagen.text_pipeline(num_layers=1)
 
 
 @pytest.fixture(scope="module")
 def var():
-    return tiny_var.pipeline("text")
+    pipe = tiny_var.pipeline("text")
+    pipe.register_modules(transformer=tiny_var.transformer("text", num_layers=1))
+    return pipe
 
 
 def tokens(pipe, decoding, prompts=PROMPTS, **settings):
@@ -94,13 +96,14 @@ def test_any_number_of_batch_sizes_is_compiled(llamagen, counting, monkeypatch):
     monkeypatch.setattr(llamagen, "_compiled", None)
     llamagen.compile(backend=counting)
     with torch._dynamo.config.patch(recompile_limit=1):
-        for count in range(1, 4):
+        for count in (1, 2):
             assert len(tokens(llamagen, "ar", PROMPTS[:1] * count)) == count
-    assert counting.graphs == 3
+    assert counting.graphs == 2
 
 
 def test_prompts_of_a_language_model_that_are_about_as_long_share_a_step(counting):
     pipe = tiny_chameleon.pipeline()
+    pipe.register_modules(transformer=tiny_chameleon.transformer(tiny_chameleon.vocabulary(), num_hidden_layers=1))
     prompts = ["cat", "a red heart", "a red heart, a blue book and a tree"]
     expected = [tokens(pipe, "ar", prompt) for prompt in prompts]
     pipe.compile(backend=counting)

@@ -42,7 +42,9 @@ COMBINED = KnownCaptions(
 PACKAGED = ["emoji-llamagen", "emoji-var", "emoji-arpg"]
 
 
-@pytest.fixture(scope="module", params=PACKAGED)
+@pytest.fixture(
+    scope="module", params=[PACKAGED[0], *(pytest.param(it, marks=pytest.mark.slow) for it in PACKAGED[1:])]
+)
 def packaged(request) -> KnownCaptions:
     known = KnownCaptions.load(MODELS / request.param)
     assert known is not None
