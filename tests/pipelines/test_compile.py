@@ -19,8 +19,8 @@ from arimage.decoding.jacobi import speculative_jacobi
 
 
 PROMPTS = ["a red heart", "a blue book"]
-# The others take minutes together.
-QUICK = ("ar", "sjd-coupled", "next-scale")
+# The others take minutes together; "ar" is what the other tests compile.
+QUICK = ("sjd-coupled", "next-scale")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FOR_TOKENS + FOR_SCALES]
 
 
@@ -71,7 +71,8 @@ def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg
     scales = name in FOR_SCALES
     pipe = var if scales else arpg if name == "groups" else llamagen
     monkeypatch.setattr(pipe, "_compiled", None)
-    counting.backend = aot_eager
+    if not scales:
+        counting.backend = aot_eager
     expected = tokens(pipe, name)
     pipe.compile(backend=counting)
     assert torch.equal(tokens(pipe, name), expected)
@@ -86,18 +87,11 @@ def test_another_number_of_images_is_compiled_once_more(llamagen, counting, monk
     monkeypatch.setattr(llamagen, "_compiled", None)
     expected = tokens(llamagen, "ar"), tokens(llamagen, "ar", PROMPTS[:1])
     llamagen.compile(backend=counting)
-    for _ in range(2):
-        assert torch.equal(tokens(llamagen, "ar"), expected[0])
-        assert torch.equal(tokens(llamagen, "ar", PROMPTS[:1]), expected[1])
-    assert counting.graphs == 2
-
-
-def test_any_number_of_batch_sizes_is_compiled(llamagen, counting, monkeypatch):
-    monkeypatch.setattr(llamagen, "_compiled", None)
-    llamagen.compile(backend=counting)
+    # Any number of sizes may be compiled.
     with torch._dynamo.config.patch(recompile_limit=1):
-        for count in (1, 2):
-            assert len(tokens(llamagen, "ar", PROMPTS[:1] * count)) == count
+        for _ in range(2):
+            assert torch.equal(tokens(llamagen, "ar"), expected[0])
+            assert torch.equal(tokens(llamagen, "ar", PROMPTS[:1]), expected[1])
     assert counting.graphs == 2
 
 

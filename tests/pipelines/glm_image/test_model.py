@@ -152,6 +152,7 @@ def test_two_tokens_follow_the_joint_distribution_of_transformers(processor, nam
     assert_follows(tokens, EXPECTED["joint"].double().flatten(), CODES)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_called_as_it_was_compiled():
     graphs = []
 

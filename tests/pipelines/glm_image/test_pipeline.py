@@ -125,6 +125,7 @@ def test_a_pipeline_of_diffusers_shares_its_modules(pipe):
     assert ours.decoding == pipe.decoding
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_diffusers_gives_the_same_image(pipe):
     theirs = diffusers.GlmImagePipeline(**pipe.components)
     theirs.set_progress_bar_config(disable=True)

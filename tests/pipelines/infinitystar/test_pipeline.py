@@ -183,6 +183,8 @@ def test_a_callback_sees_the_passes_and_may_stop_the_call(pipe):
     assert not seen[10][1][:, :, 1:].any() and seen[11][1][:, :, 1:].any()
 
 
+# The run of a text to a video in test_parity.py has it too.
+@pytest.mark.slow
 def test_the_first_frame_is_replaced_by_the_second(pipe):
     out = call(pipe, output_type="pt")
     assert torch.equal(out.frames[0, 0], out.frames[0, 1])

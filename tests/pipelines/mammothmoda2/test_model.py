@@ -42,7 +42,7 @@ def joint(model, sampling):
 
 # That each decoding is exact is what tests/decoding shows; here it reads the logits of this model.
 @pytest.mark.parametrize(
-    "name", ["sjd-tree", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ar", "sjd-coupled", "sjd-gumbel"))]
+    "name", ["sjd-coupled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ar", "sjd-tree", "sjd-gumbel"))]
 )
 def test_images_follow_the_joint_distribution_of_the_model(network, name):
     sampling, count = Sampling(guidance_scale=1.5, temperature=2.0), 4000
