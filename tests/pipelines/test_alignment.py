@@ -36,20 +36,29 @@ def lengthen_headers(folder, length):
         )
 
 
+def begins_off_the_line(file):
+    return (8 + int.from_bytes(file.read_bytes()[:8], "little")) % LINE
+
+
 @pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_the_length_of_a_header_changes_no_image(family, tmp_path):
     pipe = EVERY[family]()
     pipe.save_pretrained(tmp_path)
     call = {**condition_of(pipe), "output_type": "pt"}
     expected = pipe(**call, generator=seeded(0))
-    for length in (0, 24):
+    files = list(tmp_path.rglob("*.safetensors"))
+    # One of two lengths that differ by 8 bytes moves weights off the line.
+    for length in (24, 32):
         lengthen_headers(tmp_path, length)
-        loaded = type(pipe).from_pretrained(tmp_path)
-        loaded.set_progress_bar_config(disable=True)
-        assert not off_the_line(*modules_of(loaded))
-        out = loaded(**call, generator=seeded(0))
-        assert torch.equal(flat(out.tokens), flat(expected.tokens))
-        assert torch.equal(pictures_of(out), pictures_of(expected))
+        if any(map(begins_off_the_line, files)):
+            break
+    assert any(map(begins_off_the_line, files))
+    loaded = type(pipe).from_pretrained(tmp_path)
+    loaded.set_progress_bar_config(disable=True)
+    assert not off_the_line(*modules_of(loaded))
+    out = loaded(**call, generator=seeded(0))
+    assert torch.equal(flat(out.tokens), flat(expected.tokens))
+    assert torch.equal(pictures_of(out), pictures_of(expected))
 
 
 @pytest.fixture(params=[0, 24])

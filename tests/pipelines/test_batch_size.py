@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from families import BUILD, TWINS, condition_of, flat, quick, seeded
+from families import BUILD, KINDS, condition_of, flat, one_of_each_kind, seeded
 from pipelines.test_calls import LATENT
 from torch.utils._pytree import tree_leaves
 
@@ -18,8 +18,8 @@ from arimage.pipelines.var.transformer_var import VARScaleModel
 # Of different lengths.
 PROMPTS = ["a red heart", "a blue book, flat style", "tree", "cat", "a grinning cat face", "book", "green tree"]
 
-# The decodings of language models, which are slow; the others run all.
-SOME = {"ar", "sjd-coupled", "sjd-tree", "zipar"}
+# One of each way to keep what a forward pass returned; the other decodings are slow.
+SOME = {"ar", "sjd-coupled", "sjd-tree", "sjd2", "zipar", "eagle", "next-scale", "code"}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def pipes():
     return {name: build() for name, build in BUILD.items()}
 
 
-@pytest.fixture(params=quick(BUILD))
+@pytest.fixture(params=one_of_each_kind(BUILD))
 def pipe(request, pipes):
     return pipes[request.param]
 
@@ -58,10 +58,12 @@ def check(output, own):
         assert torch.equal(accepted[:steps], one.stats.accepted[:, 0]) and not accepted[steps:].any()
 
 
-def test_every_image_is_that_of_its_own_run(pipe):
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "others"])
+def test_every_image_is_that_of_its_own_run(pipe, some):
     condition = conditions(pipe, 3)
-    some = set(pipe.decoding_names) if hasattr(pipe, "transformer") and hasattr(pipe.transformer, "blocks") else SOME
-    for name in sorted(some):
+    for name in pipe.decoding_names:
+        if (name in SOME) != some:
+            continue
         own = own_runs(pipe, condition, decoding=name, **LATENT)
         output = pipe(**condition, decoding=name, batch_size=2, generator=seeds(3), **LATENT)
         check(output, own)
@@ -81,7 +83,7 @@ def test_rows_are_refilled_at_once(pipes):
 
 @pytest.mark.parametrize(
     ("pipe", "output_type"),
-    [*((name, "pil") for name in BUILD if name not in TWINS), ("var-class", "np"), ("llamagen-text", "pt")],
+    [*((name, "pil") for name in BUILD if name in KINDS), ("var-class", "np"), ("llamagen-text", "pt")],
     indirect=["pipe"],
 )
 def test_images_are_in_order(pipe, output_type):
@@ -216,7 +218,9 @@ def test_logits_that_are_not_finite_name_the_image(pipes):
             embedding[5] = before
 
 
-@pytest.mark.parametrize("name", ["janus", "emu3", "lumina"])
+@pytest.mark.parametrize(
+    "name", ["janus", *(pytest.param(name, marks=pytest.mark.slow) for name in ("emu3", "lumina"))]
+)
 @pytest.mark.parametrize(("decoding", "longest"), [("sjd-coupled", 0), ("sjd-tree", 2)])
 def test_prompts_of_any_length_may_join(pipes, name, decoding, longest):
     """As requests come to a server: each with a model of its own, the longest prompt first or last."""

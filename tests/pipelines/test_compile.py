@@ -19,8 +19,8 @@ from arimage.decoding.jacobi import speculative_jacobi
 
 
 PROMPTS = ["a red heart", "a blue book"]
-# The others take minutes together.
-QUICK = ("ar", "sjd-coupled", "next-scale")
+# The others take minutes together; "ar" is what the other tests compile.
+QUICK = ("sjd-coupled", "next-scale")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FOR_TOKENS + FOR_SCALES]
 
 
@@ -44,12 +44,14 @@ def counting():
 
 @pytest.fixture(scope="module")
 def llamagen():
-    return tiny_llamagen.text_pipeline()
+    return tiny_llamagen.text_pipeline(num_layers=1)
 
 
 @pytest.fixture(scope="module")
 def var():
-    return tiny_var.pipeline("text")
+    pipe = tiny_var.pipeline("text")
+    pipe.register_modules(transformer=tiny_var.transformer("text", num_layers=1))
+    return pipe
 
 
 def tokens(pipe, decoding, prompts=PROMPTS, **settings):
@@ -69,7 +71,8 @@ def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg
     scales = name in FOR_SCALES
     pipe = var if scales else arpg if name == "groups" else llamagen
     monkeypatch.setattr(pipe, "_compiled", None)
-    counting.backend = aot_eager
+    if not scales:
+        counting.backend = aot_eager
     expected = tokens(pipe, name)
     pipe.compile(backend=counting)
     assert torch.equal(tokens(pipe, name), expected)
@@ -84,23 +87,17 @@ def test_another_number_of_images_is_compiled_once_more(llamagen, counting, monk
     monkeypatch.setattr(llamagen, "_compiled", None)
     expected = tokens(llamagen, "ar"), tokens(llamagen, "ar", PROMPTS[:1])
     llamagen.compile(backend=counting)
-    for _ in range(2):
-        assert torch.equal(tokens(llamagen, "ar"), expected[0])
-        assert torch.equal(tokens(llamagen, "ar", PROMPTS[:1]), expected[1])
-    assert counting.graphs == 2
-
-
-def test_any_number_of_batch_sizes_is_compiled(llamagen, counting, monkeypatch):
-    monkeypatch.setattr(llamagen, "_compiled", None)
-    llamagen.compile(backend=counting)
+    # Any number of sizes may be compiled.
     with torch._dynamo.config.patch(recompile_limit=1):
-        for count in range(1, 4):
-            assert len(tokens(llamagen, "ar", PROMPTS[:1] * count)) == count
-    assert counting.graphs == 3
+        for _ in range(2):
+            assert torch.equal(tokens(llamagen, "ar"), expected[0])
+            assert torch.equal(tokens(llamagen, "ar", PROMPTS[:1]), expected[1])
+    assert counting.graphs == 2
 
 
 def test_prompts_of_a_language_model_that_are_about_as_long_share_a_step(counting):
     pipe = tiny_chameleon.pipeline()
+    pipe.register_modules(transformer=tiny_chameleon.transformer(tiny_chameleon.vocabulary(), num_hidden_layers=1))
     prompts = ["cat", "a red heart", "a red heart, a blue book and a tree"]
     expected = [tokens(pipe, "ar", prompt) for prompt in prompts]
     pipe.compile(backend=counting)

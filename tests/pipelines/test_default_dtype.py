@@ -1,13 +1,14 @@
 """What another script has passed to `torch.set_default_dtype` changes no image."""
 
+from itertools import product
+
 import pytest
 import torch
-from families import EVERY, condition_of, flat, one_of_each_kind, pictures_of, seeded
+from families import EVERY, KINDS, condition_of, flat, one_of_each_kind, pictures_of, seeded
+from pipelines.test_half_precision import FEW
 
-from arimage import AutoPipeline
 
-
-DTYPES = [torch.float64, torch.bfloat16]
+DTYPES = [torch.bfloat16, torch.float64]
 
 
 @pytest.fixture(autouse=True)
@@ -21,27 +22,33 @@ def generate(pipe, **settings):
     return flat(out.tokens), pictures_of(out)
 
 
-@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
-def test_every_decoding_gives_the_same(family):
+@pytest.mark.parametrize(
+    ("family", "decodings", "dtype"),
+    [
+        ("llamagen-text", None, torch.bfloat16),
+        *((family, FEW, torch.bfloat16) for family in sorted(KINDS - {"llamagen-text"})),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(EVERY, [None], DTYPES)),
+    ],
+)
+def test_every_decoding_gives_the_same(family, decodings, dtype):
     pipe = EVERY[family]()
-    for name in pipe.decoding_names:
+    for name in pipe.decoding_names if decodings is None else decodings.intersection(pipe.decoding_names):
         expected = generate(pipe, decoding=name)
-        for dtype in DTYPES:
-            torch.set_default_dtype(dtype)
-            found = generate(pipe, decoding=name)
-            torch.set_default_dtype(torch.float32)
-            assert all(map(torch.equal, found, expected)), (name, dtype)
-
-
-@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
-def test_a_loaded_pipeline_is_the_same(family, tmp_path):
-    EVERY[family]().save_pretrained(tmp_path)
-    images = {}
-    for dtype in (torch.float32, *DTYPES):
         torch.set_default_dtype(dtype)
-        loaded = AutoPipeline.from_pretrained(tmp_path)
+        found = generate(pipe, decoding=name)
+        torch.set_default_dtype(torch.float32)
+        assert all(map(torch.equal, found, expected)), name
+
+
+@pytest.mark.parametrize("dtype", [DTYPES[0], pytest.param(DTYPES[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
+def test_a_loaded_pipeline_is_the_same(family, dtype, tmp_path):
+    pipe, images = EVERY[family](), []
+    pipe.save_pretrained(tmp_path)
+    for each in (torch.float32, dtype):
+        torch.set_default_dtype(each)
+        loaded = type(pipe).from_pretrained(tmp_path)
         loaded.set_progress_bar_config(disable=True)
-        images[dtype] = generate(loaded)
-        assert torch.get_default_dtype() == dtype
-    for dtype in DTYPES:
-        assert all(map(torch.equal, images[dtype], images[torch.float32])), dtype
+        images.append(generate(loaded))
+        assert torch.get_default_dtype() == each
+    assert all(map(torch.equal, *images))

@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from diffusers.callbacks import PipelineCallback
 from diffusers.pipelines import pipeline_utils
 from diffusers.utils import dynamic_modules_utils
-from families import BUILD, EVERY, OTHERS, TWINS, condition_of, flat, pictures_of, quick, seeded
+from families import BUILD, EVERY, KINDS, OTHERS, condition_of, flat, one_of_each_kind, pictures_of, seeded
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -26,8 +26,6 @@ DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95
 WITH_TEXT_ENCODER = ("llamagen-text", "var-text")
 # diffusers has a pipeline of the same name, whose folders ours are.
 ALL = BUILD | {name: build for name, build in OTHERS.items() if name != "glm-image"}
-# Saved and loaded like another: Anole, LlamaGen's student, Cosmos with texts.
-ALIKE = ("lumina", "var-dd", "cosmos")
 # Those that generate a token after the other, or a scale, and may be given others.
 REPLACEABLE = [*BUILD, "cosmos", "cosmos-text"]
 
@@ -45,20 +43,35 @@ def built(name):
     return pipe
 
 
+class Made(dict):
+    """What is made for a name when it is first asked for."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, name):
+        self[name] = self.make(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def pipes():
-    return {name: built(name) for name in ALL}
+    return Made(built)
 
 
 @pytest.fixture(scope="module")
 def folders(pipes, tmp_path_factory):
     root = tmp_path_factory.mktemp("saved")
-    for name, pipe in pipes.items():
-        pipe.save_pretrained(root / name)
-    return root
+
+    def save(name):
+        pipes[name].save_pretrained(root / name)
+        return root / name
+
+    return Made(save)
 
 
-@pytest.fixture(params=quick(ALL, ALIKE))
+@pytest.fixture(params=one_of_each_kind(ALL))
 def name(request):
     return request.param
 
@@ -70,7 +83,7 @@ def pipe(name, pipes):
 
 @pytest.fixture
 def folder(name, folders):
-    return folders / name
+    return folders[name]
 
 
 @pytest.fixture
@@ -160,7 +173,7 @@ def hub(monkeypatch, folders, tmp_path):
             ]
 
     def folder_of(repository):
-        return folders / repository.removeprefix("someone/")
+        return folders[repository.removeprefix("someone/")]
 
     def cached(repository, files):
         out = tmp_path / f"models--{repository.replace('/', '--')}" / "snapshot"
@@ -187,7 +200,7 @@ def hub(monkeypatch, folders, tmp_path):
 
 
 @pytest.mark.usefixtures("trusting", "hub")
-@pytest.mark.parametrize("name", quick((name for name in ALL if name != "janus"), ALIKE))
+@pytest.mark.parametrize("name", one_of_each_kind(name for name in ALL if name != "janus"))
 def test_diffusers_loads_a_repository(name, pipe):
     loaded = DiffusionPipeline.from_pretrained(f"someone/{name}", trust_remote_code=True)
     assert type(loaded) is type(pipe)
@@ -353,7 +366,7 @@ def test_the_progress_bar_may_be_configured(pipe, capfd):
 @pytest.mark.parametrize(
     ("name", "guidance_scale"),
     [
-        *(pytest.param(name, 2.5, marks=[pytest.mark.slow] * (name in TWINS)) for name in EVERY),
+        *(pytest.param(name, 2.5, marks=[pytest.mark.slow] * (name not in KINDS)) for name in EVERY),
         *((name, 1.0) for name in ("llamagen-text", "mar", "lpd")),
     ],
 )
@@ -402,7 +415,9 @@ def test_offloading_on_a_gpu_changes_nothing(name, method, options):
         torch.testing.assert_close(images.cpu(), expected.cpu(), atol=2e-2, rtol=0)
 
 
-@pytest.mark.parametrize("name", quick(name for name in ALL if name.startswith(("llamagen", "var", "mar", "cosmos"))))
+@pytest.mark.parametrize(
+    "name", one_of_each_kind(name for name in ALL if name.startswith(("llamagen", "var", "mar", "cosmos")))
+)
 def test_the_transformer_may_be_stored_in_fp8(name):
     pipe = built(name)
     pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
@@ -435,7 +450,7 @@ def test_a_callback_of_diffusers_sees_the_state_of_its_call(pipe):
     assert pipe.num_timesteps is None and pipe.guidance_scale is None and not pipe.interrupt
 
 
-@pytest.mark.parametrize("name", quick(REPLACEABLE))
+@pytest.mark.parametrize("name", one_of_each_kind(REPLACEABLE))
 def test_tokens_that_a_callback_returns_are_used(pipe):
     """Tokens of one run, returned in another with other seeds, give the images of the first."""
     options = {**condition_of(pipe), "decoding": decoding_of(pipe), pipe.per_prompt: 2, "output_type": "pt"}
@@ -453,7 +468,7 @@ def test_tokens_that_a_callback_returns_are_used(pipe):
     assert first.stats.exact and not second.stats.exact
 
 
-@pytest.mark.parametrize("name", quick(BUILD))
+@pytest.mark.parametrize("name", one_of_each_kind(BUILD))
 def test_what_follows_a_replaced_token_is_generated_from_it(pipe):
     """The greedy tokens after a replaced first one are those of a model that is fed with it."""
     options = {**condition_of(pipe), "decoding": decoding_of(pipe), "top_k": 1, "guidance_scale": 1.0}

@@ -2,10 +2,12 @@
 activations are not in the dtype of the weights."""
 
 import contextlib
+from itertools import product
 
+import families
 import pytest
 import torch
-from families import EVERY, condition_of, one_of_each_kind, pictures_of, seeded
+from families import EVERY, condition_of, pictures_of, seeded
 from pipelines.llamagen import tiny as tiny_llamagen
 
 
@@ -43,8 +45,15 @@ def check(family, kind, decodings, guidance_scale=3.0):
             assert pictures_of(out).isfinite().all(), decoding
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *product(sorted(families.KINDS), ["bfloat16"]),
+        *product(("llamagen-text", "janus", "var-text", "latent-llama", "glm-image"), ["autocast"]),
+        # Tokens of an untrained head may be too large for float16.
+        *product(("llamagen-text", "mar"), ("float16", "autocast-float16")),
+    ],
+)
 def test_a_call_gives_finite_images(family, kind):
     check(family, kind, FEW)
 

@@ -454,8 +454,16 @@ def by_other_names(state, how):
     return found
 
 
-@pytest.mark.parametrize("how", ["kohya", "ai-toolkit", "down and up", "old diffusers", "default"])
-@pytest.mark.parametrize("names", ["ours", "the authors'"])
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ("kohya", "the authors'"),
+        ("ai-toolkit", "the authors'"),
+        ("down and up", "ours"),
+        ("old diffusers", "ours"),
+        ("default", "the authors'"),
+    ],
+)
 def test_files_of_other_programs_load_with_their_alpha(how, names, tmp_path):
     pipe, merged = build(), build()
     state = adapter(pipe, targets="blocks.0.attention.qkv_proj")

@@ -39,8 +39,9 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("lora_scale", [1.0, 0.5, 0, -2])
+@pytest.mark.parametrize(
+    ("lora_scale", "dtype"), [(1.0, torch.bfloat16), (0.5, torch.float32), (0, torch.bfloat16), (-2, torch.float32)]
+)
 def test_unfusing_brings_back_bits_and_scales(lora_scale, dtype):
     pipe, _ = build(FIRST, SECOND)
     pipe.to(dtype=dtype)

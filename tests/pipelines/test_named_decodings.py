@@ -130,7 +130,10 @@ def test_a_decoding_that_is_not_hashable_is_refused(pipe):
             use()
 
 
-@pytest.mark.parametrize("model", ["emoji-arpg", "emoji-llamagen", "emoji-llamagen-dd"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("emoji-arpg", "emoji-llamagen-dd")]
+
+
+@pytest.mark.parametrize("model", ["emoji-llamagen", *SLOW])
 def test_the_name_of_the_default_takes_as_many_passes_as_the_default(model):
     pipe = AutoPipeline.from_pretrained(model)
     name = decoding_to_text(pipe.decoding).partition(":")[0]

@@ -137,8 +137,7 @@ def test_a_pipeline_loads_in_the_asked_number_format(pipe, folder, keyword):
     assert (output.images - expected).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize("keyword", ["dtype", "torch_dtype"])
-@pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
+@pytest.mark.parametrize(("loader", "keyword"), [(LlamaGenPipeline, "torch_dtype"), (AutoPipeline, "dtype")])
 def test_a_number_format_may_be_named(folder, loader, keyword):
     for name, expected in {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}.items():
         loaded = loader.from_pretrained(folder, **{keyword: name})

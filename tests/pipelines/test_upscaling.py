@@ -47,7 +47,8 @@ def upscaled_pipeline(family):
     return pipe
 
 
-@pytest.fixture(params=BUILD)
+# The upscaler of a family reads the pixels of its image tokenizer, which those that are slow share with another one.
+@pytest.fixture(params=[pytest.param(it, marks=[pytest.mark.slow] * (it in ("arpg", "llamagen-dd"))) for it in BUILD])
 def pipe(request):
     return upscaled_pipeline(request.param)
 

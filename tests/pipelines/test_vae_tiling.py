@@ -4,23 +4,23 @@ from functools import partial
 
 import pytest
 import torch
-from families import BUILD, condition_of, quick, seeded
+from families import BUILD, condition_of, one_of_each_kind, seeded
 
 from arimage import JanusPipeline
 
 
-# Those whose image tokenizer is a class of diffusers or transformers.
-FOREIGN = ("janus", "emu3", "lumina", "lumina-2")
+# Those whose image tokenizer is a class of transformers or diffusers: one of each, and the others.
+FOREIGN = ("janus", "lumina")
+MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("emu3", "lumina-2", "anole")]
 TILE = 6
 
 
-@pytest.fixture(params=quick(BUILD))
+@pytest.fixture(params=one_of_each_kind(BUILD))
 def pipe(request):
     return BUILD[request.param]()
 
 
-# The image tokenizer of Anole is that of Lumina-mGPT.
-@pytest.fixture(params=[*FOREIGN, pytest.param("anole", marks=pytest.mark.slow)])
+@pytest.fixture(params=[*FOREIGN, *MORE])
 def foreign(request):
     with torch.no_grad():
         yield BUILD[request.param]()

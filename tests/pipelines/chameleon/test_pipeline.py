@@ -58,8 +58,9 @@ def codes_in(sequence, prefix):
     return torch.tensor(tokens).view(1, 4, 6)
 
 
-@pytest.mark.parametrize("decoding", ["ar", "sjd", "sjd-coupled"])
-@pytest.mark.parametrize(("name", "scale"), [("cfg", None), ("nocfg", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "scale", "decoding"), [("nocfg", 1.0, "ar"), ("cfg", None, "ar"), ("cfg", None, "sjd-coupled")]
+)
 def test_greedy_codes_equal_the_original(golden, name, scale, decoding):
     pipe, expected = golden
     settings = {"guidance_scale": scale, "decoding": decoding, **GREEDY}
@@ -162,7 +163,13 @@ def test_codes_are_those_of_the_explicit_sequence(pipe, size):
         assert torch.equal(codes, explicit(pipe, prompt, size, 3.0))
 
 
-@pytest.mark.parametrize("name", ["sjd", "sjd-coupled", "sjd-gumbel", "sjd-tree", "sjd-lazy"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sjd-tree",
+        *(pytest.param(it, marks=pytest.mark.slow) for it in ("sjd", "sjd-coupled", "sjd-gumbel", "sjd-lazy")),
+    ],
+)
 def test_exact_decodings_agree_with_autoregressive_decoding(pipe, name):
     size = {"height": 96, "width": 64, "guidance_scale": 3.0}
     expected = pipe(PROMPTS, **size, **GREEDY)
@@ -241,7 +248,7 @@ def test_an_image_is_kept_where_the_mask_is_black(pipe):
 # Folders.
 
 
-@pytest.mark.parametrize("fixture", ["pipe", "pipe2", "anole"])
+@pytest.mark.parametrize("fixture", ["pipe", pytest.param("pipe2", marks=pytest.mark.slow), "anole"])
 def test_a_saved_pipeline_generates_the_same_images(fixture, request, tmp_path):
     pipe = request.getfixturevalue(fixture)
     pipe.save_pretrained(tmp_path)

@@ -50,8 +50,10 @@ def arguments_of(kind, count=1):
 # Against the original
 
 
-@pytest.mark.parametrize("given", [1, 9])
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-lazy"])
+@pytest.mark.parametrize(
+    ("decoding", "given"),
+    [("ar", 1), ("sjd-coupled", 9), pytest.param("sjd-lazy", 1, marks=pytest.mark.slow)],
+)
 def test_videos_equal_the_original_from_frames_to_frames(golden, film, given, decoding):
     pipe, expected, texts = golden
     first = {"image": film[0]} if given == 1 else {"video": film[:9]}
@@ -194,8 +196,7 @@ def test_output_types_hold_the_same_frames(pipes, kind):
     assert torch.equal(output.tokens[:, :1], tiny_cosmos.given())
 
 
-@pytest.mark.parametrize("kind", ["video", "text"])
-@pytest.mark.parametrize("batch_size", [None, 1, 3])
+@pytest.mark.parametrize(("kind", "batch_size"), [("video", None), ("video", 1), ("text", 3)])
 def test_videos_of_a_batch_are_those_of_their_own_calls(pipes, kind, batch_size):
     pipe, arguments = pipes[kind], arguments_of(kind, 2) | {"tokens": tiny_cosmos.given(2)}
     generators = [torch.Generator().manual_seed(seed) for seed in range(4)]

@@ -57,7 +57,10 @@ def test_guided_logits_are_those_with_the_text_and_without(pipe, given):
             torch.testing.assert_close(both, torch.cat([with_text, without]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"])
+@pytest.mark.parametrize(
+    "decoding",
+    ["sjd-tree", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ar", "sjd-coupled", "sjd-lazy"))],
+)
 def test_guided_videos_of_a_batch_are_those_of_their_own_calls(pipe, decoding):
     settings = {"guidance_scale": 3.0, "decoding": decoding, "output_type": "latent", "top_k": 1}
     plain = pipe(PROMPTS, **settings | {"guidance_scale": 1.0}).tokens

@@ -46,8 +46,10 @@ def bare():
 # Parity
 
 
-@pytest.mark.parametrize("decoding", EXACT)
-@pytest.mark.parametrize(("guidance_scale", "sequence"), [(1.0, "nocfg_sequence"), (3.0, "cfg_sequence")])
+@pytest.mark.parametrize(
+    ("decoding", "guidance_scale", "sequence"),
+    [("ar", 1.0, "nocfg_sequence"), *((name, 3.0, "cfg_sequence") for name in EXACT)],
+)
 def test_greedy_codes_equal_the_original_with_every_exact_decoding(bare, decoding, guidance_scale, sequence):
     out = bare(**GIVEN, **SIZE, top_k=1, guidance_scale=guidance_scale, decoding=decoding, output_type="latent")
     rows = EXPECTED[sequence][13 : 13 + 4 * 6].reshape(4, 6)

@@ -48,9 +48,10 @@ def test_tokens_and_images_are_those_of_diffusers(pipe, case):
 
 
 # Without pictures there are two grids, which take ten times as long.
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "t2i" else case for case in CASES]
-)
+WITH_PICTURES = "i2i1", "i2i2"
+
+
+@pytest.mark.parametrize("case", ["i2i1", *(pytest.param(case, marks=pytest.mark.slow) for case in ("t2i", "i2i2"))])
 def test_every_decoding_gives_the_greedy_tokens(pipe, case):
     expected = [EXPECTED[name] for grid in ("small", "large") if (name := f"{case}_{grid}") in EXPECTED]
     for decoding in pipe.decoding_names:
@@ -60,14 +61,15 @@ def test_every_decoding_gives_the_greedy_tokens(pipe, case):
         assert out.stats.decoder_steps == 0 and set(out.stats.seconds) == {"tokens", "pixels"}
 
 
-def test_images_do_not_depend_on_their_batch(pipe):
+@pytest.mark.parametrize("case", [pytest.param("t2i", marks=pytest.mark.slow), "i2i2"])
+def test_images_do_not_depend_on_their_batch(pipe, case):
     settings = {"num_inference_steps": 2, "output_type": "np"}
-    together = pipe(**arguments("t2i"), generator=[seeded(3), seeded(4)], **settings)
-    waiting = pipe(**arguments("t2i"), generator=[seeded(3), seeded(4)], batch_size=1, **settings)
-    alone = pipe(**arguments("t2i", [1]), generator=[seeded(4)], **settings)
+    together = pipe(**arguments(case), generator=[seeded(3), seeded(4)], **settings)
+    waiting = pipe(**arguments(case), generator=[seeded(3), seeded(4)], batch_size=1, **settings)
+    alone = pipe(**arguments(case, [1]), generator=[seeded(4)], **settings)
     np.testing.assert_allclose(waiting.images, together.images, atol=1e-5)
     np.testing.assert_allclose(alone.images[0], together.images[1], atol=1e-5)
-    more = pipe(**arguments("t2i", [1]), generator=[seeded(4)], **settings | {"num_inference_steps": 3})
+    more = pipe(**arguments(case, [1]), generator=[seeded(4)], **settings | {"num_inference_steps": 3})
     assert torch.equal(more.tokens[-1], alone.tokens[-1]) and not np.allclose(more.images, alone.images, atol=1e-3)
 
 
@@ -82,18 +84,19 @@ def test_images_of_one_prompt_differ_in_tokens_and_noise(pipe):
 
 def test_the_global_generator_is_left_alone_with_a_generator(pipe):
     state = torch.get_rng_state()
-    pipe(**arguments("t2i", [0]), generator=seeded(0), num_inference_steps=1)
+    pipe(**arguments("i2i1", [0]), generator=seeded(0), num_inference_steps=1)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_calls_run_in_threads_and_in_callbacks(pipe):
-    alone = [pipe(**arguments(case), generator=seeded(1), num_inference_steps=2, output_type="pt") for case in CASES]
-    found = [None] * len(CASES)
+    settings = {"num_inference_steps": 2, "output_type": "pt"}
+    alone = [pipe(**arguments(case), generator=seeded(1), **settings) for case in WITH_PICTURES]
+    found = [None] * len(alone)
 
     def call(i):
-        found[i] = pipe(**arguments(CASES[i]), generator=seeded(1), num_inference_steps=2, output_type="pt")
+        found[i] = pipe(**arguments(WITH_PICTURES[i]), generator=seeded(1), **settings)
 
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(CASES))]
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(alone))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,19 +104,11 @@ def test_calls_run_in_threads_and_in_callbacks(pipe):
 
     def nested(pipe, step, passes, tensors):
         if step == 3:
-            inner.append(pipe(**arguments("i2i1"), generator=seeded(1), num_inference_steps=2, output_type="pt"))
+            inner.append(pipe(**arguments("i2i1"), generator=seeded(1), **settings))
 
     inner = []
-    found.append(
-        pipe(
-            **arguments("t2i"),
-            generator=seeded(1),
-            num_inference_steps=2,
-            output_type="pt",
-            callback_on_step_end=nested,
-        )
-    )
-    for one, other in zip([*found, *inner], [*alone, alone[0], alone[1]], strict=True):
+    found.append(pipe(**arguments("i2i2"), generator=seeded(1), **settings, callback_on_step_end=nested))
+    for one, other in zip([*found, *inner], [*alone, alone[1], alone[0]], strict=True):
         torch.testing.assert_close(one.images, other.images, rtol=0, atol=1e-5)
     state = pipe.vision_language_encoder.model
     assert state.rope_deltas is None and state._cached_decode_position_ids is None and state._prefill_len is None
@@ -130,6 +125,7 @@ def test_a_pipeline_of_diffusers_shares_its_modules(pipe):
     assert ours.decoding == pipe.decoding
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_diffusers_gives_the_same_image(pipe):
     theirs = diffusers.GlmImagePipeline(**pipe.components)
     theirs.set_progress_bar_config(disable=True)

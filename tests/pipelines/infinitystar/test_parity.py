@@ -19,8 +19,8 @@ from arimage.pipelines.infinitystar.schedules import COUNTS, SCHEDULES, clip_len
 
 GRIDS = json.loads((tiny.FIXTURES / "schedules.json").read_text())
 RUNS = tiny.CONFIG["runs"]
-# Films of 5 and 10 seconds.
-LONG = ("t2v5", "v2v")
+# Films of 5 and 10 seconds, and what another run has too.
+SLOW = ("t2v5", "v2v", "t2i", "t2i_unguided", "i2v")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_the_published_films_have_the_published_passes():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in RUNS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 )
 def test_a_call_makes_the_bits_and_frames_of_the_original(pipe, expected, name, monkeypatch):
     run, seen = RUNS[name], {}
@@ -115,6 +115,7 @@ def test_a_call_makes_the_bits_and_frames_of_the_original(pipe, expected, name, 
     torch.testing.assert_close(pixels, theirs, atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_images_are_on_the_levels_of_the_original(pipe, expected):
     run = RUNS["t2v"]
     frames = pipe(run["prompt"], **arguments_of("t2v", expected)).frames[0]

@@ -32,8 +32,9 @@ def inputs():
     )
 
 
-@pytest.mark.parametrize("decoding", ["sjd-coupled", "ar", SpeculativeJacobiDecoding(window=4)])
-@pytest.mark.parametrize("guidance_scale", [5.0, 2.5])
+@pytest.mark.parametrize(
+    ("decoding", "guidance_scale"), [("ar", 5.0), (SpeculativeJacobiDecoding(window=4), 5.0), ("sjd-coupled", 2.5)]
+)
 def test_greedy_tokens_are_those_of_transformers(model, inputs, decoding, guidance_scale):
     theirs = model.generate(**inputs, **IMAGE, do_sample=False, guidance_scale=guidance_scale)
     assert arimage.accelerate(model, decoding) is model

@@ -7,7 +7,7 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from PIL import Image
 from pipelines.janus import tiny as tiny_janus
-from presets import FOR_TOKENS, quick
+from presets import FOR_TOKENS
 from profiles import WIDE, as_shown
 from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
@@ -181,9 +181,7 @@ def test_answers_see_the_image(pipe):
 # What every pipeline keeps
 
 
-@pytest.mark.parametrize(
-    ("decoding", "guidance_scale"), [("ar", 1.0), ("ar", 5.0), ("sjd", 5.0), ("sjd-coupled", 1.0), ("sjd-tree", 5.0)]
-)
+@pytest.mark.parametrize(("decoding", "guidance_scale"), [("ar", 5.0), ("sjd-coupled", 1.0), ("sjd-tree", 5.0)])
 def test_an_image_does_not_depend_on_its_batch(pipe, decoding, guidance_scale):
     options = {"decoding": decoding, "guidance_scale": guidance_scale, "temperature": 2.0, "output_type": "latent"}
     batch = pipe(PROMPTS, generator=[seeded(i) for i in range(3)], **options).tokens
@@ -191,7 +189,8 @@ def test_an_image_does_not_depend_on_its_batch(pipe, decoding, guidance_scale):
         assert torch.equal(batch[i : i + 1], pipe(prompt, generator=seeded(i), **options).tokens)
 
 
-@pytest.mark.parametrize("decoding", quick(DECODINGS))
+@pytest.mark.slow
+@pytest.mark.parametrize("decoding", DECODINGS)
 def test_every_decoding_generates(pipe, decoding):
     out = pipe(PROMPTS[:2], decoding=decoding, temperature=3.0, generator=seeded(0), output_type="latent")
     assert out.tokens.min() >= 0 and out.tokens.max() < 256
@@ -294,7 +293,7 @@ DRAWN = torch.zeros(4, 4, dtype=torch.bool)
 DRAWN[0, 1] = DRAWN[2, 3] = True
 
 
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "zipar"])
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
 def test_codes_and_pixels_outside_the_mask_are_those_of_the_image(pipe, decoding):
     image = random_images(2)
     with torch.no_grad():

@@ -27,6 +27,11 @@ GREEDY = {"top_k": 1, "guidance_scale": 3.0, "output_type": "latent"}
 GRID = 4
 N = GRID * GRID
 SIZE = GRID * tiny.SCALE_FACTOR
+# One of each way to decode; the others are slow.
+FEW = ("ar", "sjd-coupled", "sjd-tree", "sjd2", "eagle", "zipar")
+few_decodings = pytest.mark.parametrize(
+    "decoding", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FOR_TOKENS]
+)
 
 
 def seeded(seed):
@@ -114,7 +119,7 @@ def test_one_string_is_a_batch_of_one(pipe, greedy):
 # Randomness
 
 
-@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
+@few_decodings
 def test_the_same_generator_gives_the_same_images_and_another_gives_others(pipe, decoding):
     first, again, other = (
         pipe(PROMPTS[:2], generator=seeded(seed), decoding=decoding, output_type="pt") for seed in (5, 5, 6)
@@ -134,7 +139,7 @@ def test_the_global_random_state_decides_only_when_no_generator_is_given(pipe):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
+@few_decodings
 def test_each_generator_of_a_list_generates_its_own_image(pipe, decoding):
     seeds = [7, 8, 7]
     batch = pipe(PROMPTS, generator=[seeded(seed) for seed in seeds], decoding=decoding, output_type="latent").tokens
@@ -228,8 +233,9 @@ def test_every_decoding_gives_the_greedy_codes(decoding, device):
     assert torch.equal(pipe(PROMPTS, **GREEDY, decoding=decoding).tokens, reference)
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, N, 3 * N])
-@pytest.mark.parametrize("init", ["uniform", "left", "above"])
+@pytest.mark.parametrize(
+    ("init", "window"), [("uniform", 1), ("left", 2), ("above", 5), ("uniform", N), ("left", 3 * N), ("above", 2)]
+)
 def test_greedy_codes_depend_on_no_setting_of_the_decoding(pipe, greedy, window, init):
     decoding = SpeculativeJacobiDecoding(window=window, init=init)
     assert torch.equal(pipe(PROMPTS, **GREEDY, decoding=decoding).tokens, greedy)
@@ -251,7 +257,7 @@ def test_a_decoding_is_swapped_by_object_by_name_and_for_one_call(pipe):
     assert torch.equal(with_settings.tokens, by_object.tokens)
 
 
-@pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
+@few_decodings
 def test_statistics_add_up(pipe, decoding):
     began = time.perf_counter()
     stats = pipe(PROMPTS, generator=seeded(4), decoding=decoding).stats

@@ -38,9 +38,9 @@ def denoiser(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDenoiser:
     return tiny.randomise(LlamaGenDenoiser.for_transformer(of, codebook_dim=4, rank=8), seed + 4)
 
 
-def text_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
+def text_pipeline(grid: int = 4, seed: int = 0, **changes) -> LlamaGenPipeline:
     """Text to images of grid * SCALE_FACTOR pixels."""
-    tokenizer, model = tiny.text_tokenizer(), transformer("text", grid, seed)
+    tokenizer, model = tiny.text_tokenizer(), transformer("text", grid, seed, **changes)
     pipe = LlamaGenPipeline(
         model,
         tiny.image_tokenizer(seed=seed),

@@ -11,6 +11,10 @@ from pipelines.mammothmoda2.tiny import EXPECTED, VARIANTS
 from arimage import AutoPipeline, MammothModa2Pipeline
 
 
+# Of what follows from the shared code, the second variant is slow.
+one_variant = pytest.mark.parametrize("variant", [VARIANTS[0], pytest.param(VARIANTS[1], marks=pytest.mark.slow)])
+
+
 @pytest.fixture(scope="module")
 def loaded():
     return {variant: tiny_mammothmoda2.pipeline(variant, tokenizer=False) for variant in VARIANTS}
@@ -61,6 +65,7 @@ def test_logits_are_those_of_the_authors(pipe, expected):
     close(logits, torch.stack([expected["cond_logits"], expected["uncond_logits"]]))
 
 
+@one_variant
 def test_every_decoding_gives_the_greedy_tokens_of_the_authors(pipe, expected):
     for decoding in pipe.decoding_names:
         out = pipe(**arguments(expected), top_k=1, decoding=decoding, output_type="latent")
@@ -132,6 +137,7 @@ def test_the_text_of_the_header_is_read_where_the_checkpoint_says_so(loaded):
     assert len(more.text) == len(plain.text) + 8 and torch.equal(more.text[: len(plain.text)], plain.text)
 
 
+@one_variant
 def test_prompts_of_a_batch_give_what_each_gives_alone(pipe, expected):
     settings = {"top_k": 5, "num_inference_steps": 2, "output_type": "pt"}
     generators = [seeded(3), seeded(4)]
@@ -148,6 +154,7 @@ def test_prompts_of_a_batch_give_what_each_gives_alone(pipe, expected):
         close(alone.images[0], together.images[i])
 
 
+@one_variant
 def test_images_of_one_prompt_differ_in_tokens_and_noise(pipe, expected):
     given = arguments(expected, slice(0, 1)) | {"num_images_per_prompt": 2, "num_inference_steps": 1}
     out = pipe(**given, generator=seeded(0), output_type="pt")
@@ -156,6 +163,7 @@ def test_images_of_one_prompt_differ_in_tokens_and_noise(pipe, expected):
     assert torch.equal(*greedy.tokens) and not torch.allclose(*greedy.images)
 
 
+@one_variant
 def test_the_decoder_runs_once_a_step_without_guidance(pipe, expected):
     times = []
     handle = pipe.transformer.register_forward_pre_hook(lambda module, given: times.append(given[1][0].item()))
@@ -170,12 +178,14 @@ def test_the_decoder_runs_once_a_step_without_guidance(pipe, expected):
     assert calls[9.0] == [time for time in calls[1.0] for _ in range(2)]
 
 
+@one_variant
 def test_the_global_generator_is_left_alone_with_a_generator(pipe, expected):
     state = torch.get_rng_state()
     pipe(**arguments(expected), generator=seeded(0), num_inference_steps=1)
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@one_variant
 def test_calls_run_in_threads_with_different_grids(pipe, expected):
     grids = [(3, 4), (2, 2), (5, 3)]
 
@@ -211,6 +221,7 @@ def test_experts_of_text_do_not_run_while_tokens_are_generated(pipe, expected):
     assert seen == [expected["input_ids"].shape[1]] * len(handles) and len(handles) == 2
 
 
+@one_variant
 def test_a_saved_pipeline_is_the_same(pipe, variant, expected, tmp_path):
     pipe.decoding, pipe.generation_config["decoder_guidance_scale"] = "sjd-coupled:window=4", 5.0
     pipe.register_to_config(num_codes=48)

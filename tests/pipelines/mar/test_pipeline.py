@@ -182,6 +182,7 @@ def test_large_images_are_encoded_and_decoded_in_tiles():
     assert torch.equal(pipe.encode_image(images), whole[0])
 
 
+@pytest.mark.slow
 def test_compiled_components_are_the_ones_that_run():
     pipe, graphs = tiny_mar.pipeline(), []
     expected = latents(pipe)

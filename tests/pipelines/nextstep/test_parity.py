@@ -126,7 +126,8 @@ def test_token_ids_follow_the_tokenizers_rule_of_bos(pipes, expected, kind):
 
 
 @pytest.mark.parametrize(
-    "decoding", ["ar", "sjd-coupled:window=4", pytest.param("path-jacobi:window=4", marks=pytest.mark.slow)]
+    "decoding",
+    ["ar", *(pytest.param(it, marks=pytest.mark.slow) for it in ("sjd-coupled:window=4", "path-jacobi:window=4"))],
 )
 @pytest.mark.parametrize("sampler", ["em", pytest.param("sde", marks=pytest.mark.slow)])
 def test_images_have_the_moments_of_the_authors_images(pipes, expected, sampler, decoding):

@@ -24,19 +24,21 @@ def call(pipe, prompt="a red heart", seeds=(0,), **settings):
     return pipe(prompt, generator=generators, **{"output_type": "latent", **settings})
 
 
+DECODINGS = ("ar", "sjd-coupled:window=4", "path-jacobi:window=4", "path-speculative:window=2")
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, pytest.param({"sampler": "sde"}, marks=pytest.mark.slow), {"guidance_scale": 1.0}],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "decoding",
+    ("decoding", "settings"),
     [
-        "ar",
-        "sjd-coupled:window=4",
-        pytest.param("path-jacobi:window=4", marks=pytest.mark.slow),
-        pytest.param("path-speculative", marks=pytest.mark.slow),
+        ("ar", {"guidance_scale": 1.0}),
+        ("sjd-coupled:window=4", {}),
+        *(
+            pytest.param(decoding, settings, marks=pytest.mark.slow)
+            for decoding in DECODINGS
+            for settings in ({}, {"sampler": "sde"}, {"guidance_scale": 1.0})
+        ),
     ],
+    ids=str,
 )
 def test_an_image_depends_on_its_own_prompt_and_seed_only(pipe, decoding, settings):
     settings = {"num_diffusion_steps": tiny.STEPS, "decoding": decoding, **settings}
@@ -61,14 +63,11 @@ def picture(seed=0, width=16, height=12):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("image_guidance_scale", [1.0, 1.5])
 @pytest.mark.parametrize(
-    "decoding",
+    ("decoding", "image_guidance_scale"),
     [
-        "ar",
-        pytest.param("sjd-coupled:window=4", marks=pytest.mark.slow),
-        pytest.param("path-jacobi:window=4", marks=pytest.mark.slow),
-        "path-speculative:window=2",
+        ("ar", 1.5),
+        *(pytest.param(decoding, scale, marks=pytest.mark.slow) for decoding in DECODINGS for scale in (1.0, 1.5)),
     ],
 )
 def test_an_edit_depends_on_its_own_reference_only(pipe, decoding, image_guidance_scale):
