@@ -18,7 +18,7 @@ from arimage import AutoPipeline, cli
 
 
 ROOT = Path(cli.__file__).parents[1]
-# The snippets of the quickstart continue its commands: tests/test_quickstart.py runs both.
+# The snippets of the quickstart continue its commands: tests/test_pages.py runs both.
 PAGES = [
     ROOT / "README.md",
     *sorted(set(ROOT.glob("docs/**/*.md")) - {ROOT / "docs" / "quickstart.md"}),
