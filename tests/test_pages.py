@@ -54,6 +54,7 @@ MADE = {
     "docs/decoding": ["decoding.webp", "map.png"],
     "docs/evaluation": ["comparison/report.md", "report/report.md", "exported/results.jsonl"],
     "docs/server": ["heart-0.png", "heart-1.png", "heart.mp4"],
+    "docs/server_reference": ["edited.png"],
 }
 LEFT_OUT = {
     "README": {"an installation": 4, "a published model": 3, "what it continues": 3, "files of the reader": 1},
