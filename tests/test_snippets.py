@@ -18,7 +18,7 @@ from arimage import AutoPipeline, cli
 
 
 ROOT = Path(cli.__file__).parents[1]
-# The snippets of the quickstart continue its commands: tests/test_quickstart.py runs both.
+# The snippets of the quickstart continue its commands: tests/test_pages.py runs both.
 PAGES = [
     ROOT / "README.md",
     *sorted(set(ROOT.glob("docs/**/*.md")) - {ROOT / "docs" / "quickstart.md"}),
@@ -45,8 +45,8 @@ class Snippet(NamedTuple):
     continues: str
 
 
-def unknown_names(code: str) -> set[str]:
-    """The names that a snippet uses and does not define."""
+def defined_names(code: str) -> set[str]:
+    """The names that a snippet assigns, imports or takes as arguments."""
     nodes = list(ast.walk(ast.parse(code)))
     defined = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
@@ -54,7 +54,13 @@ def unknown_names(code: str) -> set[str]:
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    return {node.id for node in nodes if isinstance(node, ast.Name)} - defined - set(dir(builtins))
+    return defined
+
+
+def unknown_names(code: str) -> set[str]:
+    """The names that a snippet uses and does not define."""
+    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    return used - defined_names(code) - set(dir(builtins))
 
 
 def snippets(page: Path) -> list[Snippet]:

@@ -191,6 +191,8 @@ def to_markdown(report: dict) -> str:
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}. Seconds are medians with "
         f"ranges in brackets, of one process, without one-time setup.{errors if metrics else ''}",
     ]
+    if any(row["cost"]["seconds"] is None for row in rows):
+        lines.append("Seconds are missing where a run has fewer than two full calls: generate more images.")
     judged = next((row["deviation"]["codes"] for row in rows if row["deviation"]), None)
     if judged:
         lines.append(
@@ -285,10 +287,9 @@ def plot(report: dict, path: Path) -> None:
     rows = report["rows"]
     costs = [row["cost"] for row in rows]
     missing = {"value": math.nan, "standard_error": None}
-    panels = {
-        "passes per image ↓": [(cost["passes"], None) for cost in costs],
-        "seconds per image ↓": [(1 / (cost["images_per_second"] or math.nan), None) for cost in costs],
-    }
+    panels = {"passes per image ↓": [(cost["passes"], None) for cost in costs]}
+    if any(cost["images_per_second"] for cost in costs):
+        panels["seconds per image ↓"] = [(1 / (cost["images_per_second"] or math.nan), None) for cost in costs]
     for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
         entries = [row["metrics"].get(name, missing) for row in rows]
         panels[f"{name} {_arrow(name)}"] = [(entry["value"], _bar(entry)) for entry in entries]

@@ -98,7 +98,7 @@ class Subject:
             max_lines=1,
             elem_classes=self._list_of(first),
             scale=2,
-            min_width=120,
+            min_width=200,
         )
         self.class_label = gr.Dropdown(
             class_choices(info),
@@ -107,7 +107,7 @@ class Subject:
             info="What the image shows; type to search.",
             visible=info.classes is not None,
             scale=2,
-            min_width=120,
+            min_width=200,
         )
         self.model = gr.Dropdown(
             list(engine.models),

@@ -31,9 +31,10 @@ COPY_LINK = """async (link) => {
     catch { prompt("The link to this image", location.href); }
     return "Link copied";
 }"""
-# On a small screen the image may be out of sight.
+# On a small screen the image, or the status below it, may be out of sight.
 SHOW_IMAGE = """() => {
-    const image = document.getElementById("pictures"), {top, bottom} = image.getBoundingClientRect();
+    const [image, status] = ["pictures", "status"].map((id) => document.getElementById(id));
+    const {top} = image.getBoundingClientRect(), {bottom} = status.getBoundingClientRect();
     if (top < 0 || bottom > innerHeight) image.scrollIntoView({block: "start"});
 }"""
 

@@ -83,7 +83,7 @@ def about_editing(info: ModelInfo) -> str:
             "This model works row by row: the new part fits what is above it and to its left, but cannot see what is "
             "below. Paint down to the lower edge for the best result."
         )
-    return f'<p class="faint">{text}</p>'
+    return f'<p class="faint">{text} Change the prompt: with the same one, the part looks much the same again.</p>'
 
 
 def progress(now: Progress, count: int) -> str:

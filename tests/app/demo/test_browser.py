@@ -397,7 +397,9 @@ def test_a_phone_shows_the_image_after_a_tap(page):
     for name in ("Gallery", "Race", "Edit", "Video", "Generate"):
         tab(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    tab(page, "Generate").get_by_label("Prompt").fill("pizza")
+    prompt = tab(page, "Generate").get_by_label("Prompt")
+    assert prompt.evaluate("(field) => field.offsetWidth") > 200
+    prompt.fill("pizza")
     # The page scrolls by itself, down and up.
     for top in (0, 10_000):
         page.evaluate("(top) => scrollTo(0, top)", top)
