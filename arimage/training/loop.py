@@ -247,13 +247,15 @@ def enough_memory() -> Iterator[None]:
 
 
 def plot_log(log: list[dict], path: Path) -> None:
-    """One panel for every figure of the log, over the steps."""
+    """One panel for every figure of the log, over the steps; no file as long as there are no figures."""
+    names = sorted({name for row in log for name in row} - {"step", "seconds"})
+    if not names:
+        return
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    names = sorted({name for row in log for name in row} - {"step", "seconds"})
     figure, panels = pyplot.subplots(1, len(names), figsize=(3.5 * len(names), 3), squeeze=False)
     for panel, name in zip(panels[0], names, strict=True):
         points = [(row["step"], row[name]) for row in log if name in row]

@@ -458,6 +458,14 @@ def test_learning_rates_scale_by_the_beginning_of_a_name():
     assert rates == pytest.approx([0.1 * rates[1], rates[1]])
 
 
+def test_a_run_ends_before_it_has_a_figure_to_plot(tmp_path, monkeypatch, no_plots):
+    monkeypatch.setattr(loop, "plot_log", no_plots)
+    task = Line()
+    task.report = lambda step, out: {}
+    fit(task, OptimizerSettings(steps=2, learning_rate=0.1, warmup_steps=1), tmp_path)
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 2}\n' and not (tmp_path / "log.png").exists()
+
+
 def test_the_curve_is_drawn(tmp_path, no_plots):
     log = [
         {"step": 1, "seconds": 0.1, "loss": 2.0},
