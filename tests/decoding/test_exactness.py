@@ -40,7 +40,7 @@ from arimage.kernels.window import close_window
 # Of a quick test: as many show what is wrong with nearly all of the broken decodings below.
 IMAGES = 10_000
 # Of tests of orders and layouts: to mix up places changes a distribution much more than to accept a bit too often.
-FEWER = 5_000
+FEWER = 3_000
 INITS = ["uniform", "left", "above"]
 ROWS = [
     (AutoregressiveDecoding, {}),

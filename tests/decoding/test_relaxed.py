@@ -317,7 +317,7 @@ def promised(decoding, num_tokens, vocab_size):
 
 @pytest.mark.parametrize(
     "strong",
-    [pytest.param(s, marks=pytest.mark.slow) if "reuse" in s or s == "relative delta" else s for s in STRONG],
+    [pytest.param(s, marks=pytest.mark.slow) if "reuse" in s or "relative" in s else s for s in STRONG],
 )
 def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_model, strong):
     decoding = jacobi(7, **STRONG[strong])
