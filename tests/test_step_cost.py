@@ -357,6 +357,7 @@ def test_pruned_scales_cost_less_and_the_others_as_much():
     assert none["all scales"].flop == whole["all scales"].flop
 
 
+@pytest.mark.slow
 def test_scales_after_the_last_one_cost_nothing():
     bound = step_models.MODELS["var-d30"].build(2)(1)
     whole, cut = (

@@ -28,7 +28,7 @@ MODELS = {
     "any order": (lambda: tiny_arpg.pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
     "language model": (FAMILIES["emu3"], ("ar", "sjd-coupled:window=4"), True),
 }
-SLOW = ("masked latents", "causal latents", "classes", "any order", "language model")
+SLOW = ("groups", "masked latents", "causal latents", "classes", "any order", "language model")
 
 
 def requests(pipe, first: str, second: str, mixed: bool) -> list[Request]:

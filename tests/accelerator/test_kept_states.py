@@ -271,6 +271,7 @@ def test_weights_that_are_replaced_while_a_call_runs():
         assert differences(expected, call(pipe, "ar", callback_on_step_end=replace)) == []
 
 
+@pytest.mark.slow
 def test_weights_of_a_drafter_of_its_own():
     with torch.no_grad():
         pipe = tiny_llamagen.text_pipeline()

@@ -210,15 +210,9 @@ def test_mammothmoda2(backbone, dtype):
     assert states.shape == (40, MAMMOTHMODA2[backbone]["hidden_size"]) and states.dtype == dtype and states.is_cuda
 
 
-@pytest.mark.parametrize(
-    ("projects_queries", "dtype"),
-    [
-        (True, torch.bfloat16),
-        pytest.param(True, torch.float32, marks=pytest.mark.slow),
-        pytest.param(False, torch.bfloat16, marks=pytest.mark.slow),
-        pytest.param(False, torch.float32, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("projects_queries", [True, False])
 def test_the_decoder_of_mammothmoda2(projects_queries, dtype):
     shape = {"hidden_size": 2520, "num_attention_heads": 21, "num_kv_heads": 7, "axes_dim_rope": (40, 40, 40)}
     shape |= {"num_layers": 2, "projects_queries": projects_queries, "text_feat_dim": 3584}
