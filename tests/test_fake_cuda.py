@@ -307,16 +307,17 @@ def cases():
                 yield family, name
 
 
-# Much like another family: two decodings stand for all.
-TWINS = ("llamagen-class", "var-text", "lumina-mgpt", "cosmos-text", "emu3")
-FEW = ("ar", "sjd-coupled", "next-scale", "code")
-# What a decoding does on the device does not depend on the family: one family runs them all, others a few.
+# Much like another family.
+TWINS = ("llamagen-class", "var-text", "lumina-mgpt", "cosmos-text", "emu3", "emu3.5")
+# What a decoding does on the device does not depend on the family: one family runs one of each method, others a few.
+FEW = ("sjd-coupled", "next-scale", "groups")
 FIRST = {PRESETS[name].method: name for name in reversed(FOR_TOKENS)}.values()
 
 
 def is_quick(family, name):
-    few = (*FEW, "sjd-tree") if family == "glm-image" else FEW
-    return family == "llamagen-text" or name in few or (name == "groups" and family not in TWINS)
+    if family == "llamagen-text":
+        return name in FIRST
+    return (name in FEW and family not in TWINS) or (family, name) == ("var-class", "code")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,7 @@ def test_a_step_of_34_billion_parameters_stays_on_the_device(name):
     run(decoding_from_name(name), bound.model, bound.sampling)
 
 
-QUICK = [("llamagen-text", "ar"), ("janus", "sjd-coupled")]
+QUICK = [("llamagen-text", "ar")]
 
 
 class Counting:
@@ -375,7 +376,7 @@ def all_settings(model):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in FIRST else pytest.param(name, marks=pytest.mark.slow)
+        name if name in FIRST and name != "flow" else pytest.param(name, marks=pytest.mark.slow)
         for name in [*FOR_TOKENS, "groups", *FOR_SCALES]
     ],
 )
@@ -388,27 +389,24 @@ def test_a_step_with_every_setting_of_sampling_in_bfloat16_without_guidance(name
 
 
 VARIANTS = [
-    "sjd-coupled:init=left",
     "sjd-coupled:init=above",
     "sjd-coupled:relax=1.5",
     "sjd-coupled:window=auto",
     "sjd2:levels=3,refresh=gumbel",
     "groups:groups=1+3+12,guidance_schedule=constant,attention=causal",
     "zipar:window=1,adaptive=true",
-    "zipar:window=2",
     "pjd:context=1,refresh=independent",
     "line-cache:lines=2",
     "eagle:tree=static",
     "next-scale:more_smooth=true",
-    "next-scale:guided_scales=2",
-    "next-scale:stop_after=2",
-    "next-scale:pruned=0.5+0.75",
     "next-scale:pruned=0.5+,stop_after=3,guided_scales=2",
     "code:drafter_scales=1",
 ]
+LIKE_THEM = ["sjd-coupled:init=left", "zipar:window=2", "next-scale:guided_scales=2", "next-scale:stop_after=2"]
+LIKE_THEM += ["next-scale:pruned=0.5+0.75"]
 
 
-@pytest.mark.parametrize("text", VARIANTS)
+@pytest.mark.parametrize("text", VARIANTS + [pytest.param(text, marks=pytest.mark.slow) for text in LIKE_THEM])
 def test_a_step_of_other_settings(text, monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
     name, settings = parse_decoding(text)
@@ -416,15 +414,26 @@ def test_a_step_of_other_settings(text, monkeypatch):
     run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
 
 
-@pytest.mark.parametrize("family", ["var-text", "infinity"])
-def test_a_step_that_leaves_out_cells(family):
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("var-text", torch.bfloat16),
+        pytest.param("var-text", torch.float32, marks=pytest.mark.slow),
+        pytest.param("infinity", torch.float32, marks=pytest.mark.slow),
+        pytest.param("infinity", torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_that_leaves_out_cells(family, dtype):
     scales = len(FAMILIES[family](torch.float32, True).scales)
     decoding = decoding_from_name("fastvar", pruned=(0.5,) * (scales - 2))
-    for dtype in (torch.float32, torch.bfloat16):
-        run(decoding, FAMILIES[family](dtype, True), guidance_of(family))
+    run(decoding, FAMILIES[family](dtype, True), guidance_of(family))
 
 
-VIDEO_VARIANTS = ["sjd-coupled:init=previous", "sjd-tree:init=previous", "sjd-lazy:init=previous,chain=auto"]
+VIDEO_VARIANTS = ["sjd-coupled:init=previous"]
+VIDEO_VARIANTS += [
+    pytest.param(text, marks=pytest.mark.slow)
+    for text in ("sjd-tree:init=previous", "sjd-lazy:init=previous,chain=auto")
+]
 
 
 @pytest.mark.parametrize("text", VIDEO_VARIANTS)
@@ -433,7 +442,10 @@ def test_a_step_with_drafts_from_the_frame_before(text):
     run(decoding_from_name(name, **settings), FAMILIES["cosmos"](torch.float32, False), Sampling(top_p=0.8))
 
 
-@pytest.mark.parametrize("text", ["ar", "sjd", "sjd-coupled:window=6", "sjd-gumbel"])
+@pytest.mark.parametrize(
+    "text",
+    ["sjd-coupled:window=6", *(pytest.param(text, marks=pytest.mark.slow) for text in ("ar", "sjd", "sjd-gumbel"))],
+)
 def test_a_step_of_a_model_that_predicts_blocks(text):
     name, settings = parse_decoding(text)
     model = cosmos("text", torch.float32, block_tokens=4)

@@ -279,9 +279,9 @@ def test_many_rows_move_little_between_the_products(fused):
     ("decoding", "fused", "ratio"),
     [
         ("ar", False, 1.05),
-        ("sjd-coupled:window=16", False, 1.45),
-        ("sjd-coupled:window=32", False, 1.82),
         ("sjd-coupled:window=32", True, 1.8),
+        pytest.param("sjd-coupled:window=16", False, 1.45, marks=pytest.mark.slow),
+        pytest.param("sjd-coupled:window=32", False, 1.82, marks=pytest.mark.slow),
     ],
 )
 def test_llamagen_xl_moves_little_more_than_the_floor(decoding, fused, ratio):
@@ -338,6 +338,7 @@ def test_a_longer_window_moves_more_bytes_in_as_many_launches():
     assert all(few < many for few, many in zip(short.bytes, long.bytes, strict=True))
 
 
+@pytest.mark.slow
 def test_pruned_scales_cost_less_and_the_others_as_much():
     bound = step_models.MODELS["var-d30"].build(2)(1)
     whole, half, none = (
@@ -356,6 +357,7 @@ def test_pruned_scales_cost_less_and_the_others_as_much():
     assert none["all scales"].flop == whole["all scales"].flop
 
 
+@pytest.mark.slow
 def test_scales_after_the_last_one_cost_nothing():
     bound = step_models.MODELS["var-d30"].build(2)(1)
     whole, cut = (
@@ -366,7 +368,9 @@ def test_scales_after_the_last_one_cost_nothing():
 
 
 @needs_triton
-@pytest.mark.parametrize(("model", "launches"), [("var-d30", 6), ("infinity-2b", 9)])
+@pytest.mark.parametrize(
+    ("model", "launches"), [("var-d30", 6), pytest.param("infinity-2b", 9, marks=pytest.mark.slow)]
+)
 def test_launches_of_a_layer_at_a_scale_of_few_cells(model, launches):
     decoding = decoding_from_name("next-scale", stop_after=2)
     one, two = (
@@ -392,8 +396,14 @@ def faults(model, rows) -> list[str]:
     return found
 
 
+# One of each kind of model.
+QUICK = ("llamagen-xl-256", "var-dd-d16", "arpg-l-256", "janus-pro-7b", "cosmos-5b")
+
+
 @needs_triton
-@pytest.mark.parametrize("model", step_cost.COMMITTED)
+@pytest.mark.parametrize(
+    "model", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in step_cost.COMMITTED]
+)
 def test_no_step_costs_more_than_the_committed_table_says(model):
     found = faults(model, step_cost.committed_rows(model))
     assert not found, "\n".join([*found, REMEDY])

@@ -18,7 +18,9 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("family", ["llamagen-text", pytest.param("emu3", marks=pytest.mark.slow), "var-text"])
+@pytest.mark.parametrize(
+    "family", ["var-text", *(pytest.param(f, marks=pytest.mark.slow) for f in ("llamagen-text", "emu3"))]
+)
 def test_replayed_steps_follow_adapters(family):
     with torch.no_grad():
         plain, replayed = FAMILIES[family](), FAMILIES[family]()

@@ -52,7 +52,7 @@ SLOW = {
     "var-dd": ["few-step:starts=0+2"],
     "latent-llama": ["path-jacobi:window=4"],
 }
-CASES = [*QUICK, *(pytest.param(name, text, marks=pytest.mark.slow) for name in SLOW for text in SLOW[name])]
+EVERY = [*QUICK, *((name, text) for name in SLOW for text in SLOW[name])]
 KINDS = pytest.mark.parametrize(
     "kind", ["replayed", *(pytest.param(k, marks=pytest.mark.slow) for k in ("eager", "xpu"))]
 )
@@ -90,9 +90,18 @@ def replaced(pipe, decoding):
     return call(pipe, decoding, callback_on_step_end=change, callback_on_step_end_tensor_inputs=inputs)
 
 
+RUNS = (refilled, interrupted, watched)
+# By default, two of the quick cases each.
+CALLS = [(RUNS[i % 3], *case) for i, case in enumerate(QUICK)]
+MORE = [(run, *case) for run in RUNS for case in EVERY if (run, *case) not in CALLS]
+
+
 @KINDS
-@pytest.mark.parametrize(("family", "decoding"), CASES)
-@pytest.mark.parametrize("run", [refilled, interrupted, watched], ids=lambda run: run.__name__)
+@pytest.mark.parametrize(
+    ("run", "family", "decoding"),
+    CALLS + [pytest.param(*each, marks=pytest.mark.slow) for each in MORE],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_a_call_gives_what_it_gives_on_the_cpu(run, family, decoding, kind):
     assert compare(family, kind, run, decoding) == []
 
@@ -148,9 +157,9 @@ def test_images_of_a_batch_keep_their_sampling_settings(decoding, kind):
     ("family", "decoding"),
     [
         ("llamagen-text", "sjd-lazy:window=8,chain=4,tokens=4"),
-        ("llamagen-text", "sjd-coupled:window=4,init=left"),
         ("latent-llama", "ar"),
-        ("latent-llama", "path-jacobi:window=4"),
+        pytest.param("llamagen-text", "sjd-coupled:window=4,init=left", marks=pytest.mark.slow),
+        pytest.param("latent-llama", "path-jacobi:window=4", marks=pytest.mark.slow),
     ],
 )
 def test_two_images_join_one(family, decoding, kind):
@@ -167,14 +176,20 @@ def edit_joins(pipe, decoding, after):
     return arrivals(pipe, decoding, (0, 1, ()), (after, 1, edit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [5, 8])
-@pytest.mark.parametrize("kind", ["eager", *(pytest.param(k, marks=pytest.mark.slow) for k in ("replayed", "xpu"))])
+@pytest.mark.parametrize("kind", ["eager", "replayed", "xpu"])
 def test_an_edit_joins_an_image(kind, after):
     assert compare("arpg-large", kind, edit_joins, "sjd-coupled:window=4", after) == []
 
 
 @pytest.mark.parametrize(
-    ("family", "decoding"), [("llamagen-large", "ar"), ("arpg-large", "ar"), ("var-text", "next-scale")]
+    ("family", "decoding"),
+    [
+        ("llamagen-large", "ar"),
+        pytest.param("arpg-large", "ar", marks=pytest.mark.slow),
+        ("var-text", "next-scale"),
+    ],
 )
 def test_there_is_never_a_second_cache(family, decoding, monkeypatch):
     """Neither when images begin that replace others, nor in a further call."""
@@ -195,8 +210,7 @@ def test_there_is_never_a_second_cache(family, decoding, monkeypatch):
     assert len(begun) == 4 and max(begun) < kept.state.cache.nbytes / 2
 
 
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4"])
-@pytest.mark.parametrize("kind", ["eager", "replayed"])
+@pytest.mark.parametrize(("kind", "decoding"), [("eager", "sjd-coupled:window=4"), ("replayed", "ar")])
 def test_the_host_waits_for_the_device_in_every_eighth_pass_only(kind, decoding):
     waits = []
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import card
 import pytest
-from accelerator.runs import FAMILIES, QUICK, call, compare, families, methods, pipeline, small
+from accelerator.runs import FAMILIES, QUICK, call, compare, families, pipeline, small
 
 from arimage import pipelines
 from arimage.decoding import PRESETS
@@ -28,9 +28,13 @@ def check(family, kind, texts, count=3, guidance=3.0):
     return replays
 
 
-def is_quick(name):
-    """Acceptances differ in a few operators: one of them stands for all."""
-    return name == "lantern" or "acceptance" not in PRESETS[name].settings
+def texts(family, every):
+    """The presets of a family, or one. Acceptances differ in a few operators: one of them stands for all."""
+    if every:
+        return [
+            small(name) for name in names(family) if name == "lantern" or "acceptance" not in PRESETS[name].settings
+        ]
+    return [small("sjd-coupled" if "sjd-coupled" in names(family) else names(family)[0])]
 
 
 def test_every_pipeline_has_a_family():
@@ -44,14 +48,20 @@ def test_every_pipeline_has_a_family():
 EAGER = ["code", "cspd", "path-jacobi:window=4", "path-speculative:window=3"]
 
 
-@families(QUICK)
-def test_replayed_steps_of_every_preset(family):
-    replays = check(family, "replayed", [small(name) for name in names(family) if is_quick(name)])
+# Take every preset, and of the others one shows what is their own. Films of infinitystar have tests of their own.
+EVERY_PRESET = ["llamagen-text", "var-text", "llamagen-dd"]
+CASES = [(family, family in EVERY_PRESET) for family in QUICK if family != "infinitystar"]
+SLOW = [pytest.param(family, True, marks=pytest.mark.slow) for family in FAMILIES if family not in EVERY_PRESET]
+
+
+@pytest.mark.parametrize(("family", "every"), CASES + SLOW)
+def test_replayed_steps_of_every_preset(family, every):
+    replays = check(family, "replayed", texts(family, every))
     assert [text for text in replays if not replays[text]] == [text for text in replays if text in EAGER]
 
 
 def test_replayed_steps_of_two_grids():
-    check("glm-image", "replayed", ["ar", "sjd-coupled:window=4"])
+    check("glm-image", "replayed", ["sjd-coupled:window=4"])
 
 
 # One of each kind of model.
@@ -60,13 +70,13 @@ KINDS = ["llamagen-text", "var-text", "mar", "llamagen-dd", "latent-llama"]
 
 # Steps that are replayed were eager before.
 @families([*KINDS, "arpg"])
-def test_eager_steps_of_every_method_and_one_image(family):
-    check(family, "eager", map(small, methods(names(family))), 1, 1.0)
+def test_eager_steps_of_one_image(family):
+    check(family, "eager", texts(family, every=False), 1, 1.0)
 
 
 @families(KINDS)
 def test_steps_on_another_accelerator(family):
-    check(family, "xpu", map(small, methods(names(family))))
+    check(family, "xpu", texts(family, every=False))
 
 
 # Those of text from left to right, in any order, from coarse to fine, of videos, and of students.
@@ -89,7 +99,8 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=pytest.mark.slow) if family == "arpg" else family for family in VARIANTS]
+    "family",
+    [pytest.param(f, marks=pytest.mark.slow) if f in ("arpg", "llamagen-text") else f for f in VARIANTS],
 )
 def test_replayed_steps_with_other_settings(family):
     check(family, "replayed", VARIANTS[family])

@@ -43,6 +43,7 @@ def test_generate_captures_unless_it_is_told_not_to(model, device, tmp_path, mon
     assert "captured" not in run(*words) and device.replays == replays
 
 
+@pytest.mark.slow
 def test_results_say_how_steps_ran(model, device, tmp_path):
     bench = "bench", "--model", model, "--decoding", "ar", "--per-prompt", "1", "--metrics", "", "--out"
     assert "| steps |" not in run(*bench, str(tmp_path / "eager"), "--eager")

@@ -84,7 +84,7 @@ def captured_steps(pipe):
 
 PAIRS = [
     ("llamagen-text", "sjd-coupled:window=4"),
-    ("emu3", "ar"),
+    pytest.param("emu3", "ar", marks=pytest.mark.slow),
     pytest.param("llamagen-text", "ar", marks=pytest.mark.slow),
     pytest.param("llamagen-text", "zipar:window=2", marks=pytest.mark.slow),
     pytest.param("llamagen-text", "line-cache:lines=2", marks=pytest.mark.slow),
@@ -105,6 +105,7 @@ def test_compiled_steps_are_replayed(family, decoding):
     assert DEVICE.replays > 10
 
 
+@pytest.mark.slow
 def test_a_step_that_is_compiled_again_in_a_capture_is_noticed():
     class Counting(AutoregressiveDecoding):
         def step(self, state):

@@ -22,8 +22,13 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("image_guidance_scale", [1.0, 1.5], ids=["two rows", "three rows"])
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4"])
+@pytest.mark.parametrize(
+    ("decoding", "image_guidance_scale"),
+    [
+        pytest.param("ar", 1.0, marks=pytest.mark.slow, id="two rows"),
+        pytest.param("sjd-coupled:window=4", 1.5, id="three rows"),
+    ],
+)
 def test_further_edits_replay_the_steps_of_others(decoding, image_guidance_scale):
     def edits(pipe):
         found = []

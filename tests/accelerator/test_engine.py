@@ -18,7 +18,7 @@ FACTS = ("passes", "head_calls", "seeds", "exact", "decoding", "settings")
 
 # A pipeline, two of its decodings, and whether each image of a batch may have sampling settings of its own.
 MODELS = {
-    "tokens": (lambda: tiny_llamagen.text_pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
+    "tokens": (lambda: tiny_llamagen.text_pipeline(), ("ar", "sjd-coupled:window=4"), True),
     "groups": (lambda: tiny_lpd.pipeline(grid=6), ("groups:groups=5", "groups:groups=5"), True),
     "scales": (FAMILIES["var-text"], ("next-scale", "code"), False),
     "vectors": (FAMILIES["llamagen-dd"], ("few-step:starts=0+3", "few-step:starts=0+3"), False),
@@ -28,7 +28,7 @@ MODELS = {
     "any order": (lambda: tiny_arpg.pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
     "language model": (FAMILIES["emu3"], ("ar", "sjd-coupled:window=4"), True),
 }
-SLOW = ("classes", "any order", "language model")
+SLOW = ("groups", "masked latents", "causal latents", "classes", "any order", "language model")
 
 
 def requests(pipe, first: str, second: str, mixed: bool) -> list[Request]:

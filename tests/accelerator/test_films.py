@@ -19,8 +19,10 @@ TEXTS = {"alike": [["a red heart"], ["a blue book"], ["a green tree"]]}
 TEXTS["padded"] = [["a red heart", "cat"], ["tree", "a blue book"], ["a green tree", "book"]]
 
 
-@pytest.mark.parametrize("texts", TEXTS)
-@pytest.mark.parametrize("given", [False, True], ids=["text", "image"])
+@pytest.mark.parametrize("texts", [pytest.param("alike", marks=pytest.mark.slow), "padded"])
+@pytest.mark.parametrize(
+    "given", [pytest.param(False, marks=pytest.mark.slow, id="text"), pytest.param(True, id="image")]
+)
 def test_further_films_replay_the_passes_of_others(texts, given):
     def films(pipe):
         found = []

@@ -9,15 +9,15 @@ from families import flat, seeded
 # One decoding of every kind of state.
 QUICK = [
     ("llamagen-text", "ar"),
-    ("llamagen-text", "eagle"),
     ("arpg", "groups:groups=4"),
     ("var-text", "next-scale"),
-    ("emu3", "sjd-coupled:window=4"),
     ("mar", "mar"),
     ("latent-llama", "ar"),
     ("llamagen-dd", "few-step:starts=0+3"),
 ]
 SLOW = [
+    ("llamagen-text", "eagle"),
+    ("emu3", "sjd-coupled:window=4"),
     ("llamagen-text", "sjd-coupled:window=4"),
     ("llamagen-text", "zipar:window=2"),
     ("arpg", "sjd-coupled:window=4"),
@@ -119,6 +119,7 @@ def test_warm_up_captures_what_calls_need():
         assert differences(expected, call(pipe, "ar", 3)) == [] and device.captures == 4
 
 
+@pytest.mark.slow
 def test_weights_that_move_are_captured_again():
     pipe = pipeline("llamagen-text", "cpu")
     pipe.compile(backend="eager")
@@ -135,11 +136,11 @@ def test_weights_that_move_are_captured_again():
 
 def test_what_is_kept_has_a_limit():
     pipe = pipeline("llamagen-text", "cpu")
-    pipe.compile(backend="eager", kept_bytes=200_000)
+    pipe.compile(backend="eager", kept_bytes=100_000)
     try:
-        for count in range(1, 8):
+        for count in (1, 2, 3):
             call(pipe, "ar", count)
         kept = pipe._compiled.kept
-        assert 0 < sum(each.state.nbytes for each in kept._states.values()) <= 200_000 and len(kept) < 7
+        assert 0 < sum(each.state.nbytes for each in kept._states.values()) <= 100_000 and len(kept) < 3
     finally:
         pipe.capture()

@@ -20,10 +20,7 @@ QUICK = [
     ("llamagen-text", "sjd-coupled"),
     ("arpg", "groups"),
     ("var-text", "next-scale"),
-    ("infinity", "next-scale"),
     ("mar", "mar"),
-    ("latent-llama", "ar"),
-    ("latent-llama", "sjd-coupled"),
 ]
 # Where the teacher reads the settings.
 TEACHERS = [(family, "few-step:starts=0+3,teacher_start=1") for family in ("llamagen-dd", "var-dd")]
@@ -76,7 +73,7 @@ def test_other_settings_capture_nothing(family, decoding):
     assert captures or decoding in UNCAPTURED
 
 
-@pytest.mark.parametrize("family", ["var-text", "infinity"])
+@pytest.mark.parametrize("family", ["var-text", pytest.param("infinity", marks=pytest.mark.slow)])
 def test_numbers_per_scale_capture_nothing(family):
     """Nor does one number after them. Those scales at the end that are not guided are fed without their rows."""
     count = len(pipeline(family, "cpu").prepare(["a red heart"], guidance_scale=2.0).model.scales)
@@ -87,6 +84,7 @@ def test_numbers_per_scale_capture_nothing(family):
     assert check(family, "next-scale", [{"guidance_scale": each} for each in ends]) == captures == count - 1
 
 
+@pytest.mark.slow
 def test_guidance_of_hidden_states_captures_nothing():
     settings = [{"guidance_scale": scale, "cfg_insertion_layer": -1} for scale in (2.0, [3.0] * 7, 1.5)]
     assert check("infinity", "next-scale", settings)
@@ -97,9 +95,9 @@ def test_guidance_of_hidden_states_captures_nothing():
     [
         ("llamagen-text", "ar", {"min_p": 0.3}),
         ("arpg", "groups:groups=4", {"guided_tokens": 5}),
-        ("var-text", "next-scale", {"min_p": 0.3}),
         ("var-text", "next-scale", {"image": PICTURE}),
-        ("mar", "mar", {"image": PICTURE}),
+        pytest.param("var-text", "next-scale", {"min_p": 0.3}, marks=pytest.mark.slow),
+        pytest.param("mar", "mar", {"image": PICTURE}, marks=pytest.mark.slow),
     ],
 )
 def test_what_a_call_did_without_is_not_computed_for_it(family, decoding, more):
@@ -137,7 +135,11 @@ def test_a_call_that_begins_eagerly_goes_on_with_graphs():
     assert all(map(equal, calls(pipeline("llamagen-text", "cpu"), "ar", SETTINGS), found))
 
 
-def test_other_settings_compile_nothing():
+@pytest.mark.parametrize(
+    ("family", "decoding"),
+    [("llamagen-text", "ar"), pytest.param("var-text", "next-scale", marks=pytest.mark.slow)],
+)
+def test_other_settings_compile_nothing(family, decoding):
     compiled = []
 
     def backend(graph, inputs):
@@ -145,10 +147,10 @@ def test_other_settings_compile_nothing():
         return graph.forward
 
     with torch.no_grad():
-        pipe = FAMILIES["var-text"]()
+        pipe = FAMILIES[family]()
     pipe.set_progress_bar_config(disable=True)
     pipe.compile(backend=backend)
-    calls(pipe, "next-scale", SETTINGS[:1])
+    calls(pipe, decoding, SETTINGS[:1])
     frames = len(compiled)
-    calls(pipe, "next-scale", SETTINGS[1:])
+    calls(pipe, decoding, SETTINGS[1:])
     assert len(compiled) == frames > 0 and len(pipe._compiled.kept) == 1

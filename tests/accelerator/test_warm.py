@@ -63,6 +63,7 @@ def test_a_video_maker_is_warm_before_it_is_asked():
         assert device.captures > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4"])
 def test_another_guidance_scale_in_the_demo_captures_nothing(decoding, tmp_path, monkeypatch):
     pytest.importorskip("gradio", reason="the extra `app` is not installed")

@@ -19,6 +19,7 @@ def test_each_draft_is_compared_at_its_place(small, large):
     assert coarse_drafts.shares(coarse, same)["the small grid"].tolist() == [1, 1 - 1 / (large[0] * large[1])]
 
 
+@pytest.mark.slow
 def test_shares_of_a_model_are_printed(tmp_path, capsys):
     (prompts := tmp_path / "prompts.txt").write_text("a red heart\ntwo cats\n")
     coarse_drafts.main(str(FOLDER), prompts, 64, 96, device="cpu", dtype="float32")

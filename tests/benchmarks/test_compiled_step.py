@@ -11,7 +11,10 @@ import pytest
 import arimage.kernels
 
 
-pytestmark = pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed"),
+]
 SCRIPT = Path(__file__).parents[2] / "benchmarks/compiled_step.py"
 IN_TORCH = {"ARIMAGE_STEP_KERNELS": "0"}
 
@@ -31,14 +34,12 @@ def test_a_compiled_step_of_llamagen_has_five_kernels_per_layer_and_copies_no_ca
     assert each <= 5 and once <= 7 and copies == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{}, IN_TORCH], ids=["kernels", "torch"])
 def test_no_compiled_step_copies_the_cache(environment):
     found = rows(**environment)
     assert len(found) == 11 and {copies for _, _, copies in found.values()} == {0}
 
 
-@pytest.mark.slow
 def test_fused_projections_leave_few_launches_per_layer():
     most = {"llamagen-xl-384": 9, "janus-pro-7b": 9, "glm-image": 14}
     found = rows("--fuse", "--layers", "1", "2", "--model", *most, **IN_TORCH)
@@ -46,7 +47,6 @@ def test_fused_projections_leave_few_launches_per_layer():
     assert {model: launches for model, (launches, _, _) in found.items() if launches > most[model]} == {}
 
 
-@pytest.mark.slow
 def test_views_that_a_step_makes_are_seen_to_copy_the_cache(tmp_path):
     """The count can fail."""
     script = tmp_path / "script.py"

@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_part_and_model_is_measured(folder):
     data = read(folder)
     results = data["results"]
@@ -61,6 +62,7 @@ def test_every_part_and_model_is_measured(folder):
     assert results["memory"]["failing capture emoji-llamagen sjd-coupled:window=16"]["share_of_equal_tokens"] == 1
 
 
+@pytest.mark.slow
 def test_tables_and_line_say_that_tiny_models_say_nothing(folder, capsys, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{gpu_day_tables.BEGIN}old\n{gpu_day_tables.END}after\n")
@@ -75,6 +77,7 @@ def test_tables_and_line_say_that_tiny_models_say_nothing(folder, capsys, tmp_pa
     assert [PAGES[0].read_text().count(marker) for marker in (gpu_day_tables.BEGIN, gpu_day_tables.END)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again(folder):
     before = read(folder)
     assert run(folder) == before

@@ -25,10 +25,8 @@ def test_memory_counts_from_the_operator_that_makes_it_until_it_is_freed():
         assert peak_memory.peak_of(lambda: given.view(10, 100).mT) == 0
 
 
-@pytest.mark.parametrize(
-    "film",
-    [film if film == "720p, 81 frames" else pytest.param(film, marks=pytest.mark.slow) for film in peak_memory.FILMS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("film", peak_memory.FILMS)
 def test_a_film_of_two_layers(film, monkeypatch):
     pixels, finest, frames = peak_memory.FILMS[film]
     assert (pixels, finest) in SCHEDULES

@@ -22,6 +22,17 @@ def pairwise(settings, valid=lambda choice: True):
     return chosen
 
 
+def each_once(settings, valid=lambda choice: True):
+    """The choices of `pairwise` that have a value which no choice before has: few, and unlike each other."""
+    met, chosen = set(), []
+    for choice in pairwise(settings, valid):
+        values = {(name, repr(value)) for name, value in choice.items()}
+        if values - met:
+            met |= values
+            chosen.append(choice)
+    return chosen
+
+
 def _pairs(choice):
     """The pairs of values in a choice; a setting alone where it is the only one."""
     items = [(name, repr(value)) for name, value in choice.items()]

@@ -66,7 +66,7 @@ def test_the_candidates_with_the_highest_scores_are_verified():
     assert groups[0, :3].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 200, 1024])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 200, pytest.param(1024, marks=pytest.mark.slow)])
 def test_a_chain_has_all_its_ancestors(depth):
     shape = TreeShape(depth, 1, depth, 2, torch.device("cpu"))
     parents = torch.arange(-1, depth).clamp(min=0)[None]
@@ -128,8 +128,7 @@ def test_drafts_are_tested_at_once_as_one_after_another(table_model, acceptance)
     assert torch.equal(sampled[which < 0], tokens[which < 0])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("sampling", "shape"), list(zip(SAMPLINGS, itertools.cycle(SHAPES), strict=False)))
 def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model, sampling, shape):
     sampling = SAMPLINGS[sampling]
     model = table_model(branches=1 if sampling.guidance_scale == 1 else 2)
@@ -144,10 +143,10 @@ def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
     model, sampling = table_model(**GRID, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
     decoding = decoding_of(tree, shape)
     state = decode(model, decoding, sampling, SEEDS)
-    alone = [decode(model, decoding, sampling, seed[None]) for seed in SEEDS]
-    assert torch.equal(state.tokens, torch.cat([one.tokens for one in alone]))
+    alone = [decode(model, decoding, sampling, seed[None]) for seed in SEEDS[::2]]
+    assert torch.equal(state.tokens[::2], torch.cat([one.tokens for one in alone]))
     # Nor does it wait for its neighbours.
-    assert steps(state) == [one.forward_passes for one in alone] and state.forward_passes == max(steps(state))
+    assert steps(state)[::2] == [one.forward_passes for one in alone] and state.forward_passes == max(steps(state))
     assert min(steps(state)) < max(steps(state))
 
 
@@ -190,8 +189,7 @@ def test_wider_and_deeper_trees_take_fewer_steps(table_model):
 # Relaxed tests
 
 
-@TREES
-@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize(("tree", "relative"), [("dynamic", False), ("static", True)])
 def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, tree, relative):
     decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
     assert decoding.exact
@@ -254,7 +252,10 @@ FLAWS = {
 }
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
+@pytest.mark.parametrize(
+    "flaw",
+    [pytest.param(f, marks=pytest.mark.slow) if f.startswith(("a rejected", "drafts change")) else f for f in FLAWS],
+)
 def test_the_check_rejects_a_tree_in_which(flaw, table_model, monkeypatch):
     method, patches = FLAWS[flaw]
     for attribute, value in patches.items():

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from decoding.conftest import some_order
-from decoding.pairwise import pairwise
+from decoding.pairwise import each_once
 from decoding.test_exactness import assert_follows, sample_images
-from presets import FOR_TOKENS
+from presets import FOR_TOKENS, quick
 
 from arimage.decoding import (
     DraftTreeDecoding,
@@ -41,7 +41,7 @@ def some_forced(model, batch_size, share=0.5, seed=0):
     return torch.where(torch.rand(shape, generator=generator) < share, tokens, -1)
 
 
-@pytest.fixture(params=DECODINGS)
+@pytest.fixture(params=quick(DECODINGS))
 def decoding(request, table_model):
     # Rows that begin early ask for distributions given fewer tokens, which the tables have with `truncated` only.
     return DECODINGS[request.param], table_model(**LARGER, truncated=request.param in ("zipar", "pjd"))
@@ -57,7 +57,7 @@ def assert_each_follows(model, decoding, patterns, size, case):
         assert_follows(tokens[first :: len(patterns)], model.joint_given(Sampling(**settings), given), 3)
 
 
-SIZES = pytest.mark.parametrize("size", [10_000, pytest.param(200_000, marks=pytest.mark.slow)])
+SIZES = pytest.mark.parametrize("size", [5_000, pytest.param(200_000, marks=pytest.mark.slow)])
 
 
 @SIZES
@@ -68,7 +68,7 @@ def test_free_tokens_follow_their_distribution_given_the_tokens_before(table_mod
 
 @pytest.mark.parametrize(
     "settings",
-    pairwise(
+    each_once(
         {
             "window": [1, 2, 4],
             "refresh": ["independent", "coupled", "gumbel"],
@@ -86,7 +86,7 @@ def test_no_window_changes_the_distribution(table_model, settings):
 
 def test_it_is_not_the_distribution_given_the_tokens_after(table_model):
     # What a token is likely to be, knowing what follows, is another distribution: the check must reject it.
-    model, size, given = table_model(**GRID), 5_000, torch.tensor([-1, 2, 0, -1])
+    model, size, given = table_model(**GRID), 1_000, torch.tensor([-1, 2, 0, -1])
     tokens = sample_images(model, DECODINGS["ar"], Sampling(forced=given.expand(size, -1)), size)
     fits = (model.joint_given(Sampling(), given.tolist()) > 0).double()
     conditioned = model.joint(Sampling()) * fits

@@ -1,6 +1,8 @@
 """Group decoding samples images from the product of the distributions of its groups, on tables small enough to
 enumerate."""
 
+import itertools
+
 import pytest
 import torch
 from decoding.conftest import TableModel, some_order
@@ -59,12 +61,15 @@ class GroupTable(TableModel):
 
 
 SIZES = [(1, 1, 1, 1), (4,), (1, 3), (2, 1, 1), (1, 2, 1)]
+SETTINGS = list(itertools.product(SIZES, ["linear", "constant"], ["raster", "random"]))
 
 
-@pytest.mark.parametrize("size", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("order", ["raster", "random"])
-@pytest.mark.parametrize("schedule", ["linear", "constant"])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "schedule", "order", "size"),
+    [(*settings, 10_000) for settings in SETTINGS[::3]]
+    + [pytest.param(*settings, 200_000, marks=pytest.mark.slow) for settings in SETTINGS],
+    ids=str,
+)
 def test_images_follow_the_product_of_the_groups(sizes, schedule, order, size):
     model = GroupTable(branches=2, order=some_order(order, (2, 2), size))
     sampling = Sampling(guidance_scale=2.5, temperature=1.2, top_k=2)

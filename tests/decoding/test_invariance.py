@@ -3,7 +3,7 @@
 import pytest
 import torch
 from decoding.conftest import some_order
-from decoding.pairwise import pairwise
+from decoding.pairwise import each_once
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -21,8 +21,8 @@ GRID = {"grid": (2, 4), "vocab_size": 2}
 
 
 def jacobi(**others):
-    """Speculative Jacobi decodings, with `others`, pairwise."""
-    return pairwise({**others, "refresh": list(REFRESHES), "init": list(INITS)})
+    """Settings of speculative Jacobi decoding, with `others`: each value once."""
+    return each_once({**others, "refresh": list(REFRESHES), "init": list(INITS)})
 
 
 DECODINGS = [
@@ -150,7 +150,7 @@ def test_no_shape_of_the_grid_asks_for_what_is_not_there(table_model, grid, deco
     assert state.decided.all() and state.forward_passes <= 6
 
 
-@pytest.mark.parametrize("order", ["random", "spread-out"])
+@pytest.mark.parametrize("order", ["random", pytest.param("spread-out", marks=pytest.mark.slow)])
 def test_an_image_of_any_order_does_not_depend_on_its_batch(table_model, decoding, order):
     shape = (2, 2, 2)
     orders = some_order(order, shape, len(SEEDS))

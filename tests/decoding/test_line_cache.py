@@ -64,8 +64,7 @@ def test_all_rows_give_the_images_of_ar(family):
     assert torch.equal(generate(pipe, "line-cache:lines=99"), generate(pipe, "ar"))
 
 
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize("family", ["llamagen-text", "lumina"])
+@pytest.mark.parametrize(("family", "guidance"), [("llamagen-text", 3.0), ("lumina", 1.0)])
 def test_an_image_does_not_depend_on_its_batch(family, guidance):
     pipe = EVERY[family]()
     together = generate(pipe, "line-cache:lines=2", (3, 1, 4, 1, 5), guidance)
@@ -73,7 +72,7 @@ def test_an_image_does_not_depend_on_its_batch(family, guidance):
     assert torch.equal(generate(pipe, "line-cache:lines=2", (4,), guidance), together[2:3])
 
 
-@pytest.mark.parametrize("family", ["llamagen-text", "emu3", "cosmos-text"])
+@pytest.mark.parametrize("family", ["llamagen-text", pytest.param("emu3", marks=pytest.mark.slow), "cosmos-text"])
 def test_half_precision(family):
     pipe = EVERY[family]().to(torch.bfloat16)
     tokens = [generate(pipe, "line-cache:lines=2")]
@@ -130,7 +129,7 @@ def test_known_tokens_are_kept(table_model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("interval", [1, 8])
+@pytest.mark.parametrize("interval", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_attention_is_limited_to_what_is_filled(interval):
     model = LlamaGenTokenModel(
         tiny_llamagen.transformer("class"), {"class_labels": torch.tensor([1])}, Layout((30, 10))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
+from decoding.test_exactness import KINDS_OF_SAMPLING, SAMPLINGS, assert_follows, sample_images
 from pipelines.var import tiny as tiny_var
 from presets import FOR_SCALES
 
@@ -116,7 +116,7 @@ class ScaleTable:
 
 
 @pytest.mark.parametrize(
-    ("size", "sampling"), [*(("1 2 of 3", name) for name in SAMPLINGS), ("1 1 2 of 2", "guidance")]
+    ("size", "sampling"), [*(("1 2 of 3", name) for name in KINDS_OF_SAMPLING), ("1 1 2 of 2", "guidance")]
 )
 def test_images_follow_the_joint_distribution(size, sampling):
     sampling = SAMPLINGS[sampling]

@@ -2,10 +2,11 @@
 claimed."""
 
 import math
+from itertools import cycle
 
 import pytest
 import torch
-from decoding.pairwise import pairwise
+from decoding.pairwise import each_once
 from decoding.test_exactness import assert_follows
 
 from arimage.decoding import (
@@ -52,7 +53,7 @@ SAMPLINGS = {
     ("neutral", "refresh", "sampling"),
     [
         tuple(choice.values())
-        for choice in pairwise(
+        for choice in each_once(
             {
                 "neutral": list(NEUTRAL),
                 "refresh": ["independent", "coupled", "gumbel"],
@@ -74,8 +75,11 @@ def test_neutral_settings_give_the_images_of_the_exact_method(table_model, neutr
 
 
 def test_reuse_of_what_the_coupling_keeps_anyway_changes_nothing(table_model):
-    runs = [decode(table_model(), jacobi(reuse=reuse), Sampling(), torch.arange(2000)) for reuse in (1.0, None)]
-    assert torch.equal(runs[0].tokens, runs[1].tokens)
+    model = table_model(grid=(1, 7), vocab_size=2)
+    exact, kept, more = (
+        decode(model, jacobi(7, reuse=reuse), Sampling(), torch.arange(2000)).tokens for reuse in (None, 1.0, 0.3)
+    )
+    assert torch.equal(exact, kept) and not torch.equal(exact, more)
 
 
 @pytest.mark.parametrize("strong", STRONG)
@@ -165,7 +169,7 @@ TESTS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("acceptance", "relax"), TESTS, ids=str)
 def test_a_draft_is_kept_as_often_as_defined(acceptance, relax, seed):
     p, q, codebook = random_case(seed)
@@ -254,7 +258,7 @@ def joint_of_three(model, sampling, decoding):
     ("strong", "sampling", "refresh"),
     [
         tuple(choice.values())
-        for choice in pairwise(
+        for choice in each_once(
             {
                 "strong": [name for name in STRONG if "reuse" not in name],
                 "sampling": list(SAMPLINGS),
@@ -312,7 +316,8 @@ def promised(decoding, num_tokens, vocab_size):
 
 
 @pytest.mark.parametrize(
-    "strong", [pytest.param(s, marks=pytest.mark.slow) if s == "reuse, independent" else s for s in STRONG]
+    "strong",
+    [pytest.param(s, marks=pytest.mark.slow) if "reuse" in s or "relative" in s else s for s in STRONG],
 )
 def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_model, strong):
     decoding = jacobi(7, **STRONG[strong])
@@ -326,8 +331,7 @@ def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_m
     assert limit < distance < promised(decoding, model.num_tokens, model.vocab_size) + limit
 
 
-@pytest.mark.parametrize("sampling", ["everything", "allowed"])
-@pytest.mark.parametrize("strong", STRONG)
+@pytest.mark.parametrize(("strong", "sampling"), list(zip(STRONG, cycle(["everything", "allowed"]), strict=False)))
 def test_tokens_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
     sampling, model = SAMPLINGS[sampling], table_model(branches=2)
     for window in (1, 3):
@@ -345,19 +349,17 @@ def test_greedy_tokens_stay_those_of_the_greatest_logits(table_model, strong):
 @pytest.mark.parametrize("strong", STRONG)
 def test_an_image_does_not_depend_on_its_batch(table_model, strong):
     model, decoding = table_model(grid=(2, 4), branches=2), jacobi(5, **STRONG[strong])
-    sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(16)
+    sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(6)
     together = decode(model, decoding, sampling, seeds).tokens
     alone = torch.cat([decode(model, decoding, sampling, seed[None]).tokens for seed in seeds])
     assert torch.equal(together, alone)
 
 
 KNOBS = {
-    "relax": [{"relax": relax} for relax in (1.0, 1.3, 2.0, 5.0)],
+    "relax": [{"relax": relax} for relax in (1.0, 2.0, 5.0)],
     "group": [{"acceptance": GroupAcceptance(size, 1.0, 9.0)} for size in (1, 3, 5)],
-    "delta": [{"acceptance": NeighbourAcceptance(1000, delta)} for delta in (0.0, 0.1, 0.3, 0.6)],
-    "relative delta": [
-        {"acceptance": NeighbourAcceptance(1000, delta, relative=True)} for delta in (0.0, 0.5, 1.5, 4.0)
-    ],
+    "delta": [{"acceptance": NeighbourAcceptance(1000, delta)} for delta in (0.0, 0.3, 0.6)],
+    "relative delta": [{"acceptance": NeighbourAcceptance(1000, delta, relative=True)} for delta in (0.0, 0.5, 4.0)],
 }
 
 
@@ -365,10 +367,10 @@ KNOBS = {
 def test_the_stronger_the_knob_the_fewer_the_steps(table_model, knob):
     model, passes = table_model(grid=(2, 4)), []
     for settings in KNOBS[knob]:
-        state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(2000))
+        state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(1000))
         passes.append((state.accepted_per_step() > 0).sum(0).double())
     for weaker, stronger in zip(passes, passes[1:], strict=False):
-        assert stronger.mean() < weaker.mean() + 3 * (stronger - weaker).std() / math.sqrt(2000)
+        assert stronger.mean() < weaker.mean() + 3 * (stronger - weaker).std() / math.sqrt(1000)
     assert passes[-1].mean() < passes[0].mean() - 0.1
 
 

@@ -94,8 +94,10 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("tokens", [(2,), (1, 0), (0, 2, 1), (0, -1, 1), (-1, -1)])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    ("pair", "tokens"),
+    list(zip(PAIRS, itertools.cycle([(2,), (1, 0), (0, 2, 1), (0, -1, 1), (-1, -1)]), strict=False)),
+)
 def test_chosen_drafts_become_a_sample_of_the_target(pair, tokens):
     p = PAIRS[pair][0]
 
@@ -118,8 +120,7 @@ def test_what_is_no_draft_changes_nothing():
     assert torch.equal(padded_y, y) and torch.equal(padded_which, torch.where(which < 0, -1, 2 * which + 1))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("pair", "count"), [*((pair, 3) for pair in PAIRS), *(("random 0", n) for n in (1, 2, 4))])
 def test_drafts_without_replacement_become_a_sample_of_the_target(pair, count):
     p, q = PAIRS[pair]
     assert (output_distribution(p, q, count) - p).abs().sum() / 2 < 1e-9

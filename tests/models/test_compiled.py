@@ -66,7 +66,7 @@ def var(transformer):
     ("family", "how"),
     [
         ("llamagen", "in place"),
-        ("var", "around"),
+        pytest.param("var", "around", marks=pytest.mark.slow),
         pytest.param("llamagen", "around", marks=pytest.mark.slow),
         pytest.param("var", "in place", marks=pytest.mark.slow),
     ],
@@ -116,6 +116,7 @@ def test_compiling_a_language_model_compiles_the_decoder_that_is_called(counting
     assert counting.graphs == graphs and counting.runs == 2 * runs, "a second call compiles again"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_decoder_of_a_language_model_may_be_compiled_in_place(counting):
     component, expected = language_model(), language_tokens(language_model())
@@ -124,6 +125,7 @@ def test_the_decoder_of_a_language_model_may_be_compiled_in_place(counting):
     assert counting.runs > 0
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_whole_step_of_a_language_model_with_row_ends_is_one_graph(counting):
     expected = language_tokens(language_model())

@@ -32,8 +32,18 @@ from arimage.tokenizers.vq_var import VARVQModel
 
 BATCH, QUERIES, SCRATCH = 2, 6, 4
 LAYOUT = Layout((4, 4))
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-KINDS = pytest.mark.parametrize("kind", ["class", "text"])
+DTYPES = torch.bfloat16, torch.float32
+
+
+def by_dtype(name, values):
+    """Parametrizes a test by `name` and by dtype, of which each value has one and the other is slow."""
+    values = list(values)
+    quick = [(value, DTYPES[i % 2]) for i, value in enumerate(values)]
+    slow = [pytest.param(value, DTYPES[1 - i % 2], marks=pytest.mark.slow) for i, value in enumerate(values)]
+    return pytest.mark.parametrize((name, "dtype"), quick + slow)
+
+
+by_kind = by_dtype("kind", ["class", "text"])
 
 
 @pytest.fixture(autouse=True)
@@ -147,19 +157,17 @@ def run_tokens(model, branches=2):
     assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, branches=branches)
 
 
-@DTYPES
-@KINDS
+@by_kind
 def test_llamagen(kind, dtype):
     run_tokens(llamagen(kind, dtype))
 
 
-@DTYPES
-@pytest.mark.parametrize("kind", ["video", "text"])
+@by_dtype("kind", ["video", "text"])
 def test_cosmos(kind, dtype):
     run_tokens(cosmos(kind, dtype), branches=1)
 
 
-@DTYPES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_the_video_tokenizer(dtype, monkeypatch):
     config = config_of(tiny_cosmos.video_tokenizer)
     # A tensor of diffusers that was made outside of the fake mode.
@@ -173,8 +181,7 @@ def test_the_video_tokenizer(dtype, monkeypatch):
     assert vq.decode(codes).shape == (BATCH, 3, 9, 32, 48) and vq.code_vectors().device.type == "cuda"
 
 
-@DTYPES
-@pytest.mark.parametrize("family", any_order.FAMILIES)
+@by_dtype("family", any_order.FAMILIES)
 def test_any_order(family, dtype):
     config = config_of(lambda: any_order.transformer(family))
     transformer = built(lambda: any_order.classes(family)[0](**config), dtype)
@@ -190,14 +197,12 @@ def test_any_order(family, dtype):
     assert model.guidance_progress(3, 5).is_cuda
 
 
-@DTYPES
-@pytest.mark.parametrize("kind", ["llama", "chameleon"])
+@by_dtype("kind", ["llama", "chameleon"])
 def test_language_models_with_row_ends(kind, dtype):
     run_tokens(language_model(kind, dtype))
 
 
-@DTYPES
-@pytest.mark.parametrize("backbone", MAMMOTHMODA2)
+@by_dtype("backbone", MAMMOTHMODA2)
 def test_mammothmoda2(backbone, dtype):
     model = mammothmoda2(backbone, dtype)
     run_tokens(model)
@@ -205,7 +210,8 @@ def test_mammothmoda2(backbone, dtype):
     assert states.shape == (40, MAMMOTHMODA2[backbone]["hidden_size"]) and states.dtype == dtype and states.is_cuda
 
 
-@DTYPES
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("projects_queries", [True, False])
 def test_the_decoder_of_mammothmoda2(projects_queries, dtype):
     shape = {"hidden_size": 2520, "num_attention_heads": 21, "num_kv_heads": 7, "axes_dim_rope": (40, 40, 40)}
@@ -218,8 +224,7 @@ def test_the_decoder_of_mammothmoda2(projects_queries, dtype):
         assert velocity.shape == latents.shape and velocity.dtype == dtype and velocity.is_cuda
 
 
-@DTYPES
-@KINDS
+@by_kind
 def test_the_drafter(kind, dtype):
     model = llamagen(kind, dtype)
     config = config_of(lambda: tiny_llamagen.drafter(tiny_llamagen.transformer(kind)))
@@ -233,8 +238,7 @@ def test_the_drafter(kind, dtype):
     assert features.dtype == dtype and features.device.type == "cuda"
 
 
-@DTYPES
-@KINDS
+@by_kind
 def test_var(kind, dtype):
     config, vq_config = config_of(lambda: tiny_var.transformer(kind)), config_of(tiny.scale_tokenizer)
     transformer = built(lambda: VARTransformer(**config), dtype)

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from itertools import cycle
 
 import pytest
 import torch
@@ -235,8 +236,7 @@ def run(network, decoding, prompts=PROMPTS, seeds=None, sampling=None, **binding
     return decode(bind(network, prompts, **binding), decoding, sampling, seeds)
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("name", "static"), list(zip(EXACT, cycle([False, True]), strict=False)))
 def test_exact_decodings_agree_with_autoregressive_decoding(network, name, static):
     expected = run(network, "ar")
     state = run(network, name, static=static)
@@ -413,13 +413,12 @@ def with_forward(decoder, name):
     return other
 
 
-# Compiled, one name is enough by default.
 @pytest.mark.parametrize(
     ("name", "compiled"),
     [
         ("cache", False),
         ("past_key_values", False),
-        ("cache", True),
+        pytest.param("cache", True, marks=pytest.mark.slow),
         pytest.param("past_key_values", True, marks=pytest.mark.slow),
     ],
 )

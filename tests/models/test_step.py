@@ -173,7 +173,7 @@ def test_fused_projections_take_the_kernels_too(monkeypatch):
     torch.testing.assert_close(*logits)
 
 
-@pytest.mark.parametrize("most", [1, MOST_ROWS])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), MOST_ROWS])
 def test_a_compiled_step_is_one_graph(monkeypatch, most):
     allow_steps(monkeypatch)
     monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", most)

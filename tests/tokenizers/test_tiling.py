@@ -77,8 +77,7 @@ def one_convolution(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_convolution")
-@pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("tiling", [False, True])
+@pytest.mark.parametrize(("batch", "tiling"), [(1, True), (2, False), (3, True)])
 def test_slicing_changes_nothing(vq, collages, batch, tiling):
     images = collages[:batch, :, :96, :64]
     if tiling:
@@ -136,6 +135,7 @@ def test_tiles_are_as_close_to_the_whole_as_the_docstring_says(vq, collages, who
     assert psnr(blended, collages) > psnr(pixels, collages) - 0.1
 
 
+@pytest.mark.slow
 def test_tokens_of_tiles_decode_almost_as_well(vq, collages, whole):
     tokens, pixels = whole
     vq.enable_tiling()
@@ -164,7 +164,7 @@ def test_no_seams(vq, whole):
     assert at_border > 1.5 * elsewhere
 
 
-@pytest.mark.parametrize(("height", "width"), [(256, 96), (64, 200), (132, 128)])
+@pytest.mark.parametrize(("height", "width"), [(256, 96), (64, 200)])
 def test_tiles_have_one_size_whatever_that_of_the_image(vq, collages, height, width):
     images = collages[:2, :, :height, :width]
     tokens = vq.encode(images)
@@ -181,7 +181,7 @@ def test_tiles_have_one_size_whatever_that_of_the_image(vq, collages, height, wi
 
 
 def test_a_batch_is_tiled_like_its_images(vq, whole):
-    tokens = whole[0][:, :, :48]
+    tokens = whole[0][:2, :, :32]
     vq.enable_tiling(64, 96)
     alone = torch.cat([vq.decode(image) for image in tokens.split(1)])
     torch.testing.assert_close(vq.decode(tokens), alone, atol=1e-5, rtol=1e-5)
@@ -207,7 +207,8 @@ def test_what_does_not_depend_on_its_surroundings_is_the_same_in_tiles():
     torch.testing.assert_close(tiled(pool, images, (20, 2), (3, 2), before=4, after=1), pool(images))
 
 
-@pytest.mark.parametrize(("tile", "bound"), [pytest.param(48, 34.5, marks=pytest.mark.slow), (32, 27)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("tile", "bound"), [(48, 34.5), (32, 27)])
 def test_var_decodes_in_tiles_and_encodes_whole(var, collages, tile, bound):
     images = collages.unfold(2, 64, 64).unfold(3, 64, 64).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
     tokens = var.encode(images)
@@ -265,6 +266,7 @@ class Largest(TorchDispatchMode):
         return results
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_one_tile_and_one_image():
     with FakeTensorMode():
         vq = LlamaGenVQModel()

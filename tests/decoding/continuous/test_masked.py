@@ -67,9 +67,9 @@ def assert_normal(values, mean, variance):
     assert abs(values.var() - variance) < 5 * variance * math.sqrt(2 / count)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "constant"])
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(
+    ("passes", "scale", "schedule"), [(1, 3.0, "linear"), (2, 1.0, "linear"), (2, 3.0, "linear"), (2, 3.0, "constant")]
+)
 def test_samples_follow_the_distribution_of_the_model(passes, scale, schedule):
     guided = scale > 1
     model = GaussianModel(branches=1 + guided)
@@ -165,16 +165,13 @@ def test_continuous_speculative_decoding_loses_what_the_drafts_would_tell():
 def test_continuous_speculative_decoding_tests_one_token_at_a_time():
     # Every draft is seen before the next is made, and a heat of 1 rejects nearly all: the model's own tokens, with
     # some noise.
-    state = cspd_state(window=1, target_share=0.0, heat=1.0)
-    own = decode(
-        GaussianModel(), MaskedDecoding(), LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS), SEEDS
-    )
+    count, sampling = 2000, LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS)
+    state = cspd_state(count, window=1, target_share=0.0, heat=1.0)
+    own = decode(GaussianModel(), MaskedDecoding(), sampling, SEEDS[:count])
     assert state.forward_passes == 2 and (state.tokens - own.tokens).abs().median() < 0.1
     # The drafter's own tokens, where all are accepted.
-    drafter = decode(
-        OtherGaussianModel(), MaskedDecoding(), LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS), SEEDS
-    )
-    assert torch.equal(cspd_state(window=2, target_share=0.0, heat=1e6).tokens, drafter.tokens)
+    drafter = decode(OtherGaussianModel(), MaskedDecoding(), sampling, SEEDS[:count])
+    assert torch.equal(cspd_state(count, window=2, target_share=0.0, heat=1e6).tokens, drafter.tokens)
 
 
 def test_denoising_steps_may_fall_from_set_to_set():
@@ -284,10 +281,10 @@ def test_tokens_that_are_not_finite_are_an_error():
 @pytest.mark.parametrize(
     ("dtype", "guided"),
     [
-        (torch.float32, True),
-        (torch.bfloat16, False),
+        (torch.bfloat16, True),
+        pytest.param(torch.float32, True, marks=pytest.mark.slow),
         pytest.param(torch.float32, False, marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, True, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_stays_on_the_device(dtype, guided):

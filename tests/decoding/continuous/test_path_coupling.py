@@ -1,5 +1,7 @@
 """Decodings of continuous tokens in turn: the distribution of their samples, and what it takes."""
 
+from itertools import cycle
+
 import pytest
 import torch
 from continuous_kit import MixtureModel, energy_p_value, normal_joint, worst_z
@@ -34,9 +36,18 @@ SETTINGS = [
     {"guidance_scale": 2.0, "guidance_schedule": "constant"},
     {"guidance_scale": 2.0, "guidance_schedule": "falling"},
 ]
-by_settings = pytest.mark.parametrize("settings", [{}, GUIDED], ids=["plain", "guided"])
 by_more_settings = pytest.mark.parametrize("settings", [{}, GUIDED, *SETTINGS], ids=str)
 by_decoding = pytest.mark.parametrize("decoding", DECODINGS.values(), ids=DECODINGS)
+
+
+def with_one_of(name, *values):
+    """Parametrizes a test by decoding, each with one of the values of another argument."""
+    return pytest.mark.parametrize(
+        ("decoding", name), list(zip(DECODINGS.values(), cycle(values), strict=False)), ids=str
+    )
+
+
+by_decoding_and_settings = with_one_of("settings", {}, GUIDED)
 
 
 def model_of(settings, slope=0.9, drafter_slope=0.75, **changes):
@@ -66,14 +77,12 @@ def p_value_of(decoding, settings, count):
     return energy_p_value(tokens, others)
 
 
-@by_decoding
-@by_settings
+@by_decoding_and_settings
 def test_normal_tokens_follow_their_closed_form(decoding, settings):
     assert z_of(decoding, settings, 3000) < 5
 
 
-@by_decoding
-@by_settings
+@by_decoding_and_settings
 def test_mixtures_are_as_autoregressive_decoding_samples_them(decoding, settings):
     assert p_value_of(decoding, settings, 500) > 0.005
 
@@ -103,8 +112,7 @@ def test_a_decoding_that_is_not_exact_fails():
     assert p_value_of(Careless(3), {}, 500) < 1 / 190
 
 
-@by_decoding
-@by_settings
+@by_decoding_and_settings
 def test_an_image_does_not_depend_on_its_batch(decoding, settings):
     model = model_of(settings, **MIXTURE)
     together = generate(model, decoding, settings, torch.arange(5)).tokens
@@ -140,8 +148,7 @@ def joined(decoding, *settings):
     return batch
 
 
-@by_decoding
-@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"guidance_scale": 4.0}])
+@with_one_of("other", {"temperature": 0.5}, {"guidance_scale": 4.0})
 def test_images_with_other_settings_join_a_batch_that_runs(decoding, other):
     batch = joined(decoding, {}, other)
     while len(batch.finished()) < 2:

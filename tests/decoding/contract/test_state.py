@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 import torch
-from decoding.pairwise import pairwise
+from decoding.pairwise import each_once
 from decoding.test_next_scale import ScaleTable
 from pipelines.llamagen import tiny as tiny_llamagen
-from presets import FOR_SCALES, FOR_TOKENS
+from presets import FOR_SCALES, FOR_TOKENS, quick
 
 from arimage.decoding import (
     DecodingState,
@@ -23,7 +23,7 @@ from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 SEEDS = torch.arange(5)
-EVERY_PRESET = pytest.mark.parametrize("preset", FOR_TOKENS)
+EVERY_PRESET = pytest.mark.parametrize("preset", quick(FOR_TOKENS))
 NAN, INF = float("nan"), float("inf")
 
 
@@ -69,7 +69,7 @@ def broken_from(model, step, value, row):
     ("preset", "value", "step", "sampling"),
     [
         tuple(choice.values())
-        for choice in pairwise(
+        for choice in each_once(
             {
                 "preset": FOR_TOKENS + FOR_SCALES,
                 "value": [NAN, INF, -INF],
@@ -98,7 +98,7 @@ def test_every_broken_image_is_named(table_model):
 # Finished images.
 
 
-@pytest.mark.parametrize("preset", FOR_TOKENS + FOR_SCALES)
+@pytest.mark.parametrize("preset", quick(FOR_TOKENS + FOR_SCALES))
 def test_steps_after_the_end_change_nothing(table_model, preset):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)
     state = decode(model, decoding, Sampling(), SEEDS)
@@ -189,7 +189,8 @@ def test_a_copied_state_resumes_where_it_was(table_model, preset):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("preset", "interval"),
-    [("ar", 8), ("sjd-coupled", 1), ("sjd-coupled", 2), ("sjd-lazy", 1), ("sjd-tree", 1), ("zipar", 2), ("eagle", 8)],
+    [("ar", 8), ("sjd-coupled", 1), ("sjd-coupled", 2), ("sjd-lazy", 1), ("sjd-tree", 1), ("zipar", 2)]
+    + [pytest.param("eagle", 8, marks=pytest.mark.slow)],
 )
 def test_steps_stay_below_the_limit_of_attention(preset, interval):
     transformer = tiny_llamagen.transformer("class")

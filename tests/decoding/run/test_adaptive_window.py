@@ -185,14 +185,14 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_only(table_model, timed,
     assert timed(model, lambda size: 1.0, []) and "step_seconds.json" in caplog.text
 
 
-@pytest.mark.parametrize(("refresh", "levels"), [("independent", 0), ("coupled", 0), ("gumbel", 0), ("coupled", 2)])
+@pytest.mark.parametrize(("refresh", "levels"), [("independent", 0), ("coupled", 2), ("gumbel", 0)])
 def test_whatever_window_is_picked_images_follow_the_joint_distribution(table_model, monkeypatch, refresh, levels):
     # The two windows in turn, at every step.
     monkeypatch.setattr(batch, "INTERVAL", 1)
     monkeypatch.setattr("arimage.decoding.jacobi.speculative_jacobi.step_seconds", lambda *_: {1: 1.0, 4: 1.0})
     turns = iter([1, 4] * 10)
     monkeypatch.setattr(AdaptiveWindow, "choose", lambda *_: next(turns))
-    model, size = table_model(grid=(2, 3), vocab_size=2), 20_000
+    model, size = table_model(grid=(2, 3), vocab_size=2), 10_000
     decoding = SpeculativeJacobiDecoding("auto", refresh, levels=levels)
     state = decode(model, decoding, Sampling(top_p=0.9), torch.arange(size))
     assert_follows(state.tokens, model.joint(Sampling(top_p=0.9)), 2)

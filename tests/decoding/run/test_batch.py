@@ -5,7 +5,7 @@ import torch
 from decoding.conftest import some_order
 from decoding.contract.test_state import EVERY_PRESET, model_for
 from decoding.test_next_scale import ScaleTable
-from presets import FOR_TOKENS
+from presets import FOR_TOKENS, quick
 
 from arimage.decoding import (
     AutoregressiveDecoding,
@@ -65,9 +65,9 @@ def check(found, expected):
 @EVERY_PRESET
 def test_every_image_is_that_of_its_own_run(table_model, preset):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)
-    expected = alone(model, decoding, Sampling(), SEEDS)
+    expected = alone(model, decoding, Sampling(), SEEDS[:7])
     for size, at_once in [(1, None), (3, None), (4, 1), (20, None)]:
-        found, batch = run(model, decoding, Sampling(), SEEDS, size, at_once=at_once)
+        found, batch = run(model, decoding, Sampling(), SEEDS[:7], size, at_once=at_once)
         check(found, expected)
         assert batch.running == []
 
@@ -193,7 +193,7 @@ def test_a_decoding_that_cannot_run_is_refused(table_model):
 
 
 @pytest.mark.parametrize(
-    "text", [*FOR_TOKENS, "sjd-coupled:init=left", "sjd-tree:init=above", "sjd-lazy:window=8,chain=4,tokens=4"]
+    "text", [*quick(FOR_TOKENS), "sjd-coupled:init=left", "sjd-tree:init=above", "sjd-lazy:window=8,chain=4,tokens=4"]
 )
 def test_two_images_join_one(table_model, text):
     decoding = decoding_from_text(text)

@@ -118,7 +118,7 @@ def test_every_window_has_a_graph_of_its_own(device, monkeypatch):
     assert len(set(windows)) > 1 and (device.captures, device.replays) == (len(replays), sum(replays))
 
 
-@pytest.mark.parametrize("make", [lambda place: llamagen(place, 8), lumina], ids=["llamagen", "lumina"])
+@pytest.mark.parametrize("make", [lumina, pytest.param(lambda place: llamagen(place, 8), marks=pytest.mark.slow)])
 def test_graphs_of_measured_steps_are_those_that_run(device, monkeypatch, make):
     """And steps that measured how long they take leave no trace in the images."""
     seconds, ways = {1: 1.0, 4: 1.1, 8: 1.3}, []
