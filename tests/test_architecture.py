@@ -5,6 +5,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -71,6 +72,7 @@ NAMES_FAMILIES = ("arimage/training/",)
 LIBRARIES = {"kernels": {"torch", "triton"}, "decoding": {"numpy", "torch"}}
 
 
+@cache
 def imported(source: str, file: str) -> list[str]:
     """Dotted names that a source imports anywhere in it, relative ones resolved; `from a import b` gives `a.b`."""
     package = PurePosixPath(file).parent.parts

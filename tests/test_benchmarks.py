@@ -74,7 +74,9 @@ def test_large_matrices_are_stored_in_half_the_bytes(tmp_path, monkeypatch):
         assert torch.equal(loaded[name], (weight.to(torch.float8_e4m3fn) if large else weight).float())
 
 
-@pytest.mark.parametrize("name", ["janus-pro-1b", "emu3", "emu3.5", "glm-image"])
+@pytest.mark.parametrize(
+    "name", ["janus-pro-1b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("emu3", "emu3.5")), "glm-image"]
+)
 def test_transformers_is_checked_and_timed_next_to_ours(name, run, monkeypatch):
     monkeypatch.setitem(compare_transformers.WIDTHS, name, TINY)
     monkeypatch.setitem(compare_transformers.TEXT_VOCABULARY, name, 100)

@@ -101,8 +101,15 @@ def engine():
     engine.close()
 
 
-@pytest.mark.parametrize("model", ["llamagen-dd", "var-dd"])
-@pytest.mark.parametrize("decoding", ["few-step", "few-step:starts=0+2,teacher_start=0"])
+@pytest.mark.parametrize(
+    ("model", "decoding"),
+    [
+        pytest.param("llamagen-dd", "few-step", marks=pytest.mark.slow),
+        ("llamagen-dd", "few-step:starts=0+2,teacher_start=0"),
+        ("var-dd", "few-step"),
+        pytest.param("var-dd", "few-step:starts=0+2,teacher_start=0", marks=pytest.mark.slow),
+    ],
+)
 def test_students_are_served(engine, model, decoding):
     assert set(engine.models[model].decodings) - {"flow"} == {"few-step"} and not engine.models[model].edits
     tickets = [
@@ -123,7 +130,12 @@ def test_students_are_served(engine, model, decoding):
 
 @pytest.mark.parametrize(
     ("model", "decoding"),
-    [("mar", "mar"), ("mar", "mar-disa"), ("latent-llama", "ar"), ("latent-llama", "sjd-coupled")],
+    [
+        ("mar", "mar"),
+        pytest.param("mar", "mar-disa", marks=pytest.mark.slow),
+        pytest.param("latent-llama", "ar", marks=pytest.mark.slow),
+        ("latent-llama", "sjd-coupled"),
+    ],
 )
 def test_continuous_tokens_are_served(engine, model, decoding):
     info = engine.models[model]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 import typer
-from families import EVERY, quick
+from families import EVERY, one_of_each_kind
 from PIL import Image
 
 from arimage import cli
 
 
-@pytest.mark.parametrize("family", quick(EVERY))
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_every_command_of_a_family_runs(family, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)

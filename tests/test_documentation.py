@@ -88,9 +88,12 @@ def loaded_models(text: str) -> set[str]:
     return set(re.findall(r"(?:AutoPipeline\.from_pretrained|load_published)\(\"(?!run/)([^\"]+)\"", text))
 
 
+COMMAND = typer.main.get_command(cli.app)
+
+
 def find(command: str) -> tuple[object, list[str]]:
     """The command of a command line, and its arguments."""
-    group, arguments = typer.main.get_command(cli.app), shlex.split(command, comments=True)
+    group, arguments = COMMAND, shlex.split(command, comments=True)
     while hasattr(group, "commands") and arguments and not arguments[0].startswith("-"):
         group = group.commands[arguments.pop(0)]
     return group, arguments

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ REASONS = {
 }
 # Names that a snippet takes from the text around it.
 FROM_THE_TEXT = {"image", "other", "edges", "tokens", "config", "client"}
-# Of different pages and kinds of models, those that run by default.
+# Of different pages and kinds of models, those that run by default, in this process.
 SAMPLE = {"README.md 1", "docs/diffusers.md 2", "docs/editing.md 1", "docs/lora.md 1"}
 
 
@@ -77,6 +78,9 @@ def snippets(page: Path) -> list[Snippet]:
 EVERY = [snippet for page in PAGES for snippet in snippets(page)]
 
 
+NAME = attrgetter("name")
+
+
 def reason(snippet: Snippet) -> str | None:
     """Why a snippet cannot run here."""
     code = snippet.continues + snippet.code
@@ -86,7 +90,7 @@ def reason(snippet: Snippet) -> str | None:
 RUN = [snippet for snippet in EVERY if reason(snippet) is None]
 
 
-@pytest.mark.parametrize("snippet", EVERY, ids=lambda snippet: snippet.name)
+@pytest.mark.parametrize("snippet", EVERY, ids=NAME)
 def test_a_snippet_uses_names_that_its_page_defines(snippet):
     assert unknown_names(snippet.continues + snippet.code) <= FROM_THE_TEXT
 
@@ -95,20 +99,27 @@ def test_most_snippets_of_packaged_models_run():
     assert len(RUN) > 15 and {snippet.name for snippet in RUN} >= SAMPLE
 
 
-@pytest.mark.parametrize(
-    "snippet",
-    [
-        pytest.param(snippet, id=snippet.name, marks=[] if snippet.name in SAMPLE else pytest.mark.slow)
-        for snippet in RUN
-    ],
-)
-def test_a_snippet_runs_in_a_process_of_its_own(snippet, tmp_path):
+@pytest.fixture
+def folder(tmp_path, snippet):
+    """A folder with the file that snippets about adapters load."""
     if "style.safetensors" in snippet.continues + snippet.code:
         save_file(adapter(AutoPipeline.from_pretrained("emoji-llamagen"), size=0.01), tmp_path / "style.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("snippet", [snippet for snippet in RUN if snippet.name in SAMPLE], ids=NAME)
+def test_a_snippet_runs(snippet, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    exec(compile(snippet.continues + snippet.code, snippet.name, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snippet", RUN, ids=NAME)
+def test_a_snippet_runs_in_a_process_of_its_own(snippet, folder):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", snippet.continues + snippet.code],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,5 +1,7 @@
 """Pictures made from the sprites themselves pass the checks, and those of other prompts fail them."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,8 @@ def picture_of(row, gallery):
 
 @pytest.fixture(scope="module")
 def pictures(rows, gallery):
-    return [picture_of(row, gallery) for row in rows]
+    """A function from the index of a prompt to its picture."""
+    return cache(lambda i: picture_of(rows[i], gallery))
 
 
 def disc(colour, centres, radius=10, ground=(255, 255, 255)):
@@ -152,10 +155,12 @@ def test_a_part_is_cut_out_alone_and_large():
 
 def test_made_pictures_pass_and_shuffled_ones_fail(judge, rows, pictures):
     for check in CHECKS:
-        index = [i for i, row in enumerate(rows) if row["check"] == check][:20]
-        right = [all(check_image(judge, pictures[i], rows[i]).values()) for i in index]
+        index = [i for i, row in enumerate(rows) if row["check"] == check]
+        # Neighbours may ask for the same picture.
+        index = index[:: len(index) // 8][:8]
+        right = [all(check_image(judge, pictures(i), rows[i]).values()) for i in index]
         moved = [
-            all(check_image(judge, pictures[i], rows[j]).values())
+            all(check_image(judge, pictures(i), rows[j]).values())
             for i, j in zip(index, index[1:] + index[:1], strict=True)
         ]
         assert np.mean(right) >= 0.9, check
@@ -180,7 +185,7 @@ def test_a_run_is_scored_in_a_row_per_check(rows, pictures, write_run, tmp_path)
     chosen = [next(i for i, row in enumerate(rows) if row["check"] == check) for check in CHECKS]
     chosen += [i for i, row in enumerate(rows) if row["check"] == "known"][1:4]
     asked = [rows[i] for i in chosen]
-    shown = [pictures[i] for i in chosen[:6]] + [torch.full((3, SIDE, SIDE), 255, dtype=torch.uint8)] * 2
+    shown = [pictures(i) for i in chosen[:6]] + [torch.full((3, SIDE, SIDE), 255, dtype=torch.uint8)] * 2
     run = tmp_path / "run"
     write_run(run, prompt_rows(asked, 0), [image.permute(1, 2, 0).numpy() for image in shown])
     found = score(Job(run), ["checks"])
@@ -192,6 +197,6 @@ def test_a_run_is_scored_in_a_row_per_check(rows, pictures, write_run, tmp_path)
 
 def test_a_run_without_checks_is_refused(pictures, write_run, tmp_path):
     run = tmp_path / "run"
-    write_run(run, prompt_rows([{"prompt": "a cat"}], 0), [pictures[0].permute(1, 2, 0).numpy()])
+    write_run(run, prompt_rows([{"prompt": "a cat"}], 0), [pictures(0).permute(1, 2, 0).numpy()])
     with pytest.raises(ValueError, match="emoji-checks"):
         score(Job(run), ["checks"])

@@ -207,7 +207,7 @@ def test_the_command_finds_what_a_model_shows(folder, run):
     assert sum(map(len, shown.values())) == len(rows_of(folder)) and len(shown) == 8
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"caption": "red he'])
+@pytest.mark.parametrize("torn", [pytest.param(b"", marks=pytest.mark.slow), b'{"caption": "red he'])
 def test_an_interrupted_command_resumes_without_losing_an_image(folder, run, monkeypatch, torn):
     monkeypatch.setattr(measure, "BATCHES", 1)
     run(folder, out="whole")

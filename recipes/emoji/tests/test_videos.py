@@ -186,11 +186,11 @@ def test_runs_without_what_is_measured_are_refused(film, write_run, tmp_path, ro
 def test_decodings_of_a_video_model_are_compared(tmp_path, monkeypatch, capsys):
     model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
     tiny_cosmos.pipeline("text", begins_with_text=True).save_pretrained(model)
-    rows = [{"prompt": f"a red heart, {phrases(motions)[0]}", "name": "red heart"} for motions in COMBINATIONS[:3]]
+    rows = [{"prompt": f"a red heart, {phrases(motions)[0]}", "name": "red heart"} for motions in COMBINATIONS[:2]]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = (
         f"arimage bench --model {model} --prompts {prompts} --metrics videos --decoding ar "
-        "--decoding sjd-coupled --top-k 3 --guidance-scale 2 --batch-size 2 --dtype float32 --device cpu "
+        "--decoding sjd-coupled --top-k 3 --guidance-scale 2 --batch-size 1 --dtype float32 --device cpu "
         f"--out {tmp_path / 'report'}"
     )
     monkeypatch.setattr(sys, "argv", command.split())
@@ -200,7 +200,7 @@ def test_decodings_of_a_video_model_are_compared(tmp_path, monkeypatch, capsys):
     report = capsys.readouterr().out
     assert "video-motion ↑" in report and "video-collapse ↓" in report
     ar, coupled = (sorted((tmp_path / "report" / name / "images").iterdir()) for name in ("ar", "sjd-coupled"))
-    assert len(ar) == len(coupled) == 3
+    assert len(ar) == len(coupled) == 2
     with Image.open(ar[0]) as video:
         assert sum(1 for _ in ImageSequence.Iterator(video)) == tiny_cosmos.FRAMES
     assert Path(tmp_path / "report" / "report.json").is_file()

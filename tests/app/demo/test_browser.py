@@ -1,4 +1,4 @@
-"""The demo with the packaged models in a browser, headless Chromium."""
+"""The demo with the packaged models of images in a browser, headless Chromium."""
 
 import contextlib
 import io
@@ -13,7 +13,9 @@ from urllib.parse import parse_qs, urlparse
 import httpx
 import numpy as np
 import pytest
+from app.conftest import SlowPipeline
 from PIL import Image
+from pipelines.cosmos import tiny as tiny_cosmos
 
 
 pytest.importorskip("gradio")
@@ -37,10 +39,21 @@ BRUSH = (255, 61, 127)
 
 
 @pytest.fixture(scope="module")
-def url():
-    engine = Engine(load_models(None, "cpu"))
-    videos = VideoMaker(load_models(["emoji-video-blocks"], "cpu", videos=True))
-    with served(engine, None, videos) as url:
+def models():
+    return load_models(None, "cpu")
+
+
+@pytest.fixture(scope="module")
+def slow(models):
+    """The first model, whose forward passes can be slowed down."""
+    return SlowPipeline(models["emoji-arpg"])
+
+
+@pytest.fixture(scope="module")
+def url(models):
+    videos = tiny_cosmos.pipeline("text", begins_with_text=True)
+    videos.decoding = "sjd-coupled:window=32"
+    with served(Engine(models), None, VideoMaker({"emoji-video-blocks": videos})) as url:
         yield url
 
 
@@ -130,14 +143,13 @@ def test_a_visitor_sees_a_picture_and_what_this_is(page, url):
     other.close()
 
 
-def test_an_image_appears_while_it_is_generated(page, url, tmp_path):
+def test_an_image_appears_while_it_is_generated(page, url, slow, tmp_path, monkeypatch):
+    # So that several partial images are seen.
+    monkeypatch.setattr(slow, "pace", 0.2)
     page = page.context.new_page()
     page.goto(url)
     generated(page)
     panel = tab(page, "Generate")
-    # Many forward passes, so that several partial images are seen.
-    panel.get_by_label("Decoding").click()
-    page.get_by_role("option", name="ar · exact", exact=True).click()
     before = page.locator("#pictures img").get_attribute("src")
     page.evaluate(RECORD)
     panel.get_by_label("Prompt").fill("pizza")
@@ -339,36 +351,49 @@ def test_errors_are_shown_in_a_toast(page):
     page.get_by_test_id("toast-close").click()
 
 
-def test_decodings_race_side_by_side(page, tmp_path):
+def test_decodings_race_side_by_side(page, slow, tmp_path, monkeypatch):
+    # So that a race lasts seconds.
+    monkeypatch.setattr(slow, "pace", 0.2)
     panel = tab(page, "Race")
     runs = ["ar · exact", "sjd-coupled:window=64 · exact", "emoji-llamagen-dd · few-step · relaxed"]
-    expect(panel.locator("#decodings .token")).to_have_text(runs)
+    tokens = panel.locator("#decodings .token")
+    expect(tokens).to_have_text(runs)
+    # Its 256 forward passes would show no more than those of another one.
+    tokens.filter(has_text=runs[0]).locator(".token-remove").click()
+    expect(tokens).to_have_text(runs[1:])
     panel.get_by_label("Prompt").fill("a red heart")
     sent = Counter()
     page.on("request", lambda request: sent.update([request.url] if "/file=" in request.url else []))
     page.locator("#race").click()
-    expect(panel.locator(".card")).to_have_count(3)
+    expect(panel.locator(".card")).to_have_count(2)
     expect(page.locator("#card-0")).to_contain_text("of 256 tokens")
     # They may take long on a busy machine.
     expect(page.locator("#film img")).to_be_visible(timeout=240_000)
-    expect(panel.locator(".card img.map")).to_have_count(3)
+    expect(panel.locator(".card img.map")).to_have_count(2)
     # Two pictures of each, and the film.
-    assert len(sent) == 7 and {*sent.values()} == {1}
+    assert len(sent) == 5 and {*sent.values()} == {1}
     texts = panel.locator(".card").all_inner_texts()
-    assert "ar exact" in texts[0] and "sjd-coupled:window=64 exact" in texts[1] and "256 forward passes" in texts[0]
-    assert "emoji-llamagen-dd few-step relaxed" in texts[2] and "1 forward pass ·" in texts[2]
+    assert "sjd-coupled:window=64 exact" in texts[0] and "forward passes ·" in texts[0]
+    assert "emoji-llamagen-dd few-step relaxed" in texts[1] and "1 forward pass ·" in texts[1]
     seconds = [float(re.search(r"^([\d.]+) s$", text, re.MULTILINE)[1]) for text in texts]
     expect(page.locator("#race")).to_be_visible()
     with page.expect_download() as download:
         page.locator("#download-race").click()
     download.value.save_as(tmp_path / "race.webp")
     with Image.open(tmp_path / "race.webp") as film:
-        assert film.width > 3 * 384
+        assert film.width > 2 * 384
         shown = 0
         for number in range(film.n_frames - 1):
             film.seek(number)
             film.load()
             shown += film.info["duration"]
+    boxes = [card.bounding_box() for card in panel.locator(".card").all()]
+    assert len({box["x"] for box in boxes}) == 2
+    page.set_viewport_size({"width": 390, "height": 844})
+    boxes = [card.bounding_box() for card in panel.locator(".card").all()]
+    assert all(box["width"] > 300 for box in boxes) and len({box["x"] for box in boxes}) == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1200, "height": 900})
     # The film lasts as long as the slowest decoding, or an integer multiple of that if all were fast.
     slower = shown / 1000 / max(seconds)
     assert shown >= 1900 and slower == pytest.approx(max(1, round(slower)), rel=0.05)
@@ -410,8 +435,11 @@ def test_a_phone_shows_the_image_after_a_tap(page):
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
-def test_a_phone_shows_a_race(page):
+@pytest.mark.slow
+def test_a_phone_shows_a_race(page, url):
+    page = page.context.new_page()
     page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(url)
     panel = tab(page, "Race")
     page.locator("#race").click()
     expect(page.locator("#stop-race")).to_be_visible()
@@ -420,10 +448,7 @@ def test_a_phone_shows_a_race(page):
     # Two runs in a row, and one card.
     assert page.locator("#film img").evaluate("(image) => image.naturalWidth") < 3 * 384
     expect(panel.locator(".card img.map")).to_have_count(3)
-    boxes = [card.bounding_box() for card in panel.locator(".card").all()]
-    assert all(box["width"] > 300 for box in boxes) and len({box["x"] for box in boxes}) == 1
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.set_viewport_size({"width": 1200, "height": 900})
+    page.close()
 
 
 def test_a_painted_part_is_generated_again(page):
@@ -456,7 +481,7 @@ def test_the_tab_of_videos_begins_with_one(page):
     tab(page, "Generate")
     panel = tab(page, "Video")
     expect(panel.locator("#video img")).to_be_visible()
-    expect(panel.locator("#frames img")).to_have_count(8)
+    expect(panel.locator("#frames img")).to_have_count(tiny_cosmos.FRAMES)
     expect(panel.locator("#video-status .badge")).to_have_text("exact")
 
 
@@ -470,8 +495,8 @@ def test_frames_of_a_video_appear_and_then_play(page):
     expect(panel.locator("#video img")).not_to_have_attribute("src", before)
     expect(frames.first).to_be_visible()
     expect(panel.locator("#video img")).to_be_visible()
-    expect(frames).to_have_count(8)
-    expect(panel.locator("#video-status")).to_contain_text("512 of 512")
+    expect(frames).to_have_count(tiny_cosmos.FRAMES)
+    expect(panel.locator("#video-status")).to_contain_text("36 of 36")
     after = panel.locator("#video img").get_attribute("src")
     # It stays when the tab is opened again.
     tab(page, "Generate")
@@ -480,12 +505,12 @@ def test_frames_of_a_video_appear_and_then_play(page):
     with page.expect_download() as download:
         panel.locator("#download-video").click()
     with Image.open(download.value.path()) as film:
-        assert film.n_frames == 8
+        assert film.n_frames == tiny_cosmos.FRAMES
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1200, "height": 900})
     # An example is a video.
     panel.get_by_text("a cat, growing", exact=True).click()
     expect(panel.locator("#video img")).not_to_have_attribute("src", after)
-    expect(panel.locator("#video-status")).to_contain_text("512 of 512")
+    expect(panel.locator("#video-status")).to_contain_text("36 of 36")
     expect(panel.get_by_label("Prompt")).to_have_value("a cat, growing")

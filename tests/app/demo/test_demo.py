@@ -522,7 +522,7 @@ def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
     Image.new("RGB", (64, 64), "white").save(file, "PNG")
     arguments = {
         "generate": {"prompt": "a red heart", "seed": 1},
-        "compare": {"prompt": "a red heart", "decodings": ["ar", "sjd"], "seed": 1},
+        "compare": {"prompt": "a red heart", "decodings": ["sjd-coupled", "sjd"], "seed": 1},
         "edit": {"prompt": "a red heart", "seed": 1},
     }
     with served(engine, None, videos) as url, visit(url) as client:

@@ -10,13 +10,21 @@ from families import seeded
 from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 
-from arimage.app.engine.engine import FAILURES, Engine
+from arimage.app.engine import engine as engine_module
+from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Refused, Request, image_seeds
 
 
-@pytest.fixture
-def pipe():
+@pytest.fixture(scope="module")
+def loaded():
     return tiny_glm_image.pipeline()
+
+
+@pytest.fixture
+def pipe(loaded):
+    """A pipeline whose `denoise` a test may replace."""
+    yield loaded
+    vars(loaded).pop("denoise", None)
 
 
 @pytest.fixture
@@ -160,12 +168,14 @@ def test_an_error_of_the_device_in_the_decoder_ends_the_engine(engine, pipe):
     assert not engine.alive and isinstance(engine.failure, torch.AcceleratorError)
 
 
-def test_a_decoder_that_fails_always_ends_the_engine(engine, pipe):
+def test_a_decoder_that_fails_always_ends_the_engine(engine, pipe, monkeypatch):
+    monkeypatch.setattr(engine_module, "FAILURES", 2)
+
     def fails(*arguments):
         raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
 
     pipe.denoise = fails
-    for _ in range(FAILURES):
+    for _ in range(2):
         with pytest.raises(RuntimeError, match="CUDNN"):
             engine.submit(Request("glm", prompt="red")).result(60)
     with pytest.raises(Cancelled):

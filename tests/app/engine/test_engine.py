@@ -588,7 +588,7 @@ def test_every_size_that_a_model_lists_can_be_generated():
     engine.close()
 
 
-@pytest.mark.parametrize("size", [(1536, 1024), (4032, 3024)])
+@pytest.mark.parametrize("size", [(1536, 1024), pytest.param((4032, 3024), marks=pytest.mark.slow)])
 def test_a_photo_is_edited(engine, size):
     image, mask = Image.effect_noise(size, 90).convert("RGB"), Image.new("L", size, 255)
     request = Request("text", prompt="a", image=image, mask_image=mask, seed=3)

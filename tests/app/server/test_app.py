@@ -63,7 +63,7 @@ def engine():
     engine.close()
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=["engine", pytest.param("replicas", marks=pytest.mark.slow)])
 def address(request):
     with backend_of(request.param, pipelines(), Limits(gathering=0.05)) as (backend, _), serving(backend) as address:
         yield address
@@ -662,6 +662,7 @@ run()
 """
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_an_error_when_its_device_fails(tmp_path):
     tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
     port = free_port()

@@ -139,6 +139,7 @@ def test_nothing_is_lost_when_a_busy_server_is_replaced():
     assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
 
 
+@pytest.mark.slow
 def test_the_command_drains(tmp_path):
     tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
     port = free_port()
