@@ -84,8 +84,8 @@ def named_commands(text: str) -> set[str]:
 
 
 def loaded_models(text: str) -> set[str]:
-    """Names that a page or docstring loads in Python, without folders that the reader has trained."""
-    return set(re.findall(r"(?:AutoPipeline\.from_pretrained|load_published)\(\"(?!run/)([^\"]+)\"", text))
+    """Names that a page or docstring loads in Python."""
+    return set(re.findall(r"(?:AutoPipeline\.from_pretrained|load_published)\(\"([^\"]+)\"", text))
 
 
 COMMAND = typer.main.get_command(cli.app)
