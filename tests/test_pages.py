@@ -52,7 +52,7 @@ MADE = {
     ],
     "docs/editing": ["face.png", "mask.png", "crying.png"],
     "docs/decoding": ["decoding.webp", "map.png"],
-    "docs/evaluation": ["comparison/report.md", "report/report.md", "exported/results.jsonl"],
+    "docs/evaluation": ["comparison/report.md", "report/report.md", "exported/result.jsonl"],
     "docs/server": ["heart-0.png", "heart-1.png", "heart.mp4"],
     "docs/server_reference": ["edited.png"],
 }
