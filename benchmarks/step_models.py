@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 import arimage
+from arimage.installed import installed_models
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from arimage.pipelines.shapes import NARROW, Bind, Published
@@ -15,14 +16,14 @@ from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
 
-PACKAGED = Path(arimage.__file__).parent / "assets"
 FOLDERS = sorted(path.parent.name for path in Path(arimage.__file__).parent.glob("pipelines/*/shapes.py"))
 
 
 def emoji_var(layers: int) -> Bind:
     """The packaged model."""
+    packaged = installed_models()["emoji-var"]
     shape, tokenizer = (
-        {name: value for name, value in part.load_config(PACKAGED / "emoji-var" / folder).items() if name[0] != "_"}
+        {name: value for name, value in part.load_config(packaged / folder).items() if name[0] != "_"}
         for part, folder in ((VARTransformer, "transformer"), (VARVQModel, "vq"))
     )
     del shape["num_layers"]

@@ -447,3 +447,7 @@ def test_one_more_operator_in_a_step_is_noticed(monkeypatch):
 def test_what_the_gate_refuses(change, count):
     rows = [row for row in step_cost.read_table() if row[0] == "var-d30"]
     assert len(faults("var-d30", change(rows))) == count
+
+
+def test_the_packaged_model_is_found_where_it_is_installed():
+    assert callable(step_models.MODELS["emoji-var"].build(2))
