@@ -289,8 +289,8 @@ def siblings(pairs: int) -> Rows:
 PARTS = {
     "windows": (windows, 8),
     "mesh": (mesh, 4),
-    "drafts": (drafts, 8),
-    "seconds": (seconds, 8),
+    "drafts": (drafts, 6),
+    "seconds": (seconds, 5),
     "exactness": (exactness, 40_000),
     "siblings": (siblings, 50),
     "paths": (paths, 4000),
