@@ -50,7 +50,9 @@ class PerfectDrafts(SpeculativeJacobiDecoding):
 def steps_of(pipe, prompts: list[str], decoding: SpeculativeJacobiDecoding) -> torch.Tensor:
     """The forward passes [B] of one image per prompt."""
     sampling = pipe.sampling()
-    model = pipe.prepare(prompts, guidance_scale=sampling.guidance_scale).model
+    # An order is derived from the seeds of the call.
+    generator = torch.Generator().manual_seed(0)
+    model = pipe.prepare(prompts, guidance_scale=sampling.guidance_scale, generator=generator).model
     return decode(model, decoding, sampling, torch.arange(len(prompts), device=model.device)).steps.double()
 
 

@@ -125,8 +125,6 @@ def drafts(images: int) -> Rows:
     for name, window in (("emoji-llamagen", 32), ("emoji-arpg", 64)):
         pipe = load_pipeline(name, "cpu", "float32")
         for share in (0.0, 0.5, 0.75, 0.9, 0.97, 1.0):
-            # Orders are derived from the seeds of a call.
-            torch.manual_seed(0)
             decoding = PerfectDrafts(window=window, share=share) if share else SpeculativeJacobiDecoding(window=window)
             passes = steps_of(pipe, prompts_of("known", images), decoding)
             yield {"model": name, "window": window, "share": share} | summary(passes)
@@ -268,7 +266,7 @@ def wrong_paths(count: int) -> Rows:
 def siblings(pairs: int) -> Rows:
     """How far a token is from its distribution where two drafts for it are verified, as a total variation that is
     enumerated for random pairs of distributions over five tokens: verified rightly, and with the faults of the
-    tests. The first is that of the published code of SJD-PAC."""
+    tests. The first fault is of the kind that the published code of SJD-PAC has."""
     for name, fault in {"right": {}, **FLAWS}.items():
         found = []
         for seed in range(pairs):
