@@ -459,7 +459,7 @@ def test_learning_rates_scale_by_the_beginning_of_a_name():
 
 
 def test_a_run_ends_before_it_has_a_figure_to_plot(tmp_path, monkeypatch, no_plots):
-    monkeypatch.setattr(loop, "plot_log", no_plots)
+    monkeypatch.setattr("arimage.training.loop.plot_log", no_plots)
     task = Line()
     task.report = lambda step, out: {}
     fit(task, OptimizerSettings(steps=2, learning_rate=0.1, warmup_steps=1), tmp_path)
