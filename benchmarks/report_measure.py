@@ -292,7 +292,7 @@ PARTS = {
     "exactness": (exactness, 40_000),
     "siblings": (siblings, 50),
     "paths": (paths, 4000),
-    "wrong_paths": (wrong_paths, couplings.COUNT),
+    "wrong_paths": (wrong_paths, couplings.MANY),
 }
 
 
