@@ -257,10 +257,11 @@ def wrong_paths(count: int) -> Rows:
     decoding = PathJacobiDecoding(couplings.TOKENS)
     yield {"coupling": "right", "images": count, "deviation": round(float(couplings.deviation(decoding, count)), 2)}
     (mark,) = couplings.test_wrong_couplings_are_noticed.pytestmark
-    for (name, wrong), label in zip(mark.args[1], mark.kwargs["ids"], strict=True):
+    for parameter in mark.args[1]:
+        name, wrong = parameter.values
         with patch.object(path_coupling if name == "uniforms" else path_coupling.F, name, wrong):
             found = couplings.deviation(decoding, count)
-        yield {"coupling": label, "images": count, "deviation": round(float(found), 2)}
+        yield {"coupling": parameter.id, "images": count, "deviation": round(float(found), 2)}
 
 
 def siblings(pairs: int) -> Rows:
