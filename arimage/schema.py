@@ -105,11 +105,12 @@ def checked(init: Init) -> Init:
     validated, signature = validate_call(init), inspect.signature(init)
 
     @functools.wraps(init)
-    def check_and_init(*args, **kwargs):
+    def check_and_init(self, *args, **kwargs):
         # By name, as the sentence needs it. Unknown names raise TypeError.
-        named = signature.bind(*args, **kwargs).arguments
+        named = signature.bind(self, *args, **kwargs).arguments
+        del named["self"]
         try:
-            validated(**named)
+            validated(self, **named)
         except ValidationError as error:
             raise ValueError(sentence(error, named)) from error
 
