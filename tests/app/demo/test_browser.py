@@ -428,7 +428,9 @@ def test_a_phone_shows_the_image_after_a_tap(page):
     # The page scrolls by itself, down and up.
     for top in (0, 10_000):
         page.evaluate("(top) => scrollTo(0, top)", top)
-        page.locator("#generate" if not top else "#again").dispatch_event("click")
+        button = page.locator("#generate" if not top else "#again")
+        expect(button).to_be_enabled()
+        button.dispatch_event("click")
         expect(page.locator("#status")).to_be_in_viewport()
         expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
         expect(page.locator("#status .badge")).to_have_text("exact")

@@ -517,7 +517,7 @@ def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
     engine, *_, videos, root_path = given
     assert len(engine.models) > 1 and videos.models and root_path == "/demo"
     documentation = (Path(cli.__file__).parents[1] / "docs/app.md").read_text(encoding="utf-8")
-    [endpoints] = re.findall(r"There are three endpoints, (.+?)\.", documentation)
+    [endpoints] = re.findall(r"The endpoints are (.+?)\.", documentation)
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "white").save(file, "PNG")
     arguments = {
