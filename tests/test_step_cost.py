@@ -274,6 +274,7 @@ def test_many_rows_move_little_between_the_products(fused):
     assert moved / rows == pytest.approx(((21 - fused) * width + 6 * inner) * HALF, rel=0.01)
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize(
     ("decoding", "fused", "ratio"),

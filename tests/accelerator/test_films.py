@@ -19,6 +19,7 @@ TEXTS = {"alike": [["a red heart"], ["a blue book"], ["a green tree"]]}
 TEXTS["padded"] = [["a red heart", "cat"], ["tree", "a blue book"], ["a green tree", "book"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", [pytest.param("alike", marks=pytest.mark.slow), "padded"])
 @pytest.mark.parametrize(
     "given", [pytest.param(False, marks=pytest.mark.slow, id="text"), pytest.param(True, id="image")]

@@ -134,6 +134,7 @@ def test_weights_that_move_are_captured_again():
         pipe.capture()
 
 
+@pytest.mark.slow
 def test_what_is_kept_has_a_limit():
     pipe = pipeline("llamagen-text", "cpu")
     pipe.compile(backend="eager", kept_bytes=100_000)

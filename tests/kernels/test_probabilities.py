@@ -267,16 +267,21 @@ def long_rows(size):
 @pytest.mark.parametrize(
     ("k", "top_p", "min_p"),
     [
-        (0, 0.9, 0.0),
         (100, 1.0, 0.0),
-        (9000, 0.3, 0.0),
-        (0, 1.0, 0.01),
-        # Between the cuts, above and below them.
-        (9000, 1.0, 0.01),
-        (9000, 1.0, 1e-9),
         (0, 0.9, 0.3),
-        (0, 0.9, 1e-3),
         (9000, 0.99, 1.0),
+        *(
+            pytest.param(*cuts, marks=pytest.mark.slow)
+            for cuts in [
+                (0, 0.9, 0.0),
+                (9000, 0.3, 0.0),
+                (0, 1.0, 0.01),
+                # Between the cuts, above and below them.
+                (9000, 1.0, 0.01),
+                (9000, 1.0, 1e-9),
+                (0, 0.9, 1e-3),
+            ]
+        ),
     ],
 )
 def test_triton_cuts_rows_that_are_longer_than_its_registers(on_triton, k, top_p, min_p, size):
@@ -290,7 +295,7 @@ def test_triton_cuts_rows_that_are_longer_than_its_registers(on_triton, k, top_p
         torch.testing.assert_close(ours[~differs], theirs[~differs], atol=1e-7, rtol=rounding)
 
 
-@pytest.mark.parametrize("size", [40, 20_000])
+@pytest.mark.parametrize("size", [40, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_images_are_invalid_where_a_place_that_counts_is_not_finite(on_triton, size):
     logits = random_logits(1, 6, 2, size)
     # Broken nowhere, after the end, within an image, everywhere, and where the token is known; the last was invalid.
@@ -351,7 +356,7 @@ def test_the_kernel_compiles_without_spills(compile_kernel, size, by_row, ones, 
     compile_kernel("probabilities", "probabilities_kernel", signature, constants, num_warps=block // 1024)
 
 
-@pytest.mark.parametrize("size", [1000, 16385])
+@pytest.mark.parametrize("size", [1000, pytest.param(16385, marks=pytest.mark.slow)])
 def test_min_p_of_zero_leaves_every_bit_as_it_is(on_triton, size):
     logits, off = random_logits(1, 2, 2, size), torch.zeros(2)
     for cuts in ({}, {"top_k": 100}, {"top_p": 0.9}, {"top_k": 500, "top_p": 0.9}):

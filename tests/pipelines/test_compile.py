@@ -95,6 +95,7 @@ def test_another_number_of_images_is_compiled_once_more(llamagen, counting, monk
     assert counting.graphs == 2
 
 
+@pytest.mark.slow
 def test_prompts_of_a_language_model_that_are_about_as_long_share_a_step(counting):
     pipe = tiny_chameleon.pipeline()
     pipe.register_modules(transformer=tiny_chameleon.transformer(tiny_chameleon.vocabulary(), num_hidden_layers=1))

@@ -138,6 +138,7 @@ def test_a_drafter_of_the_base_stays_exact():
     assert torch.equal(greedy(pipe, decoding="eagle"), greedy(pipe, decoding="ar"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llamagen-text", pytest.param("janus", marks=pytest.mark.slow)])
 def test_compiled_steps_follow_the_scale(family):
     pipe = tiny_llamagen.text_pipeline(num_layers=1) if family == "llamagen-text" else build(family)

@@ -115,6 +115,7 @@ def test_a_folder_has_no_captions_for_a_transformer(folder):
 # Training
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_record_is_kept(trained):
     out, losses = trained
     totals = [losses[step]["total"] for step in range(32)]

@@ -31,11 +31,10 @@ COPY_LINK = """async (link) => {
     catch { prompt("The link to this image", location.href); }
     return "Link copied";
 }"""
-# On a small screen the image, or the status below it, may be out of sight.
+# On a small screen the image may be out of sight, or the two lines of status below it, which are empty at first.
 SHOW_IMAGE = """() => {
-    const [image, status] = ["pictures", "status"].map((id) => document.getElementById(id));
-    const {top} = image.getBoundingClientRect(), {bottom} = status.getBoundingClientRect();
-    if (top < 0 || bottom > innerHeight) image.scrollIntoView({block: "start"});
+    const image = document.getElementById("pictures"), {top, bottom} = image.getBoundingClientRect();
+    if (top < 0 || bottom + 80 > innerHeight) image.scrollIntoView({block: "start"});
 }"""
 
 

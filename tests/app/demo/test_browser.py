@@ -178,6 +178,7 @@ def test_an_image_appears_while_it_is_generated(page, url, slow, tmp_path, monke
     page.close()
 
 
+@pytest.mark.slow
 def test_a_link_generates_its_image(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Prompt").fill("taco")
@@ -206,6 +207,7 @@ def test_a_link_generates_its_image(page):
     other.close()
 
 
+@pytest.mark.slow
 def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
     tab(page, "Generate")
     page.locator("#make-film").click()
@@ -240,6 +242,7 @@ def test_known_pictures_are_shown_and_suggested(page):
     assert not page.locator("#status .note").count()
 
 
+@pytest.mark.slow
 def test_an_unknown_prompt_is_reported(page):
     tab(page, "Generate").get_by_label("Prompt").fill("hot dogs <b>")
     page.locator("#generate").click()
@@ -251,6 +254,7 @@ def test_an_unknown_prompt_is_reported(page):
     assert not page.locator("#status .note").count()
 
 
+@pytest.mark.slow
 def test_the_browser_remembers_what_it_made(page, url, chromium):
     context = chromium.new_context(viewport={"width": 1200, "height": 900})
     context.set_default_timeout(120_000)
@@ -289,6 +293,7 @@ def test_the_browser_remembers_what_it_made(page, url, chromium):
     context.close()
 
 
+@pytest.mark.slow
 def test_the_prompt_follows_from_tab_to_tab(page):
     tab(page, "Generate").get_by_label("Prompt").fill("pizza")
     race = tab(page, "Race")
@@ -338,6 +343,7 @@ def test_stop_stops_at_once(page):
     assert panel.get_by_label("Seed").input_value() in page.locator("#status").inner_text()
 
 
+@pytest.mark.slow
 def test_errors_are_shown_in_a_toast(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Prompt").fill(" ")
@@ -479,6 +485,7 @@ def test_a_painted_part_is_generated_again(page):
     assert np.array_equal(before, generated)
 
 
+@pytest.mark.slow
 def test_the_tab_of_videos_begins_with_one(page):
     tab(page, "Generate")
     panel = tab(page, "Video")
@@ -487,6 +494,7 @@ def test_the_tab_of_videos_begins_with_one(page):
     expect(panel.locator("#video-status .badge")).to_have_text("exact")
 
 
+@pytest.mark.slow
 def test_frames_of_a_video_appear_and_then_play(page):
     panel = tab(page, "Video")
     expect(panel.locator("#video-status .badge")).to_be_visible()

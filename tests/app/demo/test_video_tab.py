@@ -183,6 +183,7 @@ def test_the_status_shows_the_cost_of_a_video(maker):
     assert "36 forward passes" in said and "after forward pass 12, 24, 36" in said and "exact" in said
 
 
+@pytest.mark.slow
 def test_a_film_of_several_clips_is_shown_pass_by_pass(tmp_path, monkeypatch, engine):
     pipe = tiny_infinitystar.pipeline()
     maker = VideoMaker({"film": pipe})

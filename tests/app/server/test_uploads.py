@@ -53,6 +53,7 @@ def test_an_image_of_a_size_of_openai_is_edited_without_a_mask(client, submitted
     assert answer.size == "8x8" and submitted[0].image.size == submitted[0].mask_image.size == (8, 8)
 
 
+@pytest.mark.slow
 def test_a_photo_of_a_phone_is_a_reference(client, submitted):
     client.images.edit(image=[("a.jpg", photo(8000, 6000))], prompt="a", model="reads")
     [reference] = submitted[0].references

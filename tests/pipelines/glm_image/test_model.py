@@ -136,6 +136,7 @@ def test_special_tokens_are_never_sampled(name):
     assert torch.equal(*found) and 0 <= found[0].min() and found[0].max() < CODES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ar", "sjd-coupled", "sjd-tree"])
 def test_two_tokens_follow_the_joint_distribution_of_transformers(processor, name):
     given, pictures = INPUTS["joint"], sources("i2i1", 0)

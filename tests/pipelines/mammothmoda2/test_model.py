@@ -41,6 +41,7 @@ def joint(model, sampling):
 
 
 # That each decoding is exact is what tests/decoding shows; here it reads the logits of this model.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["sjd-coupled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ar", "sjd-tree", "sjd-gumbel"))]
 )
