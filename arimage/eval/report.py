@@ -4,6 +4,7 @@ import dataclasses
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -287,7 +288,7 @@ def plot(report: dict, path: Path) -> None:
     rows = report["rows"]
     costs = [row["cost"] for row in rows]
     missing = {"value": math.nan, "standard_error": None}
-    panels = {"passes per image ↓": [(cost["passes"], None) for cost in costs]}
+    panels: dict[str, list[tuple[float, Any]]] = {"passes per image ↓": [(cost["passes"], None) for cost in costs]}
     if any(cost["images_per_second"] for cost in costs):
         panels["seconds per image ↓"] = [(1 / (cost["images_per_second"] or math.nan), None) for cost in costs]
     for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
