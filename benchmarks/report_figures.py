@@ -42,6 +42,21 @@ def axes_of(width: int, columns: int = 1, height: float = 3.0):
     return figure, panels
 
 
+def line(panel, across: list[float], up: list[float], label: str, color: str, marker: str, filled: bool) -> None:
+    """A line with filled markers, or a broken one with open markers."""
+    panel.plot(
+        across,
+        up,
+        label=label,
+        color=color,
+        marker=marker,
+        linestyle="-" if filled else (0, (2, 2)),
+        markersize=4,
+        markerfacecolor=color if filled else "white",
+        linewidth=1.3,
+    )
+
+
 def ticks(axis, values: list[float]) -> None:
     axis.set_ticks(values, [f"{value:g}" for value in values])
     axis.set_ticks([], minor=True)
@@ -66,20 +81,12 @@ def windows(folder: Path) -> Figure:
         panel.axhline(1, color=GREY, linestyle="--", label="ar")
         panel.plot(sizes, sizes, color=GREY, linestyle=":", label="every draft accepted")
         for (model, order), (label, color, marker) in lines.items():
-            for refresh, style in (("coupled", "-"), ("independent", (0, (2, 2)))):
+            for refresh in ("coupled", "independent"):
                 some = where(rows, model=model, order=order, refresh=refresh)
                 if some:
-                    panel.plot(
-                        column(some, "window"),
-                        [float(row.get("tokens", 256)) / float(row["passes"]) for row in some],
-                        label=f"{label}, {refresh}",
-                        color=color,
-                        marker=marker,
-                        linestyle=style,
-                        markersize=4,
-                        markerfacecolor=color if refresh == "coupled" else "white",
-                        linewidth=1.3,
-                    )
+                    per_pass = [float(row.get("tokens", 256)) / float(row["passes"]) for row in some]
+                    name = f"{label}, {refresh}"
+                    line(panel, column(some, "window"), per_pass, name, color, marker, refresh == "coupled")
         panel.set(xscale="log", yscale="log")
         ticks(panel.xaxis, sizes)
         ticks(panel.yaxis, [1, 2, 4, 8, 16, 32, 64])
@@ -198,19 +205,10 @@ def paths(folder: Path) -> Figure:
     for steps, color, marker in zip(
         dict.fromkeys(row["steps"] for row in rows), (ORANGE, BLUE, BLACK), "so^", strict=False
     ):
-        for coupling, style in (("path", "-"), ("reflection", (0, (2, 2)))):
+        for coupling, name in (("path", "whole paths"), ("reflection", "reflection")):
             some = where(rows, coupling=coupling, steps=steps)
-            panel.plot(
-                column(some, "distance"),
-                column(some, "kept"),
-                color=color,
-                marker=marker,
-                linestyle=style,
-                markersize=4,
-                markerfacecolor=color if coupling == "path" else "white",
-                linewidth=1.3,
-                label=f"{'whole paths' if coupling == 'path' else 'reflection'}, {steps} steps",
-            )
+            label = f"{name}, {steps} steps"
+            line(panel, column(some, "distance"), column(some, "kept"), label, color, marker, coupling == "path")
     panel.set(xscale="log", ylim=(0, 1))
     ticks(panel.xaxis, sorted(set(column(rows, "distance"))))
     panel.set_xlabel("distance of the token's distribution when drafted and now (standard deviations)", fontsize=9)
