@@ -471,8 +471,6 @@ def patch_graphs(patch: pytest.MonkeyPatch, graph: type, capture) -> None:
 @contextlib.contextmanager
 def card():
     """The device, for this thread and for those that it starts."""
-    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
-        pytest.skip("PyTorch 2.9.0 cannot emulate a card")
     torch._C._ensureCUDADeviceGuardSet()
     # Without cuDNN, since `batch_norm` would be an operator that a CPU does not have.
     with pytest.MonkeyPatch.context() as patch, torch.backends.cudnn.flags(enabled=False), Mode():

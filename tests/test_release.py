@@ -37,7 +37,7 @@ def test_the_classifiers_name_the_versions_of_python_that_the_workflow_tries():
 
 def test_all_that_users_install_has_a_lower_bound(monkeypatch):
     found = lowest.lowest()
-    assert found["torch"] == "2.9" and found["ray"] == "2.60" and "pytest" not in found
+    assert found["torch"] == "2.10" and found["ray"] == "2.60" and "pytest" not in found
     monkeypatch.setitem(lowest.PROJECT, "dependencies", ["numpy"])
     with pytest.raises(ValueError, match="'numpy' has no lower bound"):
         lowest.lowest()
