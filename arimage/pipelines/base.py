@@ -336,15 +336,21 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         listed = generators is generator
         if not all(isinstance(one, torch.Generator) or (one is None and not listed) for one in generators):
             raise ValueError(f"generator is {generator!r}: give a torch.Generator, or a list with one per image")
-        if listed:
-            if len(generators) != batch:
-                raise ValueError(
-                    f"generator holds {len(generators)} for {batch} images: give one per image, or a single one"
-                )
-            return torch.cat([self.prepare_seeds(one, 1) for one in generators])
-        device = "cpu" if generator is None else generators[0].device
-        seeds = torch.randint(2**63 - 1, (batch,), generator=generator, device=device)
-        return seeds.to(self._execution_device)
+        if listed and len(generators) != batch:
+            raise ValueError(
+                f"generator holds {len(generators)} for {batch} images: give one per image, or a single one"
+            )
+        device = self._execution_device
+        seeds = [
+            torch.randint(
+                2**63 - 1,
+                (1 if listed else batch,),
+                generator=one,
+                device="cpu" if one is None else one.device,
+            ).to(device)
+            for one in generators
+        ]
+        return torch.cat(seeds)
 
     def check_known(self, prompt: str | list[str] | None) -> None:
         """Warn once about every prompt that is not among `known_captions`."""

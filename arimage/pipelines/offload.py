@@ -1,8 +1,22 @@
 """Weights that are on another device until a component, or a layer, computes."""
 
+import itertools
+
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.hooks.group_offloading import _is_group_offload_enabled
+from diffusers.hooks.group_offloading import _GROUP_OFFLOADING
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks move the weights of a component. Offloading by groups may leave its hooks on any layer, where
+    `hasattr` takes long to find none."""
+    modules = [module]
+    for part in modules:
+        registry = vars(part).get("_diffusers_hook")
+        if registry is not None and registry.get_hook(_GROUP_OFFLOADING) is not None:
+            return True
+        modules += [child for child in part._modules.values() if child is not None]
+    return hasattr(module, "_hf_hook")
 
 
 class OffloadMixin(DiffusionPipeline):
@@ -11,8 +25,15 @@ class OffloadMixin(DiffusionPipeline):
     @property
     def has_hooks(self) -> bool:
         """Whether hooks move the weights of a component (offloading, several devices)."""
-        modules = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
-        return any(hasattr(module, "_hf_hook") or _is_group_offload_enabled(module) for module in modules)
+        return any(_has_hooks(part) for part in self.components.values() if isinstance(part, torch.nn.Module))
+
+    @property
+    def _execution_device(self) -> torch.device:
+        """Where calls compute: without hooks where the weights are, for which diffusers asks every module of every
+        component, several times per call."""
+        parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
+        devices = {weight.device for part in parts for weight in itertools.islice(part.parameters(), 1)}
+        return super()._execution_device if len(devices) != 1 or self.has_hooks else devices.pop()
 
     def enable_group_offload(
         self,

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from diffusers import DiffusionPipeline
+from diffusers.hooks import apply_group_offloading
 from families import BUILD, EVERY, condition_of, flat, having, one_of_each_kind, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -311,6 +313,19 @@ def test_the_codebook_is_where_the_model_is_when_the_tokenizer_is_offloaded(monk
     model = pipe.prepare(class_labels=1).model
     assert pipe.vq.device.type == "cpu"
     assert model.codebook.device.type == model.device.type == "meta"
+
+
+def test_calls_compute_where_diffusers_says():
+    def places():
+        return pipe._execution_device, DiffusionPipeline._execution_device.fget(pipe)
+
+    pipe = tiny_llamagen.text_pipeline()
+    assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
+    # Casts, and moves no weights.
+    pipe.vq.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
+    apply_group_offloading(pipe.transformer, onload_device=torch.device("cuda:1"), offload_type="leaf_level")
+    assert places() == (torch.device("cuda:1"),) * 2 and pipe.has_hooks
 
 
 # Refusals
