@@ -465,7 +465,9 @@ def train_model(
         task = begin_training(table, settings, tokens, heldout, start_from, choose_device(device), compile=compile)
         task.fit(out, report_every, log_with)
     trained = out / ("adapter" if settings.lora_rank else "model")
-    if push_to_hub is not None and processes()[0] == 0:
+    if processes()[0] > 0:
+        return
+    if push_to_hub is not None:
         from huggingface_hub import HfApi
 
         hub = HfApi()

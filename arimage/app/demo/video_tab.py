@@ -46,7 +46,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
             )
             with gr.Row():
                 start = gr.Button("Generate", variant="primary", elem_id="make-video")
-                stop = gr.Button("Stop", variant="stop", elem_id="stop-video")
+                stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop-video")
             examples = gr.Examples(EXAMPLES, prompt, label="Try")
             with gr.Row(elem_classes="settings"):
                 decoding = gr.Dropdown(
@@ -96,14 +96,18 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
             status = gr.HTML(EMPTY, elem_id="video-status")
             download = gr.DownloadButton("Download", size="sm", visible=False, elem_id="download-video")
 
+    def busy(runs: bool) -> dict:
+        return {start: gr.Button(visible=not runs), stop: gr.Button(visible=runs)}
+
     def finished(request: VideoRequest, now: VideoProgress) -> dict:
         path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
         write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model])
         shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
-        return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now)}
+        return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now), **busy(False)}
 
     def run(request: VideoRequest, keep: list[VideoProgress]) -> Iterator[dict]:
-        yield {film: gr.Image(visible=False), frames: [], status: EMPTY, download: gr.DownloadButton(visible=False)}
+        hidden = {film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
+        yield {**hidden, frames: [], status: EMPTY, **busy(True)}
         shown = []
         try:
             with closing(maker.run(request)) as events:
@@ -115,8 +119,11 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
                     new = {} if now.frames == shown else {frames: [*map(saved, now.frames)]}
                     shown = now.frames
                     yield {status: status_of(now), **new}
-        except Refused as error:
-            raise refusal(str(error)) from error
+        except Exception as error:
+            yield busy(False)
+            if isinstance(error, Refused):
+                raise refusal(str(error)) from error
+            raise
 
     def generate(model, prompt, decoding, seed, image, length) -> Iterator[dict]:
         asked = chosen(maker.models[model], decoding)
@@ -133,14 +140,15 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
         for update in [finished(request, example[0])] if example else run(request, example):
             yield {opened: True, **update}
 
-    outputs = [opened, film, frames, status, download]
+    outputs = [opened, film, frames, status, download, start, stop]
     opening = tab.select(open_tab, opened, outputs, **GENERATES)
     asked = [model, prompt, decoding, seed, image, length]
     runs = [
         trigger(generate, asked, outputs, cancels=[opening], **GENERATES)
         for trigger in (start.click, prompt.submit, examples.load_input_event.success)
     ]
-    stop.click(lambda: markup.STOPPED, None, status, cancels=[opening, *runs], **AT_ONCE)
+    ended = [status, start, stop]
+    stop.click(lambda: {status: markup.STOPPED, **busy(False)}, None, ended, cancels=[opening, *runs], **AT_ONCE)
     model.input(
         lambda name: (
             gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),

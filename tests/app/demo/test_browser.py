@@ -498,6 +498,8 @@ def test_the_tab_of_videos_begins_with_one(page):
 def test_frames_of_a_video_appear_and_then_play(page):
     panel = tab(page, "Video")
     expect(panel.locator("#video-status .badge")).to_be_visible()
+    expect(panel.locator("#make-video")).to_be_visible()
+    expect(panel.locator("#stop-video")).to_be_hidden()
     before = panel.locator("#video img").get_attribute("src")
     panel.get_by_label("Seed").fill("1")
     panel.locator("#make-video").click()
@@ -507,6 +509,8 @@ def test_frames_of_a_video_appear_and_then_play(page):
     expect(panel.locator("#video img")).to_be_visible()
     expect(frames).to_have_count(tiny_cosmos.FRAMES)
     expect(panel.locator("#video-status")).to_contain_text("36 of 36")
+    expect(panel.locator("#make-video")).to_be_visible()
+    expect(panel.locator("#stop-video")).to_be_hidden()
     after = panel.locator("#video img").get_attribute("src")
     # It stays when the tab is opened again.
     tab(page, "Generate")
