@@ -21,10 +21,17 @@ from arimage.eval.runs.run_folder import manifest_digest  # noqa: E402
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
-def pytest_collection_finish():
-    """Garbage collection, of which every capture of a graph needs one, skips the modules and the tests."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collecting leaves no garbage but many objects. Garbage collection, of which every capture of a graph needs one,
+    skips them: the modules and the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
