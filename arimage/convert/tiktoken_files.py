@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import (
     PreTrainedTokenizerFast,
 )
-from transformers.convert_slow_tokenizer import TikTokenConverter, bytes_to_unicode
+from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from .paths import CheckpointError
@@ -32,19 +32,12 @@ class _Converter(TikTokenConverter):
         self.path, self.special = path, special
 
     # transformers' own needs the package tiktoken to read a table.
+    @staticmethod
+    def load_tiktoken_bpe(tiktoken_url: str | Path) -> dict[bytes, int]:
+        return _read_ranks(Path(tiktoken_url))
+
     def extract_vocab_merges_from_model(self, tiktoken_url: str):
-        ranks, letters = _read_ranks(Path(tiktoken_url)), bytes_to_unicode()
-
-        def spelled(token: bytes) -> str:
-            return "".join(letters[byte] for byte in token)
-
-        merges = []
-        for token in sorted(ranks, key=ranks.__getitem__):
-            halves = [(token[:i], token[i:]) for i in range(1, len(token))]
-            pairs = [pair for pair in halves if ranks.keys() >= {*pair}]
-            merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        merges = [(spelled(first), spelled(second)) for first, second in merges]
-        vocabulary = {spelled(token): rank for token, rank in ranks.items()}
+        vocabulary, merges = super().extract_vocab_merges_from_model(tiktoken_url)
         if isinstance(self.special, Mapping):
             special = dict(self.special)
         else:
