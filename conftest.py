@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+from collections import Counter
 
 
 # Before anything imports huggingface_hub, which reads it once.
@@ -32,6 +33,20 @@ def pytest_collection():
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave all cases of a test but every nth, `@pytest.mark.every(n)`, to the slow tests."""
+    counts = Counter()
+    for item in items:
+        mark = item.get_closest_marker("every")
+        if mark is None or item.get_closest_marker("slow") or item.get_closest_marker("gpu"):
+            continue
+        [n], test = mark.args, item.nodeid.partition("[")[0]
+        if counts[test] % n:
+            item.add_marker(pytest.mark.slow)
+        counts[test] += 1
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -167,6 +167,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("command", RUNS)
 def test_a_command_runs_in_a_process_of_its_own(command, tmp_path):
     (tmp_path / "two.jsonl").write_text(PROMPTS)

@@ -136,6 +136,7 @@ def test_tokens_that_are_not_greedy_are_refused():
         side_by_side.check_gap(gap, 2, torch.float32)
 
 
+@pytest.mark.slow
 def test_tokens_of_packaged_models_are_compared_with_those_before(tmp_path, monkeypatch, capsys):
     before, after = tmp_path / "before.json", tmp_path / "after.json"
 

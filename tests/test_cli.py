@@ -273,6 +273,7 @@ def test_without_a_place_images_go_to_outputs(run, models):
     assert pixels("outputs/image-5-0.png").shape == (SIZE, SIZE, 3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "prompts, count, rows, columns",
     [
@@ -369,6 +370,7 @@ def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
 # Refusals
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "kind, arguments, sentence",
     [
@@ -463,6 +465,7 @@ def test_dtype_reaches_the_weights(models, dtype, expected):
     assert pipe.transformer.dtype == expected
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", ["int8", "float8"])
 def test_weights_of_8_bits_generate_and_are_recorded(models, run, refused, tmp_path, monkeypatch, dtype):
     monkeypatch.chdir(tmp_path)
@@ -617,6 +620,7 @@ def test_many_images_are_generated_a_batch_at_a_time(run, models, monkeypatch):
     assert sizes == [3, 2, 64]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("command", ["models", "decodings"])
 @pytest.mark.parametrize("columns", [60, 80, 120, 400])
 def test_a_narrow_terminal_cuts_no_names(run, monkeypatch, command, columns):
@@ -644,6 +648,7 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
     assert "owner/nothing" in refused("generate", "x", "--model", "owner/nothing")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["~/nothing", "./nothing", "../nothing", "/nothing"])
 @pytest.mark.parametrize(
     "command",
@@ -695,6 +700,7 @@ def test_converted_files_of_var_generate_images(run, tmp_path):
     assert code == 0 and "4 forward passes" in err and pixels(image).shape == (16, 16, 3)
 
 
+@pytest.mark.slow
 def test_a_converted_janus_generates_images_that_can_be_traced(run, tmp_path):
     folder = tiny_janus.write_original(tmp_path / "published")
     made, image = tmp_path / "made", tmp_path / "image.png"
@@ -879,6 +885,7 @@ def test_bench_prints_a_table_and_writes_every_figure(run, models):
     assert coupled["settings"]["refresh"] == "coupled" and coupled["cost"]["timed_calls"] == 2
 
 
+@pytest.mark.slow
 def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, refused, models, monkeypatch):
     from arimage import SpeculativeJacobiDecoding
 
@@ -897,6 +904,7 @@ def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, r
     assert "it needs a crystal ball" in refused("bench", *options, "--decoding", "sjd-gumbel")
 
 
+@pytest.mark.slow
 def test_bench_sets_two_reports_side_by_side(run, refused, models):
     options = ["--model", models["text"], "--decoding", "sjd", "--per-prompt", 1, "--metrics", ""]
     run("bench", *options, "--decoding", "ar", "--out", "old")

@@ -101,6 +101,7 @@ def engine():
     engine.close()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("model", "decoding"),
     [
@@ -128,6 +129,7 @@ def test_students_are_served(engine, model, decoding):
             assert np.abs(np.asarray(image).astype(int) - np.asarray(alone)).max() <= 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("model", "decoding"),
     [
@@ -177,6 +179,7 @@ def test_continuous_tokens_have_no_top_k(engine):
         engine.submit(Request("mar", class_label=1, top_k=5))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", ["mar", "latent-llama"])
 def test_continuous_tokens_are_traced(run, model, tmp_path):
     options = ("--trace", "trace.webp", "--trace", "map.png", "--out", "x.png")

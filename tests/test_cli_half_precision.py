@@ -10,6 +10,7 @@ from PIL import Image
 from arimage import cli
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_every_command_of_a_family_runs(family, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,7 @@ def test_file_and_scale_are_told_apart(tmp_path):
         parse_lora("style.safetensors:nan")
 
 
+@pytest.mark.slow
 def test_adapters_are_active_at_their_scales(files):
     one, two = (str(files / f"{name}.safetensors") for name in ("one", "two"))
     pipe = load_pipeline(str(files / "model"), "cpu", "float32", lora=[f"{one}:0.5", two])

@@ -53,6 +53,7 @@ def save(image, name="image.png", orientation=1):
     image.save(name, exif=exif)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["turned", "16 bits", "transparent", "palette"])
 def test_what_is_kept_is_what_viewers_show(generate, kind, tmp_path):
     image = Image.fromarray(SHOWN)

@@ -130,6 +130,7 @@ def test_bytes_that_are_not_utf8_are_refused():
     assert done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("model", ["text", "emu3", "video"])
 @pytest.mark.parametrize("command", [["generate"], ["bench"]])
 def test_a_class_of_a_model_without_classes_is_refused(refused, models, model, command):
@@ -137,6 +138,7 @@ def test_a_class_of_a_model_without_classes_is_refused(refused, models, model, c
     assert line.startswith((f"arimage: {models / model} generates", f"arimage: {models / model} continues images"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "model, condition, side",
     [
@@ -182,6 +184,7 @@ def words(text):
 ALL = dict(commands(typer.main.get_command(cli.app)))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_help_says_all_that_was_written(names):
     # So wide that no text is broken, since the lines of a table stand next to each other.

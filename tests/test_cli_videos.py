@@ -52,6 +52,7 @@ def frames_of(path):
         return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(file)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("suffix", [".webp", ".gif"])
 def test_an_image_becomes_a_video(run, picture, suffix, tmp_path):
     printed = run("--image", picture, "--out", f"out/street{suffix}", "--num-frames", 9)
@@ -80,6 +81,7 @@ def test_a_text_says_what_happens_and_a_file_holds_a_grid(run, picture, tmp_path
     assert not np.array_equal(frames[-1][:, :64], frames[-1][:, 64:])
 
 
+@pytest.mark.slow
 def test_a_trace_and_an_acceptance_map_show_the_maps_side_by_side(run, picture, tmp_path):
     options = ("--trace", "trace.webp", "--trace", "map.png", "--decoding", "sjd-lazy:init=previous")
     run("--image", picture, "--out", "film.webp", *options)
@@ -97,6 +99,7 @@ def test_mp4_files_are_written_and_read(run, picture, tmp_path):
     assert run("--video", "film.mp4", "--out", "films").out.split() == ["films/film-0-0.mp4"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

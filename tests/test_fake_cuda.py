@@ -320,6 +320,7 @@ def is_quick(family, name):
     return (name in FEW and family not in TWINS) or (family, name) == ("var-class", "code")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("family", "name"),
     [case if is_quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases()],
@@ -373,6 +374,7 @@ def all_settings(model):
     return sampling
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -406,6 +408,7 @@ LIKE_THEM = ["sjd-coupled:init=left", "zipar:window=2", "next-scale:guided_scale
 LIKE_THEM += ["next-scale:pruned=0.5+0.75"]
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("text", VARIANTS + [pytest.param(text, marks=pytest.mark.slow) for text in LIKE_THEM])
 def test_a_step_of_other_settings(text, monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
@@ -414,6 +417,7 @@ def test_a_step_of_other_settings(text, monkeypatch):
     run(decoding_from_name(name, **settings), FAMILIES[family](torch.float32, True), Sampling(**EVERYTHING))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [

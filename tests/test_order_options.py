@@ -88,6 +88,7 @@ def test_a_model_in_raster_order_takes_none(run, raster, command):
     assert code == 2 and "takes no order: leave out --order" in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_bench_measures_every_order(run, model, tmp_path):
     (tmp_path / "prompts.txt").write_text("tree\na red heart\n")
     asked = ("--model", model, "--prompts", "prompts.txt", "--dtype", "float32")

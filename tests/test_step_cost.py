@@ -258,6 +258,7 @@ def xl(depth, fused):
     return bound
 
 
+@pytest.mark.every(2)
 @needs_triton
 @pytest.mark.parametrize("fused", [False, True])
 def test_many_rows_move_little_between_the_products(fused):

@@ -18,6 +18,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["var-text", *(pytest.param(f, marks=pytest.mark.slow) for f in ("llamagen-text", "emu3"))]
 )

@@ -96,6 +96,7 @@ CALLS = [(RUNS[i % 3], *case) for i, case in enumerate(QUICK)]
 MORE = [(run, *case) for run in RUNS for case in EVERY if (run, *case) not in CALLS]
 
 
+@pytest.mark.every(3)
 @KINDS
 @pytest.mark.parametrize(
     ("run", "family", "decoding"),
@@ -143,6 +144,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.every(2)
 @KINDS
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled:window=4"])
 def test_images_of_a_batch_keep_their_sampling_settings(decoding, kind):
@@ -152,6 +154,7 @@ def test_images_of_a_batch_keep_their_sampling_settings(decoding, kind):
     assert compare("llamagen-text", kind, arrivals, decoding, *requests) == []
 
 
+@pytest.mark.every(2)
 @KINDS
 @pytest.mark.parametrize(
     ("family", "decoding"),
@@ -183,6 +186,7 @@ def test_an_edit_joins_an_image(kind, after):
     assert compare("arpg-large", kind, edit_joins, "sjd-coupled:window=4", after) == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("family", "decoding"),
     [
@@ -210,6 +214,7 @@ def test_there_is_never_a_second_cache(family, decoding, monkeypatch):
     assert len(begun) == 4 and max(begun) < kept.state.cache.nbytes / 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("kind", "decoding"), [("eager", "sjd-coupled:window=4"), ("replayed", "ar")])
 def test_the_host_waits_for_the_device_in_every_eighth_pass_only(kind, decoding):
     waits = []

@@ -168,6 +168,7 @@ def broken(change):
     return Broken()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("change", "notice"),
     [

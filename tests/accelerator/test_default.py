@@ -56,6 +56,7 @@ def test_the_first_call_launches_what_an_eager_one_does():
         assert len(eager) + device.replays == len(launched)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "decoding"), [("var-text", "next-scale"), ("arpg", "groups:groups=4")])
 def test_a_single_call_captures_nothing_that_it_does_not_replay(family, decoding):
     expected, pipe, found = call(pipeline(family, "cpu"), decoding), fresh(family), []

@@ -49,6 +49,7 @@ def three_calls(pipe, decoding, after_call=lambda: None):
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("family", "decoding"), CASES)
 def test_further_calls_capture_nothing(family, decoding):
     expected, pipe, captures = three_calls(pipeline(family, "cpu"), decoding), pipeline(family, "replayed"), []
@@ -74,6 +75,7 @@ def test_images_join_and_leave_kept_rows_without_a_capture():
     assert captures == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_window_that_adapts_starts_again_with_every_call():
     with fixed_step_times():
         expected = three_calls(pipeline("llamagen-text", "cpu"), "sjd-coupled:window=auto")
@@ -92,6 +94,7 @@ def test_an_image_that_was_interrupted_leaves_its_row():
         assert differences(expected, call(pipe, "ar", 2)) == []
 
 
+@pytest.mark.slow
 def test_sizes_have_graphs_of_their_own():
     def sizes(pipe):
         side = pipe.image_sizes[0][0]

@@ -42,6 +42,7 @@ def compiled(pipe):
 # What a state holds
 
 
+@pytest.mark.every(3)
 @families(["llamagen-text", "arpg", "var-text", "mar", "latent-llama", "llamagen-dd"])
 def test_a_state_declares_what_belongs_to_a_call(family, monkeypatch):
     states, admit = [], batch.Batch._admit
@@ -76,6 +77,7 @@ def edits(pipe, sizes, batch_size=None):
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("batch_size", [None, 1])
 def test_edits_that_keep_other_numbers_of_tokens(batch_size):
     expected, pipe = edits(pipeline("arpg", "cpu"), (1, 3, 1), batch_size), pipeline("arpg", "replayed")
@@ -136,6 +138,7 @@ def bfloat16(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **__: True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", ["attention", "autocast", pytest.param("deterministic", marks=pytest.mark.slow)])
 def test_modes_have_graphs_of_their_own(mode, bfloat16):
     pipe, captures = fresh(), []
@@ -421,6 +424,7 @@ def test_graphs_and_conditions_count_as_memory(monkeypatch):
         assert state.state.nbytes <= with_prompt - prompt.nbytes
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("family", "decoding"),
     [

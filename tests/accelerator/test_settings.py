@@ -67,6 +67,7 @@ def check(family, decoding, settings):
 CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in [*every_case(), *TEACHERS]]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "decoding"), CASES)
 def test_other_settings_capture_nothing(family, decoding):
     captures = check(family, small(decoding) if ":" not in decoding else decoding, SETTINGS)
@@ -135,6 +136,7 @@ def test_a_call_that_begins_eagerly_goes_on_with_graphs():
     assert all(map(equal, calls(pipeline("llamagen-text", "cpu"), "ar", SETTINGS), found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "decoding"),
     [("llamagen-text", "ar"), pytest.param("var-text", "next-scale", marks=pytest.mark.slow)],

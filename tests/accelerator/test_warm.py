@@ -12,6 +12,7 @@ from arimage.app.engine.videos import VideoMaker
 from arimage.decoding.run.batch import Batch
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", "var-text"])
 def test_an_engine_is_warm_before_it_is_asked(family):
     pipe = fresh(family)

@@ -142,6 +142,7 @@ class Capturing(card.Stream):
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
+@pytest.mark.slow
 def test_steps_and_calls_are_replayed_on_an_accelerator(monkeypatch, tmp_path):
     models = {name: gpu_day.TINY[name] for name in ("llamagen-xl-384", "var-d30")}
     forms, device = tuple(gpu_day.FORMS), torch.device("cuda")

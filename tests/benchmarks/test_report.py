@@ -27,6 +27,7 @@ def measure(tmp_path, monkeypatch):
     return rows_of
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("part", report_measure.PARTS)
 def test_a_part_is_measured(part, measure):
     rows, kept = measure(part), report_figures.read(report_figures.TABLES, part)
@@ -49,6 +50,7 @@ def test_exact_methods_are_nearer_than_faulty_ones():
     assert max(exact) < float(rows[0]["floor"]) < min(faulty) / 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", report_figures.FIGURES)
 def test_a_figure_is_made_from_its_table_and_shown(name, tmp_path):
     report_figures.main([name], out=tmp_path)

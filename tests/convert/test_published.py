@@ -95,6 +95,7 @@ ALIKE = (
 )  # fmt: skip
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in MODELS]
 )
@@ -275,6 +276,7 @@ def test_an_interrupted_download_keeps_what_is_complete(publish, tmp_path):
     assert complete and complete.isdisjoint(hub.downloaded()) and not half_written(tmp_path)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("force_download", [False, True])
 def test_an_interrupted_conversion_leaves_nothing_and_starts_again(janus, monkeypatch, force_download, tmp_path):
     if force_download:
@@ -352,6 +354,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
         load_published("llamagen-b")
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
 def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
     if entry.requested:

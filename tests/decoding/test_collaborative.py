@@ -26,6 +26,7 @@ def pair(branches=1, same=False):
     return model, refiner
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("drafter_scales", [1, 2])
 @pytest.mark.parametrize("sampling", ["plain", "guidance", "top-p"])
 def test_each_map_follows_the_distribution_of_the_model_that_sampled_it(drafter_scales, sampling):
@@ -96,6 +97,7 @@ def bound(request):
 SAMPLING = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("more_smooth", [False, True])
 @pytest.mark.parametrize("drafter_scales", [1, 2, 3])

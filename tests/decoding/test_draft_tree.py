@@ -137,6 +137,7 @@ def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model,
     assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, seeds).tokens)
 
 
+@pytest.mark.every(2)
 @TREES
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
@@ -189,6 +190,7 @@ def test_wider_and_deeper_trees_take_fewer_steps(table_model):
 # Relaxed tests
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("tree", "relative"), [("dynamic", False), ("static", True)])
 def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, tree, relative):
     decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
@@ -197,6 +199,7 @@ def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, 
     assert_follows(sample_images(model, decoding, sampling, IMAGES), model.joint(sampling), 3)
 
 
+@pytest.mark.every(2)
 @TREES
 def test_neighbours_that_count_save_steps_and_bend_the_distribution(table_model, tree):
     shape = (3, 1, 3)

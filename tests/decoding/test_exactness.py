@@ -180,6 +180,7 @@ FROM_BEFORE = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "order", "given"),
     [

@@ -60,6 +60,7 @@ def assert_each_follows(model, decoding, patterns, size, case):
 SIZES = pytest.mark.parametrize("size", [5_000, pytest.param(200_000, marks=pytest.mark.slow)])
 
 
+@pytest.mark.every(5)
 @SIZES
 @pytest.mark.parametrize("name", EXACT)
 def test_free_tokens_follow_their_distribution_given_the_tokens_before(table_model, name, size):
@@ -124,6 +125,7 @@ def test_nothing_forced_changes_nothing(decoding):
     assert torch.equal(*tokens)
 
 
+@pytest.mark.every(3)
 def test_an_image_does_not_depend_on_what_is_forced_in_others(decoding):
     decoding, model = decoding
     forced = some_forced(model, 6)
@@ -145,6 +147,7 @@ def test_a_run_of_forced_tokens_takes_one_step_per_window(table_model, method, i
     assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes <= 1 + 2 + 3
 
 
+@pytest.mark.every(5)
 @SIZES
 @pytest.mark.parametrize("name", EXACT)
 def test_tokens_that_come_first_in_an_order_are_prefilled(table_model, name, size):

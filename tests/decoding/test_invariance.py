@@ -44,6 +44,7 @@ def alone(model, decoding, sampling, seeds):
     return torch.cat([state.tokens for state in states]), [state.forward_passes for state in states]
 
 
+@pytest.mark.every(3)
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     model, sampling = table_model(**GRID, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
     state = decode(model, decoding, sampling, SEEDS)
@@ -106,6 +107,7 @@ def greedy(model, guidance_scale=1.0):
     return torch.tensor(tokens)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
     for seed in (1, 2):
@@ -143,6 +145,7 @@ def test_an_image_of_one_token_takes_one_forward_pass(table_model, decoding):
     assert torch.equal(state.tokens, alone(model, decoding, Sampling(), SEEDS)[0])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("grid", [(1, 6), (6, 1), (3, 2)], ids=str)
 def test_no_shape_of_the_grid_asks_for_what_is_not_there(table_model, grid, decoding):
     model = table_model(grid=grid, vocab_size=2)
@@ -150,6 +153,7 @@ def test_no_shape_of_the_grid_asks_for_what_is_not_there(table_model, grid, deco
     assert state.decided.all() and state.forward_passes <= 6
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("order", ["random", pytest.param("spread-out", marks=pytest.mark.slow)])
 def test_an_image_of_any_order_does_not_depend_on_its_batch(table_model, decoding, order):
     shape = (2, 2, 2)

@@ -48,6 +48,7 @@ def generate(pipe, decoding, seeds=(0, 1, 2), guidance=3.0, **settings):
     return flat(out.tokens)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("guidance", [3.0, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", quick(having("lines"), ("anole", "cosmos-text")))
 def test_a_token_sees_the_tokens_that_are_kept(family, guidance):
@@ -64,6 +65,7 @@ def test_all_rows_give_the_images_of_ar(family):
     assert torch.equal(generate(pipe, "line-cache:lines=99"), generate(pipe, "ar"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "guidance"), [("llamagen-text", 3.0), ("lumina", 1.0)])
 def test_an_image_does_not_depend_on_its_batch(family, guidance):
     pipe = EVERY[family]()
@@ -72,6 +74,7 @@ def test_an_image_does_not_depend_on_its_batch(family, guidance):
     assert torch.equal(generate(pipe, "line-cache:lines=2", (4,), guidance), together[2:3])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", pytest.param("emu3", marks=pytest.mark.slow), "cosmos-text"])
 def test_half_precision(family):
     pipe = EVERY[family]().to(torch.bfloat16)

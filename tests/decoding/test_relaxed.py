@@ -254,6 +254,7 @@ def joint_of_three(model, sampling, decoding):
     return joint.flatten() / joint.sum()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("strong", "sampling", "refresh"),
     [
@@ -346,6 +347,7 @@ def test_greedy_tokens_stay_those_of_the_greatest_logits(table_model, strong):
     assert torch.equal(decode(model, jacobi(4, **STRONG[strong]), sampling, seeds).tokens, expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("strong", STRONG)
 def test_an_image_does_not_depend_on_its_batch(table_model, strong):
     model, decoding = table_model(grid=(2, 4), branches=2), jacobi(5, **STRONG[strong])
@@ -363,6 +365,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("knob", KNOBS)
 def test_the_stronger_the_knob_the_fewer_the_steps(table_model, knob):
     model, passes = table_model(grid=(2, 4)), []

@@ -129,6 +129,7 @@ def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
     assert torch.equal(tokens, expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("grid", "sampling", "window", "refresh"),
     [
@@ -180,6 +181,7 @@ def test_tokens_follow_the_distribution_given_what_is_decided(table_model, grid,
 LEFT_AND_ABOVE = ((0, -1), (-1, 0), (-1, -1))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("window", "context", "refresh"), [(2, 1, "coupled"), (3, 2, "independent")])
 def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_model, window, context, refresh):
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
@@ -208,6 +210,7 @@ def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_
     assert state.forward_passes == 4 + window + adaptive
 
 
+@pytest.mark.slow
 def test_how_far_off_a_truncated_context_is(table_model):
     # The figures of the docstrings: total variation on a table where every token matters as much as any other.
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
@@ -243,6 +246,7 @@ def test_what_the_queries_of_a_small_grid_see(table_model):
     assert seen == expected
 
 
+@pytest.mark.every(2)
 @EVERY_DECODING
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model, grid, decoding):
@@ -377,6 +381,7 @@ class Mesh:
         return logits[None]
 
 
+@pytest.mark.slow
 def test_parallel_jacobi_saves_most_steps_where_tokens_depend_on_their_neighbours():
     model = Mesh((24, 24))
     state = decode(model, ParallelJacobiDecoding(8, 2), Sampling(), torch.arange(8))
@@ -410,6 +415,7 @@ def test_every_step_decides_tokens_and_decided_tokens_stay(table_model, grid, de
     assert 0 <= state.tokens.min() and state.tokens.max() < 3
 
 
+@pytest.mark.every(2)
 @EVERY_DECODING
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     model = table_model(grid=(3, 3), vocab_size=2, branches=2, truncated=True)

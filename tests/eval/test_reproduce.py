@@ -36,6 +36,7 @@ def test_every_model_with_a_published_figure_has_a_row():
     assert len(ROWS) == 52
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_dry_runs(name, run):
     model, _, protocol = name.partition(":")

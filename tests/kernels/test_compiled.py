@@ -85,6 +85,7 @@ def in_place(function):
     }[function]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("operation", "function"),
     [
@@ -110,6 +111,7 @@ def test_a_kernel_that_writes_its_arguments_breaks_no_graph(interpreter, operati
         assert not torch.equal(ours, in_place(function)[0][place])
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("operation", "function"), FUNCTIONS)
 def test_its_definition_breaks_none_either(operation, function):
     eager = getattr(importlib.import_module(f"arimage.kernels.{operation}"), function)

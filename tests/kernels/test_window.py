@@ -134,6 +134,7 @@ def test_slots_of_decided_drafts_move_on_and_are_drafted(on_triton, window, capa
     slid(on_triton, arguments, drafted)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("given", [False, True])
 def test_drafts_may_be_copies_of_a_neighbour(on_triton, given):
     columns, window = 3, 8

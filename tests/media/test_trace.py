@@ -115,6 +115,7 @@ def test_outlines_have_their_colours():
     assert picture[10, 10].mean() > picture[30, 10].mean()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_a_trace_follows_every_decoding(decoding, tmp_path):
     pipe = tiny_llamagen.text_pipeline()

@@ -64,6 +64,7 @@ CASES = [(*case, [DECODINGS[2 * i % 5], DECODINGS[(2 * i + 1) % 5]], SIZES[0]) f
 ]
 
 
+@pytest.mark.every(3)
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "order", "decodings", "size"), CASES)
 def test_images_follow_the_distribution_of_the_order(family, order, decodings, size):
@@ -79,6 +80,7 @@ def test_images_follow_the_distribution_of_the_order(family, order, decodings, s
             assert_follows(tokens, other, CODES)
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("family", any_order.FAMILIES)
@@ -94,6 +96,7 @@ def test_what_is_generated_follows_the_distribution_given_what_is_known(family, 
         assert_follows(tokens, joint, CODES)
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("family", any_order.FAMILIES)

@@ -61,6 +61,7 @@ def var(transformer):
     return decode(model, NextScaleDecoding(), SAMPLING, SEEDS)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("family", "how"),
@@ -105,6 +106,7 @@ def language_tokens(component, compiled=None):
     return decode(model, SpeculativeJacobiDecoding(window=4), Sampling(top_k=1), SEEDS, compiled=compiled).tokens
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiling_a_language_model_compiles_the_decoder_that_is_called(counting):
     expected = language_tokens(language_model())

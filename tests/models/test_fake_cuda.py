@@ -157,16 +157,19 @@ def run_tokens(model, branches=2):
     assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, branches=branches)
 
 
+@pytest.mark.every(2)
 @by_kind
 def test_llamagen(kind, dtype):
     run_tokens(llamagen(kind, dtype))
 
 
+@pytest.mark.every(2)
 @by_dtype("kind", ["video", "text"])
 def test_cosmos(kind, dtype):
     run_tokens(cosmos(kind, dtype), branches=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_the_video_tokenizer(dtype, monkeypatch):
     config = config_of(tiny_cosmos.video_tokenizer)
@@ -181,6 +184,7 @@ def test_the_video_tokenizer(dtype, monkeypatch):
     assert vq.decode(codes).shape == (BATCH, 3, 9, 32, 48) and vq.code_vectors().device.type == "cuda"
 
 
+@pytest.mark.every(2)
 @by_dtype("family", any_order.FAMILIES)
 def test_any_order(family, dtype):
     config = config_of(lambda: any_order.transformer(family))
@@ -197,11 +201,13 @@ def test_any_order(family, dtype):
     assert model.guidance_progress(3, 5).is_cuda
 
 
+@pytest.mark.every(2)
 @by_dtype("kind", ["llama", "chameleon"])
 def test_language_models_with_row_ends(kind, dtype):
     run_tokens(language_model(kind, dtype))
 
 
+@pytest.mark.every(2)
 @by_dtype("backbone", MAMMOTHMODA2)
 def test_mammothmoda2(backbone, dtype):
     model = mammothmoda2(backbone, dtype)
@@ -238,6 +244,7 @@ def test_the_drafter(kind, dtype):
     assert features.dtype == dtype and features.device.type == "cuda"
 
 
+@pytest.mark.every(2)
 @by_kind
 def test_var(kind, dtype):
     config, vq_config = config_of(lambda: tiny_var.transformer(kind)), config_of(tiny.scale_tokenizer)

@@ -47,6 +47,7 @@ def block(bias=True, fuse=True):
 HIDDEN = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_a_product_for_each_input(bias):

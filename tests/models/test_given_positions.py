@@ -136,6 +136,7 @@ def test_replaced_images_have_their_own_positions(network):
     close(model.forward(codes[:, :-1], ranks, cache)[0], expected_logits(network, rows)[:, 1:])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["ar", "sjd-coupled", "sjd-gumbel", "sjd-tree", "sjd-lazy"])
 def test_images_that_take_the_rows_of_others_are_those_of_their_own_runs(network, name):
     model, decoding = bind(network), decoding_from_name(name)

@@ -58,6 +58,7 @@ CASES = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("most", [MOST_ROWS, 1], ids=["few rows", "many rows"])
 @pytest.mark.parametrize("name", CASES)
 def test_forward_passes(name, most, monkeypatch):

@@ -21,6 +21,7 @@ def pipe(request):
     return EVERY[request.param]()
 
 
+@pytest.mark.every(5)
 def test_the_traits_of_a_pipeline_are_those_of_its_models(pipe):
     assert pipe.traits == traits_of(pipe.prepare(**condition_of(pipe)).model)
 

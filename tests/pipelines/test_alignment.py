@@ -40,6 +40,7 @@ def begins_off_the_line(file):
     return (8 + int.from_bytes(file.read_bytes()[:8], "little")) % LINE
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_the_length_of_a_header_changes_no_image(family, tmp_path):
     pipe = EVERY[family]()
@@ -68,6 +69,7 @@ def folder(request, tmp_path):
     return tmp_path
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_loader_aligns(folder, dtype):
     options = {"dtype": dtype, "local_files_only": True}

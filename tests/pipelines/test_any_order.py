@@ -49,6 +49,7 @@ def pairs(settings):
     return [tuple(choice.values()) for choice in pairwise(settings)]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("pipe", "decoding", "order"),
     pairs({"pipe": FAMILIES, "decoding": ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"], "order": ORDERS}),
@@ -63,6 +64,7 @@ def test_greedy_tokens_are_the_greatest_logits_in_their_order(pipe, order, decod
     assert torch.equal(logits.argmax(-1), tokens.flatten(1).gather(1, ranks))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("pipe", "decoding"),
     [*((name, "groups") for name in FAMILIES), ("randar", "sjd-coupled")],
@@ -81,6 +83,7 @@ def test_an_image_is_what_it_is_alone(pipe, decoding):
     )
 
 
+@pytest.mark.every(2)
 def test_pixels_are_those_of_the_tokens_in_their_places(pipe):
     settings = {"generator": seeded(0, 1, 2), "order": "random", "batch_size": 2}
     output = pipe(class_labels=LABELS, output_type="pt", **settings)
@@ -122,6 +125,7 @@ def test_the_locality_order_is_that_of_the_groups(pipe):
     assert not torch.equal(found[0], found[-1])
 
 
+@pytest.mark.every(2)
 def test_groups_of_one_token_with_constant_guidance_are_autoregressive(pipe):
     settings = {"class_labels": LABELS, "guidance_scale": 3.0, **LATENT}
     decoding = GroupDecoding(N, guidance_schedule="constant")
@@ -179,6 +183,7 @@ def test_groups_of_randar_continue_its_sequence():
         start = end
 
 
+@pytest.mark.every(2)
 def test_known_tokens_come_first_and_are_seen_from_all_sides(pipe):
     side = GRID * tiny.SCALE_FACTOR
     image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
@@ -211,6 +216,7 @@ def edit_of(*boxes):
     return {"image": image, "mask_image": masks, "guidance_scale": 2.0}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("pipe", "decoding", "order"),
     [

@@ -42,6 +42,7 @@ def test_logits_of_arpg_in_any_order_equal_the_original(arpg):
         torch.testing.assert_close(logits, expected[f"tf_logits_{name}"], atol=1e-3, rtol=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", range(4))
 def test_tokens_of_arpg_in_groups_equal_the_original(arpg, number):
     pipe, expected, config = arpg
@@ -93,6 +94,7 @@ def test_tokens_of_lpd_in_groups_equal_the_original(lpd, number, scale, schedule
     assert torch.equal(tokens, expected[f"greedy_groups{number}_cfg{scale:g}_{schedule}"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled", "sjd-tree"])
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_tokens_of_lpd_one_after_the_other_equal_the_original(lpd, scale, decoding):

@@ -81,6 +81,7 @@ def test_rows_are_refilled_at_once(pipes):
     assert sum(own) / 3 <= output.stats.forward_passes <= sum(own) / 3 + 4 + max(own)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("pipe", "output_type"),
     [*((name, "pil") for name in BUILD if name in KINDS), ("var-class", "np"), ("llamagen-text", "pt")],
@@ -105,6 +106,7 @@ def test_images_of_one_prompt(pipe):
     assert torch.equal(flat(found.tokens), flat(expected.tokens))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_equal_prompts_are_prefilled_once(pipe, scale, monkeypatch):
     condition = {name: [values[0], values[1], values[0]] for name, values in conditions(pipe).items()}
@@ -218,6 +220,7 @@ def test_logits_that_are_not_finite_name_the_image(pipes):
             embedding[5] = before
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", ["janus", *(pytest.param(name, marks=pytest.mark.slow) for name in ("emu3", "lumina"))]
 )

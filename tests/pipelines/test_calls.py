@@ -207,6 +207,7 @@ def test_calls_of_other_sizes_run_in_other_threads(pipe):
         torch.testing.assert_close(images, one, atol=1e-5, rtol=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", one_of_each_kind(having("text")))
 def test_threads_tokenize_their_prompts_one_at_a_time(family, monkeypatch):
     # A call sets the padding of the tokenizer of all: next to a call without padding, this one's rows would differ.
@@ -366,6 +367,7 @@ def test_a_default_decoding_that_is_none_is_refused(pipe, value):
     assert pipe.decoding == before
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("value", [[None], {}, True, [True], "x", 1.5, torch.tensor([1j]), torch.zeros(0), 3.0])
 @pytest.mark.parametrize("name", ["llamagen-class", "var-class"])
 def test_class_labels_that_are_no_ids_are_refused(pipes, name, value):

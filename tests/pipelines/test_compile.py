@@ -66,6 +66,7 @@ def arpg():
     return tiny_arpg.pipeline("text")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg, counting, monkeypatch):
     scales = name in FOR_SCALES
@@ -83,6 +84,7 @@ def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg
     assert counting.graphs == graphs, "a second call compiles again"
 
 
+@pytest.mark.slow
 def test_another_number_of_images_is_compiled_once_more(llamagen, counting, monkeypatch):
     monkeypatch.setattr(llamagen, "_compiled", None)
     expected = tokens(llamagen, "ar"), tokens(llamagen, "ar", PROMPTS[:1])
@@ -109,6 +111,7 @@ def test_prompts_of_a_language_model_that_are_about_as_long_share_a_step(countin
     assert graphs == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_every_size_of_an_adaptive_window_is_compiled_once(llamagen, counting, monkeypatch):
     monkeypatch.setattr(llamagen, "_compiled", None)
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})

@@ -112,6 +112,7 @@ def decoding_of(pipe):
 # Loading
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("trusting")
 def test_diffusers_loads_a_saved_folder(pipe, folder):
     loaded = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)
@@ -148,6 +149,7 @@ def test_our_loaders_run_no_file_of_a_folder(pipe, folder, loader, tmp_path):
     assert type(loaded) is type(pipe) and loaded.generation_config == pipe.generation_config
 
 
+@pytest.mark.every(2)
 def test_a_folder_of_an_earlier_version_loads(pipe, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("*.py", "README.md"))
     index = json.loads((copy / "model_index.json").read_text())
@@ -264,6 +266,7 @@ def test_a_card_that_a_folder_has_stays(pipes, tmp_path):
     assert (tmp_path / "README.md").read_text() == "# Hearts\n"
 
 
+@pytest.mark.every(2)
 def test_a_variant_and_shards_are_written_and_read(name, pipe, tmp_path):
     pipe.save_pretrained(tmp_path, variant="fp16", max_shard_size="40KB")
     loaded = AutoPipeline.from_pretrained(tmp_path, variant="fp16")
@@ -317,6 +320,7 @@ def test_a_call_leaves_weights_and_the_global_generator_as_they_were(pipe):
             assert torch.equal(value, before[name, key]), (name, key)
 
 
+@pytest.mark.every(2)
 def test_generators(pipe):
     options = condition_of(pipe) | {pipe.per_prompt: 2} | LATENT
     one = seeded(0)
@@ -363,6 +367,7 @@ def test_the_progress_bar_may_be_configured(pipe, capfd):
 # Where weights are
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "guidance_scale"),
     [
@@ -450,6 +455,7 @@ def test_a_callback_of_diffusers_sees_the_state_of_its_call(pipe):
     assert pipe.num_timesteps is None and pipe.guidance_scale is None and not pipe.interrupt
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", one_of_each_kind(REPLACEABLE))
 def test_tokens_that_a_callback_returns_are_used(pipe):
     """Tokens of one run, returned in another with other seeds, give the images of the first."""

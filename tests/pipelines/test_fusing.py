@@ -30,6 +30,7 @@ def fused(pipe):
     return [each for network in pipe._networks() for each in fused_in(network)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", one_of_each_kind(having("fused")))
 def test_tokens_and_weights_stay_the_same(family):
     pipe = EVERY[family]()
@@ -47,6 +48,7 @@ def test_tokens_and_weights_stay_the_same(family):
     assert not fused(pipe) and torch.equal(greedy(pipe), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llamagen-text", pytest.param("janus", marks=pytest.mark.slow)])
 def test_compiled_steps_generate_the_same(family):
     pipe = tiny_llamagen.text_pipeline(num_layers=1) if family == FIRST else EVERY[family]()

@@ -62,6 +62,7 @@ def codes_of(pipe, images):
         return pipe.vq.encode(images * 2 - 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "guidance_scale"),
     [
@@ -79,6 +80,7 @@ def test_the_codes_outside_the_mask_are_those_of_the_image(pipe, decoding, guida
     assert not torch.equal(tokens, others)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_each_image_is_what_it_is_alone(pipe, decoding):
     images, masks = random_images(2), torch.stack([MASK, mask_of((0, 0), (3, 0))])

@@ -66,6 +66,7 @@ def test_every_pipeline_names_components_that_take_adapters(name):
         assert all(issubclass(one, PreTrainedModel | PeftAdapterMixin) for one in types[key] if one is not type(None))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_every_layer_honours_its_adapter(family):
     pipe, merged = build(family), build(family)
@@ -83,6 +84,7 @@ def test_every_layer_honours_its_adapter(family):
         torch.testing.assert_close(first_logits(pipe), first_logits(merged), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.every(2)
 @few
 def test_scales_switches_and_unloads(family):
     pipe = build(family)
@@ -105,6 +107,7 @@ def test_scales_switches_and_unloads(family):
     assert not any("base_layer" in name for name in pipe.components[pipe._lora_loadable_modules[0]].state_dict())
 
 
+@pytest.mark.every(2)
 @few
 def test_two_halves_of_an_adapter_are_the_whole(family):
     pipe = build(family)
@@ -123,6 +126,7 @@ def test_two_halves_of_an_adapter_are_the_whole(family):
     pipe.check_without_adapters()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", FEW + MORE[2:])
 def test_exact_decodings_stay_exact(family):
     pipe = build(family)
@@ -168,6 +172,7 @@ def test_a_compiled_component_takes_adapters():
 # Files
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", "janus"])
 def test_saved_adapters_load_with_their_alpha(family, tmp_path):
     pipe = build(family)
@@ -264,6 +269,7 @@ def test_names_that_peft_would_mistake_are_refused():
         pipe.load_lora_weights(state, STYLE, hotswap=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "rank"), [("llamagen-text", 2), ("janus", 3)])
 def test_a_hot_swap_changes_one_adapter_alone(family, rank):
     pipe, other = build(family), build(family)
@@ -316,6 +322,7 @@ def test_quantised_weights_are_not_fused():
         pipe.fuse_lora()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", "janus"])
 def test_adapters_take_the_dtype_of_the_component(family):
     pipe = build(family).to(dtype=torch.bfloat16)
@@ -333,6 +340,7 @@ def test_the_dropout_of_training_is_off(tmp_path):
     assert not any(value.requires_grad for value in pipe.transformer.parameters())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "how"), [("llamagen-text", "sequential"), ("janus", "model")])
 def test_offloaded_pipelines_take_adapters(family, how):
     pipe, offloaded = build(family), build(family)
@@ -447,6 +455,7 @@ def write_peft(folder, state, component, **config):
     return folder
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", "janus"])
 def test_folders_of_peft_load_with_their_alpha(family, tmp_path):
     pipe, merged = build(family), build(family)

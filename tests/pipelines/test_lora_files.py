@@ -117,6 +117,7 @@ WRONG_HEADERS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", WRONG_HEADERS)
 def test_wrong_settings_are_named_and_change_nothing(name, tmp_path):
     pipe = build()
@@ -131,6 +132,7 @@ def test_wrong_settings_are_named_and_change_nothing(name, tmp_path):
     assert_same(snapshot(pipe), before)
 
 
+@pytest.mark.slow
 def test_settings_of_training_change_neither_the_base_nor_the_adapter(tmp_path):
     pipe = build()
     state, base = adapter(pipe, targets="qkv_proj"), tokens(pipe)
@@ -336,6 +338,7 @@ def broken_after(count, function):
     return call
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("others", [False, True])
 def test_a_load_that_fails_half_way_leaves_no_trace(others, monkeypatch):
     from peft import set_peft_model_state_dict
@@ -372,6 +375,7 @@ def test_a_second_component_that_does_not_fit_leaves_the_first_as_it_was():
     assert_same(snapshot(pipe), before)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("room", [False, True])
 @pytest.mark.parametrize("rank", [2, 3])
 def test_a_swap_that_fails_half_way_leaves_the_adapter_as_it_was(room, rank, monkeypatch):

@@ -39,6 +39,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("lora_scale", "dtype"), [(1.0, torch.bfloat16), (0.5, torch.float32), (0, torch.bfloat16), (-2, torch.float32)]
 )
@@ -68,6 +69,7 @@ def test_the_scale_of_fusing_is_also_that_of_embeddings():
     torch.testing.assert_close(weights(pipe), weights(merged))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("method", "change"),
     [

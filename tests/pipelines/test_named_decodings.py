@@ -52,6 +52,7 @@ def used(pipe, **call):
     return found[0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("text", MEANINGS)
 def test_a_name_means_the_same_at_every_entrance(pipe, text):
     expected = MEANINGS[text]
@@ -133,6 +134,7 @@ def test_a_decoding_that_is_not_hashable_is_refused(pipe):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("emoji-arpg", "emoji-llamagen-dd")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["emoji-llamagen", *SLOW])
 def test_the_name_of_the_default_takes_as_many_passes_as_the_default(model):
     pipe = AutoPipeline.from_pretrained(model)

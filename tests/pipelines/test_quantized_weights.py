@@ -52,6 +52,7 @@ def test_a_layer_keeps_its_bits_when_it_is_moved(dtype):
     assert layer.to("meta").weight.is_meta
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_every_family_generates_with_rounded_weights(family):
     pipe, reference = EVERY[family](), EVERY[family]()

@@ -145,6 +145,7 @@ def test_deep_files_are_refused(tmp_path, text):
         class_names(tmp_path)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "build", [tiny_llamagen.class_pipeline, tiny_latent_llama.pipeline, tiny_mar.pipeline, tiny_chameleon.pipeline]
 )

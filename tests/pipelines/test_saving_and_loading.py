@@ -137,6 +137,7 @@ def test_a_pipeline_loads_in_the_asked_number_format(pipe, folder, keyword):
     assert (output.images - expected).abs().mean() < 0.02
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("loader", "keyword"), [(LlamaGenPipeline, "torch_dtype"), (AutoPipeline, "dtype")])
 def test_a_number_format_may_be_named(folder, loader, keyword):
     for name, expected in {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}.items():
@@ -362,6 +363,7 @@ def test_an_index_without_a_class_is_refused(tmp_path):
         AutoPipeline.from_pretrained(tmp_path)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "content, sentence",
     [

@@ -138,6 +138,7 @@ def given_image(pipe, size):
     return torch.rand(3, size, size, generator=seeded(1)), torch.arange(size).expand(size, -1) >= size // 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("output_type", ["pt", "pil"])
 def test_an_edit_keeps_the_pixels_outside_of_the_mask_at_both_sizes(editor, output_type):
     for size, _ in editor.image_sizes:

@@ -52,6 +52,7 @@ def test_slicing_and_tiles_that_hold_the_image_change_nothing(pipe):
     assert [size[0] for size in sizes] == [2, 2, 1, 1, 2]
 
 
+@pytest.mark.every(2)
 def test_large_images_are_decoded_in_tiles_that_fade_into_each_other(foreign):
     tokens = torch.randint(32, (2, 14, 10), generator=seeded(0))
     factor = foreign.scale_factor
@@ -79,6 +80,7 @@ def test_a_call_decodes_in_tiles(foreign):
     assert torch.equal(output.tokens, expected.tokens) and output.images.shape == expected.images.shape
 
 
+@pytest.mark.every(2)
 def test_large_images_are_encoded_in_tiles(foreign):
     factor = foreign.scale_factor
     images = torch.rand(2, 3, 14 * factor, 10 * factor, generator=seeded(0)) * 2 - 1

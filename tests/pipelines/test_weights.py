@@ -63,11 +63,13 @@ def damaged(folders, tmp_path):
     return copy
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", BUILD)
 def test_sound_weights_are_loaded(folders, family):
     AutoPipeline.from_pretrained(folders / family)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
 @pytest.mark.parametrize(("family", "component"), COMPONENTS)
 def test_weights_that_do_not_fit_are_refused_by_name(damaged, family, component, change):
@@ -190,6 +192,7 @@ def test_a_check_silences_its_own_thread_only(caplog):
     assert [record.message for record in caplog.records] == ["theirs", "later"]
 
 
+@pytest.mark.slow
 def test_pipelines_that_load_at_once_leave_the_progress_bars_as_they_were(folders):
     logging.enable_progress_bar()
     with ThreadPoolExecutor(4) as pool:

@@ -126,6 +126,7 @@ def test_an_image_of_one_tile_is_not_divided(vq, collages):
     assert torch.equal(vq.decode(tokens), pixels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tile", "bound"), [(None, 34), pytest.param(64, 30.5, marks=pytest.mark.slow)])
 def test_tiles_are_as_close_to_the_whole_as_the_docstring_says(vq, collages, whole, tile, bound):
     tokens, pixels = whole
@@ -164,6 +165,7 @@ def test_no_seams(vq, whole):
     assert at_border > 1.5 * elsewhere
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("height", "width"), [(256, 96), (64, 200)])
 def test_tiles_have_one_size_whatever_that_of_the_image(vq, collages, height, width):
     images = collages[:2, :, :height, :width]
@@ -187,6 +189,7 @@ def test_a_batch_is_tiled_like_its_images(vq, whole):
     torch.testing.assert_close(vq.decode(tokens), alone, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16(vq, collages, whole):
     tokens = whole[0][:1]
     vq.enable_tiling()
@@ -222,6 +225,7 @@ def test_var_decodes_in_tiles_and_encodes_whole(var, collages, tile, bound):
     assert bound < psnr(blended, whole) < bound + 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("value", [0, -64, 66, 64.0, "64"])
 def test_sizes_that_are_no_multiples_of_a_token_are_refused(vq, name, value):
@@ -306,6 +310,7 @@ def emu3():
     return partial(decode_image, Emu3VQVAE(Emu3VQVAEConfig())), 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [chameleon, pytest.param(emu3, marks=pytest.mark.slow)])
 def test_memory_at_1024_pixels_is_that_of_one_tile_and_one_image(build):
     with FakeTensorMode(), torch.no_grad():

@@ -90,6 +90,7 @@ def test_a_recipe_trains_a_pipeline_that_takes_prompts_and_orders(data, tmp_path
         assert tokens.shape == (1, 4, 4) and 0 <= tokens.min() and tokens.max() < 16
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_if_it_had_never_been(data, tmp_path, monkeypatch):
     run(RECIPE, data, tmp_path / "whole")
     loss = ARPGTask.loss
@@ -110,6 +111,7 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(data, tmp_path, monkeyp
         assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
     recipe = copy.deepcopy(RECIPE)
     del recipe["transformer"]["class"], recipe["transformer"]["training"]["first_places"]

@@ -73,6 +73,7 @@ def test_text_and_tokenizer_stay_as_they_were(trained):
             assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
 
 
+@pytest.mark.slow
 def test_the_teacher_is_the_large_model_as_it_was(tmp_path, monkeypatch):
     teachers, init = [], VARTransformerTask.__init__
 
@@ -87,6 +88,7 @@ def test_the_teacher_is_the_large_model_as_it_was(tmp_path, monkeypatch):
     assert any(not torch.equal(value, before[name]) for name, value in pipe.transformer.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [pytest.param("drafter", marks=pytest.mark.slow), "refiner"])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, part):
     loss = VARTransformerTask.loss

@@ -52,6 +52,7 @@ def test_only_the_denoiser_is_trained(trained):
                 assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
 
 
+@pytest.mark.slow
 def test_the_transformer_may_be_fine_tuned_with_it(tmp_path):
     pipe, before = tiny_llamagen.text_pipeline(), tiny_llamagen.text_pipeline()
     pipe.register_modules(denoiser=None)

@@ -87,6 +87,7 @@ def test_embeddings_of_places_and_condition_reach_every_token():
     assert all(gradient.abs().sum(-1).min() > 0 for gradient in gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 17])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, at):
     loss = distill_module.DistillTask.loss
@@ -148,6 +149,7 @@ def test_processes_that_train_together_share_the_pairs(trained, tmp_path, monkey
     assert torch.equal(task.tokens, whole.tokens) and torch.equal(task.seeds, whole.seeds)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["text", "class"])
 def test_the_command_saves_the_student_with_its_teacher(tmp_path, monkeypatch, kind):
     (tmp_path / "mine.toml").write_text(

@@ -133,6 +133,7 @@ def test_teacher_forced_logits_of_language_models(family):
 
 
 # Not Emu3.5, which gives its tokens positions of their own, nor Infinity, whose tokens are bits.
+@pytest.mark.every(3)
 @pytest.mark.parametrize("family", [*quick(having("trained"), ALIKE), "latent-llama"])
 def test_every_family_learns_its_pictures(family, tmp_path):
     pipe = EVERY[family]()
@@ -207,6 +208,7 @@ def test_prior_pictures_of_continuous_tokens_are_refused(tmp_path):
         generate_prior(EVERY["latent-llama"](), ["3"], tmp_path / "prior.safetensors", seed=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", quick(having("trained"), ALIKE))
 def test_what_a_model_generated_is_what_its_losses_know(family, tmp_path):
     pipe = EVERY[family]()

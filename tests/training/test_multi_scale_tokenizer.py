@@ -144,6 +144,7 @@ def test_what_is_saved_is_what_was_trained(trained, folder):
     assert float(psnr) == pytest.approx(log[-1]["held-out PSNR"], abs=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [pytest.param(3, marks=pytest.mark.slow), 9])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, folder, tmp_path, monkeypatch, at):
     out, losses = trained

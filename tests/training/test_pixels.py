@@ -230,6 +230,7 @@ def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monk
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
 
 
+@pytest.mark.slow
 def test_a_resumed_upscaler_is_the_same_with_any_workers(tmp_path, monkeypatch):
     for number in range(4):
         (tmp_path / "data").mkdir(exist_ok=True)

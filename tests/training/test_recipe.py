@@ -20,6 +20,7 @@ from arimage.training.transformers.var import VARTransformerSettings, VARTransfo
 COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "denoiser", "collaborate", "all"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     "contents", ["", "[unknown]\nx = 1", "image_size = 'x'", "image_size = 8\ntokenizer = 5", "="]

@@ -157,6 +157,7 @@ def no_start(monkeypatch):
         monkeypatch.setattr(kind, "reset_parameters", lambda self: None)
 
 
+@pytest.mark.every(4)
 @pytest.mark.usefixtures("no_start")
 @pytest.mark.parametrize(("name", "place", "values"), list(cases()))
 def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path):
@@ -180,6 +181,7 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
             assert setting in LEGAL.get(repr(value), ()), f"{value!r} was accepted"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [

@@ -361,6 +361,7 @@ def test_the_learning_rate_warms_up_and_falls_to_a_twentieth():
     assert rates == sorted(rates, reverse=True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("muon", [(), ("line.",)])
 @pytest.mark.parametrize("stop_at", [1, 7, 29])
 def test_an_interrupted_loop_ends_as_if_it_had_never_been(tmp_path, stop_at, muon):
@@ -646,6 +647,7 @@ def test_an_interrupted_tokenizer_run_ends_as_if_it_had_never_been(trained, data
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch, dropout):
     recipe = copy.deepcopy(RECIPE)
@@ -690,6 +692,7 @@ def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp
         run_transformer(RECIPE, data, data, tmp_path, "cpu", unlearned=out)
 
 
+@pytest.mark.slow
 def test_short_steps_see_more_beginnings(trained, data, tmp_path, monkeypatch):
     shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
     recipe = copy.deepcopy(RECIPE)

@@ -67,6 +67,7 @@ def trained(tmp_path_factory):
     return pipe, [{name: float(value) for name, value in figures.items()} for _, figures in rows], out
 
 
+@pytest.mark.slow
 def test_it_comes_closer_to_held_out_images_than_interpolation(trained):
     pipe, _, out = trained
     assert (out / "upscaled.png").is_file()
@@ -96,6 +97,7 @@ def test_only_the_upscaler_is_trained(trained):
                 assert torch.equal(getattr(pipe, name).state_dict()[key], value), f"{name} {key}"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_if_it_had_not_been(trained, tmp_path, monkeypatch):
     class Stop(Exception):
         pass

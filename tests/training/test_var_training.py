@@ -136,6 +136,7 @@ def test_a_run_leaves_its_records_and_a_model_that_draws(trained):
         assert len(output.images) == 2 and output.stats.forward_passes == len(SIZES)
 
 
+@pytest.mark.slow
 def test_one_state_of_another_text_encoder_is_what_both_transformers_read(trained, tmp_path):
     tiny.scale_tokenizer().save_pretrained(tmp_path / "tokenizer" / "tokenizer")
     recipe = copy.deepcopy(RECIPE)
@@ -156,6 +157,7 @@ def test_one_state_of_another_text_encoder_is_what_both_transformers_read(traine
         assert len(pipe(["a red heart", "a very green tree"], decoding=decoding).images) == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("part", ["transformer", "refiner"])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, part):
     loss, whole = VARTransformerTask.loss, trained[0]

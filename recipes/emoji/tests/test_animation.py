@@ -195,6 +195,7 @@ def trained(path, tmp_path_factory):
     return out, pipe
 
 
+@pytest.mark.slow
 def test_a_trained_model_makes_videos_of_texts(trained):
     out, _ = trained
     pipe = AutoPipeline.from_pretrained(out / "model")

@@ -108,6 +108,7 @@ def test_images_are_moved_on_white(data):
     assert (moved > 0.5).float().mean() > 0.8
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch):
     loss = ClassifierTask.loss
     with monkeypatch.context() as broken:

@@ -153,6 +153,7 @@ def test_a_part_is_cut_out_alone_and_large():
     assert blue[0].any() and blue[-1].any() and blue[:, 0].any() and blue[16, 16] and not blue[0, 0]
 
 
+@pytest.mark.slow
 def test_made_pictures_pass_and_shuffled_ones_fail(judge, rows, pictures):
     for check in CHECKS:
         index = [i for i, row in enumerate(rows) if row["check"] == check]

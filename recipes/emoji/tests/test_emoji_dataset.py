@@ -337,6 +337,7 @@ def change(path: Path, column: str, value: object) -> None:
     pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("column", [column for column in COLUMNS if column not in ("image", "alpha")])
 def test_any_other_value_changes_the_digest(run, resvg, tmp_path, column):
     run.build()

@@ -57,6 +57,7 @@ def test_features_are_those_of_the_packaged_classifier(extractor, pictures):
     assert (nearest == torch.arange(447)).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_distance_grows_with_what_is_done_to_the_pictures(extractor, pictures):
     noise = np.random.default_rng(0).normal(0, 1, (447, 64, 64, 3))
     noisy = {

@@ -95,6 +95,7 @@ def test_the_model_of_the_recipe_fits_the_package():
     assert count <= 16e6
 
 
+@pytest.mark.slow
 def test_one_command_trains_a_model_that_generates(tiny, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
     options = {"--recipe": NAME, "--data": data, "--heldout": data, "--out": out, "--device": "cpu"}

@@ -85,6 +85,7 @@ def test_the_prompts_ask_for_known_objects_and_motions(gallery):
 # Measures
 
 
+@pytest.mark.slow
 def test_true_animations_score_near_one_and_wrong_ones_near_zero(film, cases, pictures, gallery):
     true, wrong = [], []
     for i, (name, motions) in enumerate(cases):
@@ -183,6 +184,7 @@ def test_runs_without_what_is_measured_are_refused(film, write_run, tmp_path, ro
         score(Job(tmp_path), ["videos"])
 
 
+@pytest.mark.slow
 def test_decodings_of_a_video_model_are_compared(tmp_path, monkeypatch, capsys):
     model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
     tiny_cosmos.pipeline("text", begins_with_text=True).save_pretrained(model)

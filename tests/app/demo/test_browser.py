@@ -226,6 +226,7 @@ def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
     assert generated(page).shape == (128, 128, 3)
 
 
+@pytest.mark.slow
 def test_known_pictures_are_shown_and_suggested(page):
     panel = tab(page, "Generate")
     generated(page)
@@ -414,6 +415,7 @@ WIDTHS = """(input) => {
 }"""
 
 
+@pytest.mark.slow
 def test_the_name_of_a_decoding_ends_before_the_arrow(page):
     page.set_viewport_size({"width": 1280, "height": 900})
     for name in ("Generate", "Edit", "Video"):
@@ -459,6 +461,7 @@ def test_a_phone_shows_a_race(page, url):
     page.close()
 
 
+@pytest.mark.slow
 def test_a_painted_part_is_generated_again(page):
     panel = tab(page, "Edit")
     page.locator("#take").click()

@@ -363,6 +363,7 @@ def read_frames(path: Path) -> list[tuple[Image.Image, int]]:
     return frames
 
 
+@pytest.mark.slow
 def test_other_models_race_too_and_a_student_from_the_beginning():
     student = tiny_distilled.pipeline("llamagen")
     student.decoding = FewStepDecoding(starts=(0, 2))
@@ -404,6 +405,7 @@ def test_a_race_shows_each_frame_when_it_was_there(tmp_path):
     assert now == 2500 + film.RESTS
 
 
+@pytest.mark.slow
 def test_a_fast_race_is_slowed_down_and_a_slow_one_has_few_frames(tmp_path):
     for longest, lasts in ((0.3, 7 * 0.3), (60.0, 60.0)):
         lanes = films([[longest / 3, longest], [longest / 2], [longest / 4]])
@@ -507,6 +509,7 @@ def test_the_space_serves_the_same_demo(monkeypatch):
     assert videos is root_path is None
 
 
+@pytest.mark.slow
 def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
     given = []
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: given.extend(arguments))

@@ -70,6 +70,7 @@ def errors(events: str) -> str:
     return sentence
 
 
+@pytest.mark.every(5)
 @HOW_MANY
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name, fields in FIELDS.items() for field in fields])
 def test_a_field_of_another_type_is_refused(client, picture, capfd, name, field, every):
@@ -150,6 +151,7 @@ def test_an_example_fills_the_prompt(client):
     assert len(clicks) == 2
 
 
+@pytest.mark.slow
 def test_an_image_that_is_shown_again_is_not_written_again(client, picture, monkeypatch):
     def write(*arguments, **others):
         raise AssertionError("Gradio writes over the files that it serves")

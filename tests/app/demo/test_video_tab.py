@@ -38,6 +38,7 @@ def arrays(frames):
     return np.stack([np.asarray(frame) for frame in frames]).astype(int)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
 def test_frames_appear_one_map_after_another(pipe, maker, decoding):
     seen = list(maker.run(VideoRequest("video", "a red heart", seed=3, decoding=decoding)))
@@ -63,6 +64,7 @@ def test_a_first_frame_is_shown_first(pipe, maker):
     assert np.abs(arrays(seen[-1].frames) - arrays(whole.frames[0])).max() == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["transparent", "16 bits"])
 def test_a_first_frame_is_what_viewers_show(pipe, maker, engine, kind, tmp_path):
     shown = np.full((*SIZE, 3), 255, np.uint8)
@@ -218,6 +220,7 @@ def test_a_film_of_several_clips_is_shown_pass_by_pass(tmp_path, monkeypatch, en
     assert "100% of the work" in updates[-1][named["video-status"]]
 
 
+@pytest.mark.slow
 def test_a_film_that_nobody_waits_for_ends_without_being_decoded(monkeypatch):
     pipe = tiny_infinitystar.pipeline()
     maker, decoded = VideoMaker({"film": pipe}), []

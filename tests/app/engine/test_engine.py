@@ -111,6 +111,7 @@ def test_a_changed_decoding_names_its_settings():
     assert decoding_to_text(AutoregressiveDecoding()) == "ar"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("decoding", [None, "sjd-lazy:window=16,tokens=16"])
 def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
     sizes = []
@@ -131,6 +132,7 @@ def test_an_image_does_not_depend_on_its_batch(held_engine, held, decoding):
     assert not any(same(one.images, other.images) for one in together[1:] for other in together[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [pytest.param("emoji-llamagen", marks=pytest.mark.slow), "emoji-var"])
 def test_a_packaged_model_generates_the_same_in_any_batch(model):
     engine = Engine({model: AutoPipeline.from_pretrained(model)}, Limits(gathering=2))

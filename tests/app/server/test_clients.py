@@ -140,6 +140,7 @@ def reading():
     engine.close()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("names", [pytest.param(names, id=name) for name, names in SEVERAL.items()])
 def test_several_pictures_are_references(reading, names):
     fields = {"model": "gpt-image-1", "prompt": "make it blue", "n": "1", "size": "auto", "quality": "auto"}

@@ -71,6 +71,7 @@ def crowded(request, held):
         held.go.set()
 
 
+@pytest.mark.every(2)
 def test_a_full_queue_answers_429(crowded, held):
     with ThreadPoolExecutor() as pool:
         asked = crowded.fill(lambda: pool.submit(crowded.client.images.generate, prompt="a"))
@@ -81,6 +82,7 @@ def test_a_full_queue_answers_429(crowded, held):
         assert all(answer.result(60).data for answer in asked)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_that_leave_free_their_places(crowded, held, stream):
     passes = []
@@ -112,6 +114,7 @@ def test_a_client_that_leaves_while_it_is_accepted_holds_nothing(crowded, held, 
     wait_for(crowded.is_idle)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_clients_that_leave_do_not_wait_for_the_decoder(kind):
     pipe = tiny_glm_image.pipeline()
@@ -180,6 +183,7 @@ def test_closing_ends_running_and_waiting_requests(crowded, held):
         crowded.client.images.generate(prompt="a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["engine", pytest.param("replicas", marks=pytest.mark.slow)])
 def test_fifty_clients_at_once_all_get_their_own_image(kind):
     pipelines = {"text": tiny_llamagen.text_pipeline(), "scales": tiny_var.pipeline("text")}

@@ -65,6 +65,7 @@ def certificate(tmp_path_factory):
 # Draining
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_draining_server_finishes_what_it_has_begun(kind, held):
     with backend_of(kind, {"text": held}, Limits(queue=4, batch=1)) as (backend, _), ThreadPoolExecutor() as pool:

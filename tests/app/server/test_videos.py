@@ -74,12 +74,14 @@ def test_a_video_is_created_polled_downloaded_and_deleted(client, tmp_path):
         client.videos.retrieve(video.id)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_video(client):
     videos = [client.videos.create_and_poll(prompt="a", extra_body={"seed": 4, "decoding": "ar"}) for _ in range(2)]
     files = [client.videos.download_content(video.id, variant="spritesheet").content for video in videos]
     assert files[0] == files[1] and videos[0].model_extra["arimage"]["decoding"] == "ar"
 
 
+@pytest.mark.slow
 def test_a_video_begins_with_a_picture(client, address):
     sent = client.videos.create(
         prompt="a", model="film", input_reference=("a.png", png("blue")), extra_body={"seed": 1}

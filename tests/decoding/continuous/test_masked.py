@@ -149,6 +149,7 @@ def correlation(state):
     return float(torch.corrcoef(tokens.T)[0, 1])
 
 
+@pytest.mark.slow
 def test_continuous_speculative_decoding_loses_what_the_drafts_would_tell():
     """The control that must fail: its model never sees the drafts that it tests."""
     sampling = LatentSampling(num_inference_steps=2, num_diffusion_steps=STEPS)
@@ -209,6 +210,7 @@ def forced_tokens():
     return forced
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
 def test_an_image_does_not_depend_on_its_batch(known, guided):
@@ -278,6 +280,7 @@ def test_tokens_that_are_not_finite_are_an_error():
         generate(model, [1, 2, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "guided"),
     [

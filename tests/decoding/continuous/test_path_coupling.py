@@ -77,11 +77,13 @@ def p_value_of(decoding, settings, count):
     return energy_p_value(tokens, others)
 
 
+@pytest.mark.every(2)
 @by_decoding_and_settings
 def test_normal_tokens_follow_their_closed_form(decoding, settings):
     assert z_of(decoding, settings, 3000) < 5
 
 
+@pytest.mark.every(3)
 @by_decoding_and_settings
 def test_mixtures_are_as_autoregressive_decoding_samples_them(decoding, settings):
     assert p_value_of(decoding, settings, 500) > 0.005
@@ -120,6 +122,7 @@ def test_an_image_does_not_depend_on_its_batch(decoding, settings):
     torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.every(2)
 @by_decoding
 def test_finished_images_make_room_for_others(decoding):
     model, sampling, seeds = model_of({}, num_tokens=6, **MIXTURE), LatentSampling(num_diffusion_steps=STEPS), range(7)

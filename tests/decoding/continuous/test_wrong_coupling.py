@@ -30,6 +30,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "count"),
     [pytest.param(PathJacobiDecoding(TOKENS), COUNT, id=f"reflection-{TOKENS}")]

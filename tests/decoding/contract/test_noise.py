@@ -83,6 +83,7 @@ def numbers():
     return torch.stack([torch.stack(purposes) for purposes in steps]).permute(2, 3, 0, 1, 4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("distance", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 @pytest.mark.parametrize("axis", range(5), ids=["seeds", "positions", "steps", "purposes", "indices"])
 def test_neighbours_are_independent(numbers, axis, distance):

@@ -301,6 +301,7 @@ def test_every_step_is_reported_and_decided_tokens_stay(table_model, preset):
     assert torch.equal(state.tokens, unwatched.tokens)
 
 
+@pytest.mark.every(3)
 @EVERY_TOKEN_PRESET
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
 def test_decoding_stops_when_the_watcher_says_so(table_model, preset, stop_at):

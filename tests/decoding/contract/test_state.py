@@ -156,6 +156,7 @@ def test_a_step_writes_in_place(table_model, preset, settings):
         assert now == before
 
 
+@pytest.mark.every(3)
 @EVERY_PRESET
 def test_a_step_depends_on_the_state_alone(table_model, preset):
     model, decoding, sampling = model_for(preset, table_model), decoding_from_name(preset), Sampling(top_p=0.9)
@@ -186,6 +187,7 @@ def test_a_copied_state_resumes_where_it_was(table_model, preset):
     assert all(torch.equal(*values) for values in zip(*ends, strict=True))
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("preset", "interval"),

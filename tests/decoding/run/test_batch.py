@@ -62,6 +62,7 @@ def check(found, expected):
         assert found[image][1:] == (steps, accepted)
 
 
+@pytest.mark.every(4)
 @EVERY_PRESET
 def test_every_image_is_that_of_its_own_run(table_model, preset):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)
@@ -72,6 +73,7 @@ def test_every_image_is_that_of_its_own_run(table_model, preset):
         assert batch.running == []
 
 
+@pytest.mark.every(3)
 @EVERY_PRESET
 def test_known_tokens_are_those_of_each_image(table_model, preset):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)

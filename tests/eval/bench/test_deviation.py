@@ -73,6 +73,7 @@ def true_total_variation(model, wrong, right):
 TOP_K = Sampling(temperature=0.6, top_k=3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "sampling"),
     [
@@ -88,6 +89,7 @@ def test_exact_decodings_are_at_the_floor(decoding, sampling):
     assert found.total_variation < 2 * found.floor and found.chance > 1e-4 and found.impossible == 0
 
 
+@pytest.mark.slow
 def test_the_floor_and_the_chance_are_those_of_exact_samples():
     model = TokenTable()
     places = token_places(model, Sampling(), images(model, Sampling(), 60_000))
@@ -178,6 +180,7 @@ def test_exact_decodings_of_a_pipeline_are_at_the_floor(decoding):
     assert sharper.chance < 1e-6 and sharper.total_variation > 2 * sharper.floor
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_scales_of_the_model_itself_are_at_the_floor_and_those_of_a_refiner_are_not(guidance_scale):
     pipe = tiny_var.pipeline("class")

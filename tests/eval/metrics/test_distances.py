@@ -62,6 +62,7 @@ def test_frechet_distance_of_known_distributions():
         frechet_distance(np.zeros((4, 3)), Gaussian.of_features(y))
 
 
+@pytest.mark.slow
 def test_standard_errors_are_the_spread_of_repeated_samples():
     reference = sample(500, 12, 99)
     reference_gaussian = Gaussian.of_features(reference)
@@ -145,6 +146,7 @@ def test_the_gaussian_kernel_distance_is_that_of_its_definition(rows):
     assert gaussian_kernel_distance(x, x, rows=rows).value == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_error_of_the_gaussian_kernel_distance_is_a_jackknife():
     x, y = (unit(one.astype(np.float64)) for one in (sample(60, 12, 1, 0.2), sample(40, 12, 2)))
     prompts = np.arange(20).repeat(3)

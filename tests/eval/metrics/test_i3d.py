@@ -113,6 +113,7 @@ def test_missing_weights_are_named_in_one_sentence(tmp_path):
         I3DExtractor(tmp_path / "x.pt", 9)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("suffix", [".mp4", ".gif", ".webp", ".png"])
 def test_clips_are_the_first_frames_of_a_file(tmp_path, suffix):
     if suffix == ".mp4":

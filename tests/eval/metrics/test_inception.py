@@ -100,6 +100,7 @@ def test_logits_are_those_of_torch_fidelity(inception, tf1_weights, monkeypatch)
     np.testing.assert_allclose(extractor.logits(extractor([picture]).numpy()), theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_spatial_features_are_those_of_the_evaluator_of_adm(inception, tf1_weights):
     picture, tensor = picture_and_tensor()
     extractor = SpatialInceptionExtractor(tf1_weights)

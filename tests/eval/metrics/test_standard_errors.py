@@ -48,6 +48,7 @@ def test_the_interval_of_a_share_is_wilsons():
         assert found.interval[0] <= found.value <= found.interval[1] and found.standard_error > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["share", "difference"])
 @pytest.mark.parametrize(("prompts", "per_prompt"), [(4, 20), (30, 5), (336, 3), (336, 1)])
 def test_intervals_of_shares_hold_them_whatever_the_images_per_prompt(prompts, per_prompt, kind):

@@ -30,6 +30,7 @@ def run(command, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_its_own_adapter_only(run, tmp_path):
     assert run("style/best.safetensors")[0] == 0
     assert read_config(tmp_path / "run")["lora"] == ["best.safetensors:1"]

@@ -42,6 +42,7 @@ def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):
     assert len({path.read_bytes() for path in (undisturbed / "images").iterdir()}) == COUNT
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kind", "text", "decoding", "sampling"),
     [
@@ -87,6 +88,7 @@ def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decodi
             assert result["exact"] == expected.stats.exact
 
 
+@pytest.mark.slow
 def test_the_command_generates_with_a_model_of_bits(models, command, tmp_path):
     code, said = command(*options(models, tmp_path / "run", "--decoding", "fastvar", model="bits"))
     assert (code, said) == (0, f"{tmp_path / 'run'}\n")
@@ -181,6 +183,7 @@ def test_progress_counts_the_images_of_all_processes(command, models, undisturbe
 # Refusals
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

@@ -41,6 +41,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
     assert changed <= set(redrawn)
 
 
+@pytest.mark.slow
 def test_a_call_whose_images_take_the_rows_of_finished_ones_is_repeated_as_a_whole(tmp_path):
     """Five calls of three images, generated one at a time, of which the second image of the second call is lost."""
     pipe = tiny_llamagen.class_pipeline()
@@ -73,6 +74,7 @@ def test_a_run_of_an_earlier_version_is_continued_as_it_was_begun(tmp_path):
     assert config["call_size"] == 3 and run.call_size == 1 and len(missing_batches(run)) == 30
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cut", [1, 60, 200, 700])
 def test_results_that_were_cut_short_are_generated_again(command, models, undisturbed, tmp_path, cut):
     run = shutil.copytree(undisturbed, tmp_path / "run")

@@ -236,6 +236,7 @@ def put(key, *shape):
     return lambda state: state.update({key: torch.zeros(*shape)})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

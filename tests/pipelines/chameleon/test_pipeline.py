@@ -248,6 +248,7 @@ def test_an_image_is_kept_where_the_mask_is_black(pipe):
 # Folders.
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fixture", ["pipe", pytest.param("pipe2", marks=pytest.mark.slow), "anole"])
 def test_a_saved_pipeline_generates_the_same_images(fixture, request, tmp_path):
     pipe = request.getfixturevalue(fixture)

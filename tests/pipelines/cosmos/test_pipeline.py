@@ -176,6 +176,7 @@ def test_a_shorter_video_is_the_beginning_of_a_longer_one(pipes):
 # What comes out
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["video", "text"])
 def test_output_types_hold_the_same_frames(pipes, kind):
     def call(output_type, **settings):

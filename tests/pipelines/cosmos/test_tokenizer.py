@@ -43,6 +43,7 @@ def test_tokens_equal_the_original(vq, expected, name):
     assert torch.equal(vq.quantizer.decode(codes).movedim(-1, 1), expected[f"{name}.latents"])
 
 
+@pytest.mark.every(2)
 @VIDEOS
 @pytest.mark.parametrize("framewise", [False, True])
 def test_pixels_equal_the_original(vq, expected, name, framewise):

@@ -119,6 +119,7 @@ def test_the_teacher_in_the_middle_equals_the_original(golden):
     assert output.stats.forward_passes == 1 + 1 + 7 + 1
 
 
+@pytest.mark.every(4)
 @ALL
 def test_an_image_depends_on_its_seed_and_class_only(family, decoding):
     pipe = tiny_distilled.pipeline(family)
@@ -159,6 +160,7 @@ def test_the_teacher_generates_what_it_generates_alone(family):
     assert torch.equal(tokens[:, :count], state.tokens[:, :count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "decoding"),
     [
@@ -177,6 +179,7 @@ def test_a_compiled_pipeline_generates_the_same_images(family, decoding):
     torch.testing.assert_close(found.images, expected.images, atol=1e-5, rtol=0)
 
 
+@pytest.mark.every(2)
 @SOME
 def test_a_step_stays_on_a_fake_gpu_in_bfloat16(family, decoding):
     pipe = tiny_distilled.pipeline(family)
@@ -211,6 +214,7 @@ def with_teacher(kind):
     return pipe, alone, {"prompt": ["a red heart", "a tree", "a tree"]}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["class", "text"])
 def test_a_verified_student_generates_what_its_teacher_does_alone(kind):
     pipe, alone, condition = with_teacher(kind)
@@ -257,6 +261,7 @@ def test_a_student_begins_with_what_vectors_mean_to_its_teacher():
             assert torch.equal(pipe.transformer.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_a_verifying_step_stays_on_a_fake_gpu_in_bfloat16():
     pipe, decoding = tiny_distilled.pipeline("llamagen"), FlowDecoding(4)
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
@@ -273,6 +278,7 @@ def test_a_verifying_step_stays_on_a_fake_gpu_in_bfloat16():
         assert state.vectors.is_cuda and on_gpu.decode_result(call, state.vectors).shape == (3, 3, 8, 8)
 
 
+@pytest.mark.every(2)
 @FAMILIES
 def test_a_saved_pipeline_is_the_same(family, tmp_path):
     pipe = tiny_distilled.pipeline(family)

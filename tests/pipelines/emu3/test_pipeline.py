@@ -129,6 +129,7 @@ def test_images_of_every_output_type_show_the_decoded_codes(pipe):
     assert [one.size for one in out["pil"].images] == [(24, 40)] * 3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "guidance_scale"),
     [
@@ -240,6 +241,7 @@ def test_a_saved_pipeline_generates_the_same_images(tmp_path):
     assert half.model.dtype == torch.bfloat16 and images.isfinite().all() and images.std() > 0.03
 
 
+@pytest.mark.slow
 def test_weights_that_wait_elsewhere_give_the_same_codes(bare, tmp_path):
     bare.save_pretrained(tmp_path)
     parts = {"model.text_model.embed_tokens": "cpu", "model.text_model.layers.0": "cpu", "model.vqmodel": "disk"}
@@ -276,6 +278,7 @@ def test_images_are_encoded_as_in_the_original(bare):
     assert torch.equal(codes.reshape(4, 5), EXPECTED["encode_codes"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
 def test_what_is_kept_stands_and_the_rest_is_generated(pipe, decoding):
     given = torch.rand(3, 3, 40, 24, generator=seeded(3))

@@ -171,6 +171,7 @@ def test_waiting_prompts_bring_their_own_references(pipe, decoding):
         assert torch.equal(tokens(pipe, prompts, batch_size=size, **options), expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("decoding", [n for n in decoding_names() if decoding_from_name(n).exact])
 def test_every_exact_decoding_edits_greedily_alike(pipe, decoding):
     if decoding not in pipe.decoding_names:

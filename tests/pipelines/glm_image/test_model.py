@@ -89,6 +89,7 @@ def test_codes_of_pictures_are_those_of_transformers(processor, case):
         assert torch.equal(codes, expected)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("chunk", [1, 9])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case, chunk):
@@ -103,6 +104,7 @@ def test_logits_are_those_of_transformers(case, chunk):
     torch.testing.assert_close(torch.cat(found, dim=1)[:, ::every], expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("case", "name"), [("i2i1", "sjd-coupled"), ("i2i2", "sjd-tree")])
 def test_images_do_not_depend_on_their_batch(case, name):
     model, sampling, seeds = bind(case), Sampling(temperature=0.9, top_p=0.75), torch.arange(5)

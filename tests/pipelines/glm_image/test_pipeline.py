@@ -88,6 +88,7 @@ def test_the_global_generator_is_left_alone_with_a_generator(pipe):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_calls_run_in_threads_and_in_callbacks(pipe):
     settings = {"num_inference_steps": 2, "output_type": "pt"}
     alone = [pipe(**arguments(case), generator=seeded(1), **settings) for case in WITH_PICTURES]

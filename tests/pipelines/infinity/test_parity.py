@@ -59,6 +59,7 @@ def of_run(golden, run):
     }
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 def test_images_are_encoded_and_decoded_as_in_the_original(golden):
     vq = golden.pipe.vq
@@ -96,6 +97,7 @@ def test_texts_are_projected_as_in_the_original(golden):
     assert torch.equal(transformer.embed_condition(noise, mask)[0], vector)
 
 
+@pytest.mark.every(2)
 def test_greedy_bits_and_pixels_of_the_pipeline_are_those_of_the_original(golden):
     for run in golden.config["runs"]:
         output = golden.pipe(**of_run(golden, run), output_type="pt")

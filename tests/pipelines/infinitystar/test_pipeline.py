@@ -51,6 +51,7 @@ def test_a_film_depends_on_its_own_prompt_and_seed_only(pipe, settings):
     assert same(waiting.tokens, together.tokens)
 
 
+@pytest.mark.slow
 def test_several_films_per_prompt_and_given_embeddings(pipe):
     out = call(pipe, ["a red heart", "a fox"], range(4), num_videos_per_prompt=2)
     embeds, mask = pipe.encode_prompt(["a red heart", "a fox"], num_frames=17)
@@ -74,6 +75,7 @@ def test_the_length_and_the_suffix_are_part_of_the_text(pipe, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_an_empty_negative_prompt_is_none(pipe):
     usual = call(pipe, ["a fox", "a red heart"], (0, 1))
     for empty in ("", ["", ""]):
@@ -122,6 +124,7 @@ def test_one_image_or_video_for_all_prompts_or_one_each(pipe):
         call(pipe, ["a", "b", "c"], image=images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["guidance_scale", pytest.param("temperature", marks=pytest.mark.slow)])
 def test_settings_may_be_one_two_or_one_per_pass(pipe, name):
     one, two = call(pipe, **{name: 3.0}), call(pipe, **{name: [3.0, 3.0]})
@@ -161,6 +164,7 @@ def test_pruning_nothing_is_feeding_everything(pipe):
     assert same(call(pipe, decoding=NextScaleDecoding(pruned=(0.0, 0.0))).tokens, call(pipe).tokens)
 
 
+@pytest.mark.slow
 def test_a_callback_sees_the_passes_and_may_stop_the_call(pipe):
     seen = []
 

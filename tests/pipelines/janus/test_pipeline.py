@@ -223,6 +223,7 @@ def test_a_bound_model_decodes_without_the_pipeline(pipe):
     assert torch.equal(state.tokens, pipe(PROMPTS, top_k=1, output_type="latent").tokens.flatten(1))
 
 
+@pytest.mark.slow
 def test_half_precision_generates_and_answers(pipe, tmp_path):
     pipe.save_pretrained(tmp_path / "pipe")
     half = JanusPipeline.from_pretrained(tmp_path / "pipe", dtype=torch.bfloat16)

@@ -31,6 +31,7 @@ def near(found, wanted):
     return torch.allclose(found, wanted, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "scale"), zip(NAMES, (1.0, 2.0, 2.0, 1.0), strict=True))
 def test_every_decoding_generates_images(pipe, name, scale):
     options = {"guidance_scale": scale, "decoding": name}
@@ -134,6 +135,7 @@ def test_components_that_do_not_fit_are_refused(pipe):
         pipe(class_labels=1, decoding="sjd-gumbel")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("guided", [False, True])
 def test_a_step_stays_on_the_device(guided):
     config = config_of(tiny_latent_llama.transformer)
@@ -148,6 +150,7 @@ def test_a_step_stays_on_the_device(guided):
         assert state.token_buffer.device.type == "cuda"
 
 
+@pytest.mark.slow
 def test_training_teaches_transformer_and_drafter(tmp_path, monkeypatch):
     images = torch.randint(0, 255, (6, 3, 12, 12), dtype=torch.uint8, generator=seeded(0))
     names = [f"picture {number}" for number in range(6)]

@@ -47,6 +47,7 @@ def test_a_dynamic_tree_generates_the_images_of_autoregressive_decoding(pipes, c
     assert torch.equal(found, expected)
 
 
+@pytest.mark.every(2)
 @TREES
 def test_an_image_of_a_batch_is_the_image_alone(pipes, tree):
     decoding = DraftTreeDecoding(tree=tree, depth=3, width=4, nodes=12)

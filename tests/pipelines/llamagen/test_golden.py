@@ -36,6 +36,7 @@ def golden(request):
     return pipe, arguments | {"top_k": 1}, expected, config
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
 def test_greedy_codes_equal_the_original(golden, decoding):
     pipe, arguments, expected, config = golden

@@ -119,6 +119,7 @@ def test_one_string_is_a_batch_of_one(pipe, greedy):
 # Randomness
 
 
+@pytest.mark.every(3)
 @few_decodings
 def test_the_same_generator_gives_the_same_images_and_another_gives_others(pipe, decoding):
     first, again, other = (
@@ -139,6 +140,7 @@ def test_the_global_random_state_decides_only_when_no_generator_is_given(pipe):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.every(3)
 @few_decodings
 def test_each_generator_of_a_list_generates_its_own_image(pipe, decoding):
     seeds = [7, 8, 7]
@@ -226,6 +228,7 @@ def test_low_temperature_small_top_p_and_large_min_p_come_down_to_greedy(pipe, g
 # Decodings
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_every_decoding_gives_the_greedy_codes(decoding, device):
     pipe = tiny_llamagen.text_pipeline(GRID).to(device)
@@ -334,6 +337,7 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(pipe, caplog):
     assert "longer than the 12 tokens that this model reads and was cut" in caplog.text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("labels", [3, [3], torch.tensor(3), torch.tensor([3]), torch.tensor([[3]]), np.array([3])])
 def test_a_class_is_an_int_a_list_or_a_tensor(class_pipe, labels):
     three = class_pipe(class_labels=[3], **GREEDY).tokens

@@ -185,6 +185,7 @@ def test_the_global_generator_is_left_alone_with_a_generator(pipe, expected):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 @one_variant
 def test_calls_run_in_threads_with_different_grids(pipe, expected):
     grids = [(3, 4), (2, 2), (5, 3)]

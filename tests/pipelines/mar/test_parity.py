@@ -121,6 +121,7 @@ def test_a_chain_of_denoising_steps(pipe, expected, name, scale, temperature):
         close(tokens, expected[f"traj_{name}_samples"][:, i], 1e-3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda one: one["name"])
 def test_a_whole_generation_through_the_pipeline(pipe, expected, generation, monkeypatch):
     def normals(seeds, positions, purpose, steps, count):

@@ -53,6 +53,7 @@ def prepared(pipes, expected, name):
     return pipe, call
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 @torch.no_grad()
 def test_conditions_and_steps_equal_the_originals(pipes, expected, name):
@@ -125,6 +126,7 @@ def test_token_ids_follow_the_tokenizers_rule_of_bos(pipes, expected, kind):
         pipe.tokenizer = own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "decoding",
     ["ar", *(pytest.param(it, marks=pytest.mark.slow) for it in ("sjd-coupled:window=4", "path-jacobi:window=4"))],

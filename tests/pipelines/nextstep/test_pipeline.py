@@ -27,6 +27,7 @@ def call(pipe, prompt="a red heart", seeds=(0,), **settings):
 DECODINGS = ("ar", "sjd-coupled:window=4", "path-jacobi:window=4", "path-speculative:window=2")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "settings"),
     [

@@ -58,6 +58,7 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.every(3)
 @torch.no_grad()
 @pytest.mark.parametrize("prefilled", range(len(tiny.SCALES)))
 def test_passes_over_a_cache_give_the_teacher_forced_logits(transformer, condition, latents, prefilled):

@@ -60,6 +60,7 @@ def test_images_of_every_output_type_show_the_decoded_codes(pipe, condition):
     assert stats.tokens_per_pass == N / len(tiny.SCALES)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("decoding", ["next-scale", "code", CollaborativeDecoding(1), NextScaleDecoding(True)])
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_an_image_does_not_depend_on_its_batch(pipe, condition, decoding, guidance_scale):
@@ -122,6 +123,7 @@ def test_the_image_grows_scale_by_scale_and_an_interrupt_keeps_what_there_is(pip
     torch.testing.assert_close(decoded, expected)
 
 
+@pytest.mark.every(2)
 def test_a_saved_pipeline_generates_the_same_images(pipe, condition, tmp_path):
     pipe.decoding = CollaborativeDecoding(2)
     pipe.generation_config["top_k"] = 7

@@ -231,6 +231,7 @@ def losses_before(path, tokens, folder, start_from=None):
         return task.report(0, folder)["held-out loss"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [pytest.param("text", marks=pytest.mark.slow), "blocks", "video"])
 def test_clips_are_learned_from_random_weights(made, tmp_path, name):
     model = DECODER | ({"block_tokens": 4} if name == "blocks" else {})
@@ -258,6 +259,7 @@ def test_dropped_captions_read_zeros(made):
     torch.testing.assert_close(one[1], expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "rank"),
     [
@@ -295,6 +297,7 @@ def test_published_files_are_trained_further(made, tmp_path, name, rank):
     assert changed(image=film(1)[0], **given, output_type="pt").frames.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(made, tmp_path):
     check_resuming(recipe(tmp_path, "CosmosPipeline", DECODER, steps=8), made / "text-tokens", tmp_path)
 

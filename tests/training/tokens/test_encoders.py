@@ -18,6 +18,7 @@ def run(monkeypatch, *words) -> int:
     return end.value.code
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "pipeline, make, model, size",
     [

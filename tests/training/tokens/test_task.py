@@ -116,6 +116,7 @@ def test_processes_take_parts_of_one_batch_and_workers_change_nothing(made):
 # Families
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("pipeline", FAMILIES)
 def test_every_family_learns_its_images(made, tmp_path, pipeline):
     path = recipe(tmp_path, pipeline, steps=60 if pipeline == "LatentLlamaPipeline" else 24, learning_rate=2e-2)
@@ -221,6 +222,7 @@ def check_processes(path, tokens, folder, module="arimage.cli"):
     assert found[0] == pytest.approx(found[1], abs=5e-3)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(made, tmp_path):
     tokens = made / "LlamaGenPipeline-tokens"
     check_processes(recipe(tmp_path, learning_rate=1e-3), tokens, tmp_path, "training.train_together")
@@ -263,6 +265,7 @@ def test_a_trained_model_is_trained_further(made, tmp_path):
 QUICK = {("janus", 0), ("lumina", 2), ("randar", 0), ("lpd", 2)}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("family", "rank"),
     [
@@ -294,6 +297,7 @@ def test_other_families_are_trained_further(tmp_path, family, rank):
     assert pipe(**given, output_type="pt").images.isfinite().all()
 
 
+@pytest.mark.slow
 def test_published_files_are_converted_and_trained_further(tmp_path, monkeypatch):
     c2i, model = tiny_llamagen.FIXTURES / "c2i", tmp_path / "model"
 
