@@ -1,6 +1,7 @@
 """Images of any data set that a tokenizer or an upscaler is trained on: they are read when a batch needs them, so that
 memory does not grow with the data set."""
 
+import copy
 import glob
 import hashlib
 import io
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 
 from ..media.files import open_image, to_rgb, to_rgba
 from .resuming import digest
-from .tokens.batches import Epochs, prepared
+from .tokens.batches import Epochs, Prepared
 from .tokens.sources import IMAGES, builder, column_of, load_rows
 from .tokens.views import centre_crop
 
@@ -80,7 +81,8 @@ class PixelSource:
         if self._next is None or self._next[:2] != (step, count):
             # The processes of the batches before end here.
             self._next = None
-            self._next = step, count, prepared(Batches(self, count), range(step, ALWAYS), self.workers)
+            rows = Batches(copy.copy(self), count)
+            self._next = step, count, Prepared(rows, range(step, ALWAYS), self.workers)
         batches = self._next[2]
         found = next(batches)
         self._next = step + 1, count, batches

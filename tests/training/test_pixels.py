@@ -2,10 +2,13 @@
 depend on the processes that prepare them, nor on where a run is resumed."""
 
 import functools
+import gc
 import io
 import json
+import multiprocessing
 import sys
 import tarfile
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -247,6 +250,19 @@ def test_a_resumed_upscaler_is_the_same_with_any_workers(tmp_path, monkeypatch):
         run("cut", 2)
     cut = run("cut", 1)
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
+
+
+def test_processes_end_with_their_batches(folder):
+    source = open_pixels(folder, SIZE, workers=1)
+    batch(source, 0)
+    children = multiprocessing.active_children()
+    # As a task that trains is in cycles.
+    source.own = source
+    del source
+    began = time.monotonic()
+    gc.collect()
+    # One that is not told to end waits for five seconds.
+    assert [child.exitcode for child in children] == [0] and time.monotonic() - began < 4
 
 
 def test_other_images_are_refused(folder, tmp_path):

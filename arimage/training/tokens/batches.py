@@ -1,5 +1,6 @@
 """Batches of a token cache, prepared in processes of their own while a step is computed."""
 
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ class TokenBatches(Dataset):
 
     def from_step(self, start: int, steps: int, workers: int) -> Iterator[TokenBatch]:
         """The batches from the step `start` on, prepared by `workers` processes, or by this one if 0."""
-        return prepared(self, range(start, steps), workers)
+        return Prepared(self, range(start, steps), workers)
 
 
 class Epochs:
@@ -65,10 +66,12 @@ class Epochs:
         return self._order[1]
 
 
-def prepared(batches: Dataset, steps: range, workers: int) -> Iterator:
-    """The batches of some steps, prepared by `workers` processes, or by this one if 0."""
-    return iter(
-        DataLoader(
+class Prepared(Iterator):
+    """The batches of some steps, prepared by `workers` processes, or by this one if 0. The processes end with it, so
+    `batches` must not refer to it."""
+
+    def __init__(self, batches: Dataset, steps: range, workers: int):
+        loader = DataLoader(
             batches,
             batch_size=None,
             sampler=steps,
@@ -77,4 +80,10 @@ def prepared(batches: Dataset, steps: range, workers: int) -> Iterator:
             # Of its own, so that the random numbers of a step do not depend on where a run was resumed.
             generator=torch.Generator(),
         )
-    )
+        self._batches = [iter(loader)]
+        # Garbage collection would close the queues of the processes before it tells them to end: each would wait for
+        # five seconds.
+        weakref.finalize(self, self._batches.clear)
+
+    def __next__(self):
+        return next(self._batches[0])
