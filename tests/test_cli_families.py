@@ -44,6 +44,7 @@ def run(models, tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", IMAGES)
 def test_images_are_measured_but_not_compared_with_a_distribution(run, model, tmp_path):
     printed = run("bench", model, "--class-label", 1, "--per-prompt", 1, "--out", "runs")
@@ -61,6 +62,7 @@ def test_a_python_call_that_compares_them_is_refused(model):
         judge(pipe, {"class_labels": [1]}, pipe.decoding, images=1, seed=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", IMAGES)
 def test_a_run_of_many_images_is_finished_and_reported(run, model, models, tmp_path):
     options = ("--classes", 3, "--batch-size", 2, "--dtype", "float32")

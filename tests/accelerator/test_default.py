@@ -122,6 +122,7 @@ def test_a_variable_turns_captures_off(monkeypatch):
         assert steps_of(pipe) == "eager" and device.captures == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["var-text", "mar", "llamagen-text"])
 def test_a_warm_up_leaves_nothing_to_capture(family):
     pipe = fresh(family)

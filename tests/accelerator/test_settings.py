@@ -91,6 +91,7 @@ def test_guidance_of_hidden_states_captures_nothing():
     assert check("infinity", "next-scale", settings)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("family", "decoding", "more"),
     [

@@ -52,6 +52,7 @@ def run(pipe):
     return pipe(class_labels=[1, 2], generator=torch.Generator().manual_seed(0), output_type="latent").images
 
 
+@pytest.mark.every(2)
 def test_a_folder_becomes_a_pipeline_with_the_published_settings(published, tmp_path):
     convert, folder = published
     pipe = convert(folder, tokenizer=TOKENIZER, out=tmp_path / "out")
@@ -62,6 +63,7 @@ def test_a_folder_becomes_a_pipeline_with_the_published_settings(published, tmp_
     assert torch.equal(run(loaded), run(pipe)) and loaded.order == pipe.order
 
 
+@pytest.mark.every(2)
 def test_a_tokenizer_in_the_folder_is_found_and_may_be_missing(published):
     convert, folder = published
     bare = convert(folder)

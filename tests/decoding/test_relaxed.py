@@ -316,6 +316,7 @@ def promised(decoding, num_tokens, vocab_size):
     return 1 - (1 - token) ** (num_tokens - 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "strong",
     [pytest.param(s, marks=pytest.mark.slow) if "reuse" in s or "relative" in s else s for s in STRONG],

@@ -17,6 +17,7 @@ def arguments(count, queries=3):
     return SEEDS, positions, torch.arange(len(SEEDS)) * 1000, 4, count
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 1024, 5003])
 def test_uniform_numbers_are_the_same(on_triton, count):
     (actual,) = on_triton("noise", "uniforms", *arguments(count))
@@ -38,6 +39,7 @@ def test_exponential_numbers_are_the_same_up_to_rounding(on_triton, count):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("count", [1, 2, 7, 2049])
 def test_normal_numbers_are_the_same_up_to_rounding(on_triton, count):
     (actual,) = on_triton("noise", "normals", *arguments(count))

@@ -119,6 +119,7 @@ CASES = {
 DEFAULTS = {"scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None, "min_p": 0.0}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CASES)
 def test_triton_equals_the_definition(on_triton, case):
     shape, dtype, settings = CASES[case]
@@ -142,6 +143,7 @@ BY_ROW = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "settings",
     [["scale"], ["temperature", "top_k"], ["top_p"], ["allowed"], ["min_p"], ["top_p", "min_p"], list(BY_ROW)],
@@ -210,6 +212,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("broken", [*BROKEN, "all -inf", "all NaN"])
 @pytest.mark.parametrize(
     ("settings", "branches", "size"),
@@ -263,6 +266,7 @@ def long_rows(size):
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("size", [16385, pytest.param(64000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("k", "top_p", "min_p"),

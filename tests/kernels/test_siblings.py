@@ -16,6 +16,7 @@ def arguments(batch, size, count, scale=256):
     return p, q, torch.rand(batch, 2 * count + 1, generator=generator).mul(scale).floor() / scale
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("size", "count"), [(2, 1), (3, 4), (50, 3), (5003, 2)])
 def test_triton_samples_the_same_siblings(on_triton, size, count):
     _, q, noise = arguments(6, size, count)
@@ -32,6 +33,7 @@ def test_triton_samples_the_same_siblings(on_triton, size, count):
         assert len(set(drafts)) == len(drafts) == min(count, possible)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("size", "count"), [(2, 1), (3, 4), (50, 3), (5003, 2)])
 def test_triton_couples_siblings_as_the_definition_does(on_triton, size, count):
     p, q, noise = arguments(40, size, count)

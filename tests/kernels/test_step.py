@@ -33,6 +33,7 @@ KINDS = ["plain", "norm", "residual", "gated", "int8", "float8"]
 CASES = [(kind, shape) for kind in KINDS for shape in ((1, 128, 96), (33, 192, 100))] + [("plain", (3, 64, 8200))]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "shape"), CASES, ids=str)
 def test_linear(on_triton, kind, shape):
     rows, width, size = shape
@@ -118,6 +119,7 @@ def turn(states, table, positions):
     return torch.view_as_real(torch.view_as_complex(states.unflatten(2, (-1, 2)).contiguous()) * turns).flatten(2)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 @pytest.mark.parametrize("which", ["all", "queries", "keys and values"])
 def test_queries_keys_and_values(on_triton, shape, which):
@@ -179,6 +181,7 @@ def attended(query, keys, values, seen, prefix, first, slots, visible):
     return outcome.flatten(1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 @pytest.mark.parametrize("told", [False, True], ids=["by slots", "given"])
 def test_attention(on_triton, shape, told):
@@ -229,6 +232,7 @@ def projected(shape):
     return states.tensor_split([heads], dim=1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 @pytest.mark.parametrize("told", [False, True], ids=["by slots", "given"])
 def test_attention_rotates_parts_of_a_product(on_triton, shape, told):
@@ -319,6 +323,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_breaks_no_graph(interpreter, name):
     written = (7, 8) if name == "qkv" else ()

@@ -74,6 +74,7 @@ def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, r
     return torch.stack(outcome)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["plain", "norm", "affine", "residual", "gated", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -127,6 +128,7 @@ def test_a_row_does_not_depend_on_the_others(on_triton, kind):
         assert torch.equal(alone[0], together[11 * image])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("sizes", [(96,), (200, 200, 100), (48, 48)], ids=str)
 def test_layers_that_share_their_input(on_triton, sizes, dtype):

@@ -188,6 +188,7 @@ def test_a_call_may_run_inside_of_a_callback(pipe):
     assert pipe.current_call is None
 
 
+@pytest.mark.every(2)
 def test_calls_of_other_sizes_run_in_other_threads(pipe):
     sizes = sizes_of(pipe) * 2
     options = {**condition_of(pipe), "output_type": "pt", "decoding": pipe.decoding_names[0]}

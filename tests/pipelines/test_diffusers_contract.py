@@ -336,6 +336,7 @@ def test_generators(pipe):
         pipe(**options, generator=[seeded(0)])
 
 
+@pytest.mark.every(2)
 def test_output_is_an_object_or_a_tuple(pipe):
     options = condition_of(pipe) | {"output_type": "pt"}
     named = pipe(**options, generator=seeded(0))
@@ -344,6 +345,7 @@ def test_output_is_an_object_or_a_tuple(pipe):
     assert torch.equal(images, named[0]) and torch.equal(named[name], images)
 
 
+@pytest.mark.every(2)
 def test_output_types_hold_the_same_images(pipe):
     pil, array, tensor = (
         pictures_of(pipe(**condition_of(pipe), generator=seeded(0), output_type=kind)) for kind in ("pil", "np", "pt")

@@ -59,6 +59,7 @@ def test_a_call_gives_finite_images(family, kind):
     check(family, kind, FEW)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", "mar", "cosmos-text"])
 def test_a_call_without_guidance_runs_under_autocast(family):
     check(family, "autocast", FEW, 1.0)

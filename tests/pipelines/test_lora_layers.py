@@ -76,6 +76,7 @@ def test_no_layer_is_read_around_its_adapter(family):
     assert reads.found == set()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "family", [FIRST, "janus", "var-text", *(it for it in MORE if it.values[0] not in ("janus", "var-text"))]
 )

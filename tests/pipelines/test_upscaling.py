@@ -105,10 +105,12 @@ def test_without_an_upscaler_images_are_what_they_were(pipe):
     assert pipe.image_sizes == [(small, small)] and torch.equal(generate(pipe).images, expected)
 
 
+@pytest.mark.every(2)
 def test_images_that_take_turns_are_those_of_a_batch(pipe):
     torch.testing.assert_close(generate(pipe, batch_size=1).images, generate(pipe).images, atol=5e-3, rtol=0)
 
 
+@pytest.mark.every(2)
 def test_slices_and_tiles_reach_the_upscaler(pipe):
     expected, seen = generate(pipe).images, []
     pipe.upscaler.conv_in.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
@@ -120,6 +122,7 @@ def test_slices_and_tiles_reach_the_upscaler(pipe):
     assert generate(pipe).images.shape == expected.shape and set(seen[2:]) == {(1, 3, tile, tile)}
 
 
+@pytest.mark.every(2)
 def test_an_upscaler_is_saved_and_loaded_with_its_pipeline(pipe, tmp_path):
     expected = generate(pipe).images
     pipe.save_pretrained(tmp_path)
@@ -163,6 +166,7 @@ def test_an_edit_reads_a_large_image_as_the_average_of_its_pixels(editor):
     assert (known >= 0).any() and (known < 0).any()
 
 
+@pytest.mark.every(2)
 def test_steps_and_previews_have_the_size_of_the_call(pipe):
     sizes = []
 

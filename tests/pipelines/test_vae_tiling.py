@@ -37,6 +37,7 @@ def sizes_of(decoder):
     return sizes
 
 
+@pytest.mark.every(2)
 def test_slicing_and_tiles_that_hold_the_image_change_nothing(pipe):
     options = {**condition_of(pipe), "num_images_per_prompt": 2, "output_type": "pt"}
     sizes = sizes_of(decoder_of(pipe))

@@ -230,6 +230,7 @@ def test_reports_show_a_video_per_row(trained):
     assert "held-out loss" in (out / "transformer" / "log.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_tokens", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(block_tokens, path, trained, tmp_path):
     """What training predicts is what the pipeline decodes."""

@@ -169,6 +169,7 @@ def test_a_run_of_videos_is_scored(film, write_run, tmp_path):
     assert json.loads((tmp_path / "scores" / "video-motion.json").read_text())["values"] == [1, 1, 0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("row", "frames", "message"),
     [

@@ -303,6 +303,7 @@ def test_a_preview_distinguishes_drafts_from_unknown_tokens(engine):
     assert np.ptp(unknown) == 0 and np.ptp(first) > 0 and np.ptp(other) > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("model", "decoding"), [("text", "sjd:window=4"), ("text", "ar"), ("scales", "next-scale")])
 def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monkeypatch):
     recorder = Trace()

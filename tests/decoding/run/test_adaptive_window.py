@@ -185,6 +185,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_only(table_model, timed,
     assert timed(model, lambda size: 1.0, []) and "step_seconds.json" in caplog.text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("refresh", "levels"), [("independent", 0), ("coupled", 2), ("gumbel", 0)])
 def test_whatever_window_is_picked_images_follow_the_joint_distribution(table_model, monkeypatch, refresh, levels):
     # The two windows in turn, at every step.

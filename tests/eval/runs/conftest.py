@@ -88,10 +88,14 @@ def finish(fork):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(models, finish, tmp_path_factory):
-    """A run of one process that nothing happened to."""
+def undisturbed(models, tmp_path_factory):
+    """A run of this process that nothing happened to."""
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    assert finish(options(models, folder)) == (0, f"{folder}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["arimage", "eval", "generate", *options(models, folder)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    assert not end.value.code
     return folder
 
 

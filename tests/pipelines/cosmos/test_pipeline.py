@@ -197,6 +197,7 @@ def test_output_types_hold_the_same_frames(pipes, kind):
     assert torch.equal(output.tokens[:, :1], tiny_cosmos.given())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("kind", "batch_size"), [("video", None), ("video", 1), ("text", 3)])
 def test_videos_of_a_batch_are_those_of_their_own_calls(pipes, kind, batch_size):
     pipe, arguments = pipes[kind], arguments_of(kind, 2) | {"tokens": tiny_cosmos.given(2)}
