@@ -111,6 +111,7 @@ def test_sizes_have_graphs_of_their_own():
     assert all(map(equal, expected, found))
 
 
+@pytest.mark.slow
 def test_warm_up_captures_what_calls_need():
     pipe = pipeline("llamagen-text", "replayed")
     settings = {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02}

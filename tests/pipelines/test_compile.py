@@ -123,6 +123,7 @@ def test_every_size_of_an_adaptive_window_is_compiled_once(llamagen, counting, m
     assert 1 <= counting.graphs <= 3
 
 
+@pytest.mark.slow
 def test_a_callback_sees_every_step_and_may_interrupt(llamagen, counting, monkeypatch):
     monkeypatch.setattr(llamagen, "_compiled", None)
     llamagen.compile(backend=counting)

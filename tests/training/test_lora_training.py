@@ -265,6 +265,7 @@ def run(pipe, out, settings, stop_at=None):
     return {name: value for name, value in task.component.it.state_dict().items() if "lora_" in name}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path):
     settings = LoraSettings(steps=6, batch_size=3, learning_rate=1e-2, rank=4)
     whole = run(EVERY["llamagen-text"](), tmp_path / "whole", settings)

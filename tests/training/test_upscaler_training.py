@@ -81,6 +81,7 @@ def test_it_comes_closer_to_held_out_images_than_interpolation(trained):
     assert errors[0] < 0.9 * errors[1]
 
 
+@pytest.mark.slow
 def test_the_discriminator_begins_at_its_step(trained):
     _, rows, _ = trained
     assert [set(row) for row in rows[:20]] == [{"reconstruction"}] * 20

@@ -293,6 +293,7 @@ def test_images_are_those_of_the_pipeline_at_their_seeds_whatever_the_batch(fold
         assert [(row["shows"], row["seed"]) for row in rows] == [*zip(names, range(4), strict=True)]
 
 
+@pytest.mark.slow
 def test_an_upscaler_makes_no_difference(folder, run, greedy, monkeypatch):
     run(folder, "--limit", "2")
     before = rows_of(folder)

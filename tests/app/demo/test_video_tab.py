@@ -134,6 +134,7 @@ def test_the_tab_is_there_only_for_models_of_videos(engine, maker):
     assert "Video" not in tabs(build_demo(engine)) and "Video" in tabs(build_demo(engine, maker))
 
 
+@pytest.mark.slow
 def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     demo = build_demo(engine, maker)

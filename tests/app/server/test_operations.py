@@ -252,6 +252,7 @@ def test_each_of_several_tokens_is_a_client(engine, monkeypatch):
     assert clients == ["token 0", "token 1", "203.0.113.7"]
 
 
+@pytest.mark.slow
 def test_sizes_of_the_list_are_generated_and_those_above_the_limit_are_not_offered():
     pipe = tiny_infinity.pipeline()
     sizes = pipe.image_sizes

@@ -16,6 +16,7 @@ from arimage.eval.runs.run_folder import read_config, read_rows
 ENVIRONMENT = {"PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
 
 
+@pytest.mark.slow
 def test_two_processes_of_torchrun_generate_the_same_images(models, finish, undisturbed, tmp_path):
     run = tmp_path / "run"
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

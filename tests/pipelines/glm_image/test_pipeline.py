@@ -51,6 +51,7 @@ def test_tokens_and_images_are_those_of_diffusers(pipe, case):
 WITH_PICTURES = "i2i1", "i2i2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["i2i1", *(pytest.param(case, marks=pytest.mark.slow) for case in ("t2i", "i2i2"))])
 def test_every_decoding_gives_the_greedy_tokens(pipe, case):
     expected = [EXPECTED[name] for grid in ("small", "large") if (name := f"{case}_{grid}") in EXPECTED]

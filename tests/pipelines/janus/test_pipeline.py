@@ -234,6 +234,7 @@ def test_half_precision_generates_and_answers(pipe, tmp_path):
     assert len(half.understand(Image.new("RGB", (64, 64)), ["what?", "why is it so?"], max_new_tokens=3)) == 2
 
 
+@pytest.mark.slow
 def test_layers_on_disk_generate_the_same_and_a_hook_for_the_whole_model_is_called(given, expected, tmp_path):
     language = "model.language_model."
     on_disk = (f"{language}layers.1", "model.generation_head", "model.vqmodel")

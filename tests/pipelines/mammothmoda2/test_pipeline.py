@@ -65,6 +65,7 @@ def test_logits_are_those_of_the_authors(pipe, expected):
     close(logits, torch.stack([expected["cond_logits"], expected["uncond_logits"]]))
 
 
+@pytest.mark.slow
 @one_variant
 def test_every_decoding_gives_the_greedy_tokens_of_the_authors(pipe, expected):
     for decoding in pipe.decoding_names:
