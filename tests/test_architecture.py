@@ -270,6 +270,7 @@ def test_names_of_decodings_do_not_import_torch():
     assert heavy_modules("import arimage.decoding.names", {"torch"}) == set()
 
 
+@pytest.mark.slow
 def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
     families = {f"arimage.{module}" for module in PIPELINES.values()}
     others = {"arimage.convert.checkpoint", "transformers.models.janus", "transformers.models.chameleon"}

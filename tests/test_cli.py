@@ -125,6 +125,7 @@ def test_help_comes_at_once_and_without_heavy_imports():
     assert seconds < 1.5
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "command, option",
     [
@@ -178,6 +179,7 @@ def test_help_groups_the_options_of_a_command(run, monkeypatch):
     assert "--seed" in options_by_panel(run("train", "lora", "--help")[1])["Training"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "command",
     ["bench", "reproduce", "serve", "train lora", "eval generate", "eval score"],
@@ -370,7 +372,7 @@ def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
 # Refusals
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "kind, arguments, sentence",
     [
@@ -399,6 +401,7 @@ def test_what_cannot_be_generated_is_refused_in_one_sentence(refused, models, ki
     assert not list(Path.cwd().iterdir())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "option, value",
     [
@@ -495,6 +498,7 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
         options.load_pipeline("x", device)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "command",
     [
@@ -535,6 +539,7 @@ def test_a_damaged_model_index_is_refused(refused, tmp_path, index):
     assert "model_index.json" in refused("generate", "x", "--model", tmp_path)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "key, value",
     [
@@ -554,6 +559,7 @@ def test_a_damaged_config_is_refused(refused, models, tmp_path, key, value):
     assert str(folder) in refused("generate", "x", "--model", folder)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "part", ["text_encoder/model.safetensors", "vq/diffusion_pytorch_model.safetensors", "tokenizer/tokenizer.json"]
 )
@@ -620,7 +626,7 @@ def test_many_images_are_generated_a_batch_at_a_time(run, models, monkeypatch):
     assert sizes == [3, 2, 64]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("command", ["models", "decodings"])
 @pytest.mark.parametrize("columns", [60, 80, 120, 400])
 def test_a_narrow_terminal_cuts_no_names(run, monkeypatch, command, columns):
@@ -648,7 +654,7 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
     assert "owner/nothing" in refused("generate", "x", "--model", "owner/nothing")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["~/nothing", "./nothing", "../nothing", "/nothing"])
 @pytest.mark.parametrize(
     "command",
@@ -925,6 +931,7 @@ def test_bench_sets_two_reports_side_by_side(run, refused, models):
     assert not Path("new").exists()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "options, word",
     [

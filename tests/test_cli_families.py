@@ -89,6 +89,7 @@ def test_students_edit_no_images(run, tmp_path):
         run("generate", "var-dd", "--class-label", 1, "--image", "heart.png", "--mask-image", "heart.png")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("command", ["bench", "eval generate --classes 1 --out x", "serve", "app"])
 def test_videos_are_refused_with_the_command_that_generates_them(run, command, tmp_path):
     with pytest.raises(ValueError, match="cosmos (generates|continues images or) videos, .* use `arimage generate`"):

@@ -18,6 +18,7 @@ class Loaded(Exception):
     pass
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_load_models_whose_steps_run_as_asked(command, monkeypatch, tmp_path):
     words, module = COMMANDS[command]

@@ -110,6 +110,7 @@ def test_a_standard_input_without_prompts_is_refused(refused, standard_input):
     assert "holds no prompts" in refused("generate", "--file", "/dev/stdin")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prompt", ["\ud83d", "heart \udcff"])
 @pytest.mark.parametrize(
     "arguments",
@@ -184,7 +185,7 @@ def words(text):
 ALL = dict(commands(typer.main.get_command(cli.app)))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_help_says_all_that_was_written(names):
     # So wide that no text is broken, since the lines of a table stand next to each other.

@@ -320,7 +320,7 @@ def is_quick(family, name):
     return (name in FEW and family not in TWINS) or (family, name) == ("var-class", "code")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("family", "name"),
     [case if is_quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases()],
@@ -473,6 +473,7 @@ def replace_a_buffer(state):
     state.steps = state.steps + 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -107,6 +107,7 @@ def folder(tmp_path, snippet):
     return tmp_path
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("snippet", [snippet for snippet in RUN if snippet.name in SAMPLE], ids=NAME)
 def test_a_snippet_runs(snippet, folder, monkeypatch):
     monkeypatch.chdir(folder)

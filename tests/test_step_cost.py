@@ -402,7 +402,7 @@ def faults(model, rows) -> list[str]:
 QUICK = ("llamagen-xl-256", "var-dd-d16", "arpg-l-256", "janus-pro-7b", "cosmos-5b")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @needs_triton
 @pytest.mark.parametrize(
     "model", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in step_cost.COMMITTED]

@@ -54,7 +54,7 @@ CASES = [(family, family in EVERY_PRESET) for family in QUICK if family != "infi
 SLOW = [pytest.param(family, True, marks=pytest.mark.slow) for family in FAMILIES if family not in EVERY_PRESET]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("family", "every"), CASES + SLOW)
 def test_replayed_steps_of_every_preset(family, every):
     replays = check(family, "replayed", texts(family, every))
@@ -76,7 +76,7 @@ def test_eager_steps_of_one_image(family):
     check(family, "eager", texts(family, every=False), 1, 1.0)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @families(KINDS)
 def test_steps_on_another_accelerator(family):
     check(family, "xpu", texts(family, every=False))

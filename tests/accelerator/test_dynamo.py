@@ -95,6 +95,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "decoding"), PAIRS)
 def test_compiled_steps_are_replayed(family, decoding):
     pipe = pipeline(family, "cpu")

@@ -103,7 +103,7 @@ def differences(one, other) -> list[str]:
     return found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["replayed", *(pytest.param(k, marks=pytest.mark.slow) for k in ("eager", "xpu"))])
 @pytest.mark.parametrize(
     "model", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS]

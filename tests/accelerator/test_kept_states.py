@@ -228,7 +228,7 @@ def test_one_thread_at_a_time_launches_on_the_stream_of_captures(monkeypatch):
 # Weights and adapters
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @families(["llamagen-text", "var-text", "llamagen-dd"])
 def test_weights_that_change_in_place(family):
     """As `load_state_dict` and an optimizer do. Nothing that a step reads may be a copy of them."""

@@ -35,7 +35,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("family", "decoding", "most"),
     [(*case, MOST_ROWS) for case in CASES]

@@ -148,6 +148,7 @@ def test_images_without_a_mask_are_references(pipe):
 # Demo
 
 
+@pytest.mark.slow
 def test_the_demo_has_a_row_of_references(pipe, tmp_path):
     pytest.importorskip("gradio")
     from app.demo.demo_kit import served

@@ -95,7 +95,7 @@ ALIKE = (
 )  # fmt: skip
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in MODELS]
 )
@@ -354,7 +354,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
         load_published("llamagen-b")
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry.name)
 def test_out_of_reach_one_sentence_says_how_to_convert_copied_files(entry, tmp_path, monkeypatch):
     if entry.requested:

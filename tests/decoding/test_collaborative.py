@@ -97,7 +97,7 @@ def bound(request):
 SAMPLING = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @torch.no_grad()
 @pytest.mark.parametrize("more_smooth", [False, True])
 @pytest.mark.parametrize("drafter_scales", [1, 2, 3])
@@ -109,6 +109,7 @@ def test_a_network_that_refines_itself_samples_its_own_images(bound, drafter_sca
     torch.testing.assert_close(state.latents, alone.latents, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("drafter_scales", [1, 2, 3])
 def test_heads_run_over_the_maps_that_are_sampled_and_no_others(bound, drafter_scales):

@@ -128,6 +128,7 @@ def test_drafts_are_tested_at_once_as_one_after_another(table_model, acceptance)
     assert torch.equal(sampled[which < 0], tokens[which < 0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("sampling", "shape"), list(zip(SAMPLINGS, itertools.cycle(SHAPES), strict=False)))
 def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model, sampling, shape):
     sampling = SAMPLINGS[sampling]
@@ -137,7 +138,7 @@ def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model,
     assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, seeds).tokens)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @TREES
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
@@ -151,6 +152,7 @@ def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
     assert min(steps(state)) < max(steps(state))
 
 
+@pytest.mark.every(3)
 @TREES
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("branches", [1, 2])
@@ -255,6 +257,7 @@ FLAWS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "flaw",
     [pytest.param(f, marks=pytest.mark.slow) if f.startswith(("a rejected", "drafts change")) else f for f in FLAWS],

@@ -137,7 +137,7 @@ def test_images_follow_the_joint_distribution(table_model, decoding, sampling, s
     assert_follows(tokens, model.joint(sampling), model.vocab_size)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("decoding", "grid", "order", "given", "size"), list(cases(FEWER, full=False, **LAYOUTS)))
 def test_images_follow_the_joint_distribution_in_any_order(table_model, decoding, grid, order, given, size):
     shape, case = GRIDS[grid], f"{grid} {order} {given}"
@@ -152,7 +152,7 @@ def test_images_follow_the_joint_distribution_in_any_order(table_model, decoding
 BEFORE = {"1x3+2x2": ((2, 2), [(1, 3)]), "2x1+2x2": ((2, 2), [(2, 1)]), "1x2+2x1+1x3": ((1, 3), [(1, 2), (2, 1)])}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("decoding", "grids", "given", "size"), list(cases(FEWER, full=False, grids=list(BEFORE), given=[0, 2]))
 )
@@ -237,6 +237,7 @@ def block_cases():
     yield SpeculativeJacobiDecoding(4, acceptance=GroupAcceptance(size=1)), 2, "plain"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("decoding", "block", "sampling"), list(block_cases()))
 def test_images_of_blocks_follow_the_joint_distribution(table_model, decoding, block, sampling):
     case, sampling = f"{block} {sampling}", SAMPLINGS[sampling]

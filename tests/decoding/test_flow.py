@@ -98,7 +98,7 @@ def test_the_check_finds(name, flaw, table_model, monkeypatch):
         assert_follows(tokens, teacher.joint(Sampling()), teacher.vocab_size)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("kind", "window"),
     [("random", 1), ("random", 8), ("constant", 3), ("perfect", 3), ("perfect", 8), ("spoiled", 3), ("broken", 8)],

@@ -118,6 +118,7 @@ def test_tokens_may_be_forced_that_could_not_be_sampled(decoding):
     assert torch.equal(tokens == 2, forced == 2)
 
 
+@pytest.mark.every(3)
 def test_nothing_forced_changes_nothing(decoding):
     decoding, model = decoding
     free = torch.full((6, model.num_tokens), -1)
@@ -125,7 +126,7 @@ def test_nothing_forced_changes_nothing(decoding):
     assert torch.equal(*tokens)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_an_image_does_not_depend_on_what_is_forced_in_others(decoding):
     decoding, model = decoding
     forced = some_forced(model, 6)

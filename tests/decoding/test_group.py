@@ -64,6 +64,7 @@ SIZES = [(1, 1, 1, 1), (4,), (1, 3), (2, 1, 1), (1, 2, 1)]
 SETTINGS = list(itertools.product(SIZES, ["linear", "constant"], ["raster", "random"]))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("sizes", "schedule", "order", "size"),
     [(*settings, 10_000) for settings in SETTINGS[::3]]

@@ -44,7 +44,7 @@ def alone(model, decoding, sampling, seeds):
     return torch.cat([state.tokens for state in states]), [state.forward_passes for state in states]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     model, sampling = table_model(**GRID, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
     state = decode(model, decoding, sampling, SEEDS)
@@ -66,6 +66,7 @@ def test_an_autoregressive_image_does_not_depend_on_its_batch(table_model):
     assert state.steps.tolist() == alone_steps == [model.num_tokens] * len(SEEDS)
 
 
+@pytest.mark.every(3)
 def test_the_order_of_a_batch_does_not_matter(table_model, decoding):
     model = table_model(**GRID)
     order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
@@ -86,6 +87,7 @@ def test_equal_seeds_give_equal_images_and_others_do_not(table_model, decoding):
         assert len(tokens.unique(dim=0)) == 10
 
 
+@pytest.mark.every(3)
 def test_padding_and_what_was_never_written_have_no_effect(table_model, decoding):
     # The model refuses to read a slot before it is written; here the logits of padding are NaN or zero.
     tokens = [
@@ -107,7 +109,7 @@ def greedy(model, guidance_scale=1.0):
     return torch.tensor(tokens)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
     for seed in (1, 2):
@@ -145,7 +147,7 @@ def test_an_image_of_one_token_takes_one_forward_pass(table_model, decoding):
     assert torch.equal(state.tokens, alone(model, decoding, Sampling(), SEEDS)[0])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("grid", [(1, 6), (6, 1), (3, 2)], ids=str)
 def test_no_shape_of_the_grid_asks_for_what_is_not_there(table_model, grid, decoding):
     model = table_model(grid=grid, vocab_size=2)

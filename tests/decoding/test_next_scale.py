@@ -139,6 +139,7 @@ class ProjectedTable(ScaleTable):
         return plain.joint(replace(sampling, guidance_scale=1.0, temperature=1.0))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.2}], ids=str)
 def test_guidance_of_the_models_own_comes_before_the_cuts(cut):
     model = ProjectedTable(*SIZES["1 2 of 3"], branches=2)

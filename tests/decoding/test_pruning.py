@@ -97,6 +97,7 @@ def test_one_share_is_that_of_the_last_scale():
 # Whole images
 
 
+@pytest.mark.every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("shares", [(0.0,), (0.0, 0.0)])
 def test_nothing_left_out_changes_nothing(bound, shares):

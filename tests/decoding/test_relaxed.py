@@ -49,6 +49,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("neutral", "refresh", "sampling"),
     [
@@ -169,6 +170,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("acceptance", "relax"), TESTS, ids=str)
 def test_a_draft_is_kept_as_often_as_defined(acceptance, relax, seed):
@@ -194,6 +196,7 @@ def bound(acceptance, relax, p, q):
     return distance
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("acceptance", "relax"), TESTS, ids=str)
 def test_the_distribution_of_a_token_is_as_far_off_as_claimed_and_no_other_residual_is_nearer(acceptance, relax):
     generator = torch.Generator().manual_seed(0)
@@ -254,7 +257,7 @@ def joint_of_three(model, sampling, decoding):
     return joint.flatten() / joint.sum()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("strong", "sampling", "refresh"),
     [
@@ -333,6 +336,7 @@ def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_m
     assert limit < distance < promised(decoding, model.num_tokens, model.vocab_size) + limit
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("strong", "sampling"), list(zip(STRONG, cycle(["everything", "allowed"]), strict=False)))
 def test_tokens_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
     sampling, model = SAMPLINGS[sampling], table_model(branches=2)
@@ -348,7 +352,7 @@ def test_greedy_tokens_stay_those_of_the_greatest_logits(table_model, strong):
     assert torch.equal(decode(model, jacobi(4, **STRONG[strong]), sampling, seeds).tokens, expected)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("strong", STRONG)
 def test_an_image_does_not_depend_on_its_batch(table_model, strong):
     model, decoding = table_model(grid=(2, 4), branches=2), jacobi(5, **STRONG[strong])

@@ -107,6 +107,7 @@ def chance(tokens, joint, vocab_size):
 # Settings at which nothing is missing.
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_a_window_that_covers_the_row_is_autoregressive(table_model, grid, adaptive):
@@ -246,7 +247,7 @@ def test_what_the_queries_of_a_small_grid_see(table_model):
     assert seen == expected
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @EVERY_DECODING
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_query_sees_what_is_decided_before_it_and_its_own_row(table_model, grid, decoding):
@@ -332,6 +333,7 @@ def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
 # What it costs, and what every decoding promises.
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("grid", "window"), list(itertools.product([(1, 6), (6, 1), (3, 4), (5, 3), (16, 16)], [1, 2, 3, 8]))
 )
@@ -393,6 +395,7 @@ def test_parallel_jacobi_saves_most_steps_where_tokens_depend_on_their_neighbour
     assert coupled < independent
 
 
+@pytest.mark.every(3)
 @EVERY_DECODING
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_step_decides_tokens_and_decided_tokens_stay(table_model, grid, decoding):
@@ -415,7 +418,7 @@ def test_every_step_decides_tokens_and_decided_tokens_stay(table_model, grid, de
     assert 0 <= state.tokens.min() and state.tokens.max() < 3
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @EVERY_DECODING
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
     model = table_model(grid=(3, 3), vocab_size=2, branches=2, truncated=True)
@@ -426,6 +429,7 @@ def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
         assert torch.equal(alone.tokens[0], tokens) and alone.forward_passes == count
 
 
+@pytest.mark.every(2)
 @EVERY_DECODING
 def test_padding_has_no_effect(table_model, decoding):
     nothing, zero = (
@@ -450,6 +454,7 @@ def test_wrong_settings_are_refused(decoding, setting, value):
         decoding(**{setting: value})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("columns", "context"), [(8, 8), (12, 12), (24, 12), (48, 16)])
 def test_a_row_waits_for_a_third_of_the_row_above_by_default(columns, context):
     model = Mesh((3, columns))

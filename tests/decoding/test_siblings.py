@@ -94,6 +94,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("pair", "tokens"),
     list(zip(PAIRS, itertools.cycle([(2,), (1, 0), (0, 2, 1), (0, -1, 1), (-1, -1)]), strict=False)),
@@ -120,7 +121,7 @@ def test_what_is_no_draft_changes_nothing():
     assert torch.equal(padded_y, y) and torch.equal(padded_which, torch.where(which < 0, -1, 2 * which + 1))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("pair", "count"), [*((pair, 3) for pair in PAIRS), *(("random 0", n) for n in (1, 2, 4))])
 def test_drafts_without_replacement_become_a_sample_of_the_target(pair, count):
     p, q = PAIRS[pair]

@@ -52,7 +52,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("operation", "function"), FUNCTIONS)
 def test_a_kernel_breaks_no_graph(interpreter, operation, function):
     call = operation, function, arguments(function)

@@ -58,6 +58,7 @@ def residual(p, q):
     return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 @pytest.mark.parametrize("zeros", [0.0, 0.9])
 def test_triton_couples_as_the_definition_does(on_triton, shape, zeros):
@@ -160,6 +161,7 @@ def test_arguments_need_not_be_contiguous(on_triton):
         assert torch.equal(a, b)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("size", "counts"), [(9, False), (65536, True)])
 def test_couple_compiles_without_spills(compile_kernel, size, counts):
     floats, longs = ["p_ptr", "q_ptr", "noise_ptr"], ["x_ptr", "y_ptr"]

@@ -54,7 +54,7 @@ def test_the_definition_has_gradients():
 
 
 # By default each size and layout in one dtype.
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("size", "channels_last", "dtype"),
     [

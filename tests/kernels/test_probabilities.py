@@ -68,6 +68,7 @@ ROWS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_search_for_a_threshold_keeps_what_sorting_keeps(rows):
     logits = ROWS[rows]
@@ -119,7 +120,7 @@ CASES = {
 DEFAULTS = {"scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "allowed": None, "min_p": 0.0}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", CASES)
 def test_triton_equals_the_definition(on_triton, case):
     shape, dtype, settings = CASES[case]
@@ -143,7 +144,7 @@ BY_ROW = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "settings",
     [["scale"], ["temperature", "top_k"], ["top_p"], ["allowed"], ["min_p"], ["top_p", "min_p"], list(BY_ROW)],
@@ -212,7 +213,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("broken", [*BROKEN, "all -inf", "all NaN"])
 @pytest.mark.parametrize(
     ("settings", "branches", "size"),

@@ -27,7 +27,7 @@ def expected(states, table):
     return outcome.to(states.dtype)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("shared", [False, True])

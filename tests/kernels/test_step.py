@@ -33,7 +33,7 @@ KINDS = ["plain", "norm", "residual", "gated", "int8", "float8"]
 CASES = [(kind, shape) for kind in KINDS for shape in ((1, 128, 96), (33, 192, 100))] + [("plain", (3, 64, 8200))]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("kind", "shape"), CASES, ids=str)
 def test_linear(on_triton, kind, shape):
     rows, width, size = shape

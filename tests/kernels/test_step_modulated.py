@@ -74,7 +74,7 @@ def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, r
     return torch.stack(outcome)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["plain", "norm", "affine", "residual", "gated", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -151,6 +151,7 @@ HEADS = [(2, 2, 1, 2, 64), (4, 2, 3, 9, 24)]
 FIRST, PLACES = 7, 20
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 @pytest.mark.parametrize("tables", [None, "one", "per row"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

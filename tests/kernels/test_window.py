@@ -37,6 +37,7 @@ def test_a_step_feeds_the_tokens_before_its_drafts(on_triton, window, block, cap
             assert fed == [-1 if place >= SIZE else place - block for place in at]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("redrafts", [False, True])
 @pytest.mark.parametrize(("window", "block"), [(1, 1), (5, 1), (8, 4), (40, 1)])
 def test_a_step_decides_up_to_the_first_rejected_draft(on_triton, window, block, redrafts):
@@ -114,6 +115,7 @@ def slid(on_triton, arguments, drafted):
     assert torch.equal(q[:, window:], old_q[:, window:]) and fresh[:, window:].all()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("window", "capacity", "forced", "numbers", "keeps"),
     [(1, 1, False, True, False), (5, 7, False, True, False), (8, 8, True, True, False), (5, 5, True, False, True)],

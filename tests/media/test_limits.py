@@ -76,6 +76,7 @@ GREEDY = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", GREEDY)
 def test_a_small_file_that_asks_for_much_is_refused_at_once(kind):
     data, reason = GREEDY[kind]

@@ -59,6 +59,7 @@ def odd_values(default):
     return [value for value in [*ODD, True] if default is not None or value is not None]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_an_odd_value_is_refused_by_its_name(component):
     parameters = [*inspect.signature(component.__init__).parameters.values()][1:]

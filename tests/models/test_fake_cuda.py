@@ -184,7 +184,7 @@ def test_the_video_tokenizer(dtype, monkeypatch):
     assert vq.decode(codes).shape == (BATCH, 3, 9, 32, 48) and vq.code_vectors().device.type == "cuda"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @by_dtype("family", any_order.FAMILIES)
 def test_any_order(family, dtype):
     config = config_of(lambda: any_order.transformer(family))

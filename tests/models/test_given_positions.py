@@ -148,6 +148,7 @@ def test_images_that_take_the_rows_of_others_are_those_of_their_own_runs(network
         check(run(model, decoding, sampling, seeds, size, at_once=at_once)[0], expected)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("init", ["uniform", "left", "above"])
 @pytest.mark.parametrize("name", ["sjd-coupled", "sjd-tree", "sjd-lazy"])
 def test_exact_decodings_agree_with_autoregressive_decoding(network, name, init):

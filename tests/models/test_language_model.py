@@ -118,7 +118,7 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("row_end", [ROW_END, None])
 @pytest.mark.parametrize("guided", [False, True])
@@ -237,7 +237,7 @@ def run(network, decoding, prompts=PROMPTS, seeds=None, sampling=None, **binding
     return decode(bind(network, prompts, **binding), decoding, sampling, seeds)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("name", "static"), list(zip(EXACT, cycle([False, True]), strict=False)))
 def test_exact_decodings_agree_with_autoregressive_decoding(network, name, static):
     expected = run(network, "ar")
@@ -248,7 +248,7 @@ def test_exact_decodings_agree_with_autoregressive_decoding(network, name, stati
     assert torch.equal(run(network, name, row_end=None).tokens, run(network, "ar", row_end=None).tokens)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(set(FOR_TOKENS) - {"ar", "eagle", "eagle-lantern", "sjd2", *EXACT}))
 def test_other_decodings_run(network, name):
     tokens = run(network, name, sampling=Sampling(guidance_scale=2.0)).tokens
@@ -261,7 +261,7 @@ def test_row_parallel_decodings_with_all_of_the_row_above_agree(network, name):
     assert torch.equal(run(network, decoding).tokens, run(network, "ar").tokens)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["ar", "sjd-coupled", "sjd-tree", "zipar"])
 def test_an_image_does_not_depend_on_its_batch(network, name):
     sampling, seeds = Sampling(guidance_scale=2.0, top_k=20), torch.tensor([3, 1, 4])

@@ -26,6 +26,7 @@ def test_the_traits_of_a_pipeline_are_those_of_its_models(pipe):
     assert pipe.traits == traits_of(pipe.prepare(**condition_of(pipe)).model)
 
 
+@pytest.mark.every(3)
 def test_what_is_listed_can_run_and_nothing_else(pipe):
     model = pipe.prepare(**condition_of(pipe)).model
     for name in decoding_names():

@@ -49,7 +49,7 @@ def pairs(settings):
     return [tuple(choice.values()) for choice in pairwise(settings)]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("pipe", "decoding", "order"),
     pairs({"pipe": FAMILIES, "decoding": ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"], "order": ORDERS}),
@@ -252,6 +252,7 @@ def test_kept_tokens_are_a_group_of_their_own(pipe):
         pipe(decoding=GroupDecoding(3), **settings, **edit_of((1, 3), (1, 3), (0, 3)))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_order_is_saved(family, tmp_path):
     pipe = any_order.pipeline(family)

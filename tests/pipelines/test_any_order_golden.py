@@ -84,6 +84,7 @@ def test_logits_of_lpd_in_any_order_and_groups_equal_the_original(lpd, number):
         torch.testing.assert_close(logits, expected[f"tf_logits_groups{number}_{name}"], atol=1e-3, rtol=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("number", range(2))

@@ -58,7 +58,7 @@ def check(output, own):
         assert torch.equal(accepted[:steps], one.stats.accepted[:, 0]) and not accepted[steps:].any()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "others"])
 def test_every_image_is_that_of_its_own_run(pipe, some):
     condition = conditions(pipe, 3)

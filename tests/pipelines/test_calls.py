@@ -280,6 +280,7 @@ def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
 # Components
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -463,6 +464,7 @@ def test_latent_output_is_the_tokens_in_their_places(pipe):
 # The length of texts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", having("captions"))
 def test_an_odd_number_of_text_tokens_is_refused(family):
     pipe = EVERY[family]()
@@ -488,6 +490,7 @@ def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
 # Texts that are not UTF-8
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", "janus", "emu3", "lumina", "lumina-2", "anole", "cosmos-text"])
 def test_prompts_that_are_not_utf8_are_refused(family):
     pipe = EVERY[family]()
@@ -503,6 +506,7 @@ def test_prompts_that_are_not_utf8_are_refused(family):
                 pipe.encode_prompt(prompt, *arguments)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["emu3", "lumina", "lumina-2", "anole"])
 def test_prompts_need_a_tokenizer(family):
     pipe = EVERY[family]()

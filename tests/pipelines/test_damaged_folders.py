@@ -61,7 +61,7 @@ def refused(folder: Path, file: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("file", "setting", "value"), WRONG, ids=lambda value: str(value)[:30])
 def test_wrong_settings_are_refused_by_file(folder, file, setting, value):
     settings = json.loads((folder / file).read_text())
@@ -74,7 +74,7 @@ def test_wrong_settings_are_refused_by_file(folder, file, setting, value):
     refused(folder, file)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_damaged_files_are_refused_by_name(folder, file, text):

@@ -22,7 +22,7 @@ def generate(pipe, **settings):
     return flat(out.tokens), pictures_of(out)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("family", "decodings", "dtype"),
     [
@@ -41,7 +41,7 @@ def test_every_decoding_gives_the_same(family, decodings, dtype):
         assert all(map(torch.equal, found, expected)), name
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [DTYPES[0], pytest.param(DTYPES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", one_of_each_kind(EVERY))
 def test_a_loaded_pipeline_is_the_same(family, dtype, tmp_path):

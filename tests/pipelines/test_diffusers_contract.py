@@ -201,6 +201,7 @@ def hub(monkeypatch, folders, tmp_path):
     return tmp_path
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("trusting", "hub")
 @pytest.mark.parametrize("name", one_of_each_kind(name for name in ALL if name != "janus"))
 def test_diffusers_loads_a_repository(name, pipe):
@@ -232,6 +233,7 @@ def test_parts_that_are_given_are_not_downloaded(pipes, hub):
     assert {path.name for path in snapshot.iterdir() if path.is_dir()} == {"text_encoder", "tokenizer"}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["pipeline", "folder"])
 def test_an_upload_has_a_card_that_names_the_repository(pipe, monkeypatch, tmp_path, way):
     cards = []
@@ -273,6 +275,7 @@ def test_a_variant_and_shards_are_written_and_read(name, pipe, tmp_path):
     assert same(tokens_of(loaded), tokens_of(pipe))
 
 
+@pytest.mark.every(2)
 def test_components_may_have_dtypes_of_their_own(pipe, folder):
     part = "model" if hasattr(pipe, "model") else "transformer"
     loaded = AutoPipeline.from_pretrained(folder, dtype={part: torch.bfloat16, "default": torch.float32})
@@ -283,6 +286,7 @@ def test_components_may_have_dtypes_of_their_own(pipe, folder):
 # Sharing
 
 
+@pytest.mark.every(2)
 def test_a_pipeline_made_from_another_keeps_its_settings(pipe):
     made = type(pipe).from_pipe(pipe)
     assert made.generation_config == pipe.generation_config and made.decoding == pipe.decoding
@@ -309,6 +313,7 @@ def test_a_text_encoder_is_used_without_the_rest(pipe, folder):
 # Calls
 
 
+@pytest.mark.every(2)
 def test_a_call_leaves_weights_and_the_global_generator_as_they_were(pipe):
     parts = {name: one for name, one in pipe.components.items() if isinstance(one, torch.nn.Module)}
     before = {(name, key): value.clone() for name, part in parts.items() for key, value in part.state_dict().items()}
@@ -358,6 +363,7 @@ def test_output_types_hold_the_same_images(pipe):
     assert np.abs(levels / 255 - array).max() < 1.001 / 255
 
 
+@pytest.mark.every(2)
 def test_the_progress_bar_may_be_configured(pipe, capfd):
     pipe.set_progress_bar_config(disable=False, desc="hearts")
     pipe(**condition_of(pipe), **LATENT)
@@ -422,6 +428,7 @@ def test_offloading_on_a_gpu_changes_nothing(name, method, options):
         torch.testing.assert_close(images.cpu(), expected.cpu(), atol=2e-2, rtol=0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", one_of_each_kind(name for name in ALL if name.startswith(("llamagen", "var", "mar", "cosmos")))
 )
@@ -514,6 +521,7 @@ def test_tokens_of_a_batch_whose_rows_are_refilled_are_used():
     assert torch.equal(tokens_of(pipe, **options, batch_size=2, callback_on_step_end=steer), wanted)
 
 
+@pytest.mark.every(2)
 def test_a_callback_that_returns_what_it_got_changes_nothing(pipe):
     names = list(pipe._callback_tensor_inputs)
     out = pipe(
@@ -527,6 +535,7 @@ def test_a_callback_that_returns_what_it_got_changes_nothing(pipe):
     assert out.stats.exact == pipe.decoding.exact
 
 
+@pytest.mark.every(2)
 def test_tensors_of_a_callback_are_copies(pipe):
     def spoil(pipe, step, passes, tensors):
         tensors["tokens"].zero_()
@@ -557,6 +566,7 @@ def test_what_a_callback_may_not_return_is_refused(pipe, returned, sentence):
         )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "decoding"),
     [

@@ -45,7 +45,7 @@ def check(family, kind, decodings, guidance_scale=3.0):
             assert pictures_of(out).isfinite().all(), decoding
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [

@@ -62,7 +62,7 @@ def codes_of(pipe, images):
         return pipe.vq.encode(images * 2 - 1)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("decoding", "guidance_scale"),
     [

@@ -117,7 +117,7 @@ WRONG_HEADERS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", WRONG_HEADERS)
 def test_wrong_settings_are_named_and_change_nothing(name, tmp_path):
     pipe = build()
@@ -199,6 +199,7 @@ def test_adapters_of_a_changed_base_are_converted_first(kind, tmp_path):
             torch.testing.assert_close(value, wanted[name.replace(".base_layer", "")], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("text", ["[]", "null", "[" * 100_000, b"\xff\xfe", "{", " " * 2**24 + " {}"])
 def test_settings_next_to_the_file_are_read_by_the_same_rules(text, tmp_path):
     pipe = build()
@@ -458,6 +459,7 @@ def by_other_names(state, how):
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("how", "names"),
     [

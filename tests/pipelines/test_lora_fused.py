@@ -139,6 +139,7 @@ def test_fused_weights_stay_after_unloading_and_take_further_adapters():
     torch.testing.assert_close(weights(pipe), weights(merged), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -203,6 +204,7 @@ def test_adapters_that_are_loaded_while_others_are_disabled_are_used():
     assert torch.equal(tokens(pipe), tokens(other))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("weights", [float("nan"), "1", [{"unet": 0.5}], [{"transformer": float("inf")}]])
 def test_scales_that_are_none_are_refused(weights):
     pipe, _ = build(STYLE)

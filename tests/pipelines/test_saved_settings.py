@@ -55,6 +55,7 @@ def test_sound_defaults_are_taken(load, kind):
     assert pipe.generation_config.items() >= SETTINGS[kind].items()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SETTINGS.items() for name in names])
 def test_odd_defaults_are_refused_by_name(load, kind, name):
     for value in ODD:
@@ -96,6 +97,7 @@ def test_a_file_without_defaults_is_refused(load, text):
 NO_NUMBERS = [None, 0, -1, "x", 64.0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "name", "values"),
     [
@@ -145,7 +147,7 @@ def test_deep_files_are_refused(tmp_path, text):
         class_names(tmp_path)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "build", [tiny_llamagen.class_pipeline, tiny_latent_llama.pipeline, tiny_mar.pipeline, tiny_chameleon.pipeline]
 )
@@ -166,6 +168,7 @@ def test_a_folder_is_checked_as_a_whole(tmp_path, build, file, setting, value):
         AutoPipeline.from_pretrained(tmp_path)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

@@ -363,7 +363,7 @@ def test_an_index_without_a_class_is_refused(tmp_path):
         AutoPipeline.from_pretrained(tmp_path)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "content, sentence",
     [

@@ -69,7 +69,7 @@ def test_sound_weights_are_loaded(folders, family):
     AutoPipeline.from_pretrained(folders / family)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
 @pytest.mark.parametrize(("family", "component"), COMPONENTS)
 def test_weights_that_do_not_fit_are_refused_by_name(damaged, family, component, change):
@@ -88,6 +88,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(damaged, family, component,
         AutoPipeline.from_pretrained(folder)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("content", [b"", b"noise" * 100, None])
 @pytest.mark.parametrize(("family", "component"), COMPONENTS[:3])
 def test_damaged_files_are_refused_by_name(damaged, family, component, content):
@@ -97,6 +98,7 @@ def test_damaged_files_are_refused_by_name(damaged, family, component, content):
         AutoPipeline.from_pretrained(folder)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("content", [None, "", "[]", "null"])
 @pytest.mark.parametrize(("family", "component"), COMPONENTS[:3])
 def test_a_component_without_a_configuration_is_refused(damaged, family, component, content):
@@ -162,6 +164,7 @@ def test_a_folder_with_another_variant_alone_names_it(sharded, folders, tmp_path
         AutoPipeline.from_pretrained(folder, variant=asked)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("variant", [None, "fp16"])
 @pytest.mark.parametrize("part", ["transformer", "text_encoder", "vq"])
 def test_shards_without_their_index_or_without_one_of_them_are_refused(sharded, tmp_path, part, variant):

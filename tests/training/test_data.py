@@ -82,6 +82,7 @@ ODD = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("column", "value"), [(column, value) for column, values in ODD.items() for value in values])
 def test_a_row_without_what_training_needs_is_named(column, value, tmp_path):
     path = captioned(tmp_path / "a.parquet", photo("plain"), photo("plain"))

@@ -117,6 +117,7 @@ def test_missing_captions_and_pictures_are_named(tmp_path):
 # Losses
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", LANGUAGE)
 def test_teacher_forced_logits_of_language_models(family):
     pipe = EVERY[family]()
@@ -167,6 +168,7 @@ def test_every_family_learns_its_pictures(family, tmp_path):
     assert Image.open(tmp_path / "samples.png").size[0] > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["mar", "infinitystar", "infinity", "glm-image", "mammothmoda2"])
 def test_families_that_cannot_be_trained_are_named(family):
     pipe = EVERY[family]()

@@ -157,7 +157,7 @@ def no_start(monkeypatch):
         monkeypatch.setattr(kind, "reset_parameters", lambda self: None)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.usefixtures("no_start")
 @pytest.mark.parametrize(("name", "place", "values"), list(cases()))
 def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path):
@@ -181,7 +181,7 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
             assert setting in LEGAL.get(repr(value), ()), f"{value!r} was accepted"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
@@ -250,6 +250,7 @@ def test_settings_that_do_not_fit_are_refused(place, value, message, tmp_path, m
         load_recipe(write(recipe, tmp_path / "mine.toml"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "place", "value", "message"),
     [

@@ -195,7 +195,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "trainer",
     # One function trains by both of some settings.

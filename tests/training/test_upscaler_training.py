@@ -90,6 +90,7 @@ def test_the_discriminator_begins_at_its_step(trained):
     assert sum(row["discriminator"] for row in rows[-4:]) / 4 < 0.9
 
 
+@pytest.mark.slow
 def test_only_the_upscaler_is_trained(trained):
     pipe, before = trained[0], tiny_llamagen.text_pipeline()
     for name, module in before.components.items():
@@ -137,6 +138,7 @@ def test_the_losses_of_the_two_networks_leave_each_other_alone():
     assert better < fooled
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("changed", ["shrunk_share", "permuted_share", "ground_share", "max_shift"])
 def test_images_are_changed_as_the_settings_say(changed):
     none = replace(SETTINGS, shrunk_share=0.0, permuted_share=0.0, ground_share=0.0, max_shift=0)

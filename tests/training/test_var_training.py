@@ -212,6 +212,7 @@ def test_short_steps_see_more_beginnings(monkeypatch):
     assert seen == {(4 * (tiny.TEXT_LENGTH + sum(SIZES)) // (tiny.TEXT_LENGTH + 5), 2), (4, 4)}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("power", [0.0, 1.0])
 @pytest.mark.parametrize("first", [0, 2])
 def test_the_scales_are_weighed_from_the_first_on(power, first):

@@ -235,6 +235,7 @@ def test_an_interrupted_command_resumes_without_losing_an_image(folder, run, mon
         assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_limit_measures_the_first_captions_and_another_count_goes_on(folder, run):
     _, out, _ = run(folder, "--limit", "2")
     assert {row["caption"] for row in rows_of(folder)} == {"red heart", "blue book"} and "other captions" not in out
@@ -248,6 +249,7 @@ def test_limit_measures_the_first_captions_and_another_count_goes_on(folder, run
     }
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_images_and_time_and_writes_nothing(folder, run):
     code, out, _ = run(folder, "--dry-run")
     assert code == 0 and not (folder / "out").exists()

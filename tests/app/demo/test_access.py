@@ -287,6 +287,7 @@ def test_the_page_and_programs_use_a_local_demo(url, client):
         assert "event: complete" in events.text
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -311,6 +311,7 @@ def test_the_prompt_follows_from_tab_to_tab(page):
     expect(tab(page, "Edit").get_by_label("Prompt")).to_have_value("hot dog")
 
 
+@pytest.mark.slow
 def test_stop_stops_at_once(page):
     panel = tab(page, "Generate")
     panel.get_by_label("Decoding").click()
@@ -358,6 +359,7 @@ def test_errors_are_shown_in_a_toast(page):
     page.get_by_test_id("toast-close").click()
 
 
+@pytest.mark.slow
 def test_decodings_race_side_by_side(page, slow, tmp_path, monkeypatch):
     # So that a race lasts seconds.
     monkeypatch.setattr(slow, "pace", 0.2)

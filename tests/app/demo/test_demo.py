@@ -170,6 +170,7 @@ def test_next_scale_models_have_no_maps(client):
     assert maps == [] and len(rows) == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["transparent", "16 bits", "labels", "alpha"])
 def test_files_are_edited_as_viewers_show_them(client, opened, kind, tmp_path):
     shown = np.full((SIZE, SIZE, 3), 255, np.uint8)
@@ -215,6 +216,7 @@ def test_pixels_outside_the_mask_are_kept(client, opened, model, size, tmp_path)
     assert state["seeds"] == [1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -542,6 +544,7 @@ def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
             assert "event: complete" in events and '"passes":' in events, name
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("auth", ["ada", ":x", "ada:"])
 def test_the_command_wants_a_user_and_a_password(auth, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["arimage", "app", "--auth", auth])

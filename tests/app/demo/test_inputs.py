@@ -70,7 +70,7 @@ def errors(events: str) -> str:
     return sentence
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @HOW_MANY
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name, fields in FIELDS.items() for field in fields])
 def test_a_field_of_another_type_is_refused(client, picture, capfd, name, field, every):

@@ -128,6 +128,7 @@ def test_classes_are_chosen_by_name(client, engine):
         assert page.made() == {"model": model, "class_label": "3", "seed": "0", "decoding": "ar"}
 
 
+@pytest.mark.slow
 def test_sizes_and_what_to_avoid_are_settings_of_the_image_and_its_link(client, engine):
     page = Page(client)
     page.choose("sizes")

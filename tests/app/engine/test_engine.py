@@ -364,6 +364,7 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_drawing_a_film_takes_none_of_the_seconds(engine, monkeypatch):
     draw = engine_batch.draw_steps
     monkeypatch.setattr(engine_batch, "draw_steps", lambda *arguments: time.sleep(2) or draw(*arguments))

@@ -106,6 +106,7 @@ def png(colour: str) -> bytes:
     return data.getvalue()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("body", "ignored"), [pytest.param(*rest, id=name) for name, *rest in GENERATIONS])
 def test_generations_of_programs_are_answered(client, body, ignored):
     answer = client(**LENIENT).post("/v1/images/generations", json=body)
@@ -116,6 +117,7 @@ def test_generations_of_programs_are_answered(client, body, ignored):
     assert usage["total_tokens"] == usage["output_tokens"] == 16 * len(answer.json()["data"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("fields", "name", "ignored"), [pytest.param(*rest, id=name) for name, *rest in EDITS])
 def test_edits_of_programs_without_a_mask_generate_the_whole_image(client, fields, name, ignored):
     files = [(name, ("image.png", png("red"), "image/png"))]
@@ -150,6 +152,7 @@ def test_several_pictures_are_references(reading, names):
     assert answer.status_code == 200 and len(answer.json()["data"]) == 1, answer.text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_client_of_openai_edits_pictures(reading, several, stream):

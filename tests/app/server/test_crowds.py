@@ -96,6 +96,7 @@ def test_clients_that_leave_free_their_places(crowded, held, stream):
     assert len(passes) <= 1 + 16
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_while_it_is_accepted_holds_nothing(crowded, held, stream, monkeypatch):
     submit, entered, go = crowded.engine.submit, threading.Event(), threading.Event()

@@ -74,6 +74,7 @@ def test_too_many_references_are_refused_before_one_is_decoded(client, monkeypat
         client.images.edit(image=[("a.jpg", photo(8, 8))] * 4, prompt="a", model="reads")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "names", [("image[]",) * 2, ("image[1]", "image[0]"), ("image[]", "image[0]"), ("image",) * 2]
 )

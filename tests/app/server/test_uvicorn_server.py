@@ -60,6 +60,7 @@ def is_closed(client: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: "])
 def test_a_head_that_does_not_arrive_closes_the_connection(server, sent):
     with connected(server, sent) as client:
@@ -86,6 +87,7 @@ def test_a_body_that_nobody_reads_does_not_keep_the_connection(server):
                 time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_slow_answer_keeps_its_connection(server, engine, monkeypatch):
     monkeypatch.setattr(engine, "limits", Limits(gathering=2))
     url = f"http://127.0.0.1:{server.config.port}/v1/images/generations"

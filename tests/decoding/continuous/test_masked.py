@@ -67,6 +67,7 @@ def assert_normal(values, mean, variance):
     assert abs(values.var() - variance) < 5 * variance * math.sqrt(2 / count)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("passes", "scale", "schedule"), [(1, 3.0, "linear"), (2, 1.0, "linear"), (2, 3.0, "linear"), (2, 3.0, "constant")]
 )

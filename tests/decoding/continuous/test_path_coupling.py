@@ -77,7 +77,7 @@ def p_value_of(decoding, settings, count):
     return energy_p_value(tokens, others)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @by_decoding_and_settings
 def test_normal_tokens_follow_their_closed_form(decoding, settings):
     assert z_of(decoding, settings, 3000) < 5
@@ -114,6 +114,7 @@ def test_a_decoding_that_is_not_exact_fails():
     assert p_value_of(Careless(3), {}, 500) < 1 / 190
 
 
+@pytest.mark.every(3)
 @by_decoding_and_settings
 def test_an_image_does_not_depend_on_its_batch(decoding, settings):
     model = model_of(settings, **MIXTURE)
@@ -122,7 +123,7 @@ def test_an_image_does_not_depend_on_its_batch(decoding, settings):
     torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @by_decoding
 def test_finished_images_make_room_for_others(decoding):
     model, sampling, seeds = model_of({}, num_tokens=6, **MIXTURE), LatentSampling(num_diffusion_steps=STEPS), range(7)
@@ -151,6 +152,7 @@ def joined(decoding, *settings):
     return batch
 
 
+@pytest.mark.every(3)
 @with_one_of("other", {"temperature": 0.5}, {"guidance_scale": 4.0})
 def test_images_with_other_settings_join_a_batch_that_runs(decoding, other):
     batch = joined(decoding, {}, other)
@@ -167,6 +169,7 @@ def test_images_with_another_number_of_steps_are_refused_in_a_batch_that_runs(de
         joined(decoding, {}, {"num_diffusion_steps": STEPS - 1})
 
 
+@pytest.mark.every(3)
 @by_decoding
 def test_as_many_images_as_denoising_steps_may_become_fewer(decoding):
     model, seeds = model_of(GUIDED, **MIXTURE), torch.arange(STEPS)

@@ -56,6 +56,7 @@ def same_in_every_step(seeds, positions, purpose, steps, count):
     return uniforms(seeds, positions, purpose, steps, 1).expand(*positions.shape, count)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

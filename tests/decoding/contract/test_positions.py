@@ -23,6 +23,7 @@ def evaluated(decoding, model) -> int:
     return max(counts)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "text",
     [

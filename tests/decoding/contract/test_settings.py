@@ -124,6 +124,7 @@ def variants(preset):
             yield decoding_from_name(preset, **change)
 
 
+@pytest.mark.every(3)
 @PRESETS
 def test_texts_and_decodings_are_inverse(preset):
     found = list(variants(preset))
@@ -280,6 +281,7 @@ def test_a_decoding_that_ends_has_decided_every_token_once(table_model, preset):
     assert state.accepted_per_step().sum(0).tolist() == [8] * 5
 
 
+@pytest.mark.every(3)
 @EVERY_TOKEN_PRESET
 def test_every_step_is_reported_and_decided_tokens_stay(table_model, preset):
     model = table_model(grid=(2, 4), vocab_size=3)
@@ -301,7 +303,7 @@ def test_every_step_is_reported_and_decided_tokens_stay(table_model, preset):
     assert torch.equal(state.tokens, unwatched.tokens)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @EVERY_TOKEN_PRESET
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
 def test_decoding_stops_when_the_watcher_says_so(table_model, preset, stop_at):

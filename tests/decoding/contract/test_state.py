@@ -65,6 +65,7 @@ def broken_from(model, step, value, row):
     return model
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("preset", "value", "step", "sampling"),
     [
@@ -98,6 +99,7 @@ def test_every_broken_image_is_named(table_model):
 # Finished images.
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("preset", quick(FOR_TOKENS + FOR_SCALES))
 def test_steps_after_the_end_change_nothing(table_model, preset):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)

@@ -73,7 +73,7 @@ def test_every_image_is_that_of_its_own_run(table_model, preset):
         assert batch.running == []
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @EVERY_PRESET
 def test_known_tokens_are_those_of_each_image(table_model, preset):
     model, decoding = model_for(preset, table_model), decoding_from_name(preset)
@@ -84,6 +84,7 @@ def test_known_tokens_are_those_of_each_image(table_model, preset):
     assert all((found[image][0] == known)[known >= 0].all() for image, known in enumerate(forced))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("order", ["random", "spread-out"])
 @pytest.mark.parametrize(
     "decoding", [SpeculativeJacobiDecoding(4, init="left"), TreeJacobiDecoding(4, 2, 2, "above")], ids=str
@@ -136,6 +137,7 @@ def test_images_that_come_later_join_those_that_run(table_model):
     assert sizes[0] == 1 and max(sizes) > 3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("preset", ["ar", "sjd-coupled", "sjd2", "sjd-tree", "eagle"])
 def test_every_image_keeps_its_sampling(table_model, preset):
     model, decoding = table_model(grid=(2, 3), branches=2), decoding_from_name(preset)
@@ -194,6 +196,7 @@ def test_a_decoding_that_cannot_run_is_refused(table_model):
         run(ScaleTable((1, 1)), decoding_from_name("ar"), Sampling(), SEEDS, 3)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "text", [*quick(FOR_TOKENS), "sjd-coupled:init=left", "sjd-tree:init=above", "sjd-lazy:window=8,chain=4,tokens=4"]
 )

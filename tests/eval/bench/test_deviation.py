@@ -109,6 +109,7 @@ def test_certain_tokens_are_no_evidence():
     assert (found.chance, found.impossible) == (1, 0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "wrong", [Sampling(temperature=0.7), Sampling(temperature=1.6), Sampling(top_k=3), Sampling(top_p=0.8)], ids=str
 )

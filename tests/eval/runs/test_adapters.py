@@ -49,6 +49,7 @@ def test_a_run_is_resumed_with_its_own_adapter_only(run, tmp_path):
     assert code == 2 and "weights" in said
 
 
+@pytest.mark.slow
 def test_runs_with_other_adapters_or_scales_are_not_compared(run, tmp_path):
     assert [run("style/best.safetensors", "one")[0], run("style/best.safetensors:0.1", "two")[0]] == [0, 0]
     assert run("other/best.safetensors", "three")[0] == 0

@@ -134,6 +134,7 @@ def test_result_jsonl_names_prompts_and_pictures(of_prompts, tmp_path):
     assert captions.splitlines() == [row["text"] for row in rows]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("run", "format", "sentence"),
     [

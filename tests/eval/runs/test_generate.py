@@ -252,6 +252,7 @@ def test_images_without_a_run_are_left_alone(command, models, tmp_path):
     assert (tmp_path / "run/images/000000.png").read_bytes() == b"mine"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("option", "values"),
     [

@@ -143,6 +143,7 @@ def test_ctrl_c_leaves_whole_files_and_the_same_command_resumes(models, fork, fi
 # A full disk
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("full", ["config", "pictures", "results"])
 def test_a_file_that_cannot_grow_is_one_sentence_and_nothing_half_written(models, finish, undisturbed, tmp_path, full):
     run = tmp_path / "run"

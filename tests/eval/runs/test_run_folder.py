@@ -124,6 +124,7 @@ def test_a_damaged_config_is_refused(run, text, sentence):
         read_config(run)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("edit", "name"),
     [

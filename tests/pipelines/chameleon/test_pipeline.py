@@ -178,6 +178,7 @@ def test_exact_decodings_agree_with_autoregressive_decoding(pipe, name):
     assert output.stats.exact and output.stats.forward_passes < expected.stats.forward_passes == 24
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", quick(sorted(set(FOR_TOKENS) - {"eagle", "eagle-lantern", "sjd2"})))
 def test_every_decoding_generates(pipe, name):
     tokens = pipe(PROMPTS[:2], decoding=name, generator=seeded(0), height=64, width=32, **LATENT).tokens

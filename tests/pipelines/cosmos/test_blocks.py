@@ -33,6 +33,7 @@ def bound(transformer, maps, kind):
     return CosmosTokenModel(transformer, layout, videos()[:, :maps], embeds_of(kind))
 
 
+@pytest.mark.every(3)
 @torch.no_grad()
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize(("kind", "maps"), [("text", 0), ("text", 1), ("video", 1)])

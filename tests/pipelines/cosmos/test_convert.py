@@ -187,6 +187,7 @@ def test_a_model_keeps_the_dtype_of_its_file(tmp_path):
     assert pipe.transformer.dtype == torch.bfloat16 and pipe.vq.dtype == torch.float32
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

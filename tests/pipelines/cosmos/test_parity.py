@@ -80,7 +80,7 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
     assert_close(torch.cat(logits, dim=1), expected["tf_logits"][:, -model.num_tokens :])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("maps", [0, 1, 2])
 @pytest.mark.parametrize("decoding", [AutoregressiveDecoding(), SpeculativeJacobiDecoding(window=8)])
 def test_greedy_tokens_equal_the_original(golden, maps, decoding):

@@ -50,6 +50,7 @@ def arguments_of(kind, count=1):
 # Against the original
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "given"),
     [("ar", 1), ("sjd-coupled", 9), pytest.param("sjd-lazy", 1, marks=pytest.mark.slow)],

@@ -10,6 +10,7 @@ from arimage.published.registry import PUBLISHED
 ENTRIES = [entry for entry in PUBLISHED if entry.family == "cosmos"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_the_table_agrees_with_the_sizes_of_video_models(entry):
     size = entry.repository.removeprefix("nvidia/Cosmos-Predict1-").removeprefix("nvidia/Cosmos-1.0-Autoregressive-")

@@ -73,6 +73,7 @@ def test_the_first_frames_have_the_first_maps(vq, expected):
         assert torch.equal(vq.encode(video[:, :, : vq.num_frames(maps)]), codes[:, :maps])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("parts", [(1, 1, 1), (2, 1), (1, 2), (3,)])
 def test_a_stream_returns_the_frames_of_the_whole(vq, expected, parts):
     stream, frames = vq.stream(), []

@@ -46,6 +46,7 @@ def bare():
 # Parity
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("decoding", "guidance_scale", "sequence"),
     [("ar", 1.0, "nocfg_sequence"), *((name, 3.0, "cfg_sequence") for name in EXACT)],

@@ -57,6 +57,7 @@ def pipe():
 # Parity
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("given", "decoding"), [(arguments, "ar"), (ids_of, "sjd-coupled")], ids=["texts", "ids"])
 @pytest.mark.parametrize("name", CALLS)
 def test_greedy_codes_equal_the_original(pipe, name, given, decoding):
@@ -66,6 +67,7 @@ def test_greedy_codes_equal_the_original(pipe, name, given, decoding):
         assert out.stats.forward_passes == out.images.numel()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_logits_and_pixels_equal_the_original(pipe, name):
     model = pipe.prepare(**arguments(name)).model
@@ -171,7 +173,7 @@ def test_waiting_prompts_bring_their_own_references(pipe, decoding):
         assert torch.equal(tokens(pipe, prompts, batch_size=size, **options), expected)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("decoding", [n for n in decoding_names() if decoding_from_name(n).exact])
 def test_every_exact_decoding_edits_greedily_alike(pipe, decoding):
     if decoding not in pipe.decoding_names:

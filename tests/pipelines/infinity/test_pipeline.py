@@ -29,7 +29,7 @@ def test_every_size_has_maps_that_grow_to_it():
     assert cells[64, 64] == 10_521 and max(cells.values()) == cells[90, 45] == cells[45, 90] == 11_269
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("size", tiny_infinity.pipeline().image_sizes)
 def test_every_ratio_is_generated(pipe, size):
     out = pipe("a red heart", height=size[0], width=size[1], output_type="pt", generator=seeded(0))

@@ -85,7 +85,7 @@ def test_the_published_films_have_the_published_passes():
             clip_lengths(frames)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 )

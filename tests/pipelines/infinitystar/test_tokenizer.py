@@ -34,6 +34,7 @@ def pixels(expected, name):
     return expected[f"{name}.video"].float() / 127.5 - 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "chunk"), [("vae_image", 2), ("vae_nine", 1), ("vae_nine", 3), ("vae_nine", 100)])
 @torch.no_grad()
 def test_latents_and_frames_equal_the_originals_whatever_the_chunk(vq, expected, name, chunk, monkeypatch):

@@ -96,6 +96,7 @@ def test_the_object_alone_is_changed_and_restored(model, inputs):
     assert passes(model) == 16 and "generate" not in vars(JanusPipeline(model).model)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("options", "named"),
     [

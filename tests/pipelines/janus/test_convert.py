@@ -163,7 +163,7 @@ def test_weights_have_the_dtype_of_the_file(tmp_path):
 TOWER, VQ = "vision_model.vision_tower", "gen_vision_model"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

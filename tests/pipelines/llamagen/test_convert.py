@@ -256,6 +256,7 @@ def test_grouped_query_attention_is_inferred(state, kv_heads):
     assert transformer_from(state).config.num_key_value_heads == kv_heads
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("size", "heads"), [((768, 12), 12), ((1024, 24), 16), ((1280, 36), 20), ((1536, 48), 24), ((3200, 24), 32)]
 )
@@ -355,6 +356,7 @@ def test_a_text_encoder_is_packed_with_a_text_model(make_text_encoder, tmp_path)
     assert loaded.text_encoder.config.d_model == 32 and loaded.tokenizer("heart").input_ids == [3]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("files", "image_size", "kind", "said"),
     [

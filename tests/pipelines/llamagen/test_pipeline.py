@@ -228,7 +228,7 @@ def test_low_temperature_small_top_p_and_large_min_p_come_down_to_greedy(pipe, g
 # Decodings
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_every_decoding_gives_the_greedy_codes(decoding, device):
     pipe = tiny_llamagen.text_pipeline(GRID).to(device)
@@ -260,6 +260,7 @@ def test_a_decoding_is_swapped_by_object_by_name_and_for_one_call(pipe):
     assert torch.equal(with_settings.tokens, by_object.tokens)
 
 
+@pytest.mark.every(2)
 @few_decodings
 def test_statistics_add_up(pipe, decoding):
     began = time.perf_counter()

@@ -11,6 +11,7 @@ from arimage.published.registry import PUBLISHED
 ENTRIES = [entry for entry in PUBLISHED if entry.family == "llamagen"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_the_table_agrees_with_the_sizes_of_the_models(entry):
     size = entry.name.split("-")[2]

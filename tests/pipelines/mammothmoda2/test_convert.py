@@ -80,6 +80,7 @@ def test_the_q_former_has_heads_that_divide_its_width():
     assert [valid_heads(width, max(width // 128, 1)) for width in (3584, 2520, 48)] == [28, 20, 1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -97,6 +98,7 @@ def test_damaged_weights_are_refused(changes, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [

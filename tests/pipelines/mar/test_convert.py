@@ -78,6 +78,7 @@ def test_heads_that_no_file_holds_are_asked_for():
         convert_mar(CHECKPOINT, VAE, num_heads=5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -53,7 +53,7 @@ def prepared(pipes, expected, name):
     return pipe, call
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CALLS)
 @torch.no_grad()
 def test_conditions_and_steps_equal_the_originals(pipes, expected, name):

@@ -58,7 +58,7 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @torch.no_grad()
 @pytest.mark.parametrize("prefilled", range(len(tiny.SCALES)))
 def test_passes_over_a_cache_give_the_teacher_forced_logits(transformer, condition, latents, prefilled):
@@ -154,6 +154,7 @@ def test_attention_is_what_the_paper_says(qk_norm):
     assert_close(attention(hidden, None), expected)
 
 
+@pytest.mark.every(2)
 def test_training_starts_from_uniform_distributions_and_reaches_every_weight(transformer, condition, latents):
     transformer = VARTransformer.from_config(transformer.config).train()
     transformer.init_weights()
@@ -177,6 +178,7 @@ def test_training_starts_from_uniform_distributions_and_reaches_every_weight(tra
     assert unreached == []
 
 
+@pytest.mark.every(2)
 def test_it_survives_saving_and_loading(transformer, condition, latents, tmp_path):
     transformer.save_pretrained(tmp_path)
     loaded = VARTransformer.from_pretrained(tmp_path)
@@ -197,6 +199,7 @@ def test_conditions_and_images_must_be_as_many():
         model.prefill(2)
 
 
+@pytest.mark.every(3)
 @torch.no_grad()
 @pytest.mark.parametrize("prefilled", [0, 2])
 def test_equal_conditions_are_prefilled_once(transformer, condition, latents, prefilled):

@@ -60,7 +60,7 @@ def test_images_of_every_output_type_show_the_decoded_codes(pipe, condition):
     assert stats.tokens_per_pass == N / len(tiny.SCALES)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("decoding", ["next-scale", "code", CollaborativeDecoding(1), NextScaleDecoding(True)])
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_an_image_does_not_depend_on_its_batch(pipe, condition, decoding, guidance_scale):

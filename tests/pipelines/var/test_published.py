@@ -10,6 +10,7 @@ from arimage.published.registry import PUBLISHED
 ENTRIES = [entry for entry in PUBLISHED if entry.family == "var"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_the_table_agrees_with_the_sizes_of_next_scale_models(entry):
     depth = int(entry.name.split("-")[1].removeprefix("d"))

@@ -80,6 +80,7 @@ def levels_of(frames):
 # Data sets
 
 
+@pytest.mark.slow
 def test_frames_are_those_of_the_rate_that_is_asked_for(tmp_path):
     for suffix in (".webp", ".gif", *([".mp4"] if can_write_mp4() else [])):
         path = tmp_path / f"film{suffix}"
@@ -328,6 +329,7 @@ def test_tokens_of_another_kind_are_refused(made, tmp_path):
         train(path, tmp_path / "small", tmp_path / "run", start_from=str(made / "text"))
 
 
+@pytest.mark.slow
 @needs_mp4
 def test_the_commands(made, tmp_path, monkeypatch, capsys):
     def run(*words):

@@ -265,7 +265,7 @@ def test_a_trained_model_is_trained_further(made, tmp_path):
 QUICK = {("janus", 0), ("lumina", 2), ("randar", 0), ("lpd", 2)}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("family", "rank"),
     [
