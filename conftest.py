@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 
 
 # Before anything imports huggingface_hub, which reads it once.
@@ -37,16 +37,25 @@ def pytest_collection():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Leave all cases of a test but every nth, `@pytest.mark.every(n)`, to the slow tests."""
-    counts = Counter()
+    """Leave all but one in n cases of a test, `@pytest.mark.every(n)`, to the slow tests. Those that stay share as few
+    values of parameters as they can."""
+    tests = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("every")
-        if mark is None or item.get_closest_marker("slow") or item.get_closest_marker("gpu"):
-            continue
-        [n], test = mark.args, item.nodeid.partition("[")[0]
-        if counts[test] % n:
-            item.add_marker(pytest.mark.slow)
-        counts[test] += 1
+        if mark is not None and not item.get_closest_marker("slow") and not item.get_closest_marker("gpu"):
+            tests[item.nodeid.partition("[")[0], *mark.args].append(item)
+    for (_, n), cases in tests.items():
+        uses = Counter()
+        for _ in range(-(-len(cases) // n)):
+            case = min(cases, key=lambda case: sum(uses[value] for value in _values(case)))
+            cases.remove(case)
+            uses.update(_values(case))
+        for case in cases:
+            case.add_marker(pytest.mark.slow)
+
+
+def _values(case) -> list[tuple[str, int]]:
+    return [(name, id(value)) for name, value in case.callspec.params.items()]
 
 
 @pytest.fixture(autouse=True, scope="session")
