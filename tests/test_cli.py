@@ -357,6 +357,12 @@ def test_an_unknown_prompt_is_reported_with_the_nearest_captions(run, models, ca
     assert [record.message for record in caplog.records] == [sentence]
 
 
+@pytest.mark.slow
+def test_an_unknown_prompt_is_reported_on_the_standard_error(models):
+    done, _ = python("-m", "arimage", "generate", "a hart", "--model", models["known"])
+    assert done.returncode == 0 and '"a hart" is not among the 2 pictures' in done.stderr
+
+
 def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
     options = ["--trace", "new/x.webp", "--trace", "new/map.png", "--decoding", "sjd", "--out", "x.png"]
     code, output, _ = run("generate", *PROMPTS[:2], "--model", models["text"], *options)

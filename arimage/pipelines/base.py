@@ -340,17 +340,12 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
             raise ValueError(
                 f"generator holds {len(generators)} for {batch} images: give one per image, or a single one"
             )
-        device = self._execution_device
+        count, device = 1 if listed else batch, self._execution_device
         seeds = [
-            torch.randint(
-                2**63 - 1,
-                (1 if listed else batch,),
-                generator=one,
-                device="cpu" if one is None else one.device,
-            ).to(device)
+            torch.randint(2**63 - 1, (count,), generator=one, device="cpu" if one is None else one.device)
             for one in generators
         ]
-        return torch.cat(seeds)
+        return torch.cat([each.to(device) for each in seeds])
 
     def check_known(self, prompt: str | list[str] | None) -> None:
         """Warn once about every prompt that is not among `known_captions`."""

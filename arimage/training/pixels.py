@@ -81,6 +81,7 @@ class PixelSource:
         if self._next is None or self._next[:2] != (step, count):
             # The processes of the batches before end here.
             self._next = None
+            # A copy, which does not hold the batches.
             rows = Batches(copy.copy(self), count)
             self._next = step, count, Prepared(rows, range(step, ALWAYS), self.workers)
         batches = self._next[2]

@@ -96,18 +96,18 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
             status = gr.HTML(EMPTY, elem_id="video-status")
             download = gr.DownloadButton("Download", size="sm", visible=False, elem_id="download-video")
 
-    def busy(runs: bool) -> dict:
-        return {start: gr.Button(visible=not runs), stop: gr.Button(visible=runs)}
+    def buttons(running: bool) -> dict:
+        return {start: gr.Button(visible=not running), stop: gr.Button(visible=running)}
 
     def finished(request: VideoRequest, now: VideoProgress) -> dict:
         path = own_path(f"{request.prompt} {request.seed}", ".webp", film.GRADIO_CACHE)
         write_video([enlarged(frame) for frame in now.frames], path, maker.fps[request.model])
         shown = {film: gr.Image(path, visible=True), download: gr.DownloadButton(value=path, visible=True)}
-        return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now), **busy(False)}
+        return {**shown, frames: [*map(saved, some(now.frames))], status: status_of(now), **buttons(False)}
 
     def run(request: VideoRequest, keep: list[VideoProgress]) -> Iterator[dict]:
         hidden = {film: gr.Image(visible=False), download: gr.DownloadButton(visible=False)}
-        yield {**hidden, frames: [], status: EMPTY, **busy(True)}
+        yield {**hidden, frames: [], status: EMPTY, **buttons(True)}
         shown = []
         try:
             with closing(maker.run(request)) as events:
@@ -120,7 +120,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
                     shown = now.frames
                     yield {status: status_of(now), **new}
         except Exception as error:
-            yield busy(False)
+            yield buttons(False)
             if isinstance(error, Refused):
                 raise refusal(str(error)) from error
             raise
@@ -148,7 +148,7 @@ def video_tab(maker: VideoMaker, tab: gr.Tab) -> None:
         for trigger in (start.click, prompt.submit, examples.load_input_event.success)
     ]
     ended = [status, start, stop]
-    stop.click(lambda: {status: markup.STOPPED, **busy(False)}, None, ended, cancels=[opening, *runs], **AT_ONCE)
+    stop.click(lambda: {status: markup.STOPPED, **buttons(False)}, None, ended, cancels=[opening, *runs], **AT_ONCE)
     model.input(
         lambda name: (
             gr.Dropdown(decoding_choices(maker, name), value=maker.models[name].decoding),

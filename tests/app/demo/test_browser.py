@@ -528,6 +528,12 @@ def test_frames_of_a_video_appear_and_then_play(page):
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1200, "height": 900})
+    # After a refusal another video can be made.
+    panel.get_by_label("Prompt").fill("")
+    panel.locator("#make-video").click()
+    page.get_by_test_id("toast-close").click()
+    expect(panel.locator("#make-video")).to_be_visible()
+    expect(panel.locator("#stop-video")).to_be_hidden()
     # An example is a video.
     panel.get_by_text("a cat, growing", exact=True).click()
     expect(panel.locator("#video img")).not_to_have_attribute("src", after)
