@@ -427,7 +427,8 @@ def test_the_name_of_a_decoding_ends_before_the_arrow(page):
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
-def test_a_phone_shows_the_image_after_a_tap(page):
+def test_a_phone_shows_the_image_after_a_tap(page, slow, monkeypatch):
+    monkeypatch.setattr(slow, "pace", 0.1)
     page.set_viewport_size({"width": 390, "height": 844})
     for name in ("Gallery", "Race", "Edit", "Video", "Generate"):
         tab(page, name)
@@ -441,9 +442,13 @@ def test_a_phone_shows_the_image_after_a_tap(page):
         button = page.locator("#generate" if not top else "#again")
         expect(button).to_be_enabled()
         button.dispatch_event("click")
+        expect(page.locator("#stop-generate")).to_be_visible()
         expect(page.locator("#status")).to_be_in_viewport()
         expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
         expect(page.locator("#status .badge")).to_have_text("exact")
+        # Also once the image is among those made before.
+        expect(page.locator("#history img").first).to_be_visible()
+        expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
