@@ -119,7 +119,9 @@ def test_every_form_of_transparency_is_put_on_white(form):
     if form == "La":
         image = image.convert("La")
     elif form == "PA":
-        image = image.convert("RGBA").convert("PA")
+        image = grey.convert("P")
+        image.putalpha(alpha)
+        assert image.mode == "PA"
     elif form == "P":
         image = reopened(grey.convert("P"), transparency=bytes([0] + [255] * 255))
     elif form == "P with one colour":

@@ -109,14 +109,20 @@ def race_at_kernel(
 
 
 @triton.jit
-def _couple(p_ptr, q_ptr, token, test, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr):
-    """The token and whether it was kept, given the number to `test` it by and the one to sample another by."""
+def _couple(
+    p_ptr, q_ptr, token, y_ptr, kept_ptr, test, uniform, vocab_size, block: tl.constexpr, blocks: tl.constexpr
+):
+    """Store the token and whether it was kept, given the number to `test` it by and the one to sample another by."""
     p_x = tl.load(p_ptr + token).to(tl.float32)
     q_x = tl.load(q_ptr + token).to(tl.float32)
     kept = test * q_x < p_x
+    # Stored before the sampling, they need no registers during it.
+    tl.store(kept_ptr, kept.to(tl.uint8))
+    tl.store(y_ptr, token)
     if not kept:
-        token = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks).to(tl.int64)
-    return token, kept
+        other = _sample(p_ptr, q_ptr, vocab_size, uniform, vocab_size, block, blocks)
+        tl.store(y_ptr, other.to(tl.int64))
+    return kept
 
 
 @triton.jit
@@ -147,9 +153,8 @@ def couple_at_kernel(
     tl.store(noise_ptr + 2, unused)
     token = tl.load(x_ptr + place)
     begin = place * vocab_size
-    token, kept = _couple(p_ptr + begin, q_ptr + begin, token, test, uniform, vocab_size, block, blocks)
-    tl.store(y_ptr + place, token)
-    tl.store(kept_ptr + place, kept.to(tl.uint8))
+    y_ptr, kept_ptr = y_ptr + place, kept_ptr + place
+    _couple(p_ptr + begin, q_ptr + begin, token, y_ptr, kept_ptr, test, uniform, vocab_size, block, blocks)
 
 
 @triton.jit
@@ -174,9 +179,8 @@ def couple_kernel(
     noise_ptr += place * noise_stride
     token, begin = tl.load(x_ptr + place), place * vocab_size
     test, uniform = tl.load(noise_ptr), tl.load(noise_ptr + 1)
-    token, kept = _couple(p_ptr + begin, q_ptr + begin, token, test, uniform, vocab_size, block, blocks)
-    tl.store(y_ptr + place, token)
-    tl.store(kept_ptr + place, kept.to(tl.uint8))
+    y_ptr, kept_ptr = y_ptr + place, kept_ptr + place
+    kept = _couple(p_ptr + begin, q_ptr + begin, token, y_ptr, kept_ptr, test, uniform, vocab_size, block, blocks)
     if counts:
         if (not kept) | (tl.load(live_ptr + place) == 0):
             tl.atomic_min(leading_ptr + place // window, place % window)
