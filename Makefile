@@ -43,7 +43,7 @@ test-guides: $(VENV)/.installed-dev
 	$(TEST) -m slow tests/test_pages.py tests/test_package.py
 
 test-slow: $(VENV)/.installed-dev
-	$(TEST) -n 2 --dist worksteal -m slow --timeout 3600
+	$(TEST) -n 3 --dist worksteal -m slow --timeout 3600
 
 # The stubs that tell editors and type checkers the lazy names of arimage and arimage.convert.
 exports: $(VENV)/.installed-dev

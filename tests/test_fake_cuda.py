@@ -352,6 +352,9 @@ class Counting:
         return graph.forward
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 14), reason="PyTorch before 2.14 compiles no unflatten under a default device"
+)
 @pytest.mark.parametrize(
     ("family", "name"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in cases()]
 )
