@@ -75,7 +75,7 @@ def decoding_choices(engine: Engine | VideoMaker, model: str) -> list[tuple[str,
     choices = []
     for name in sorted(info.decodings, key=lambda name: not info.decodings[name]):
         text = info.decoding if name == default else name
-        choices.append((f"{text} · {'exact' if info.decodings[name] else 'relaxed'}", text))
+        choices.append((f"{text} · {'exact' if info.decodings[name] else 'lossy'}", text))
     return choices
 
 

@@ -55,7 +55,7 @@ def suggestions(engine: Engine) -> str:
 
 
 def badge(exact: bool) -> str:
-    name = "exact" if exact else "relaxed"
+    name = "exact" if exact else "lossy"
     return f'<span class="badge {name}" title="{PROMISES[exact]}">{name}</span>'
 
 

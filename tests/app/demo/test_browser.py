@@ -364,7 +364,7 @@ def test_decodings_race_side_by_side(page, slow, tmp_path, monkeypatch):
     # So that a race lasts seconds.
     monkeypatch.setattr(slow, "pace", 0.2)
     panel = tab(page, "Race")
-    runs = ["ar · exact", "sjd-coupled:window=64 · exact", "emoji-llamagen-dd · few-step · relaxed"]
+    runs = ["ar · exact", "sjd-coupled:window=64 · exact", "emoji-llamagen-dd · few-step · lossy"]
     tokens = panel.locator("#decodings .token")
     expect(tokens).to_have_text(runs)
     # Its 256 forward passes would show no more than those of another one.
@@ -383,7 +383,7 @@ def test_decodings_race_side_by_side(page, slow, tmp_path, monkeypatch):
     assert len(sent) == 5 and {*sent.values()} == {1}
     texts = panel.locator(".card").all_inner_texts()
     assert "sjd-coupled:window=64 exact" in texts[0] and "forward passes ·" in texts[0]
-    assert "emoji-llamagen-dd few-step relaxed" in texts[1] and "1 forward pass ·" in texts[1]
+    assert "emoji-llamagen-dd few-step lossy" in texts[1] and "1 forward pass ·" in texts[1]
     seconds = [float(re.search(r"^([\d.]+) s$", text, re.MULTILINE)[1]) for text in texts]
     expect(page.locator("#race")).to_be_visible()
     with page.expect_download() as download:

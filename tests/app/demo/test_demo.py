@@ -376,7 +376,7 @@ def test_other_models_race_too_and_a_student_from_the_beginning():
         choices = dict(race_tab.run_choices(engine, "class"))
         others = {label: value for label, value in choices.items() if " · " in value or value.startswith("a student")}
         assert (
-            others == {"a student · few-step:starts=0+2 · relaxed": "a student few-step:starts=0+2"}
+            others == {"a student · few-step:starts=0+2 · lossy": "a student few-step:starts=0+2"}
             and "ar" in choices.values()
         )
         runs = race_tab.some_runs(engine, "class")
