@@ -45,7 +45,9 @@ class Pruning(NamedTuple):
             change.copy_(passed - hidden)
             return passed
         change = F.interpolate(change.mT.unflatten(2, self.source), self.shape, mode="area").flatten(2).mT
-        return (hidden + change).scatter(1, _columns(cells, passed)[: len(passed)], passed)
+        # Under autocast the hidden states are not in the dtype of the weights, which `change` has.
+        restored = (hidden + change).to(passed.dtype)
+        return restored.scatter(1, _columns(cells, passed)[: len(passed)], passed)
 
 
 def fed_cells(counts: Sequence[int], pruned: Mapping[int, float] | None) -> list[int]:

@@ -85,6 +85,13 @@ def test_the_cells_that_differ_most_are_fed_and_the_others_change_as_their_place
     torch.testing.assert_close(restored, expected)
 
 
+def test_under_autocast_the_layers_give_another_dtype_than_that_of_the_change():
+    pruning = Pruning(kept=2, first=0, stop=2, shape=(2, 2), source=(2, 2), change=torch.ones(1, 4, 5))
+    hidden, passed = torch.zeros(1, 4, 5, dtype=torch.bfloat16), torch.full((1, 2, 5), 9.0, dtype=torch.bfloat16)
+    restored = pruning.restore(hidden, passed, torch.tensor([[0, 3]]))
+    assert restored.dtype == torch.bfloat16 and restored[0, :, 0].tolist() == [9, 1, 1, 9]
+
+
 def test_at_least_one_cell_is_fed():
     assert fed_cells([1, 4, 9, 16], None) == [1, 4, 9, 16]
     assert fed_cells([1, 4, 9, 16], {2: 0.999, 3: 0.4}) == [1, 4, 1, 10]
