@@ -43,7 +43,7 @@ class BoundNetwork:
     @property
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
-        return self.network, self.conditions.key
+        return self.network, self.conditions.key, *(companion.put_key for _, companion in self._companions())
 
     @property
     def condition(self) -> dict[str, torch.Tensor]:

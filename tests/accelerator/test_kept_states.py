@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from accelerator.runs import call, differences, equal, families, fresh, methods, pipeline, small
+from accelerator.runs import call, compare, differences, equal, families, fresh, methods, pipeline, small
 from adapters import STYLE, adapter
 from families import flat, seeded
 from PIL import Image
@@ -486,6 +486,13 @@ def test_settings_that_a_call_did_without_are_not_computed_for_it():
             pipe("a red heart", generator=seeded(0), **settings, **more)
         *_, latest = pipe._compiled.kept._states.values()
         assert latest.state.sampling.stacked and latest.state.sampling.min_p is None
+
+
+@families(["llamagen-dd"])
+def test_calls_with_and_without_guidance_follow_each_other(family):
+    decoding = small(pipeline(family, "cpu").decoding_names[0])
+    for guidance in (1.0, 3.0, 1.0):
+        assert compare(family, "replayed", call, decoding, 1, guidance) == []
 
 
 @pytest.mark.parametrize("make", [tiny_mar.pipeline, tiny_latent_llama.pipeline])

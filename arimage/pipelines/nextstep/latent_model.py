@@ -68,8 +68,7 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
     def put_key(self) -> Hashable:
         """See `BoundModel.put`."""
         settings = self.sampler, self.shift, self._normalises, self.image_guidance_scale
-        drafter = None if self.drafter is None else self.drafter.put_key
-        return super().put_key, self.projector, self.denoising_head, settings, drafter
+        return super().put_key, self.projector, self.denoising_head, settings
 
     def guide(self, velocities: torch.FloatTensor, guidance: torch.FloatTensor) -> torch.FloatTensor:
         """See `VelocityModel.guide`."""
