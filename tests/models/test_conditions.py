@@ -158,7 +158,9 @@ def test_an_any_order_model_may_be_bound_to_an_image_twice(family):
     model = any_order.pipeline(family).prepare(class_labels=[1, 2], guidance_scale=2.0).model
     model = model.take(torch.tensor([0, 0, 1]))
     cache, logits = model.prefill(3)
-    assert torch.equal(logits[:, 0], logits[:, 1]) and not torch.equal(logits[:, 0], logits[:, 2])
+    # Up to the rounding of rows that other threads multiply.
+    torch.testing.assert_close(logits[:, 0], logits[:, 1])
+    assert not torch.allclose(logits[:, 0], logits[:, 2])
     assert len(cache.keys[0]) == 6
 
 
