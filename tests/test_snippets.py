@@ -30,8 +30,8 @@ PAGES = [
 REASONS = {
     "published weights": r"from_pretrained\(\s*\"(?!emoji-|run/|path/)|load_published\(|GlmImagePipeline",
     "a GPU": r"\"cuda\"",
-    "a running server": r"base_url|gradio_client",
-    "files of the reader": r"path/to|\"run/|photos/|street\.",
+    "a running server": r"base_url|gradio_client|httpx\.post",
+    "files of the reader": r"path/to|\"run/|photos/|street\.|\"generated\"",
     "minutes of compilation": r"\.compile\(|warm_up",
 }
 # Names that a snippet takes from the text around it.

@@ -58,7 +58,7 @@ SHARES = {
     "framed_share", "mixed_share", "caption_dropout", "code_noise", "noisy_share", "most_noise", "short_share",
     "raster_share", "farthest_share", "text_learning_rate_scale", "input_noise", "token_power", "law_weight",
     "codebook_decay", "commitment", "dead_code_count", "restart_until", "partial_share", "pure_share", "first_share",
-    "vector_weight", "feature_noise", "dropout_rate", "guidance_scale", "dropout",
+    "vector_weight", "feature_noise", "dropout_rate", "guidance_scale", "dropout", "final_share",
 }  # fmt: skip
 LEGAL = {
     "0": SHARES | {
