@@ -43,7 +43,11 @@ class BoundNetwork:
     @property
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
-        return self.network, self.conditions.key, *(companion.put_key for _, companion in self._companions())
+        return self.network, self.conditions.key, self._companion_keys
+
+    @property
+    def _companion_keys(self) -> tuple[Hashable, ...]:
+        return tuple(companion.put_key for _, companion in self._companions())
 
     @property
     def condition(self) -> dict[str, torch.Tensor]:

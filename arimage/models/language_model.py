@@ -282,6 +282,7 @@ class LanguageTokenModel(BoundTokenModel):
         attention = self._decoder.config._attn_implementation
         return (
             self.network,
+            self._companion_keys,
             self.layout.grids,
             steps,
             self.branches,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from accelerator.runs import call, compare, differences, equal, families, fresh, methods, pipeline, small
+from accelerator.runs import call, compare, conditions, differences, equal, families, fresh, methods, pipeline, small
 from adapters import STYLE, adapter
 from families import flat, seeded
 from PIL import Image
@@ -21,6 +21,8 @@ from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
+from pipelines.nextstep import tiny as tiny_nextstep
+from pipelines.var import tiny as tiny_var
 
 from arimage import LlamaGenPipeline
 from arimage.decoding import DraftTreeDecoding
@@ -486,6 +488,24 @@ def test_settings_that_a_call_did_without_are_not_computed_for_it():
             pipe("a red heart", generator=seeded(0), **settings, **more)
         *_, latest = pipe._compiled.kept._states.values()
         assert latest.state.sampling.stacked and latest.state.sampling.min_p is None
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: tiny_distilled.pipeline("llamagen"), "teacher"),
+        (tiny_latent_llama.pipeline, "drafter"),
+        (tiny_mar.pipeline_with_drafter, "drafter"),
+        (lambda: tiny_nextstep.pipeline(**tiny_nextstep.drafting()), "drafter"),
+        (lambda: tiny_var.pipeline("text"), "refiner"),
+    ],
+)
+def test_models_with_other_companions_share_no_state(make, name):
+    pipe = make()
+    first, second = (pipe.prepare(**conditions(pipe, 1)).model for _ in range(2))
+    assert first.put_key == second.put_key
+    getattr(second, name).network = torch.nn.Linear(1, 1)
+    assert first.put_key != second.put_key
 
 
 @families(["llamagen-dd"])
