@@ -4,11 +4,9 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from ..decoding import Decoding
 from ..decoding.run.capture import KEPT_BYTES, WARM_UP, CompiledSteps
-from .adapters.lora import adapter_state
 from .offload import OffloadMixin
 
 
@@ -131,22 +129,14 @@ class CompileMixin(OffloadMixin):
         steps = self._compiled
         if steps is None:
             return None
-        parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
-        if not (steps.compiles or self._execution_device.type == "cuda") or self.has_hooks or _need_python(parts):
-            # Their memory is needed now.
-            steps.kept.clear()
-            return None
-        own = [value for value in vars(decoding).values() if isinstance(value, torch.nn.Module)]
-        steps.use_weights([*parts, *own], [*adapter_state(parts), *(part.training for part in parts)])
-        return steps
+        possible = (steps.compiles or self._execution_device.type == "cuda") and not self.has_hooks
+        parts = [*self.components.values(), *vars(decoding).values()]
+        if possible and not steps.use(part for part in parts if isinstance(part, torch.nn.Module)).needs_python:
+            return steps
+        # Their memory is needed now.
+        steps.kept.clear()
+        return None
 
     @property
     def _step_compiler(self) -> CompiledSteps | None:
         return self.steps_of(self.decoding)
-
-
-def _need_python(components: Sequence[torch.nn.Module]) -> bool:
-    """Whether a layer of them has forward hooks, or weights are divided among processes, whose exchange has not been
-    captured on a GPU yet."""
-    hooked = any(each._forward_hooks or each._forward_pre_hooks for part in components for each in part.modules())
-    return hooked or any(isinstance(weight, DTensor) for part in components for weight in part.parameters())

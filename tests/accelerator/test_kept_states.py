@@ -28,7 +28,8 @@ from arimage import LlamaGenPipeline
 from arimage.decoding import DraftTreeDecoding
 from arimage.decoding.contract.state import DecodingState
 from arimage.decoding.run import batch, step_seconds
-from arimage.decoding.run.capture import CapturedStep, CompiledSteps, tensors_of
+from arimage.decoding.run.capture import CapturedStep
+from arimage.decoding.run.step_key import Program, tensors_of
 
 
 @contextlib.contextmanager
@@ -310,12 +311,13 @@ class Packed(torch.Tensor):
 
 
 def test_quantised_weights_are_known_by_what_they_consist_of():
-    module, steps = torch.nn.Module(), CompiledSteps(backend="eager")
+    module = torch.nn.Module()
     module.weight = torch.nn.Parameter(Packed(torch.zeros(3)), requires_grad=False)
     assert module.weight.data_ptr() == 0 and any(each is module.weight.inner for each in tensors_of([module]))
-    assert steps.use_weights([module]) and not steps.use_weights([module])
+    program = Program([module])
+    assert program.renewed([module]) is program
     module.weight.inner = torch.zeros(3)
-    assert steps.use_weights([module])
+    assert program.renewed([module]) is not program
 
 
 @pytest.mark.parametrize("nested", [pytest.param(False, marks=pytest.mark.slow), True])

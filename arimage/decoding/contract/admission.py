@@ -108,22 +108,26 @@ class Admission(StateData):
         return [cache for name in self.caches if (cache := getattr(self, name)) is not None]
 
 
-def held_bytes(*values: Any) -> int:
-    """The memory of all tensors in these objects, their attributes and containers, each storage once. The weights of
-    networks belong to others."""
-    waiting, seen, storages = list(values), set(), {}
+def held_tensors(*values: Any) -> list[torch.Tensor]:
+    """All tensors in these objects, their attributes and containers. The weights of networks belong to others."""
+    waiting, seen, found = list(values), set(), []
     while waiting:
         value = waiting.pop()
         if id(value) in seen or isinstance(value, nn.Module | type):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
+            found.append(value)
         elif isinstance(value, dict):
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value
         else:
             waiting += getattr(value, "__dict__", {}).values()
-    return sum(storages.values())
+    return found
+
+
+def held_bytes(*values: Any) -> int:
+    """The memory of `held_tensors`, each storage once."""
+    storages = (each.untyped_storage() for each in held_tensors(*values))
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -12,7 +12,8 @@ from ..contract.models import Model
 from ..contract.state import DecodingState, captured_multiple
 from ..contract.supports import Decoding
 from .capture import CompiledSteps
-from .kept import Kept, can_be_kept, key_of
+from .kept import Kept, can_be_kept
+from .step_key import StepKey
 from .taker import StepTaker
 from .watch import INTERVAL, Watch
 
@@ -153,10 +154,11 @@ class Batch:
             lanes = [lane for lane, name in enumerate(self.names) if name is None][:count]
             return lanes, self.state.put(torch.tensor(lanes, device=device), state)
         kept = None
-        if self._kept is not None:
+        if self._compiled is not None:
             self._keeps = can_be_kept(state)
             size = self.size if state.refillable else count
-            kept = self._kept.take(key_of(self.decoding, size, state)) if self._keeps else None
+            if self._keeps:
+                kept = self._compiled.kept.take(StepKey.of(self.decoding, size, self._compiled.program, state))
         if kept is None:
             self.state, self._watch = state, Watch(state.finished)
         else:
@@ -207,14 +209,14 @@ class Batch:
 
     def _keep(self) -> None:
         """Keep the state, whose lanes are all idle, for further calls."""
-        if self._kept is None or not self._keeps or self._failed:
+        if self._compiled is None or not self._keeps or self._failed:
             return
         assert self._take_step is not None
         # The images may have been interrupted.
         self.state.finish()
         # Of the state as it is now, since images that joined may have brought settings and longer prompts.
-        key = key_of(self.decoding, len(self.names), self.state)
-        self._kept.keep(key, Kept(self.state, self._take_step, self._watch, self._captured_since))
+        key = StepKey.of(self.decoding, len(self.names), self._compiled.program, self.state)
+        self._compiled.kept.keep(key, Kept(self.state, self._take_step, self._watch, self._captured_since))
 
     def with_room(self, function: Callable[[], _T]) -> _T:
         """What `function` returns. If memory runs out, the states of other calls are freed, and it is called again."""

@@ -1,12 +1,14 @@
 """Decoding steps compiled with `torch.compile` and replayed from CUDA graphs."""
 
 import contextlib
+import copy
 import gc
 import logging
+import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -15,9 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..contract.admission import held_tensors
 from ..contract.state import DecodingState, LockstepState
 from ..contract.supports import Decoding
 from .kept import KeptStates
+from .step_key import Program
 from .taker import Step, StepTaker
 
 
@@ -56,6 +60,9 @@ class CompiledSteps:
     PyTorch's recompilation limit, which counts per function. The limit is raised from 8 to 1,024 for the whole
     process.
 
+    With the environment variable ARIMAGE_CHECK_GRAPHS=n every nth replay of a state is compared with an eager step,
+    which finds what a step depends on and no `StepKey` holds.
+
     Args:
         compiles: False captures steps as they are.
         kept_bytes: how much memory the states of finished calls may take.
@@ -76,9 +83,9 @@ class CompiledSteps:
         # The decodings and batch sizes whose steps could not be captured.
         self._eager: set[Hashable] = set()
         self.kept = KeptStates(kept_bytes)
-        self._weights: Sequence[Hashable] = ()
-        self._tensors: list[weakref.ref] = []
+        self.program = Program([])
         self._lock = threading.Lock()
+        self._check_every = int(os.environ.get("ARIMAGE_CHECK_GRAPHS", "0"))
         if compiles:
             limits = torch._dynamo.config
             limits.recompile_limit = max(limits.recompile_limit, _RECOMPILATIONS)
@@ -94,21 +101,16 @@ class CompiledSteps:
         options = (f"{name}={getattr(value, '__name__', value)}" for name, value in sorted(self._options.items()))
         return f"compiled with {', '.join(options)}"
 
-    def use_weights(self, modules: Iterable[nn.Module], settings: Sequence[Hashable] = ()) -> bool:
-        """Called before steps with the networks that they call, and the `settings` of these, such as the scales of
-        adapters: a graph reads the weights where they were, and multiplies by the scales that there were, when it was
-        captured. So if others are in use now, kept states are freed, and those in use are not kept. Returns whether
-        that is so."""
-        tensors = list(tensors_of(modules))
-        weights = (*settings, *((id(each), each.data_ptr(), each.dtype, each.shape) for each in tensors))
+    def use(self, networks: Iterable[nn.Module]) -> Program:
+        """Called before steps with the networks that they call. If these are another `Program` now, kept states are
+        freed, and those in use are not kept."""
         with self._lock:
-            # A tensor may have the place of one that is gone.
-            same = weights == self._weights and all(known() is not None for known in self._tensors)
-            if not same:
+            program = self.program.renewed(networks)
+            if program is not self.program:
                 self.kept.clear()
                 self._eager.clear()
-                self._weights, self._tensors = weights, [weakref.ref(each) for each in tensors]
-        return not same
+                self.program = program
+            return program
 
     def __call__(self, decoding: Decoding, state: DecodingState) -> StepTaker:
         """What takes the steps of `state`, which `decoding` has started."""
@@ -124,7 +126,7 @@ class CompiledSteps:
             user = device, torch.cuda.current_stream(device).cuda_stream
             if user not in self._places:
                 self._places[user] = Place(torch.cuda.Stream(device))
-            captured = CapturedStep(step, device, self._places[user], partial(self._failed, key))
+            captured = CapturedStep(step, device, self._places[user], partial(self._failed, key), self._check_every)
             self._captured.add(captured)
             return captured
 
@@ -176,11 +178,20 @@ class CapturedStep(StepTaker):
     Args:
         step: the function to capture, which must not read the device.
         on_failure: called when a capture has failed.
+        check_every: every how many replays one is compared with an eager step, or 0.
     """
 
-    def __init__(self, step: Step, device: torch.device, place: Place, on_failure: Callable[[RuntimeError], None]):
+    def __init__(
+        self,
+        step: Step,
+        device: torch.device,
+        place: Place,
+        on_failure: Callable[[RuntimeError], None],
+        check_every: int = 0,
+    ):
         super().__init__(step)
         self._device, self._place, self._on_failure = device, place, on_failure
+        self._check_every = check_every
         self._captures: dict[Hashable, Capture] = {}
         self._taken = Counter()
 
@@ -209,12 +220,37 @@ class CapturedStep(StepTaker):
             self._step(state)
 
     def _replay(self, state: DecodingState, capture: Capture) -> None:
-        capture.graph.replay()
         self.replays += 1
+        if self._check_every and self.replays % self._check_every == 0:
+            self._check(state, capture)
+        else:
+            capture.graph.replay()
         if capture.head_calls:
             state.head_calls += capture.head_calls
         if isinstance(state, LockstepState):
             state.taken += 1
+
+    def _check(self, state: DecodingState, capture: Capture) -> None:
+        """Replay a step, and compare what it writes with what an eager one writes.
+
+        Raises:
+            RuntimeError: if they differ by more than rounding.
+        """
+        # Expanded tensors cannot be written.
+        held = [each for each in held_tensors(state) if 0 not in each.stride()]
+        before, counters = [each.clone() for each in held], copy.copy(vars(state))
+        self._step(state)
+        expected = [each.clone() for each in held]
+        vars(state).update(counters)
+        for tensor, content in zip(held, before, strict=True):
+            tensor.copy_(content)
+        capture.graph.replay()
+        for tensor, content in zip(held, expected, strict=True):
+            if not _close(tensor, content):
+                raise RuntimeError(
+                    f"a replayed step of {type(state).__name__} writes another tensor {tuple(tensor.shape)} than an "
+                    "eager one: it depends on something that no `StepKey` holds. Set ARIMAGE_EAGER=1, and report it"
+                )
 
     def _capture(self, state: DecodingState, shape: Hashable) -> None:
         """Capture the next step, which runs nothing."""
@@ -252,19 +288,11 @@ class CapturedStep(StepTaker):
         current.wait_stream(self._place.stream)
 
 
-def tensors_of(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
-    """The parameters and buffers of modules. Quantised ones, which may have no address of their own, are followed by
-    the tensors that they consist of."""
-    waiting = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    while waiting:
-        tensor = waiting.pop()
-        yield tensor
-        if hasattr(tensor, "__tensor_flatten__"):
-            waiting += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        state = getattr(tensor, "quant_state", None)
-        if state is not None:
-            # Packed weights of bitsandbytes.
-            waiting += [each for each in vars(state).values() if isinstance(each, torch.Tensor)]
+def _close(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors differ by no more than the rounding of half precision."""
+    if not expected.is_floating_point():
+        return torch.equal(tensor, expected)
+    return torch.allclose(tensor.float(), expected.float(), rtol=0.02, atol=0.02, equal_nan=True)
 
 
 # The garbage collector is one for all threads.

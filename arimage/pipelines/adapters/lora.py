@@ -450,21 +450,6 @@ def check_peft() -> None:
         raise ValueError("adapters need peft: pip install 'arimage[lora]'")
 
 
-def adapter_state(components: Iterable[Any]) -> list:
-    """What the adapters of components do, besides the values of their weights: captured steps hold it."""
-    return [
-        (
-            tuple(layer.active_adapters),
-            layer.disable_adapters,
-            tuple(layer.merged_adapters),
-            # A tensor that `hotswap` fills in place is the same one for captured steps.
-            tuple(scale.data_ptr() if isinstance(scale, torch.Tensor) else scale for scale in layer.scaling.values()),
-        )
-        for component in components
-        for layer in lora_layers(component)
-    ]
-
-
 def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
