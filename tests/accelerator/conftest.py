@@ -1,7 +1,7 @@
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def checked_graphs():
     """Every third replay is compared with an eager step."""
     with pytest.MonkeyPatch.context() as patch:
