@@ -72,6 +72,7 @@ class TableModel:
 
     kind = "tokens"
     predicts_groups = False
+    put_key = None
 
     device = torch.device("cpu")
     denoises = True
