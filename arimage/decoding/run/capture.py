@@ -148,7 +148,8 @@ class CompiledSteps:
             # It may succeed in the next call.
             self.kept.clear()
         else:
-            self._eager.add(key)
+            with self._lock:
+                self._eager.add(key)
 
 
 @dataclass
