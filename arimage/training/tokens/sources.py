@@ -4,6 +4,7 @@ Hugging Face Hub."""
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ SHARDS = {".parquet": "parquet", ".tar": "webdataset", ".arrow": "arrow"}
 
 
 @dataclass(frozen=True)
+class DataFile:
+    """A file of a data set: its path relative to the data set, its bytes, and when it was changed (st_mtime_ns)."""
+
+    name: str
+    size: int
+    modified: int
+
+
+@dataclass(frozen=True)
 class Source:
     """Images with captions or classes, or videos with captions.
 
@@ -33,6 +43,8 @@ class Source:
             without captions.
         classes: the names of the classes; None for captions, and for classes without names.
         labelled: whether `text` holds classes.
+        files: those that the rows come from, in their order; none for a data set of the Hub.
+        revision: that of a data set of the Hub.
     """
 
     rows: Any
@@ -41,6 +53,8 @@ class Source:
     text: str | None
     classes: list[str] | None
     labelled: bool
+    files: tuple[DataFile, ...] = ()
+    revision: str = ""
 
     def read(self, start: int = 0) -> Iterator[tuple[str, Any, str]]:
         """From row `start` on: what errors call the row, its encoded image or video, and its caption, or the id of
@@ -83,7 +97,7 @@ def decode(where: str, image: dict[str, Any]) -> Image.Image:
     Raises:
         ValueError: if it cannot be read.
     """
-    content = _content(image)
+    content = content_of(image)
     return to_rgb(where, open_image(where, content if isinstance(content, Path) else io.BytesIO(content)))
 
 
@@ -93,10 +107,10 @@ def decode_clip(where: str, video: dict[str, Any], count: int, fps: int) -> list
     Raises:
         ValueError: if it cannot be read.
     """
-    return read_clip(where, _content(video), count, fps)
+    return read_clip(where, content_of(video), count, fps)
 
 
-def _content(file: dict[str, Any]) -> Path | bytes:
+def content_of(file: dict[str, Any]) -> Path | bytes:
     """The bytes of a row's file, or its path on this machine."""
     if file["bytes"] is not None:
         return file["bytes"]
@@ -150,7 +164,7 @@ def open_source(
         kept = rows.cast_column(found, datasets.Video(decode=False)).select_columns(
             [found, *([named] if named else [])]
         )
-        return Source(kept, data, found, named, None, False)
+        return Source(kept, data, found, named, None, False, files_of(data))
     features = rows.features
     labelled = label is not None or (caption is None and not set(columns) & set(CAPTIONS))
     named = column_of(
@@ -159,7 +173,15 @@ def open_source(
     if labelled and classes is None:
         classes = getattr((features or {}).get(named), "names", None)
     rows = rows.cast_column(found, datasets.Image(decode=False)).select_columns([found, named])
-    return Source(rows, data, found, named, classes, labelled)
+    return Source(rows, data, found, named, classes, labelled, files_of(data))
+
+
+def files_of(data: str) -> tuple[DataFile, ...]:
+    path = Path(data)
+    found = (
+        sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [Path(one) for one in glob(data)]
+    )
+    return tuple(DataFile(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in found)
 
 
 def load_rows(data: str, kind: str, split: str, *, streaming: bool, **files: Any) -> tuple[Any, list[str]]:
