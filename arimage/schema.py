@@ -20,10 +20,10 @@ Text = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
 Caption = Annotated[str, Field(strict=True, min_length=1, max_length=2**24)]
 Whole = Annotated[int, Field(strict=True, ge=0, le=10**6)]
 Count = Annotated[int, Field(strict=True, ge=1, le=10**6)]
-# A number of rows, images, classes or files of a data set, or of steps through it: larger than any that there is.
+# Rows of a data set, its images or classes, and steps through it: up to more than there are anywhere.
 LARGEST = 2**48
 Rows = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
-Images = Classes = Steps = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+Items = Classes = Steps = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e9)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1e9)]

@@ -27,7 +27,7 @@ from ...eval.runs.files import check_same, remove_leftovers, write_json, write_w
 from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from ...schema import COMPLETE, Caption, Count, Flag, Images, Number, Pixels, Rows, Text, check
+from ...schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
 from ..data import to_unit_range
 from ..losses import Losses, losses_of
 from ..processes import first_of_machine
@@ -59,7 +59,7 @@ class About(BaseModel):
     views: Views
     data: Text
     columns: Annotated[list[Text | None], Field(min_length=2, max_length=2)]
-    limit: Images | None
+    limit: Items | None
     shard_size: Count
     frames: Count | None = None
     fps: Count | None = None
@@ -75,7 +75,7 @@ class Shard:
     """A file of the cache with `count` images."""
 
     file: Text
-    count: Images
+    count: Items
     sha256: Text
     __pydantic_config__ = COMPLETE
 
@@ -84,7 +84,7 @@ class Shard:
 class Part:
     """Consecutive rows of a data set: how many, and a digest of their files, captions and classes."""
 
-    rows: Images
+    rows: Items
     sha256: Text
     __pydantic_config__ = COMPLETE
 
