@@ -26,10 +26,10 @@ from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Count, Flag, Number, Text, Whole, check
-from ..data import to_unit_range
+from ..data.captioned import to_unit_range
+from ..data.row import Source, decode, decode_clip
 from ..losses import Losses, losses_of
 from ..resuming import alone_in, digest
-from .sources import Source, decode, decode_clip
 from .views import COUNTS, Views, views_of
 
 
