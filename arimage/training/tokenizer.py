@@ -17,7 +17,7 @@ from ..schema import COMPLETE, Batch, Decay, Number, Rows, Seed, Share, Steps, r
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .clips import frames_of
-from .data import ImageCaptions, Pixels, save_grid, to_unit_range
+from .data.captioned import ImageCaptions, Pixels, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
 from .resuming import digest, of_settings

@@ -18,7 +18,7 @@ from ..schema import COMPLETE, Batch, Number, Rows, Seed, Share
 from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
-from .data import Pixels, save_grid, to_unit_range
+from .data.captioned import Pixels, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
 from .resuming import digest, of_settings

@@ -18,7 +18,7 @@ from ...eval.runs.files import remove_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
 from ...schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
-from ..data import save_grid, to_unit_range
+from ..data.captioned import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
 from ..losses import condition_of, losses_of
 from ..processes import batch_generator

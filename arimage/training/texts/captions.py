@@ -19,7 +19,7 @@ from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...pipelines.text.captions import clean_caption
 from ...pipelines.var.pipeline_var import VARPipeline
 from ...schema import COMPLETE, Batch, Flag, Number, Rows, Seed, Share, Text, check
-from ..data import ImageCaptions, save_grid
+from ..data.captioned import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit
 from ..resuming import digest, of_data, of_settings
 from .drawing import draw_captions

@@ -28,11 +28,11 @@ from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
-from ..data import to_unit_range
+from ..data.captioned import to_unit_range
+from ..data.row import Source, content_of, decode, decode_clip
 from ..losses import Losses, losses_of
 from ..processes import first_of_machine
 from ..resuming import alone_in, digest
-from .sources import Source, content_of, decode, decode_clip
 from .views import COUNTS, Views, views_of
 
 

@@ -19,7 +19,7 @@ from ...pipelines.latent_llama.transformer_latent_llama import LatentLlamaTransf
 from ...schema import Number, Rows, Side, check
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run
-from ..data import ImageCaptions, to_unit_range
+from ..data.captioned import ImageCaptions, to_unit_range
 from ..processes import batch_generator
 from ..resuming import digest
 from ..tables import Recipe, new_model, settings_of

@@ -18,10 +18,11 @@ from pipelines.var import tiny as tiny_var
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.schema import check  # noqa: E402
+from arimage.training.data.row import decode  # noqa: E402
+from arimage.training.data.source import open_source  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.tokens import cache as caches  # noqa: E402
 from arimage.training.tokens.cache import INDEX, Index, TokenCache, encode_tokens, read_index  # noqa: E402
-from arimage.training.tokens.sources import decode, open_source  # noqa: E402
 from arimage.training.tokens.views import centre_crop, views_of  # noqa: E402
 
 
@@ -52,12 +53,13 @@ def rows_of(source):
 
 
 def test_folders_of_classes(tmp_path):
-    source = open_source(str(class_folders(tmp_path / "data")))
+    data = class_folders(tmp_path / "data")
+    source = open_source(str(data))
     assert source.labelled and source.classes == ["ant", "bee", "cow"]
     found = rows_of(source)
     assert [text for _, text in found] == ["0", "0", "0", "1", "1", "1", "2", "2", "2"]
     assert found[4][0] == picture(11).tobytes()
-    assert [where for where, _, _ in source.read(7)] == [f"{tmp_path / 'data'}, row 8", f"{tmp_path / 'data'}, row 9"]
+    assert [where for where, _, _ in source.read(7)] == [f"{data}, row 8 (cow/1.png)", f"{data}, row 9 (cow/2.png)"]
 
 
 def test_folders_with_metadata(tmp_path):
@@ -124,8 +126,8 @@ def test_odd_data_sets_are_refused(tmp_path):
         ({"data": data}, "row 1, has an empty caption"),
         ({"data": data, "caption": "other"}, "row 1, has no other: leave the row out"),
         ({"data": str(tmp_path / "one.png")}, "is not a data set: give a folder"),
-        ({"data": str(tmp_path / "empty")}, "cannot be opened"),
-        ({"data": str(tmp_path / "absent.parquet")}, "cannot be opened"),
+        ({"data": str(tmp_path / "empty")}, "has no images: give a folder"),
+        ({"data": str(tmp_path / "absent.parquet")}, "names no file"),
     ):
         with pytest.raises(ValueError, match=message):
             rows_of(open_source(**given))

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from ..media.files import open_image, to_levels, to_rgb
-from ..schema import Caption, Positive, Text, check
-from .resuming import of_data
+from ...media.files import open_image, to_levels, to_rgb
+from ...schema import Caption, Positive, Text, check
+from ..resuming import of_data
 
 
 Bytes = Annotated[bytes, Field(strict=True, min_length=1)]
