@@ -55,7 +55,7 @@ class Source:
         ids: of the classes whose numbers are in the data set; None if those are the ids.
         files: those that the rows come from, in the order of the rows, then those of captions next to images; none
             for a data set of the Hub.
-        revision: that of a data set of the Hub.
+        revision: that of a data set of the Hub, and the split of it.
         left_out: how many files of a folder are no rows.
     """
 

@@ -110,7 +110,7 @@ def open_shards(
         import datasets
 
         with reading(data):
-            return replace(source, revision=str(datasets.load_dataset_builder(data).hash))
+            return replace(source, revision=f"{datasets.load_dataset_builder(data).hash}, {split}")
     files = tuple(data_file(path.parent, path.name) for path in paths)
     return replace(source, rows=_several(paths, found, text, names), files=files, left_out=left_out)
 

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -198,11 +199,11 @@ def test_captions_come_back(tmp_path):
 def test_an_interrupted_encoding_goes_on(tmp_path, monkeypatch):
     pipe, data = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data")
     encode(pipe, data, tmp_path / "whole")
-    seen, plain = [], caches.decode
+    seen, stopping, plain = [], [True], caches.decode
 
     def stops(where, image):
         seen.append(where)
-        if len(seen) == 7:
+        if stopping and ", row 7" in where:
             raise KeyboardInterrupt
         return plain(where, image)
 
@@ -212,10 +213,10 @@ def test_an_interrupted_encoding_goes_on(tmp_path, monkeypatch):
     assert not read_index(tmp_path / "cut").complete
     with pytest.raises(ValueError, match="is not finished: run `arimage train tokens` again"):
         TokenCache(tmp_path / "cut")
-    seen[:] = ["again"] * 10
+    seen.clear(), stopping.clear()
     encode(pipe, data, tmp_path / "cut")
     # The first shard was whole.
-    assert len(seen) == 10 + 5
+    assert len(seen) == 5
     assert TokenCache(tmp_path / "cut").digest == TokenCache(tmp_path / "whole").digest
     monkeypatch.setattr(caches, "decode", None)
     assert encode(pipe, data, tmp_path / "cut").complete
@@ -322,6 +323,33 @@ def test_rows_that_were_added_are_encoded(tmp_path):
     encode(pipe, data, tmp_path / "whole")
     (tokens, texts), (expected, all_texts) = texts_of(out), texts_of(tmp_path / "whole")
     assert torch.equal(tokens, expected) and texts == all_texts
+
+
+def test_another_revision_of_the_hub_is_compared(tmp_path, monkeypatch):
+    pipe, out, data = tiny_llamagen.class_pipeline(), tmp_path / "tokens", str(class_folders(tmp_path / "data"))
+
+    def at(revision, **changes):
+        source = replace(open_source(data), files=(), revision=revision, **changes)
+        return encode_tokens(source, pipe, out, model="tiny", shard_size=4)
+
+    at("one")
+    with monkeypatch.context() as patch:
+        # Nothing is read.
+        patch.setattr(caches, "content_of", None)
+        at("one")
+    assert at("two").rows == 9
+    every = open_source(data).rows
+    with pytest.raises(ValueError, match="its rows 1 to 4 are not those"):
+        at("three", rows=lambda start: every(start + 1))
+
+
+def test_leftovers_of_a_killed_encoding_are_removed(tmp_path):
+    pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
+    out.mkdir()
+    for name in (".tokens.json.0a.tmp", ".tokens-00000.safetensors.0a.tmp"):
+        (out / name).write_bytes(b"cut")
+    encode(pipe, data, out)
+    assert not list(out.glob(".*.tmp"))
 
 
 def test_captions_that_changed_are_refused(tmp_path):
