@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from ...media.files import open_image, to_rgb
 from ...media.folders import IMAGE_SUFFIXES, list_files, say_left_out
+from ...schema import check_encodable
 from ..data.captioned import to_unit_range
 from ..data.folder import METADATA, captions_of
 
@@ -71,9 +72,10 @@ def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
     captions, notes = captions_of(folder, listing)
     texts: dict[str, list[str]] = {}
     for one in captions:
-        text = one.fields.get("text", "")
+        text = one.fields.get("text")
         if not isinstance(text, str):
-            raise ValueError(f"{one.where} has the caption {text!r}, which is not a text: write a text")
+            raise ValueError(f'{one.where} has no "text": write {{"text": "..."}}')
+        check_encodable(f"text in {one.where}", text)
         texts.setdefault(one.name, []).append(text.strip())
     say_left_out(folder, sorted({*listing.others, *listing.lost} - {*notes}))
     found = []

@@ -1,5 +1,6 @@
 """Folders of images or videos: which files are rows, and the captions or classes that belong to them."""
 
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -77,11 +78,11 @@ def captions_of(folder: Path, listing: Listing) -> tuple[list[Captioned], list[s
             where = f"{where} of {folder / table}"
             given = row.get("file_name")
             if not isinstance(given, str) or not given:
-                raise ValueError(f'{where} has no "file_name": write {{"file_name": "..."}}')
+                raise ValueError(f'{where} has no "file_name": write {{"file_name": "1.png"}}')
             check_encodable(f"file_name in {where}", given)
-            if given.startswith("/") or ".." in PurePosixPath(given).parts:
-                raise ValueError(f"{where} names {given}, which is outside of {folder}: give a path inside")
-            name = str(PurePosixPath(table).parent / given)
+            name = posixpath.normpath(PurePosixPath(table).parent / given)
+            if name.startswith(("/", "../")):
+                raise ValueError(f"{where} names {given}, which is outside of {folder}: move the file into it")
             if name not in known:
                 path = find(name)
                 if path is None:

@@ -12,6 +12,7 @@ import fsspec
 from PIL import Image
 
 from ...media.files import open_image, read_clip, to_rgb
+from ...schema import check_encodable
 
 
 # Ids of classes are below.
@@ -20,7 +21,7 @@ MOST_CLASSES = 2**40
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set: its path relative to that, with "/", its bytes, and when it was changed (`st_mtime_ns`)."""
+    """A file of a data set: its path relative to that, with "/", its bytes, and its time (`st_mtime_ns`)."""
 
     name: str
     size: int
@@ -119,6 +120,7 @@ def _caption(where: str, text: Any) -> str:
         raise ValueError(f"{where}, has the caption {reprlib.repr(text)}, which is not a text: write a text")
     if not text.strip():
         raise ValueError(f"{where}, has an empty caption: leave the row out")
+    check_encodable(f"caption of {where}", text)
     return text.strip()
 
 

@@ -108,5 +108,6 @@ def open_source(
             raise ValueError(f"--split is {split}, a part, and shards are read whole: give --limit, or fewer shards")
         return open_shards(data, found.shards or [], image=image, classes=classes, left_out=found.left_out, **given)
     if image is not None:
-        raise ValueError(f"--image names a column, and {data} is a folder of files: leave it out")
+        option = "--video" if videos else "--image"
+        raise ValueError(f"{option} names a column, and {data} is a folder of files: leave it out")
     return open_folder(data, found.folder, classes=classes, **given)
