@@ -17,11 +17,13 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from ...media.files import open_image, to_levels, to_rgb
-from ...schema import Positive, Text, check
+from ...schema import Positive, check
 from ..resuming import of_data
 
 
 Bytes = Annotated[bytes, Field(strict=True, min_length=1)]
+# Of any length.
+Line = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class Row(BaseModel):
@@ -29,15 +31,15 @@ class Row(BaseModel):
 
     image: Bytes
     alpha: Bytes
-    caption: Text
-    captions: list[Text]
-    style: Text
-    group: Text
-    name: Text
-    base: Text
-    skin_tones: list[Text] | None
+    caption: Line
+    captions: list[Line]
+    style: Line
+    group: Line
+    name: Line
+    base: Line
+    skin_tones: list[Line] | None
     weight: Positive
-    keywords: list[Text] | None = None
+    keywords: list[Line] | None = None
 
 
 OPTIONAL = ["keywords"]

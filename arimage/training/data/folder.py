@@ -1,5 +1,6 @@
 """Folders of images or videos: which files are rows, and the captions or classes that belong to them."""
 
+import logging
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from ...schema import check_encodable
 from .row import Source, data_file, matched_classes
 from .splits import SPLIT_OF_WORD, base_of, part_of
 
+
+logger = logging.getLogger(__name__)
 
 METADATA = "metadata.jsonl"
 CAPTIONS, LABELS = ("caption", "text", "txt"), ("label", "cls")
@@ -44,8 +47,7 @@ def list_data(folder: Path, videos: bool) -> tuple[Listing, list[str]]:
     if shards and len(shards) < len(found.files):
         raise ValueError(
             f"{folder} has shards ({named(shards)}) next to {'videos' if videos else 'images'}: move one of the two "
-            f"elsewhere, or give the shards as a pattern, as in {Path(shards[0]).parent / '*'}"
-            f"{Path(shards[0]).suffix}"
+            f"elsewhere, or give the shards as a pattern, as in {(folder / shards[0]).with_stem('*')}"
         )
     kinds = sorted({PurePosixPath(name).suffix.lower() for name in shards})
     if len(kinds) > 1:
@@ -263,7 +265,9 @@ def _split(data: str, listing: Listing, split: str, videos: bool, captions: bool
     chosen = chosen or [top for top in tops if SPLIT_OF_WORD[top.lower()] == SPLIT_OF_WORD.get(base.lower())]
     if len(chosen) != 1:
         raise ValueError(f"{data} has the splits {', '.join(tops)}: name one of them with --split")
-    say_left_out(f"{data} (--split {base})", [f"{top}/" for top in tops if top not in chosen])
+    others = [top for top in tops if top not in chosen]
+    if others:
+        logger.warning("%s of %s is read, not %s: name another split with --split", chosen[0], data, ", ".join(others))
     return folder / chosen[0], list_data(folder / chosen[0], videos)[0]
 
 

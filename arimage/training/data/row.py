@@ -91,7 +91,7 @@ class Source:
             return ""
         if text is None:
             raise ValueError(f"{where}, has no {self.text}: leave the row out")
-        return str(self._class(where, text)) if self.labelled else _caption(where, text)
+        return str(self._class(where, text)) if self.labelled else caption_of(where, text)
 
     @cached_property
     def _number(self) -> dict[str, int]:
@@ -115,7 +115,12 @@ class Source:
         return number if self.ids is None else self.ids[number]
 
 
-def _caption(where: str, text: Any) -> str:
+def caption_of(where: str, text: Any) -> str:
+    """The caption of a row, without blanks around it.
+
+    Raises:
+        ValueError: if it is not one.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{where}, has the caption {reprlib.repr(text)}, which is not a text: write a text")
     if not text.strip():
