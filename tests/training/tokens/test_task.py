@@ -21,7 +21,7 @@ from arimage.families import PIPELINES
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
-from arimage.training.tokens.batches import TokenBatches  # noqa: E402
+from arimage.training.tokens.batches import Epochs, TokenBatches  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.recipe import (  # noqa: E402
     begin_training,
@@ -96,6 +96,11 @@ def test_an_epoch_has_every_image_once(made):
         for epoch in range(2)
     ]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(9)) and orders[0] != orders[1]
+
+
+def test_images_are_counted_beyond_32_bits(monkeypatch):
+    monkeypatch.setattr(torch, "randperm", lambda count, generator: torch.tensor([count - 1]))
+    assert Epochs(2**31, 0).images(range(1)) == [2**31 - 1] and Epochs(2**40, 0).images(range(1)) == [2**40 - 1]
 
 
 def test_processes_take_parts_of_one_batch_and_workers_change_nothing(made):
