@@ -324,6 +324,40 @@ def test_rows_that_were_added_are_encoded(tmp_path):
     assert torch.equal(tokens, expected) and texts == all_texts
 
 
+def test_shards_that_were_added_are_encoded_if_they_are_the_last(tmp_path):
+    pipe, data, out = tiny_llamagen.text_pipeline(), tmp_path / "data", tmp_path / "tokens"
+    data.mkdir()
+    parquet(data / "1.parquet", range(3), caption=["a", "b", "c"])
+    encode(pipe, data, out)
+    parquet(data / "2.parquet", range(3, 6), caption=["d", "e", "f"])
+    assert encode(pipe, data, out).rows == 6 and texts_of(out)[1] == ["a", "b", "c", "d", "e", "f"]
+    parquet(data / "0.parquet", range(6, 9), caption=["g", "h", "i"])
+    with pytest.raises(ValueError, match="its rows 1 to 3 are not those"):
+        encode(pipe, data, out)
+
+
+@pytest.mark.parametrize("layout", ["metadata.jsonl", "NAME.txt"])
+def test_captions_in_files_that_changed_are_refused(tmp_path, layout):
+    pipe, data, out = tiny_llamagen.text_pipeline(), tmp_path / "data", tmp_path / "tokens"
+    data.mkdir()
+
+    def caption(texts):
+        lines = []
+        for number, text in enumerate(texts):
+            picture(number).save(data / f"{number}.png")
+            lines.append(json.dumps({"file_name": f"{number}.png", "text": text}))
+            if layout == "NAME.txt":
+                (data / f"{number}.txt").write_text(text)
+        if layout == "metadata.jsonl":
+            (data / layout).write_text("\n".join(lines))
+
+    caption(["a", "b"])
+    encode(pipe, data, out)
+    caption(["a", "bee"])
+    with pytest.raises(ValueError, match="its rows 1 to 2 are not those"):
+        encode(pipe, data, out)
+
+
 def test_another_revision_of_the_hub_is_compared(tmp_path, monkeypatch):
     pipe, out, data = tiny_llamagen.class_pipeline(), tmp_path / "tokens", str(class_folders(tmp_path / "data"))
 
