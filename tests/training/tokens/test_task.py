@@ -282,6 +282,15 @@ def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
         with_classes(pipe, cache, adapter=True)
 
 
+def test_more_classes_than_the_memory_holds_are_refused(made, tmp_path):
+    tokens = shutil.copytree(made / "LlamaGenPipeline-tokens", tmp_path / "tokens")
+    index = json.loads((tokens / "tokens.json").read_text()) | {"num_classes": 2**39, "classes": None}
+    (tokens / "tokens.json").write_text(json.dumps(index))
+    for start_from in (None, str(made / "LlamaGenPipeline")):
+        with pytest.raises(ValueError, match="the weights take .* GB, and this machine has"):
+            train(recipe(tmp_path), tokens, tmp_path / "run", start_from=start_from)
+
+
 @pytest.mark.parametrize("others", [["ant", "bee"], ["bee", "cow", "dog"], ["ant", "bee", "cow", "dog"], None, "text"])
 def test_heldout_tokens_of_other_classes_are_refused_before_any_step(made, tmp_path, others):
     pipe, tokens = tiny_llamagen.class_pipeline(), made / "LlamaGenPipeline-tokens"
