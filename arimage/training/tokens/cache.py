@@ -215,12 +215,13 @@ def encode_tokens(
             if part is None:
                 break
             assert index.record is not None
-            index.record.parts.append(part)
+            parts = index.record.parts
+            parts.append(part)
             index = replace(index, rows=index.rows + part.rows)
             if texts:
                 index = _with_shard(out, index, tokens, texts)
             # Of a billion rows the index is large, and is not written for each of a million shards.
-            if len(index.record.parts) % (1 + len(index.record.parts) // 1000) == 0:
+            if len(parts) % (1 + len(parts) // 1000) == 0:
                 write_json(out / INDEX, asdict(index))
         if not index.shards:
             what = f"clips of {about['frames']} frames" if "frames" in about else "images"
