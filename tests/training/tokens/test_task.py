@@ -21,7 +21,7 @@ from arimage.families import PIPELINES
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
-from arimage.training.tokens.batches import TokenBatches  # noqa: E402
+from arimage.training.tokens.batches import Epochs, TokenBatches  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.recipe import (  # noqa: E402
     begin_training,
@@ -30,6 +30,7 @@ from arimage.training.tokens.recipe import (  # noqa: E402
     plan_of,
     token_recipes,
     token_settings,
+    with_classes,
 )
 
 
@@ -95,6 +96,11 @@ def test_an_epoch_has_every_image_once(made):
         for epoch in range(2)
     ]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(9)) and orders[0] != orders[1]
+
+
+def test_images_are_counted_beyond_32_bits(monkeypatch):
+    monkeypatch.setattr(torch, "randperm", lambda count, generator: torch.tensor([count - 1]))
+    assert Epochs(2**31, 0).images(range(1)) == [2**31 - 1] and Epochs(2**40, 0).images(range(1)) == [2**40 - 1]
 
 
 def test_processes_take_parts_of_one_batch_and_workers_change_nothing(made):
@@ -259,6 +265,44 @@ def test_a_trained_model_is_trained_further(made, tmp_path):
     new = AutoPipeline.from_pretrained(tmp_path / "new" / "model", dtype=torch.float32)
     assert new.num_classes == 3 and new.class_names == ["ant", "bee", "cow"] and new.drafter is None
     torch.testing.assert_close(new.transformer.head.weight, before.transformer.head.weight, atol=2e-3, rtol=1e-2)
+
+
+def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
+    cache = TokenCache(made / "LlamaGenPipeline-tokens")
+    pipe = tiny_llamagen.class_pipeline()
+    pipe.name_classes(dict(enumerate(["cow", "ant", *"abcdefghi"[: pipe.num_classes - 2]])))
+    new = with_classes(pipe, cache)
+    assert new.class_names == ["ant", "bee", "cow"]
+    before, after = (one.transformer.state_dict() for one in (pipe, new))
+    (key,) = [name for name in before if before[name].shape != after[name].shape]
+    assert all(torch.equal(before[name], after[name]) for name in before if name != key)
+    assert torch.equal(after[key][0], before[key][1]) and torch.equal(after[key][2], before[key][0])
+    assert not (after[key][1] == before[key]).all(-1).any()
+    with pytest.raises(ValueError, match="which keeps the 10 classes of the model to start from, .'cow', 'ant', "):
+        with_classes(pipe, cache, adapter=True)
+
+
+def test_more_classes_than_the_memory_holds_are_refused(made, tmp_path):
+    tokens = shutil.copytree(made / "LlamaGenPipeline-tokens", tmp_path / "tokens")
+    index = json.loads((tokens / "tokens.json").read_text()) | {"num_classes": 2**39, "classes": None}
+    (tokens / "tokens.json").write_text(json.dumps(index))
+    for start_from in (None, str(made / "LlamaGenPipeline")):
+        with pytest.raises(ValueError, match="the weights take .* GB, and this machine has"):
+            train(recipe(tmp_path), tokens, tmp_path / "run", start_from=start_from)
+
+
+@pytest.mark.parametrize("others", [["ant", "bee"], ["bee", "cow", "dog"], ["ant", "bee", "cow", "dog"], None, "text"])
+def test_heldout_tokens_of_other_classes_are_refused_before_any_step(made, tmp_path, others):
+    pipe, tokens = tiny_llamagen.class_pipeline(), made / "LlamaGenPipeline-tokens"
+    if isinstance(others, list):
+        encode(pipe, class_folders(tmp_path / "data", others), tmp_path / "held")
+    else:
+        column = {"caption": ["a", "b", "c"]} if others else {"label": [0, 1, 2]}
+        parquet(tmp_path / "data.parquet", range(3), **column)
+        encode(pipe, tmp_path / "data.parquet", tmp_path / "held")
+    with pytest.raises(ValueError, match="held holds tokens of .*(classes|captions), .*: encode it with the same"):
+        train(recipe(tmp_path), tokens, tmp_path / "run", heldout=tmp_path / "held")
+    assert not (tmp_path / "run").exists()
 
 
 # Each network, whole or by an adapter. Those of Emu3 and Anole are of the kind of Janus and Lumina.

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from ..media.files import open_image, to_levels, to_rgb
-from ..schema import Positive, Text, check
-from .resuming import of_data
+from ...media.files import open_image, to_levels, to_rgb
+from ...schema import Caption, Positive, check
+from ..resuming import of_data
 
 
 Bytes = Annotated[bytes, Field(strict=True, min_length=1)]
@@ -29,15 +29,15 @@ class Row(BaseModel):
 
     image: Bytes
     alpha: Bytes
-    caption: Text
-    captions: list[Text]
-    style: Text
-    group: Text
-    name: Text
-    base: Text
-    skin_tones: list[Text] | None
+    caption: Caption
+    captions: list[Caption]
+    style: Caption
+    group: Caption
+    name: Caption
+    base: Caption
+    skin_tones: list[Caption] | None
     weight: Positive
-    keywords: list[Text] | None = None
+    keywords: list[Caption] | None = None
 
 
 OPTIONAL = ["keywords"]
