@@ -223,8 +223,11 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
             kwargs: components to replace, and `dtype` or `torch_dtype`, which `pipeline` has from then on too.
 
         Raises:
-            ValueError: if the components do not fit together, or a dtype is not a floating-point type.
+            ValueError: if `pipeline` is no pipeline, the components do not fit together, or a dtype is not a
+                floating-point type.
         """
+        if not isinstance(pipeline, DiffusionPipeline):
+            raise ValueError(f"from_pipe got {type(pipeline).__name__}: give a pipeline, or load one by from_pretrained")
         given = {name: kwargs.pop(name, None) for name in ("dtype", "torch_dtype")}
         dtypes = {name: dtype for name, dtype in given.items() if dtype is not None}
         modules, options = cls._get_signature_keys(cls)
