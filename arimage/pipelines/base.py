@@ -227,7 +227,9 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
                 floating-point type.
         """
         if not isinstance(pipeline, DiffusionPipeline):
-            raise ValueError(f"from_pipe got {type(pipeline).__name__}: give a pipeline, or load one by from_pretrained")
+            raise ValueError(
+                f"from_pipe got {type(pipeline).__name__}: give a pipeline, or load one by from_pretrained"
+            )
         given = {name: kwargs.pop(name, None) for name in ("dtype", "torch_dtype")}
         dtypes = {name: dtype for name, dtype in given.items() if dtype is not None}
         modules, options = cls._get_signature_keys(cls)

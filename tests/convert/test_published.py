@@ -454,3 +454,10 @@ def test_the_table_agrees_with_the_sizes_of_tokenizers_and_text_encoders():
 def test_listing_the_table_does_not_import_torch():
     code = "import sys, arimage.published.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_checkpoint_has_a_licence_and_the_page_that_names_it():
+    for entry in PUBLISHED:
+        assert entry.licence and re.fullmatch(r"https://[a-z.]+/\S+", entry.licence_source), entry.name
+    # The licence of its code is MIT, that of the weights is not.
+    assert all("DeepSeek" in entry.licence for entry in PUBLISHED if entry.family == "janus")

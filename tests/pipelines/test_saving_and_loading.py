@@ -384,3 +384,9 @@ def test_defaults_that_do_not_fit_are_refused(copy, content, sentence):
         (copy / "generation_config.json").write_text(content)
     with pytest.raises(ValueError, match=sentence):
         AutoPipeline.from_pretrained(copy)("tree", output_type="latent")
+
+
+@pytest.mark.parametrize("given", [None, "emoji-llamagen", torch.nn.Linear(1, 1), {}], ids=str)
+def test_only_a_pipeline_becomes_another_one(given):
+    with pytest.raises(ValueError, match="from_pipe"):
+        LlamaGenPipeline.from_pipe(given)

@@ -15,6 +15,7 @@ from ..family import (
 )
 from ..published_parts import LLAMAGEN_VQ, T5_XL_ENCODER, T5_XL_FILES, T5_XL_PATTERNS
 
+
 # Where the licence is.
 SOURCE = "https://github.com/FoundationVision/LlamaGen"
 
