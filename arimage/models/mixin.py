@@ -30,6 +30,8 @@ def align_weights(model: nn.Module) -> None:
 
 def _kept(model: nn.Module, dtype: torch.dtype) -> list[str]:
     """The names of layers and weights that `from_pretrained` of a model leaves in float32 in this dtype."""
+    # Below what `torch.compile` returns.
+    model = getattr(model, "_orig_mod", model)
     always, half = (getattr(model, f"_keep_in_fp32_modules{end}", None) or () for end in ("_strict", ""))
     # transformers has those of the first list for half precision, and those of the second for float16 alone.
     if isinstance(model, PreTrainedModel):

@@ -461,3 +461,14 @@ def test_every_checkpoint_has_a_licence_and_the_page_that_names_it():
         assert entry.licence and re.fullmatch(r"https://[a-z.]+/\S+", entry.licence_source), entry.name
     # The licence of its code is MIT, that of the weights is not.
     assert all("DeepSeek" in entry.licence for entry in PUBLISHED if entry.family == "janus")
+
+
+@pytest.mark.parametrize("page", ["choosing", "editing"])
+def test_the_guides_give_the_licences_of_the_table(page):
+    lines = (Path(__file__).parents[2] / f"docs/{page}.md").read_text().splitlines()
+    header = next(line for line in lines if "| licence |" in line)
+    rows = {entry: line for entry in PUBLISHED for line in lines if line.startswith("|") and f"`{entry.name}`" in line}
+    told = {entry: line for entry, line in rows.items() if line.count("|") >= header.count("|")}
+    assert len(told) >= 5
+    for entry, line in told.items():
+        assert entry.licence in line or "| the same |" in line, entry.name
