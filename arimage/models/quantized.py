@@ -85,8 +85,10 @@ def quantizable(network: nn.Module) -> dict[str, nn.Linear]:
 
 def quantize_linears(network: nn.Module, dtype: torch.dtype) -> None:
     """Replace the `quantizable` layers of a transformer by layers with weights in `dtype`, one after another."""
-    for name, layer in quantizable(network).items():
-        network.set_submodule(name, QuantizedLinear(layer, dtype))
+    layers = quantizable(network)
+    for name in list(layers):
+        # Nothing else holds its full weights then.
+        network.set_submodule(name, QuantizedLinear(layers.pop(name), dtype))
 
 
 def is_quantized(network: nn.Module) -> bool:
