@@ -130,8 +130,8 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"],
     typer.Option(
-        help="Dtype of the weights. auto: bfloat16 where it is fast (most accelerators, many CPUs), else float32. int8 "
-        "and float8: like auto, with the layers of the transformer in 8 bits, which changes images a little."
+        help="Dtype of the weights. auto: bfloat16 where it is fast (most accelerators, many CPUs), else float32. "
+        "int8 and float8: like auto, with the layers of the transformer in 8 bits, which changes images a little."
     ),
 ]
 
