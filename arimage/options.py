@@ -132,8 +132,8 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"],
     typer.Option(
-        help="Dtype of the weights. auto: bfloat16 where it is fast (accelerators, many CPUs), else float32. int8 and "
-        "float8: like auto, with the layers of the transformer in 8 bits, which changes images a little."
+        help="Dtype of the weights. auto: bfloat16 where it is fast (most accelerators, many CPUs), else float32. "
+        "int8 and float8: like auto, with the layers of the transformer in 8 bits, which changes images a little."
     ),
 ]
 
@@ -315,15 +315,17 @@ def choose_device(name: str | None) -> str:
 
 
 def fast_dtype(device: str):
-    """bfloat16 where the hardware multiplies it faster than float32 (accelerators, CPUs with AMX or AVX-512 BF16),
-    else float32."""
+    """bfloat16 where the hardware multiplies it faster than float32 (accelerators but older ones that emulate it, as
+    NVIDIA's T4 and V100; CPUs with AMX or AVX-512 BF16), else float32."""
     import torch
 
-    fast = (
-        torch.device(device).type != "cpu"
-        or torch.cpu._is_amx_tile_supported()
-        or torch.cpu._is_avx512_bf16_supported()
-    )
+    kind = torch.device(device).type
+    if kind == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif kind == "cpu":
+        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    else:
+        fast = True
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -397,11 +399,12 @@ def load_pipeline(
             f"{model} continues images or videos, which this command does not give: use `arimage generate`"
         )
     pipe.set_progress_bar_config(disable=not sys.stderr.isatty())
+    if dtype in NARROW:
+        # Before they are moved: the device never holds the full weights.
+        pipe.quantize_weights(getattr(torch, NARROW[dtype]))
     pipe.to(device)
     if loras:
         load_loras(pipe, lora or [], named_loras)
-    if dtype in NARROW:
-        pipe.quantize_weights(getattr(torch, NARROW[dtype]))
     if steps == "compiled":
         pipe.compile()
     elif steps == "eager":

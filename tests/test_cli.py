@@ -26,6 +26,7 @@ from presets import FOR_TOKENS
 from arimage import LlamaGenPipeline, cli, options
 from arimage.auto import packaged_models
 from arimage.decoding.names import PRESETS
+from arimage.pipelines.base import ARPipeline
 from arimage.pipelines.text.known import KnownCaptions
 from arimage.published.registry import PUBLISHED, size_text
 
@@ -484,9 +485,28 @@ def test_weights_of_8_bits_generate_and_are_recorded(models, run, refused, tmp_p
     assert "--lora" in refused("generate", "a red heart", "--model", models["text"], "--dtype", dtype, "--lora", "a/b")
 
 
+def test_weights_of_8_bits_are_never_on_the_device_in_full(models, monkeypatch):
+    moved, to = [], ARPipeline.to
+
+    def record(pipe, *args, **kwargs):
+        moved.append({name: weight.dtype for name, weight in pipe.transformer.named_parameters()})
+        return to(pipe, *args, **kwargs)
+
+    monkeypatch.setattr(ARPipeline, "to", record)
+    pipe = options.load_pipeline(models["text"], "cpu", "int8")
+    quantised = {name for name, weight in pipe.transformer.named_parameters() if weight.dtype == torch.int8}
+    assert quantised and all(weights[name] == torch.int8 for weights in moved for name in quantised)
+
+
 @pytest.mark.parametrize(
     "device, fast, expected",
-    [("cpu", None, "float32"), ("cpu", "_is_avx512_bf16_supported", "bfloat16"), ("cuda", None, "bfloat16")],
+    [
+        ("cpu", None, "float32"),
+        ("cpu", "_is_avx512_bf16_supported", "bfloat16"),
+        ("cuda", "is_bf16_supported", "bfloat16"),
+        # A T4 or V100, where it is emulated.
+        ("cuda", None, "float32"),
+    ],
 )
 def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expected):
     # Not one of the exceptions that mean damaged files.
@@ -496,8 +516,9 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
     def load(model, dtype):
         raise Loaded(str(dtype))
 
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     if fast:
-        monkeypatch.setattr(torch.cpu, fast, lambda: True)
+        monkeypatch.setattr(getattr(torch, device), fast, lambda **_: True)
     monkeypatch.setattr(options, "choose_device", lambda name: name)
     monkeypatch.setattr("arimage.auto.AutoPipeline.from_pretrained", load)
     with pytest.raises(Loaded, match=f"torch.{expected}"):

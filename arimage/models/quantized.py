@@ -1,13 +1,13 @@
 """Linear layers whose weights take 8 bits each."""
 
 import torch
-import torch.nn.functional as F
 from diffusers import ModelMixin
 from torch import nn
 
 from ..kernels.step import DTYPES as STEP_DTYPES
 from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
 from ..kernels.step.linear import linear
+from ..kernels.step.many import scaled_product
 from .layers import Linear
 
 
@@ -24,7 +24,6 @@ class QuantizedLinear(nn.Module):
         dtype: `torch.int8` or `torch.float8_e4m3fn`.
     """
 
-    weight: torch.Tensor
     scale: torch.Tensor
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):
@@ -34,7 +33,9 @@ class QuantizedLinear(nn.Module):
         # A row of zeros stays zeros.
         scale = (full.abs().amax(1) / DTYPES[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
         scaled = full / scale[:, None]
-        self.register_buffer("weight", (scaled.round() if dtype == torch.int8 else scaled).to(dtype))
+        # A parameter, which offloading layer by layer moves and `num_parameters` counts.
+        weight = (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+        self.weight = nn.Parameter(weight, requires_grad=False)
         self.register_buffer("scale", scale)
         self.bias = layer.bias
 
@@ -43,7 +44,7 @@ class QuantizedLinear(nn.Module):
             rows = linear(hidden.flatten(0, -2), self.weight, scale=self.scale)
             product = rows.view(*hidden.shape[:-1], -1)
         else:
-            product = F.linear(hidden, self.weight.to(hidden.dtype)) * self.scale.to(hidden.dtype)
+            product = scaled_product(hidden, self.weight, self.scale)
         return product if self.bias is None else product + self.bias
 
     def _runs_kernel(self, hidden: torch.Tensor) -> bool:
@@ -54,10 +55,10 @@ class QuantizedLinear(nn.Module):
         )
 
     def _apply(self, fn, recurse=True):
-        weight, scale = self.weight, self.scale
+        weight, scale = self.weight.data, self.scale
         super()._apply(fn, recurse)
         # `to(dtype)` is meant for the weights of other layers.
-        self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
+        self.weight.data, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
         return self
 
     def extra_repr(self) -> str:
@@ -84,8 +85,10 @@ def quantizable(network: nn.Module) -> dict[str, nn.Linear]:
 
 def quantize_linears(network: nn.Module, dtype: torch.dtype) -> None:
     """Replace the `quantizable` layers of a transformer by layers with weights in `dtype`, one after another."""
-    for name, layer in quantizable(network).items():
-        network.set_submodule(name, QuantizedLinear(layer, dtype))
+    layers = quantizable(network)
+    for name in list(layers):
+        # Nothing else holds its full weights then.
+        network.set_submodule(name, QuantizedLinear(layers.pop(name), dtype))
 
 
 def is_quantized(network: nn.Module) -> bool:

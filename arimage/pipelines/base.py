@@ -223,10 +223,18 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
             kwargs: components to replace, and `dtype` or `torch_dtype`, which `pipeline` has from then on too.
 
         Raises:
-            ValueError: if the components do not fit together, or a dtype is not a floating-point type.
+            ValueError: if `pipeline` is no pipeline, the components do not fit together, or a dtype is not a
+                floating-point type.
         """
+        if not isinstance(pipeline, DiffusionPipeline):
+            raise ValueError(
+                f"from_pipe got {type(pipeline).__name__}: give a pipeline, or load one by from_pretrained"
+            )
         given = {name: kwargs.pop(name, None) for name in ("dtype", "torch_dtype")}
         dtypes = {name: dtype for name, dtype in given.items() if dtype is not None}
+        dtype = next(iter(with_dtype(dtypes).values()))
+        if isinstance(dtype, dict):
+            raise ValueError(f"dtype is {dtype}: give from_pipe one for all components")
         modules, options = cls._get_signature_keys(cls)
         parts = {name: part for name, part in pipeline.components.items() if name in modules}
         settings = {name: pipeline.config[name] for name in options if name in pipeline.config}
@@ -240,7 +248,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
             pipe._tiling = pipeline._tiling
             pipe.known_captions = pipeline._own_captions
         if dtypes:
-            pipe.to(dtype=next(iter(with_dtype(dtypes).values())))
+            pipe.to(dtype=dtype)
         return pipe
 
     # Memory

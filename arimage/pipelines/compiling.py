@@ -1,12 +1,14 @@
 """Steps that are captured or compiled, and kept between calls."""
 
 from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from ..decoding import Decoding
 from ..decoding.run.capture import KEPT_BYTES, WARM_UP, CompiledSteps
+from ..models.mixin import keeping_float32
 from .offload import OffloadMixin
 
 
@@ -73,7 +75,11 @@ class CompileMixin(OffloadMixin):
 
     def to(self, *args, **kwargs):
         before = self._execution_device, self.dtype
-        pipe = super().to(*args, **kwargs)
+        with ExitStack() as stack:
+            for part in self.components.values():
+                if isinstance(part, torch.nn.Module):
+                    stack.enter_context(keeping_float32(part))
+            pipe = super().to(*args, **kwargs)
         if self._compiled is not None and before != (self._execution_device, self.dtype):
             # What is kept reads the weights where they were.
             self._compiled.kept.clear()

@@ -59,7 +59,8 @@ class PublishedCheckpoint:
         image_size (`int`): longer side in pixels of the images, or of the frames, that it was trained for.
         parameters (`int`): of the component that generates.
         download (`int`): bytes of the files, rounded.
-        licence (`str`): that the repository's page names.
+        licence (`str`): of the weights; "(code)" after it if only that of the authors' code is known.
+        licence_source (`str`): the authors' page that says so.
         other_parameters (`int`): of an image tokenizer and a text encoder that are components of their own.
         bytes_per_parameter (`int`): in the files, and in the converted pipeline.
         options (`dict`): further arguments of the converter.
@@ -72,7 +73,8 @@ class PublishedCheckpoint:
     image_size: int
     parameters: int
     download: int
-    licence: str = "MIT"
+    licence: str
+    licence_source: str
     other_parameters: int = 0
     bytes_per_parameter: int = 2
     options: dict = field(default_factory=dict)

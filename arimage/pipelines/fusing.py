@@ -1,9 +1,11 @@
 """Projections of one input that become one product."""
 
 from ..models.fused import Fused, fused_in, projections
+from ..models.quantized import is_quantized
 from .adapters.lora import LoraMixin
 from .adapters.lora_layers import lora_layers
 from .offload import OffloadMixin
+from .quantized import token_network
 
 
 class FuseMixin(LoraMixin, OffloadMixin):
@@ -28,6 +30,11 @@ class FuseMixin(LoraMixin, OffloadMixin):
             raise ValueError("there are adapters: call fuse_lora or unload_lora_weights before fuse_projections")
         if self.has_hooks:
             raise ValueError("hooks move the weights: call fuse_projections on a pipeline without offloading")
+        if is_quantized(token_network(self)[1]):
+            raise ValueError(
+                "the weights are quantised to 8 bits, and their projections cannot be fused: leave out "
+                "fuse_projections, or load the pipeline again"
+            )
         found = [layers for network in networks for layers in projections(network)]
         if not found and not any(map(fused_in, networks)):
             raise ValueError(

@@ -92,6 +92,10 @@ def load_published(
             module, converter = CONVERTERS[entry.family]
             convert = getattr(import_module(f"..{module}", __package__), converter.function)
             convert(**paths, **given, **entry.options, out=folder)
+            from huggingface_hub import metadata_load, metadata_save
+
+            licence = {"license": "other", "license_name": entry.licence, "license_link": entry.licence_source}
+            metadata_save(folder / "README.md", (metadata_load(folder / "README.md") or {}) | licence)
     return folder
 
 
@@ -115,14 +119,16 @@ def _tell(entry: PublishedCheckpoint, size: int, folder: Path) -> None:
         if size:
             logger.warning(
                 "%s is downloaded once: %s to download; its %s parameters take %s of memory in bfloat16 and %s in "
-                "float32.",
-                *(entry.name, size_text(size), *memory),
+                "float32. Licence: %s (%s).",
+                *(entry.name, size_text(size), *memory, entry.licence, entry.licence_source),
             )
         return
     logger.warning(
         "%s is downloaded and converted once: %s to download, %s more of disk for %s and about as much memory "
-        "meanwhile; its %s parameters take %s of memory in bfloat16 and %s in float32.",
+        "meanwhile; its %s parameters take %s of memory in bfloat16 and %s in float32. "
+        "Licence: %s (%s).",
         *(entry.name, size_text(size), size_text(entry.converted), folder, *memory),
+        *(entry.licence, entry.licence_source),
     )
 
 

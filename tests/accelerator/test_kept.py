@@ -3,7 +3,7 @@
 import card
 import pytest
 from accelerator.runs import PROMPTS, call, differences, equal, fixed_step_times, pipeline
-from families import flat, seeded
+from families import EVERY, flat, seeded
 
 
 # One decoding of every kind of state.
@@ -148,3 +148,13 @@ def test_what_is_kept_has_a_limit():
         assert 0 < sum(each.state.nbytes for each in kept._states.values()) <= 100_000 and len(kept) < 3
     finally:
         pipe.capture()
+
+
+@pytest.mark.parametrize("kept_bytes", ["8GB", -1, 1.5, True, None])
+@pytest.mark.parametrize("method", ["capture", "compile"])
+def test_what_is_no_number_of_bytes_is_refused(method, kept_bytes):
+    pipe = EVERY["llamagen-class"]()
+    before = pipe._compiled
+    with pytest.raises(ValueError, match="kept_bytes"):
+        getattr(pipe, method)(kept_bytes=kept_bytes)
+    assert pipe._compiled is before

@@ -454,3 +454,24 @@ def test_the_table_agrees_with_the_sizes_of_tokenizers_and_text_encoders():
 def test_listing_the_table_does_not_import_torch():
     code = "import sys, arimage.published.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_checkpoint_has_a_licence_and_the_page_that_names_it():
+    for entry in PUBLISHED:
+        assert entry.licence and re.fullmatch(r"https://[a-z.]+/\S+", entry.licence_source), entry.name
+    # The licence of its code is MIT, that of the weights is not.
+    assert all("DeepSeek" in entry.licence for entry in PUBLISHED if entry.family == "janus")
+
+
+@pytest.mark.parametrize("page", ["choosing", "editing"])
+def test_the_guides_give_the_licences_of_the_table(page):
+    place, told = 0, 0
+    for line in (Path(__file__).parents[2] / f"docs/{page}.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if "| --- |" not in line and "model" in cells:
+            place = cells.index("licence") if "licence" in cells else 0
+        for entry in PUBLISHED:
+            if place and len(cells) > place and f"`{entry.name}`" in line and cells[place] != "the same":
+                told += 1
+                assert entry.licence in cells[place], entry.name
+    assert told >= 5

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage.kernels.coupling import couple, couple_window, reference
 from arimage.kernels.noise import exponentials, uniforms
@@ -41,6 +42,32 @@ def test_a_window_is_its_places_and_counts_up_to_the_first_that_is_rejected_or_n
 
 LAST = 1 - 2.0**-24  # the largest uniform number there is
 SIZES = [(1, 1, 2), (3, 2, 16), (1, 4, 1000), (1, 2, 5003), (1, 2, 65536)]
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that is made."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.nbytes = max(self.nbytes, out.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 128, 129, 1000])
+def test_small_vocabularies_are_not_padded(size):
+    weights = random_distributions(1, 512, size)
+    uniform = torch.rand(1, 512, generator=torch.Generator().manual_seed(1))
+    with Largest() as largest:
+        tokens = reference.sample(weights, uniform)
+    assert largest.nbytes <= 8 * max(weights.nbytes, uniform.nbytes)
+    bounds = weights.double().cumsum(-1)
+    assert (bounds.gather(-1, tokens[..., None])[..., 0] >= uniform - 1e-5).all()
+    assert (
+        bounds.gather(-1, tokens[..., None])[..., 0] - weights.gather(-1, tokens[..., None])[..., 0] <= uniform + 1e-5
+    ).all()
 
 
 def assert_sampled(weights, uniform, tokens):

@@ -5,10 +5,13 @@ import contextlib
 from itertools import product
 
 import families
+import numpy as np
 import pytest
 import torch
-from families import EVERY, condition_of, pictures_of, seeded
+from families import EVERY, condition_of, one_of_each_kind, pictures_of, seeded
+from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.mar import tiny as tiny_mar
 
 
 KINDS = {
@@ -78,3 +81,71 @@ def test_autocast_computes_in_its_dtype():
     with torch.autocast("cpu", torch.bfloat16):
         pipe(class_labels=3, decoding="ar", output_type="latent")
     assert set(seen) == {torch.bfloat16}
+
+
+def held(pipe):
+    """All parameters and buffers of a pipeline."""
+    return {
+        f"{key}.{name}": tensor.detach()
+        for key, part in pipe.components.items()
+        if isinstance(part, torch.nn.Module)
+        for name, tensor in (*part.named_parameters(), *part.named_buffers())
+    }
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name].dtype != other[name].dtype] == []
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+# What loading leaves in float32: frequencies, wavelets, denoising heads, and in float16 parts of T5 encoders.
+@pytest.mark.every(2)
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
+def test_casting_leaves_in_float32_what_loading_leaves(family, tmp_path):
+    pipe = EVERY[family]()
+    kind = type(pipe)
+    pipe.save_pretrained(tmp_path)
+    for dtype in (torch.float16, torch.bfloat16):
+        expected = held(kind.from_pretrained(tmp_path, dtype=dtype))
+        assert_same(held(kind.from_pretrained(tmp_path).to(dtype)), expected)
+        assert_same(held(kind.from_pipe(kind.from_pretrained(tmp_path), dtype=dtype)), expected)
+
+
+@pytest.mark.parametrize("cast", ["to", "to in words", "half", "bfloat16", "type"])
+def test_a_denoising_head_stays_in_float32_however_it_is_cast(cast):
+    head, before = tiny_mar.head(), tiny_mar.head().state_dict()
+    casts = {
+        "to": lambda: head.to("cpu", torch.float16),
+        "to in words": lambda: head.to(device="cpu", dtype=torch.float16),
+        "half": head.half,
+        "bfloat16": head.bfloat16,
+        "type": lambda: head.type(torch.float16),
+    }
+    assert casts[cast]() is head
+    assert_same(head.state_dict(), before)
+    assert head.to("meta").input_projection.weight.is_meta
+
+
+def test_what_stays_in_float32_is_not_warned_of(caplog):
+    tiny_mar.pipeline().to(torch.bfloat16)
+    assert "DenoisingHead" not in caplog.text and "MARTransformer" not in caplog.text
+
+
+def test_an_edit_by_mar_runs_under_autocast():
+    pipe = tiny_mar.pipeline()
+    height, width = pipe.image_sizes[0]
+    mask = np.zeros((height, width), np.uint8)
+    mask[height // 2 :] = 255
+    edit = {"image": Image.new("RGB", (width, height), (200, 30, 60)), "mask_image": Image.fromarray(mask)}
+    with torch.autocast("cpu", torch.bfloat16):
+        out = pipe(class_labels=3, **edit, output_type="pt", generator=seeded(0))
+    assert out.images.isfinite().all()
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_infinity_generates_in_float64(quantised):
+    pipe = EVERY["infinity"]()
+    if quantised:
+        pipe.quantize_weights()
+    assert pipe.to(torch.float64)(**condition_of(pipe), output_type="pt", generator=seeded(0)).images.isfinite().all()

@@ -1,6 +1,7 @@
 """Fused adapters: what brings the weights back, and what is refused while they are fused."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -210,3 +211,31 @@ def test_scales_that_are_none_are_refused(weights):
     pipe, _ = build(STYLE)
     with pytest.raises(ValueError, match="adapter_weights"):
         pipe.set_adapters(STYLE, weights)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "lost"),
+    [(5e-4, torch.bfloat16, True), (0.1, torch.bfloat16, False), (5e-4, torch.float32, False)],
+)
+def test_fusing_says_what_rounding_loses(size, dtype, lost):
+    pipe, _ = build()
+    pipe.to(dtype=dtype)
+    state = adapter(pipe, targets="proj")
+    for name in [name for name in state if name.endswith("lora_A.weight")]:
+        other = name.replace("lora_A", "lora_B")
+        weight = pipe.transformer.get_submodule(
+            name.removeprefix("transformer.").removesuffix(".lora_A.weight")
+        ).weight
+        state[other] *= size * weight.float().norm() / (state[other] @ state[name]).norm()
+    pipe.load_lora_weights(state, FIRST)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        pipe.fuse_lora()
+    assert any("rounding" in str(each.message) for each in said) == lost
+
+
+def test_fusing_leaves_weights_where_they_are():
+    pipe, _ = build(FIRST)
+    places = [weight.data_ptr() for weight in pipe.transformer.parameters()]
+    pipe.fuse_lora()
+    assert [weight.data_ptr() for weight in pipe.transformer.parameters()] == places

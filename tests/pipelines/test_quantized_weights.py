@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from adapters import adapter
 from families import EVERY, condition_of, flat, one_of_each_kind, seeded
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -42,6 +43,26 @@ def test_a_layer_multiplies_by_the_rounded_weights(dtype, bias):
     assert (layer.weight.float().abs().amax(1)[[0, 5]] == DTYPES[dtype]).all() and not layer.weight[3].float().any()
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@dtypes
+def test_a_layer_in_float16_is_as_large_as_its_weights(dtype, autocast):
+    torch.manual_seed(0)
+    full = nn.Linear(256, 64, bias=False)
+    full.weight.data[0] *= 2**-14
+    full.weight.data[1] *= 2**9
+    layer, hidden = QuantizedLinear(full, dtype), 16 * torch.randn(4, 256)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        product = layer(hidden if autocast else hidden.half())
+    expected = hidden.half().float() @ rounded(layer).weight.T
+    torch.testing.assert_close(product.float(), expected, rtol=2e-3, atol=2e-2)
+
+
+def test_scales_are_not_rounded_to_the_dtype_of_the_activations():
+    layer = QuantizedLinear(nn.Linear(1, 64, bias=False), torch.int8)
+    hidden = torch.ones(1, 1, dtype=torch.bfloat16)
+    assert torch.equal(layer(hidden)[0], (layer.weight.float() * layer.scale[:, None])[:, 0].bfloat16())
+
+
 @dtypes
 def test_a_layer_keeps_its_bits_when_it_is_moved(dtype):
     layer = QuantizedLinear(nn.Linear(64, 48), dtype)
@@ -70,6 +91,42 @@ def test_every_family_generates_with_rounded_weights(family):
         assert (tokens == expected).float().mean() > 0.95
 
 
+@dtypes
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
+def test_quantised_parameters_are_counted_and_the_dtype_stays(family, dtype):
+    pipe = EVERY[family]().to(torch.bfloat16)
+    network = token_network(pipe)[1]
+    before = pipe.dtype, network.dtype, network.num_parameters(), set(network.state_dict())
+    pipe.quantize_weights(dtype)
+    assert (pipe.dtype, network.dtype, network.num_parameters()) == before[:3]
+    assert before[3] <= set(network.state_dict())
+
+
+@dtypes
+def test_quantised_weights_are_offloaded_layer_by_layer(dtype):
+    pipe = tiny_llamagen.text_pipeline()
+    pipe.quantize_weights(dtype)
+    network, call = pipe.transformer, {"prompt": "a red heart", "output_type": "latent"}
+    expected = pipe(**call, generator=seeded(0)).tokens
+    cpu_offload(network, torch.device("cpu"), offload_buffers=False)
+    layers = [part for part in network.modules() if isinstance(part, QuantizedLinear)]
+    assert layers and all(layer.weight.is_meta for layer in layers)
+    assert torch.equal(pipe(**call, generator=seeded(0)).tokens, expected)
+    assert all(layer.weight.is_meta for layer in layers)
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
+def test_quantised_projections_are_not_fused(family):
+    pipe = EVERY[family]()
+    pipe.fuse_projections()
+    with pytest.raises(ValueError, match="unfuse_projections"):
+        pipe.quantize_weights()
+    pipe.unfuse_projections()
+    pipe.quantize_weights()
+    with pytest.raises(ValueError, match="quantised"):
+        pipe.fuse_projections()
+
+
 def test_what_cannot_be_quantised_is_refused_before_anything_changes():
     pipe = tiny_llamagen.text_pipeline()
     with pytest.raises(ValueError, match=r"dtype is torch.bfloat16: give torch.int8 or torch.float8_e4m3fn"):
@@ -85,7 +142,7 @@ def test_what_cannot_be_quantised_is_refused_before_anything_changes():
     pipe.quantize_weights(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="no plain linear layers"):
         pipe.quantize_weights()
-    with pytest.raises(ValueError, match="no projections"):
+    with pytest.raises(ValueError, match="quantised"):
         pipe.fuse_projections()
 
 

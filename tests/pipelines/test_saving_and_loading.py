@@ -384,3 +384,16 @@ def test_defaults_that_do_not_fit_are_refused(copy, content, sentence):
         (copy / "generation_config.json").write_text(content)
     with pytest.raises(ValueError, match=sentence):
         AutoPipeline.from_pretrained(copy)("tree", output_type="latent")
+
+
+@pytest.mark.parametrize("given", [None, "emoji-llamagen", torch.nn.Linear(1, 1), {}], ids=str)
+def test_only_a_pipeline_becomes_another_one(given):
+    with pytest.raises(ValueError, match="from_pipe"):
+        LlamaGenPipeline.from_pipe(given)
+
+
+def test_another_pipeline_takes_one_dtype():
+    pipe = tiny_llamagen.class_pipeline()
+    with pytest.raises(ValueError, match="dtype"):
+        LlamaGenPipeline.from_pipe(pipe, dtype={"transformer": torch.bfloat16})
+    assert pipe.transformer.dtype == torch.float32

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from types import FunctionType
 from typing import Any
 
@@ -74,6 +75,8 @@ class CompiledSteps:
         if options.get("mode") in _WITHOUT_GRAPHS:
             options["mode"] = _WITHOUT_GRAPHS[options["mode"]]
         self.compiles, self._options = compiles, {"fullgraph": True, "dynamic": False, **options}
+        if not isinstance(kept_bytes, Integral) or isinstance(kept_bytes, bool) or kept_bytes < 0:
+            raise ValueError(f"kept_bytes is {kept_bytes!r}: give a whole number of bytes, 0 to keep nothing")
         self._kept_bytes = kept_bytes
         self._compiled: dict[Hashable, Callable] = {}
         # By device and by the stream that replays the graphs.

@@ -26,14 +26,15 @@ def _search(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, 
 
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
     size = weights.shape[-1]
-    if size % _BLOCK:
-        weights = F.pad(weights, (0, -size % _BLOCK))
-    blocks = weights.unflatten(-1, (-1, _BLOCK))
+    length = min(_BLOCK, size)
+    if size % length:
+        weights = F.pad(weights, (0, -size % length))
+    blocks = weights.unflatten(-1, (-1, length))
     sums = blocks.sum(-1)
     block, target = _search(sums, uniform * sums.sum(-1))
-    inside = blocks.gather(-2, block[..., None].expand(*block.shape, _BLOCK)).squeeze(-2)
+    inside = blocks.gather(-2, block[..., None].expand(*block.shape, length)).squeeze(-2)
     token, _ = _search(inside, target)
-    return (block * _BLOCK + token).squeeze(-1)
+    return (block * length + token).squeeze(-1)
 
 
 def sample_at(

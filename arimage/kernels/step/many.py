@@ -7,11 +7,27 @@ from .gate import gate
 from .keys import write_keys
 
 
+# The least power of two by which every weight of 8 bits can be multiplied without rounding in float16.
+LEAST_EXPONENT = -15
+
+
+def scaled_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor) -> torch.Tensor:
+    """x (scale W)^T for a weight of 8 bits, with the scale of each row in float32."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    wide = weight.to(x.dtype)
+    if dtype == torch.float16:
+        # Weights of up to 448 would overflow where those that they stand for do not. Powers of two do not round.
+        power = torch.ldexp(torch.ones_like(scale), (scale.frexp().exponent - 1).clamp(min=LEAST_EXPONENT))
+        wide, scale = wide * power.to(x.dtype)[:, None], scale / power
+    return (F.linear(x, wide) * scale).to(x.dtype)
+
+
 def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor | None) -> torch.Tensor:
     """The product with a weight, of 8 bits if it has a `scale`."""
     if scale is None:
         return F.linear(x, weight)
-    return F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+    return scaled_product(x, weight, scale)
 
 
 def lie_together(weight: torch.Tensor, up: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """What peft does with the layers of a component: adapters are added, swapped, fused and taken away again."""
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -212,6 +213,10 @@ def _set_scale(layer: Any, name: str, scale: float) -> None:
         layer.scaling[name] = scale
 
 
+# The share of an adapter that has to arrive in rounded weights.
+LEAST_SHARE = 0.9
+
+
 def check_untied(component: nn.Module) -> None:
     """Refuse to fuse adapters of layers whose weights are those of other layers too.
 
@@ -225,7 +230,8 @@ def check_untied(component: nn.Module) -> None:
 
 
 def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool) -> None:
-    """Add the active adapters, or those of `names`, to the weights; nothing changes if that fails.
+    """Add the active adapters, or those of `names`, to the weights; nothing changes if that fails. Warns if most of
+    what they add is lost in the rounding of the weights.
 
     Raises:
         ValueError: if a weight cannot be changed, or with `safely` would not be finite.
@@ -246,20 +252,45 @@ def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool)
             )
         if own:
             chosen.append((layer, base, own))
+    shares = []
     try:
         for layer, base, own in chosen:
             bias = None if getattr(base, "bias", None) is None else base.bias.detach().to("cpu", copy=True)
             layer._before_fusing = BeforeFusing(base.weight.detach().to("cpu", copy=True), bias, dict(layer.scaling))
             for name in own:
                 layer.scaling[name] = layer.scaling[name] * scale
-            layer.merge(adapter_names=own)
+            shares.append(_merge(layer, base, own))
             if safely and not all(torch.isfinite(weight).all() for weight in base.parameters()):
                 raise ValueError(
                     f"safe_fusing found a sum with {', '.join(own)} that is not finite: use another adapter"
                 )
+        arrived, wanted = (sum(part) for part in zip(*shares, strict=True)) if shares else (1.0, 1.0)
+        if arrived < LEAST_SHARE * wanted:
+            warnings.warn(
+                f"fuse_lora: {arrived / wanted:.0%} of the adapter arrives, the rest is lost in the rounding of "
+                f"{chosen[0][1].weight.dtype} weights: use it unfused, or load the model in float32",
+                stacklevel=4,
+            )
     except BaseException:
         unfuse([layer for layer, _, _ in chosen])
         raise
+
+
+@torch.no_grad()
+def _merge(layer: Any, base: nn.Module, names: list[str]) -> tuple[float, float]:
+    """Merge adapters into a layer. Returns how far its weight moves in the direction in which they move it, and how
+    far it would move without rounding, both times the length of that."""
+    stored = base.weight.data
+    before = stored.to(torch.promote_types(stored.dtype, torch.float32), copy=True)
+    base.weight.data = before.clone()
+    try:
+        layer.merge(adapter_names=names)
+        change = base.weight.data - before
+        stored.copy_(base.weight.data)
+    finally:
+        # Where it is stored other layers may look for it.
+        base.weight.data = stored
+    return float(((stored - before) * change).sum()), float(change.square().sum())
 
 
 def _check_here(base: nn.Module) -> None:

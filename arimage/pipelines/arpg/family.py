@@ -5,7 +5,7 @@ from ..kinds.family_any_order import FOLDER, HEADS, PIXELS, TOKENIZER, published
 
 
 def _published(size: str, parameters: int) -> PublishedCheckpoint:
-    return published("arpg", f"arpg-{size}-256", "hp-l33/ARPG", f"arpg_{size}.pt", parameters)
+    return published("arpg", f"arpg-{size}-256", "hp-l33/ARPG", f"arpg_{size}.pt", parameters, "hp-l33/ARPG")
 
 
 FAMILY = Family(

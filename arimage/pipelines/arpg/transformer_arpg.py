@@ -67,6 +67,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         grid_size (`int`): tokens along each side of the images that the weights were trained on.
         hidden_size, intermediate_size, num_attention_heads (`int`): the shape of a block. The width of a head must be
             a multiple of 4.
+        num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention, in both
+            halves.
         num_layers (`int`): blocks of both halves together, an even number.
         vocab_size (`int`): image tokens.
         num_classes (`int`): number of classes; one more embedding stands for "no class".
@@ -127,7 +129,8 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers // 2))
         self.memory_norm = RMSNorm(hidden_size, norm_eps)
-        self.memory_proj = Linear(hidden_size, 2 * hidden_size, bias=False)
+        keys = (num_key_value_heads or num_attention_heads) * hidden_size // num_attention_heads
+        self.memory_proj = Linear(hidden_size, 2 * keys, bias=False)
         self.query_blocks = nn.ModuleList(QueryBlock(self.config) for _ in range(num_layers // 2))
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
@@ -324,7 +327,8 @@ class ARPGTokenModel(PrefixModel):
         self, batch_size: int, scratch: int, shared: bool = True, filled: int = 0
     ) -> tuple[SlotCache, dict[str, torch.Tensor], Sequence[int]]:
         """See `open_prefill`."""
-        layers, heads = self.transformer.config.num_layers // 2 + 1, self.transformer.config.num_attention_heads
+        config = self.transformer.config
+        layers, heads = config.num_layers // 2 + 1, config.num_key_value_heads or config.num_attention_heads
         return self.open_prefill(SlotCache, batch_size, layers, heads, scratch=scratch, filled=filled, shared=shared)
 
     def prefill(

@@ -44,12 +44,13 @@ def _lumina_mgpt(size: str, image_size: int, parameters: int, suffix: str = "") 
         parameters=parameters,
         download=2 * parameters,
         licence="not named on its page",
+        licence_source=f"https://huggingface.co/{repository}",
         options={"image_size": image_size},
         requested=META_TOKENIZER,
     )
 
 
-def _anole(name: str, repository: str, patterns: tuple[str, ...], licence: str) -> PublishedCheckpoint:
+def _anole(name: str, repository: str, patterns: tuple[str, ...]) -> PublishedCheckpoint:
     return PublishedCheckpoint(
         name=name,
         family="anole",
@@ -57,7 +58,9 @@ def _anole(name: str, repository: str, patterns: tuple[str, ...], licence: str) 
         image_size=512,
         parameters=7_110_000_000,
         download=14_300_000_000,
-        licence=licence,
+        # Which its authors name for all its weights, whatever pages of others say.
+        licence="Chameleon Research License",
+        licence_source="https://github.com/GAIR-NLP/anole",
     )
 
 
@@ -104,10 +107,11 @@ FAMILY = Family(
             image_size=768,
             parameters=8_180_000_000,
             download=16_900_000_000,
-            licence="Apache-2.0",
+            licence="Apache-2.0; image tokenizer not named",
+            licence_source="https://github.com/Alpha-VLLM/Lumina-mGPT-2.0",
         ),
-        _anole("anole-7b", "GAIR/Anole-7b-v0.1", ("models/7b/*", "tokenizer/*"), "see LICENSE.txt there"),
-        _anole("leloy/Anole-7b-v0.1-hf", "leloy/Anole-7b-v0.1-hf", SAFETENSORS, "Apache-2.0"),
+        _anole("anole-7b", "GAIR/Anole-7b-v0.1", ("models/7b/*", "tokenizer/*")),
+        _anole("leloy/Anole-7b-v0.1-hf", "leloy/Anole-7b-v0.1-hf", SAFETENSORS),
     ),
     instead={
         "facebook/chameleon-7b": _DISABLED,

@@ -30,6 +30,7 @@ def _published(size: str, parameters: int, repository: str | None = None) -> Pub
         other_parameters=VQ + text * T5_ENCODER,
         download=2 * (parameters + VQ) + text * T5_FILES,
         licence="NVIDIA Open Model License" + text * "; text encoder Apache-2.0",
+        licence_source="https://github.com/nvidia-cosmos/cosmos-predict1",
     )
 
 

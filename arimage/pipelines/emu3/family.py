@@ -23,6 +23,7 @@ def _published(name: str, repository: str, image_size: int) -> PublishedCheckpoi
         bytes_per_parameter=4,
         download=4 * PARAMETERS,
         licence="Apache-2.0",
+        licence_source="https://huggingface.co/BAAI/Emu3-Gen",
     )
 
 

@@ -19,6 +19,7 @@ def _published(name: str, base: bool) -> PublishedCheckpoint:
         other_parameters=455_300_000,
         download=70_000_000_000,
         licence="Apache-2.0",
+        licence_source="https://github.com/baaivision/Emu3.5",
         options={"base": True} if base else {},
     )
 

@@ -15,6 +15,8 @@ FAMILY = Family(
             parameters=10_100_000_000,
             other_parameters=6_900_000_000,
             download=34_000_000_000,
+            licence="Apache-2.0 (code)",
+            licence_source="https://github.com/zai-org/GLM-Image",
         ),
     ),
 )

@@ -26,6 +26,7 @@ def _published(name: str, file: str, vae: str, pixels: str, image_size: int, par
         # The tokenizers' files hold more than the tokenizers.
         download=4 * parameters + 1_560_000_000 + T5_XL_FILES,
         licence="MIT; text encoder Apache-2.0",
+        licence_source="https://github.com/FoundationVision/Infinity",
         options={"pixels": pixels} | ({} if folder is None else {"subfolder": folder}),
     )
 

@@ -52,7 +52,9 @@ class Float32RMSNorm(nn.RMSNorm):
 
 class Float32LayerNorm(nn.LayerNorm):
     def forward(self, hidden):
-        return F.layer_norm(hidden, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
+        return F.layer_norm(
+            hidden, self.normalized_shape, *(each.to(hidden.dtype) for each in (self.weight, self.bias)), self.eps
+        )
 
 
 class CastingLinear(Linear):

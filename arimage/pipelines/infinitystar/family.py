@@ -29,6 +29,7 @@ def _published(name: str, pixels: str, image_size: int) -> PublishedCheckpoint:
         bytes_per_parameter=4,
         download=4 * (TRANSFORMER + VQ) + T5_XL_FILES,
         licence="MIT; text encoder Apache-2.0",
+        licence_source="https://github.com/FoundationVision/InfinityStar",
         options={"pixels": pixels, "subfolder": folder},
     )
 

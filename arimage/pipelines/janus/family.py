@@ -14,6 +14,9 @@ def _published(
         image_size=384,
         parameters=parameters,
         download=2 * parameters,
+        # MIT is the licence of their code alone.
+        licence="DeepSeek Model License",
+        licence_source="https://github.com/deepseek-ai/Janus",
         options={} if template is None else {"template": template},
     )
 

@@ -11,9 +11,9 @@ HEADS = Argument("num_heads", "Attention heads. Default: one per 64 channels, as
 
 
 def published(
-    family: str, name: str, repository: str, pattern: str, parameters: int, image_size: int = 256, licence: str = "MIT"
+    family: str, name: str, repository: str, pattern: str, parameters: int, code: str, image_size: int = 256
 ) -> PublishedCheckpoint:
-    """A checkpoint that uses LlamaGen's image tokenizer."""
+    """A checkpoint that uses LlamaGen's image tokenizer. All have the MIT licence in their repository of `code`."""
     return PublishedCheckpoint(
         name=name,
         family=family,
@@ -26,5 +26,6 @@ def published(
         other_parameters=LLAMAGEN_VQ,
         bytes_per_parameter=4,
         download=4 * (parameters + LLAMAGEN_VQ),
-        licence=licence,
+        licence="MIT (code)",
+        licence_source=f"https://github.com/{code}",
     )

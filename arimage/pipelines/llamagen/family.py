@@ -16,6 +16,10 @@ from ..family import (
 from ..published_parts import LLAMAGEN_VQ, T5_XL_ENCODER, T5_XL_FILES, T5_XL_PATTERNS
 
 
+# Where the licence is.
+SOURCE = "https://github.com/FoundationVision/LlamaGen"
+
+
 def _of_classes(size: str, image_size: int, num_heads: int, parameters: int) -> PublishedCheckpoint:
     repository = "FoundationVision/LlamaGen"
     return PublishedCheckpoint(
@@ -30,6 +34,8 @@ def _of_classes(size: str, image_size: int, num_heads: int, parameters: int) -> 
         other_parameters=LLAMAGEN_VQ,
         bytes_per_parameter=4,
         download=4 * (parameters + LLAMAGEN_VQ),
+        licence="MIT",
+        licence_source=SOURCE,
         options={"image_size": image_size, "num_heads": num_heads},
     )
 
@@ -50,6 +56,7 @@ def _of_texts(stage: int, image_size: int) -> PublishedCheckpoint:
         bytes_per_parameter=4,
         download=4 * (parameters + LLAMAGEN_VQ) + T5_XL_FILES,
         licence="MIT; text encoder Apache-2.0",
+        licence_source=SOURCE,
         options={"image_size": image_size, "num_heads": 20},
     )
 

@@ -6,7 +6,7 @@ from ..kinds.family_any_order import FOLDER, HEADS, TOKENIZER, published
 
 def _published(size: str, image_size: int, parameters: int) -> PublishedCheckpoint:
     repository = f"mit-han-lab/lpd_{size}_{image_size}"
-    return published("lpd", f"lpd-{size}-{image_size}", repository, "*.pth", parameters, image_size, "MIT (code)")
+    return published("lpd", f"lpd-{size}-{image_size}", repository, "*.pth", parameters, "mit-han-lab/lpd", image_size)
 
 
 FAMILY = Family(

@@ -9,7 +9,7 @@ from ..family import FOLDER, Converter, Family, HubFiles, ModelType, PublishedCh
 from ..published_parts import SAFETENSORS
 
 
-def _published(variant: str, parameters: int, download: int, licence: str) -> PublishedCheckpoint:
+def _published(variant: str, parameters: int, download: int) -> PublishedCheckpoint:
     """The number of parameters is computed from the published shapes. Their pages were not seen: the bytes to download
     are those of bfloat16."""
     patterns = (*SAFETENSORS, "mammothu.tiktoken", "mammothu_vision_tokens.txt")
@@ -21,7 +21,8 @@ def _published(variant: str, parameters: int, download: int, licence: str) -> Pu
         parameters=parameters,
         other_parameters=2_100_000_000,
         download=download,
-        licence=licence,
+        licence="Apache-2.0 (code)",
+        licence_source="https://github.com/bytedance/mammothmoda",
     )
 
 
@@ -40,8 +41,8 @@ FAMILY = Family(
         ),
     ),
     checkpoints=(
-        _published("Preview", 10_160_000_000, 27_000_000_000, "Apache-2.0"),
-        _published("Dev", 10_560_000_000, 28_500_000_000, "Apache-2.0 (code)"),
+        _published("Preview", 10_160_000_000, 27_000_000_000),
+        _published("Dev", 10_560_000_000, 28_500_000_000),
     ),
     model_types=(ModelType("mammothmoda2", "mammothmoda2"),),
     config={

@@ -121,7 +121,7 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         where = places[..., None].expand(-1, -1, hidden.shape[-1])
         if padded:
             seen = visible.gather(1, places)[..., None]
-            hidden = torch.where(seen, hidden, self.mask_token)
+            hidden = torch.where(seen, hidden, self.mask_token.to(hidden.dtype))
         hidden = torch.cat([buffers, every.scatter(1, where, hidden)], dim=1) + self.decoder_position
         for block in self.decoder_blocks:
             hidden = block(hidden)

@@ -25,6 +25,7 @@ def _published(name: str, repository: str, image_size: int = 512, options: dict 
         other_parameters=VAE,
         download=30_300_000_000,
         licence="Apache-2.0",
+        licence_source="https://github.com/stepfun-ai/NextStep-1",
         options=options or {},
     )
 

@@ -6,7 +6,7 @@ from ..kinds.family_any_order import FOLDER, HEADS, PIXELS, TOKENIZER, published
 
 def _published(size: str, parameters: int) -> PublishedCheckpoint:
     file = f"randar_{size}_llamagen_360k_bs_1024_lr_0.0004.safetensors"
-    return published("randar", f"randar-{size}-256", "ziqipang/RandAR", file, parameters)
+    return published("randar", f"randar-{size}-256", "ziqipang/RandAR", file, parameters, "ziqipang/RandAR")
 
 
 FAMILY = Family(

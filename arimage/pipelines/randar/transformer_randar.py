@@ -25,6 +25,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCo
         grid_size (`int`): tokens along each side of the images that the weights were trained on.
         hidden_size, intermediate_size, num_layers, num_attention_heads (`int`): the Llama decoder's shape. The width
             of a head must be a multiple of 4.
+        num_key_value_heads (`int`, *optional*): fewer than `num_attention_heads` for grouped-query attention.
         vocab_size (`int`): image tokens.
         num_classes (`int`): number of classes; one more embedding stands for "no class".
         dropout (`float`): of embeddings and residual branches, in training.

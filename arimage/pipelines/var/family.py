@@ -21,6 +21,8 @@ def _published(size: str, image_size: int, parameters: int) -> PublishedCheckpoi
         other_parameters=VQ,
         bytes_per_parameter=4,
         download=4 * (parameters + VQ),
+        licence="MIT",
+        licence_source="https://github.com/FoundationVision/VAR",
     )
 
 
