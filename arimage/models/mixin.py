@@ -6,6 +6,8 @@ import diffusers
 import torch
 from torch import nn
 
+from .layers import refine_norms
+
 
 # Bytes in a cache line, on which PyTorch lets every tensor begin that it allocates.
 LINE = 64
@@ -26,11 +28,12 @@ def align_weights(model: nn.Module) -> None:
 
 
 class ModelMixin(diffusers.ModelMixin):
-    """`diffusers.ModelMixin` with `align_weights` after loading. diffusers looks for this name in the module of each
-    model."""
+    """`diffusers.ModelMixin` with `align_weights` and `refine_norms` after loading. diffusers looks for this
+    name in the module of each model."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs) -> Any:
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         align_weights(loaded[0] if isinstance(loaded, tuple) else loaded)
+        refine_norms(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
