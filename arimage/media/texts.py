@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..schema import check_encodable
+from .limits import check_file
 
 
 def read_text(path: Path, name: str | None = None) -> str:
@@ -14,8 +15,9 @@ def read_text(path: Path, name: str | None = None) -> str:
     path.
 
     Raises:
-        ValueError: if the file is in another encoding, naming the line.
+        ValueError: if the file is in another encoding, naming the line, or is no file or too large.
     """
+    check_file(name or str(path), path)
     data = path.read_bytes()
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
