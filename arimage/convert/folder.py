@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
 
+from ..schema import read_whole
 from .checkpoint import load_original
 from .paths import CheckpointError
 
@@ -39,7 +40,7 @@ def read_json(path: Path) -> dict:
         CheckpointError: if it cannot be read, or is not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_whole(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): give a complete folder") from error
     if not isinstance(value, dict):

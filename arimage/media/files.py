@@ -18,13 +18,12 @@ from typing import IO, Any
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 
+from ..schema import MAX_BYTES, check_regular
 from .colours import SPACE, as_rgba, eight_bits, in_srgb
 from .folders import replacing
 from .limits import (
-    MAX_BYTES,
     MAX_FRAMES,
     MAX_VIDEO_PIXELS,
-    check_file,
     check_pixels,
     too_much,
     too_much_exif,
@@ -68,7 +67,7 @@ def _reading(name: str) -> Iterator[None]:
 
 def _check_file(name: str, path: Path, most: int | None = MAX_BYTES) -> None:
     try:
-        check_file(name, path, most)
+        check_regular(name, path, most)
     except OSError as error:
         raise ValueError(f"{name} cannot be read ({error}): give a file that is whole") from error
 

@@ -1,10 +1,7 @@
-"""How large a file may be that is read, and how much work that of an image may ask for: checked before a decoder or
-Pillow's reader of EXIF data sees it."""
+"""How much work the file of an image may ask for: checked before a decoder or Pillow's reader of EXIF data sees it."""
 
 import re
-import stat
 import struct
-from pathlib import Path
 
 from PIL import Image
 
@@ -18,30 +15,12 @@ MAX_FRAMES = 10_000
 MAX_ANIMATED_PIXELS = 2**28
 # Of the frames of a video that are read: 3 GB.
 MAX_VIDEO_PIXELS = 2**30
-# Bytes of a file that is read whole: more than the largest image that is read has, or a list of prompts.
-MAX_BYTES = 2**30
 
 # The markers of JPEG data that begin a segment, and that of its end; others are stuffing, fill bytes and restarts.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
 SCAN, END = 0xDA, 0xD9
 # Bytes of a value of each type of TIFF, by number; 1 for the others.
 _SIZES = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
-
-
-def check_file(name: str, path: Path, most: int | None = MAX_BYTES) -> None:
-    """Refuse what must not be read whole: a pipe or a device, which may have no end, and a file of more than `most`
-    bytes. Nothing of it is read.
-
-    Raises:
-        ValueError: naming the file; a folder too.
-        OSError: if there is none.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
-        raise ValueError(f"{name} is {kind}: give a file")
-    if most is not None and status.st_size > most:
-        raise ValueError(f"{name} has {status.st_size} bytes, more than {most}: give a smaller file")
 
 
 def too_much(data: bytes) -> str | None:

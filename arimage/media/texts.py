@@ -5,8 +5,7 @@ import unicodedata
 from pathlib import Path
 from typing import NoReturn
 
-from ..schema import check_encodable
-from .limits import check_file
+from ..schema import check_encodable, read_whole
 
 
 def read_text(path: Path, name: str | None = None) -> str:
@@ -17,8 +16,7 @@ def read_text(path: Path, name: str | None = None) -> str:
     Raises:
         ValueError: if the file is in another encoding, naming the line, or is no file or too large.
     """
-    check_file(name or str(path), path)
-    data = path.read_bytes()
+    data = read_whole(path, name)
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         text = data.decode(encoding)

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ...schema import read_whole
 from .prompts import prompt_file, prompt_files, read_prompts
 from .run_folder import image_path
 
@@ -48,7 +49,7 @@ def make_manifest(
 def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.read_bytes())
+        digest.update(read_whole(file))
     return digest.hexdigest()
 
 
