@@ -1,5 +1,5 @@
-"""Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence; and what may be
-read as a file. No heavy imports."""
+"""Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence; and which
+files may be read. No heavy imports."""
 
 import functools
 import inspect
