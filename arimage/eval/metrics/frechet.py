@@ -8,6 +8,20 @@ import numpy as np
 from .standard_errors import Estimate, Prompts, jackknife_standard_error
 
 
+def check_eigenvalues(name: str, values: np.ndarray) -> None:
+    """Refuse a matrix that is no covariance by its eigenvalues [D]: rounding to float32 leaves no such negative ones.
+
+    Raises:
+        ValueError: naming the matrix.
+    """
+    rounding = np.finfo(np.float32).eps * len(values) ** 0.5
+    if values.min() < -10 * rounding * np.abs(values).max():
+        raise ValueError(
+            f"{name} has the eigenvalue {values.min():.3g}, and a covariance has none below 0: compute the statistics "
+            "again"
+        )
+
+
 @dataclass(frozen=True)
 class Gaussian:
     """A normal distribution with `mean` [D] and covariance `factor.T @ factor`, `factor` [R, D]; both are float64."""
@@ -17,8 +31,13 @@ class Gaussian:
 
     @classmethod
     def of_covariance(cls, mean: np.ndarray, covariance: np.ndarray) -> "Gaussian":
-        """From a mean [D] and a covariance [D, D], as files of reference statistics hold them."""
+        """From a mean [D] and a covariance [D, D], as files of reference statistics hold them.
+
+        Raises:
+            ValueError: if it has negative eigenvalues beyond rounding.
+        """
         values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
+        check_eigenvalues("the covariance", values)
         return cls(np.asarray(mean, dtype=np.float64), np.sqrt(values.clip(min=0))[:, None] * vectors.T)
 
     @classmethod
