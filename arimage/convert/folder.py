@@ -20,17 +20,16 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 @contextmanager
-def damaged_files(source: str | Path) -> Iterator[None]:
-    """Raise a `CheckpointError` for whatever the libraries raise inside: a damaged file can fail in any way."""
+def damaged_files(source: str | Path, remedy: str = "give an unaltered, complete folder") -> Iterator[None]:
+    """Raise a `CheckpointError` for whatever the libraries raise inside: a damaged file can fail in any way. `remedy`
+    is what the user can do."""
     try:
         yield
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(
-            f"{source} cannot be loaded ({type(error).__name__}: {reason}): give an unaltered, complete folder"
-        ) from error
+        raise CheckpointError(f"{source} cannot be loaded ({type(error).__name__}: {reason}): {remedy}") from error
 
 
 def read_json(path: Path) -> dict:
