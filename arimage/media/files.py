@@ -8,10 +8,11 @@ import importlib.util
 import io
 import re
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from itertools import accumulate, islice, takewhile
 from itertools import count as counted
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -253,9 +254,9 @@ def read_video(option: str, path: Path, fps: int | None = None, count: int | Non
     return _frames_of(f"{option} is {path}, which", path, fps, count)
 
 
-def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], float, int]:
-    """The frames of an animated file, the milliseconds of each, 0 if the file does not say, and how many milliseconds
-    its format rounds them to."""
+def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], list[int], list[int], int]:
+    """The frames in an animated file; the milliseconds of each, 0 if the file does not say; as how many equal frames
+    each counts; and how many milliseconds the format rounds to."""
     with open_image(name, source) as file:
         shown = list(_frames(name, file))
         with _reading(name):
@@ -263,8 +264,21 @@ def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], 
     durations, precision = [duration for _, duration in shown], 10 if file.format == "GIF" else 1
     repeats = _repeats(durations, int(note[1]) if note else 0, precision)
     check_pixels(name, file, sum(repeats))
-    frames = [frame for (frame, _), times in zip(shown, repeats, strict=True) for frame in [frame] * times]
-    return frames, sum(durations) / len(frames), precision
+    return [frame for frame, _ in shown], durations, repeats, precision
+
+
+def _at_rate(durations: list[int], repeats: list[int], precision: int, fps: int) -> Iterator[int]:
+    """Which frame of an animated file is shown in the middle of the time of each frame of a video; the arguments are
+    those that `_animation` returns."""
+    wanted, mean = 1000 / fps, sum(durations) / sum(repeats)
+    # Equal frames have the rate that they were rounded from, and this one if the file says none.
+    unit = wanted if not mean or abs(mean - wanted) <= precision / 2 else mean
+    pairs = list(zip(durations, repeats, strict=True))
+    equal = all(abs(duration - times * mean) <= times * precision for duration, times in pairs)
+    ends = list(accumulate(times * unit if equal else duration for duration, times in pairs))
+    # A frame that begins in the middle is shown.
+    middles = ((number + 0.5) * wanted + 1e-6 for number in counted())
+    return (bisect_right(ends, middle) for middle in takewhile(ends[-1].__gt__, middles))
 
 
 def read_clip(name: str, source: Path | bytes, count: int, fps: int) -> list[Image.Image]:
@@ -288,12 +302,10 @@ def _frames_of(name: str, source: Path | bytes, fps: int | None, count: int | No
     with _reading(name), io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         head = file.read(12)
     if head.startswith((b"GIF8", b"\x89PNG")) or head[8:] == b"WEBP":
-        frames, duration, precision = _animation(name, io.BytesIO(source) if isinstance(source, bytes) else source)
-        wanted = duration if fps is None else 1000 / fps
-        same = not duration or abs(duration - wanted) <= precision / 2
-        step = 1.0 if same else wanted / duration
-        places = (int((number + 0.5) * step) for number in counted())
-        return [frames[place] for place in islice(takewhile(len(frames).__gt__, places), count)]
+        frames, *timing = _animation(name, io.BytesIO(source) if isinstance(source, bytes) else source)
+        _, repeats, _ = timing
+        each_once = (place for place, times in enumerate(repeats) for _ in range(times))
+        return [frames[place] for place in islice(each_once if fps is None else _at_rate(*timing, fps), count)]
     if not can_write_mp4():
         raise ValueError(f"{name} needs imageio: pip install 'arimage[video]', or give .webp or .gif files")
     # ffmpeg reads files, not bytes.

@@ -489,6 +489,22 @@ def test_videos_of_variable_rate_are_read_by_their_time_stamps(tmp_path):
         assert [round(float(frame.mean()) / 12) for frame in shown(clip)] == expected
 
 
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_animations_of_variable_rate_are_read_by_their_durations(format, tmp_path):
+    durations = [100, 70, 250, 40, 500, 30]
+    frames = [Image.new("RGB", (16, 16), (40 * number, 0, 0)) for number in range(len(durations))]
+    path = tmp_path / f"film.{format.lower()}"
+    frames[0].save(path, format, save_all=True, append_images=frames[1:], duration=durations, lossless=True)
+    ends = np.cumsum(durations)
+    for rate in (8, 24):
+        middles = (np.arange(int(ends[-1] * rate / 1000)) + 0.5) * 1000 / rate
+        expected = [int(np.searchsorted(ends, middle, "right")) for middle in middles]
+        found = [
+            round(float(frame[..., 0].mean()) / 40) for frame in shown(read_clip("video", path, len(expected), rate))
+        ]
+        assert found == expected
+
+
 @needs_mp4
 @pytest.mark.parametrize("suffix", [".mp4", ".webp"])
 def test_a_video_is_read_at_the_rate_that_is_asked_for(suffix, tmp_path):
