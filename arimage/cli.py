@@ -127,7 +127,10 @@ def generate(
         ),
     ] = None,
     video: Annotated[
-        Path | None, typer.Option(help="Video that a video model continues: .webp, .gif, or .mp4 with arimage[video].")
+        Path | None,
+        typer.Option(
+            help="Video that a video model continues, at its rate: .webp, .gif, or .mp4 with arimage[video]."
+        ),
     ] = None,
     num_frames: Annotated[
         int | None, typer.Option(help="Frames of a video, given ones included. Default: the model's.")
@@ -199,7 +202,8 @@ def generate(
     if mask_image is not None:
         optional["mask_image"] = opened("--mask-image", mask_image, files.to_mask)
     if video is not None:
-        optional["video"] = files.read_video("--video", video)
+        # Before the model is loaded, which knows at which rate it continues a video.
+        optional["video"] = files.read_video("--video", video, count=1)
     if out.suffix.lower() == ".mp4":
         files.check_mp4("--out", out)
 
@@ -210,6 +214,8 @@ def generate(
         decoding_from_text(decoding)
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
     check_classes(pipe, model, labels)
+    if video is not None and pipe.abilities.accepts("video"):
+        optional["video"] = files.read_video("--video", video, pipe.config.fps)
     if image:
         # First, so that a model without either refuses the image.
         optional = images_of(pipe, model, opened_images, mask_image is not None) | optional

@@ -1,11 +1,12 @@
-"""Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence. No heavy
-imports."""
+"""Schemas of settings that come from files: types of fields, and what pydantic refuses in one sentence; and which
+files may be read. No heavy imports."""
 
 import functools
 import inspect
 import json
 import re
 import reprlib
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,6 +14,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model, validate_call
 
 
+# Bytes of a file that is read whole: more than the largest image that is read has, or a list of prompts.
+MAX_BYTES = 2**30
 # A yes or no, a whole number, a number and a text of exactly that type: "3" is not 3, and true is not 1.
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
@@ -165,6 +168,33 @@ def check_encodable(name: str, text: str) -> None:
         )
 
 
+def check_regular(name: str, path: Path, most: int | None = MAX_BYTES) -> None:
+    """Refuse what must not be read whole: a pipe or a device, which may have no end, and a file of more than `most`
+    bytes. Nothing of it is read.
+
+    Raises:
+        ValueError: naming the file; a folder too.
+        OSError: if there is none.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+        raise ValueError(f"{name} is {kind}: give a file")
+    if most is not None and status.st_size > most:
+        raise ValueError(f"{name} has {status.st_size} bytes, more than {most}: give a smaller file")
+
+
+def read_whole(path: Path, name: str | None = None) -> bytes:
+    """The bytes of a file that `check_regular` takes. `name` begins the sentence of an error, by default the path.
+
+    Raises:
+        ValueError: if it is no file, or too large.
+        OSError: if it cannot be read.
+    """
+    check_regular(name or str(path), path)
+    return path.read_bytes()
+
+
 def read_object(path: Path) -> dict:
     """The object in a JSON file.
 
@@ -172,7 +202,7 @@ def read_object(path: Path) -> dict:
         ValueError: if the file is missing or not JSON, or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_whole(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON ({error}): get the file again") from error
     if not isinstance(value, dict):

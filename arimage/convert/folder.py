@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
 
+from ..schema import read_whole
 from .checkpoint import load_original
 from .paths import CheckpointError
 
@@ -19,17 +20,16 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 @contextmanager
-def damaged_files(source: str | Path) -> Iterator[None]:
-    """Raise a `CheckpointError` for whatever the libraries raise inside: a damaged file can fail in any way."""
+def damaged_files(source: str | Path, remedy: str = "give an unaltered, complete folder") -> Iterator[None]:
+    """Raise a `CheckpointError` for whatever the libraries raise inside: a damaged file can fail in any way. `remedy`
+    is what the user can do."""
     try:
         yield
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(
-            f"{source} cannot be loaded ({type(error).__name__}: {reason}): give an unaltered, complete folder"
-        ) from error
+        raise CheckpointError(f"{source} cannot be loaded ({type(error).__name__}: {reason}): {remedy}") from error
 
 
 def read_json(path: Path) -> dict:
@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict:
         CheckpointError: if it cannot be read, or is not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_whole(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): give a complete folder") from error
     if not isinstance(value, dict):

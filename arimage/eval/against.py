@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from ..media.texts import parse_json
-from ..schema import Flag, Positive, Text, check
+from ..schema import Flag, Positive, Text, check, read_whole
 from .report import exactness, markdown_table, seconds_text
 from .runs.files import check_fields
 
@@ -43,7 +43,7 @@ def read_report(path: Path) -> dict:
         ValueError: if the file cannot be read, or does not hold a report.
     """
     try:
-        data = path.read_bytes()
+        data = read_whole(path)
     except OSError as error:
         raise ValueError(f"--against is {path}, which cannot be read ({error.strerror}): {REMEDY}") from error
     found = check_fields(parse_json(data, path, REMEDY), {}, path, REMEDY)

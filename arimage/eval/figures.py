@@ -16,7 +16,7 @@ from .metrics.features import extract
 from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
 from .metrics.i3d import frame_count, read_clip
 from .metrics.inception_score import inception_score
-from .metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
+from .metrics.kernel_distance import gaussian_kernel_distance, kernel_distance, subsets_of
 from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Statistics, read_folder
 from .metrics.standard_errors import Estimate, mean_estimate
@@ -111,9 +111,10 @@ def _fid_categories(job: Job) -> dict[str, dict]:
 
 
 def _kid(job: Job) -> dict[str, dict]:
-    settings: dict[str, Any] = {"subsets": KID_SUBSETS, "subset_size": KID_SUBSET_SIZE}
-    estimate = kernel_distance(job.features, job.reference_features, prompts=job.prompts, **settings)
-    return {"kid": job.inception_entry(estimate, **settings)}
+    ours, theirs = job.features, job.reference_features
+    subsets, size = subsets_of(len(ours), len(theirs), KID_SUBSETS, KID_SUBSET_SIZE)
+    estimate = kernel_distance(ours, theirs, prompts=job.prompts, subsets=subsets, subset_size=size)
+    return {"kid": job.inception_entry(estimate, subsets=subsets, subset_size=size)}
 
 
 def _prdc(job: Job) -> dict[str, dict]:

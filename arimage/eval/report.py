@@ -10,6 +10,7 @@ import numpy as np
 
 from ..decoding import decoding_from_dict, decoding_to_text
 from ..media.texts import parse_json
+from ..schema import read_whole
 from .metrics.standard_errors import Z, paired_difference
 from .runs.files import check_fields, sampling_text, write_json, write_whole
 from .runs.run_folder import DEVIATION, NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished
@@ -130,7 +131,7 @@ def _deviation(run: Path) -> dict:
     path, remedy = run / DEVIATION, "delete it, and repeat `arimage bench`"
     if not path.exists():
         return {"deviation": None, "tokens_fed": None}
-    found = check_fields(parse_json(path.read_bytes(), path, remedy), {"deviation": dict}, path, remedy)
+    found = check_fields(parse_json(read_whole(path), path, remedy), {"deviation": dict}, path, remedy)
     fields: dict[str, tuple] = dict.fromkeys(("total_variation", "floor", "impossible", "codes"), NUMBER)
     check_fields(found["deviation"], fields, path, remedy)
     return {"deviation": found["deviation"], "tokens_fed": found.get("tokens_fed")}
@@ -141,7 +142,7 @@ def _scores(run: Path, metric: str, count: int) -> np.ndarray | None:
     path, remedy = run / "scores" / f"{metric}.json", f"repeat `arimage eval score {run}`"
     if not path.exists():
         return None
-    scores = check_fields(parse_json(path.read_bytes(), path, remedy), {"ids": list, "values": list}, path, remedy)
+    scores = check_fields(parse_json(read_whole(path), path, remedy), {"ids": list, "values": list}, path, remedy)
     numbers = all(isinstance(value, NUMBER) and math.isfinite(value) for value in scores["values"])
     if scores["ids"] != list(range(count)) or len(scores["values"]) != count or not numbers:
         raise ValueError(f"{path} does not hold the values of the {count} images of the run: {remedy}")

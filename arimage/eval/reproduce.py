@@ -2,6 +2,7 @@
 figure is the same."""
 
 import json
+import tempfile
 from pathlib import Path
 
 from ..decoding import decoding_from_text
@@ -54,9 +55,7 @@ def check_size(row: Protocol, size: int | None) -> None:
         )
 
 
-def manifest_of(
-    row: Protocol, images: int | None, prompts: str | None, seed: int, out: Path
-) -> tuple[list[dict], dict]:
+def manifest_of(row: Protocol, images: int | None, prompts: str | None, seed: int) -> tuple[list[dict], dict]:
     """The manifest of `images` images, by default as many as the published figure used, and where they come from; see
     `make_manifest`.
 
@@ -73,10 +72,10 @@ def manifest_of(
         count = min(images, len(every))
         # Evenly among all prompts.
         chosen = [every[i * len(every) // count] for i in range(count)]
-        out.mkdir(parents=True, exist_ok=True)
-        file = out / "prompts.jsonl"
-        file.write_text("".join(json.dumps(one) + "\n" for one in chosen), encoding="utf-8")
-        return make_manifest(str(file), images // count, None, 1, seed)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "prompts.jsonl"
+            file.write_text("".join(json.dumps(one) + "\n" for one in chosen), encoding="utf-8")
+            return make_manifest(str(file), images // count, None, 1, seed)
     if prompts is None:
         raise ValueError(f"--prompts is missing: give {PROMPT_FILES[row.benchmark]}")
     rows, source = make_manifest(prompts, row.per_prompt, None, 1, seed)
@@ -106,28 +105,24 @@ def reproduce(
     """Generate, score or export, and compare; the text is also written to OUT/report.md. Resumes an interrupted run.
 
     Raises:
-        ValueError: if a setting does not fit, or a reference or weights are damaged.
+        ValueError: if a setting or the model does not fit, or a reference or weights are damaged.
     """
-    rows, source = manifest_of(row, images, prompts, seed, out)
+    rows, source = manifest_of(row, images, prompts, seed)
     state = join_processes(device)
     if state.num_processes > 1 and device is None:
         device = str(state.device)
     loaded = model or name.partition(":")[0]
     pipe = load_pipeline(loaded, device, row.dtype)
-    config = make_config(
-        pipe,
-        rows,
-        model=loaded,
-        source=source,
-        seed=seed,
-        batch_size=batch_size,
-        decoding=decoding,
-        sampling={
-            **row.sampling,
-            **({"num_inference_steps": row.num_inference_steps} if row.num_inference_steps else {}),
-        },
-        order=row.order,
-    )
+    sampling = {**row.sampling, "num_inference_steps": row.num_inference_steps}
+    asked = {"source": source, "seed": seed, "batch_size": batch_size, "decoding": decoding, "sampling": sampling}
+    try:
+        config = make_config(pipe, rows, model=loaded, order=row.order, **asked)
+    except ValueError as error:
+        if model is None:
+            raise
+        raise ValueError(
+            f"--model is {model}, which cannot reproduce {name} ({error}): give a folder with a model of that kind"
+        ) from error
     run = out / "run"
     generate_by_processes(pipe, config, rows, run, state)
     if not state.is_main_process:

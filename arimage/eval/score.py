@@ -8,6 +8,7 @@ from filelock import FileLock
 
 from ..installed import installed
 from ..media.texts import parse_json
+from ..schema import read_whole
 from .figures import INCEPTION_METRICS, METRICS, PLAIN_METRICS, REFERENCE_METRICS, TF1_METRICS
 from .job import Job
 from .metrics.i3d import FEWEST_FRAMES
@@ -156,7 +157,7 @@ def read_metrics(run: Path) -> dict[str, dict]:
     path, remedy = run / METRICS_FILE, "delete it and repeat `arimage eval score`"
     if not path.is_file():
         return {}
-    entries = check_fields(parse_json(path.read_bytes(), path, remedy), {}, path, remedy)
+    entries = check_fields(parse_json(read_whole(path), path, remedy), {}, path, remedy)
     for name, one in entries.items():
         check_fields(one, ENTRY_FIELDS, f"{name} in {path}", remedy)
         if one["space"] is not None:

@@ -8,17 +8,27 @@ import importlib.util
 import io
 import re
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from itertools import accumulate, islice, takewhile
+from itertools import count as counted
 from pathlib import Path
 from typing import IO, Any
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 
+from ..schema import MAX_BYTES, check_regular
 from .colours import SPACE, as_rgba, eight_bits, in_srgb
 from .folders import replacing
-from .limits import check_pixels, too_much, too_much_exif
+from .limits import (
+    MAX_FRAMES,
+    MAX_VIDEO_PIXELS,
+    check_pixels,
+    too_much,
+    too_much_exif,
+)
 
 
 # Formats that are read. Pillow has more decoders: some start other programs, and some are hardly used.
@@ -35,6 +45,8 @@ TURNS = {
 }
 # Read with Pillow; other videos with ffmpeg.
 ANIMATED_SUFFIXES = (".gif", ".webp", ".png")
+# How ffmpeg converts colours: its quick ways darken a video by a level each time that it is read.
+SCALER = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 # What `write_video` notes in a file whose format stores equal frames once.
 NOTE = re.compile(r"(\d{1,6}) frames")
 # Of a sheet of images.
@@ -54,12 +66,21 @@ def _reading(name: str) -> Iterator[None]:
         raise ValueError(f"{name} cannot be read ({reason}): give a file that is whole") from error
 
 
+def _check_file(name: str, path: Path, most: int | None = MAX_BYTES) -> None:
+    try:
+        check_regular(name, path, most)
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({error}): give a file that is whole") from error
+
+
 def open_image(name: str, source: Path | IO[bytes], formats: list[str] | tuple[str, ...] = FORMATS) -> Image.Image:
     """Open an image file without reading its pixels. `formats` are those of Pillow.
 
     Raises:
         ValueError: if it is not an image, has too many pixels, or is made so that it takes minutes to decode.
     """
+    if isinstance(source, Path):
+        _check_file(name, source)
     with _reading(name):
         data = source.read_bytes() if isinstance(source, Path) else source.read()
     reason = too_much(data)
@@ -215,29 +236,27 @@ def check_mp4(option: str, path: Path) -> None:
         )
 
 
-def read_video(option: str, path: Path) -> list[Image.Image]:
+def read_video(option: str, path: Path, fps: int | None = None, count: int | None = None) -> list[Image.Image]:
     """The frames of a video, or of an animated GIF, WebP or PNG, in mode RGB as `to_rgb` gives them.
 
     Animated files store equal frames once, with a longer duration. They are repeated, so that all frames are equally
     long.
 
+    Args:
+        option: that names the file, for errors.
+        fps: as many frames per second, as `read_clip` takes them; by default those of the file.
+        count: the first `count` frames only.
+
     Raises:
-        ValueError: if it cannot be read, naming the option.
+        ValueError: if it cannot be read, or has too many frames, naming the option.
     """
     check_mp4(option, path)
-    name = f"{option} is {path}, which"
-    if path.suffix.lower() not in ANIMATED_SUFFIXES:
-        from diffusers.utils import load_video
-
-        with _reading(name):
-            path.stat()
-            return load_video(str(path))
-    return _animation(name, path)[0]
+    return _frames_of(f"{option} is {path}, which", path, fps, count)
 
 
-def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], float, int]:
-    """The frames of an animated file, the milliseconds of each, 0 if the file does not say, and how many milliseconds
-    its format rounds them to."""
+def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], list[int], list[int], int]:
+    """The frames in an animated file; the milliseconds of each, 0 if the file does not say; as how many equal frames
+    each counts; and how many milliseconds the format rounds to."""
     with open_image(name, source) as file:
         shown = list(_frames(name, file))
         with _reading(name):
@@ -245,14 +264,27 @@ def _animation(name: str, source: Path | IO[bytes]) -> tuple[list[Image.Image], 
     durations, precision = [duration for _, duration in shown], 10 if file.format == "GIF" else 1
     repeats = _repeats(durations, int(note[1]) if note else 0, precision)
     check_pixels(name, file, sum(repeats))
-    frames = [frame for (frame, _), times in zip(shown, repeats, strict=True) for frame in [frame] * times]
-    return frames, sum(durations) / len(frames), precision
+    return [frame for frame, _ in shown], durations, repeats, precision
+
+
+def _at_rate(durations: list[int], repeats: list[int], precision: int, fps: int) -> Iterator[int]:
+    """Which frame of an animated file is shown in the middle of the time of each frame of a video; the arguments are
+    those that `_animation` returns."""
+    wanted, mean = 1000 / fps, sum(durations) / sum(repeats)
+    # Equal frames have the rate that they were rounded from, and this one if the file says none.
+    unit = wanted if not mean or abs(mean - wanted) <= precision / 2 else mean
+    pairs = list(zip(durations, repeats, strict=True))
+    equal = all(abs(duration - times * mean) <= times * precision for duration, times in pairs)
+    ends = list(accumulate(times * unit if equal else duration for duration, times in pairs))
+    # A frame that begins in the middle is shown.
+    middles = ((number + 0.5) * wanted + 1e-6 for number in counted())
+    return (bisect_right(ends, middle) for middle in takewhile(ends[-1].__gt__, middles))
 
 
 def read_clip(name: str, source: Path | bytes, count: int, fps: int) -> list[Image.Image]:
     """The beginning of a video or an animated file: `count` frames at `fps` frames per second in mode RGB, or fewer if
-    it is shorter. If it has another rate, frames are left out or repeated; if it does not say its rate, it has this
-    one.
+    it is shorter. They are those that are shown in the middle of their time, whatever the rate of the video, which may
+    vary. An animated file that does not say its rate has this one.
 
     Args:
         source: a path, or the content of a file.
@@ -260,23 +292,47 @@ def read_clip(name: str, source: Path | bytes, count: int, fps: int) -> list[Ima
     Raises:
         ValueError: if it cannot be read, or the packages that read it are not installed.
     """
+    return _frames_of(name, source, fps, count)
+
+
+def _frames_of(name: str, source: Path | bytes, fps: int | None, count: int | None) -> list[Image.Image]:
+    if isinstance(source, Path):
+        # ffmpeg reads videos in parts.
+        _check_file(name, source, None)
     with _reading(name), io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         head = file.read(12)
     if head.startswith((b"GIF8", b"\x89PNG")) or head[8:] == b"WEBP":
-        wanted = 1000 / fps
-        frames, duration, precision = _animation(name, io.BytesIO(source) if isinstance(source, bytes) else source)
-        same = not duration or abs(duration - wanted) <= precision / 2
-        return _at_rate(iter(frames), count, 1.0 if same else wanted / duration)
+        frames, *timing = _animation(name, io.BytesIO(source) if isinstance(source, bytes) else source)
+        _, repeats, _ = timing
+        each_once = (place for place, times in enumerate(repeats) for _ in range(times))
+        return [frames[place] for place in islice(each_once if fps is None else _at_rate(*timing, fps), count)]
     if not can_write_mp4():
         raise ValueError(f"{name} needs imageio: pip install 'arimage[video]', or give .webp or .gif files")
+    # ffmpeg reads files, not bytes.
+    with nullcontext(source) if isinstance(source, Path) else _written(source) as path:
+        return _decoded(name, path, fps, count)
+
+
+def _decoded(name: str, path: Path, fps: int | None, count: int | None) -> list[Image.Image]:
+    """The frames of a video, by their time stamps."""
     from imageio_ffmpeg import read_frames
 
-    # ffmpeg reads files, not bytes.
-    with _reading(name), nullcontext(source) if isinstance(source, Path) else _written(source) as path:
-        with closing(read_frames(str(path))) as reader:
-            about: Any = next(reader)
-            frames = (Image.frombytes("RGB", about["size"], frame) for frame in reader)
-            return _at_rate(frames, count, (about["fps"] or fps) / fps)
+    filters = [f"scale={SCALER}"]
+    if fps is not None:
+        # Each frame of a video begins a little earlier, so that one which begins in the middle of the time of another
+        # is shown.
+        filters = ["settb=AVTB", "setpts=PTS-STARTPTS-2", f"fps={fps}", *filters]
+    options = ["-vf", ",".join(filters)] + ([] if count is None else ["-frames:v", str(count)])
+    with _reading(name), closing(read_frames(str(path.absolute()), output_params=options)) as reader:
+        about: Any = next(reader)
+        size = about["size"]
+        most = min(MAX_FRAMES, MAX_VIDEO_PIXELS // (size[0] * size[1]))
+        found = [Image.frombytes("RGB", size, frame) for frame in islice(reader, most + 1)]
+    if not found:
+        raise ValueError(f"{name} has no frames that can be read: give a file that is whole")
+    if len(found) > most:
+        raise ValueError(f"{name} has more than {most} frames of {size[0]}x{size[1]} pixels: give a shorter one")
+    return found
 
 
 @contextmanager
@@ -285,17 +341,6 @@ def _written(data: bytes) -> Iterator[Path]:
         path = Path(folder) / "video"
         path.write_bytes(data)
         yield path
-
-
-def _at_rate(frames: Iterator[Image.Image], count: int, step: float) -> list[Image.Image]:
-    """Up to `count` frames, `step` apart: those shown in the middle of the time of each. No more frames are read."""
-    found: list[Image.Image] = []
-    for number, frame in enumerate(frames):
-        while len(found) < count and int((len(found) + 0.5) * step) == number:
-            found.append(frame)
-        if len(found) == count:
-            break
-    return found
 
 
 def _repeats(durations: list[int], count: int, precision: int) -> list[int]:
@@ -361,11 +406,7 @@ def write_video(frames: list[Image.Image], path: Path, fps: int) -> None:
     """Write frames as .mp4, or as an animated .gif or .webp that repeats, which round the time of a frame to 10 and 1
     ms."""
     if path.suffix.lower() == ".mp4":
-        from diffusers.utils import export_to_video
-
-        with replacing(path) as file:
-            # Any even size is kept.
-            export_to_video(frames, str(file), fps=fps, macro_block_size=2)
+        _encode(frames, path, fps)
         return
     step = 10 if path.suffix.lower() == ".gif" else 1
     exif, note = Image.Exif(), f"{len(frames)} frames"
@@ -382,6 +423,22 @@ def write_video(frames: list[Image.Image], path: Path, fps: int) -> None:
             comment=note,
             exif=exif,
         )
+
+
+def _encode(frames: list[Image.Image], path: Path, fps: int) -> None:
+    from imageio_ffmpeg import write_frames
+
+    # Players guess the matrix of a video that does not name it by its height. H.264 has even sides.
+    options = ["-vf", f"scale=ceil(iw/2)*2:ceil(ih/2)*2:{SCALER}", "-colorspace", "smpte170m", "-color_range", "tv"]
+    with replacing(path) as file:
+        writer = write_frames(
+            str(file.absolute()), frames[0].size, fps=fps, macro_block_size=1, ffmpeg_log_level="error",
+            output_params=options,
+        )  # fmt: skip
+        with closing(writer):
+            writer.send(None)
+            for frame in frames:
+                writer.send(frame.convert("RGB").tobytes())
 
 
 def grid_of(images: list[Image.Image], rows: int) -> Image.Image:

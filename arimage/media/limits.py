@@ -13,6 +13,8 @@ MAX_PARTS, MAX_EXIF_PARTS = 100_000, 64
 # Of an animated file, and the pixels of all of them.
 MAX_FRAMES = 10_000
 MAX_ANIMATED_PIXELS = 2**28
+# Of the frames of a video that are read: 3 GB.
+MAX_VIDEO_PIXELS = 2**30
 
 # The markers of JPEG data that begin a segment, and that of its end; others are stuffing, fill bytes and restarts.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")

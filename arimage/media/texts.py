@@ -5,7 +5,7 @@ import unicodedata
 from pathlib import Path
 from typing import NoReturn
 
-from ..schema import check_encodable
+from ..schema import check_encodable, read_whole
 
 
 def read_text(path: Path, name: str | None = None) -> str:
@@ -14,9 +14,9 @@ def read_text(path: Path, name: str | None = None) -> str:
     path.
 
     Raises:
-        ValueError: if the file is in another encoding, naming the line.
+        ValueError: if the file is in another encoding, naming the line, or is no file or too large.
     """
-    data = path.read_bytes()
+    data = read_whole(path, name)
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         text = data.decode(encoding)

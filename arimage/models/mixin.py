@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .layers import refine_norms
+
 
 # Bytes in a cache line, on which PyTorch lets every tensor begin that it allocates.
 LINE = 64
@@ -63,8 +65,8 @@ def keeping_float32(model: nn.Module) -> Iterator[None]:
 
 
 class ModelMixin(diffusers.ModelMixin):
-    """`diffusers.ModelMixin` with `align_weights` after loading, and with `keeping_float32` in casts. diffusers looks
-    for this name in the module of each model."""
+    """`diffusers.ModelMixin` with `align_weights` and `refine_norms` after loading, and with `keeping_float32` in
+    casts. diffusers looks for this name in the module of each model."""
 
     def to(self, *args, **kwargs) -> Any:
         # diffusers warns of casts, which here leave in float32 what has to stay so.
@@ -84,4 +86,5 @@ class ModelMixin(diffusers.ModelMixin):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs) -> Any:
         loaded: Any = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         align_weights(loaded[0] if isinstance(loaded, tuple) else loaded)
+        refine_norms(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded

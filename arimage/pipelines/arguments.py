@@ -95,6 +95,14 @@ DEFAULTS: dict[str, Any] = {
 # What `check_options` checks: the arguments of a run without the seeds, which belong to the images.
 OPTIONS = [name for name in RunArguments.__annotations__ if name != "generator"]
 
+# The mask of a condition that was encoded before, and what it is the mask of.
+MASKS = {
+    "attention_mask": "input_ids",
+    "negative_attention_mask": "negative_input_ids",
+    "prompt_attention_mask": "prompt_embeds",
+    "negative_prompt_attention_mask": "negative_prompt_embeds",
+}
+
 P = ParamSpec("P")
 Pipe = TypeVar("Pipe")
 Output = TypeVar("Output")
@@ -174,6 +182,9 @@ def _shown_as(name: str, function: Callable, parameters: list[inspect.Parameter]
                 shown = f"{type(self).__name__}.{name}"
                 raise TypeError(f"{shown}() {error}: help({shown}) lists what it takes") from None
             del given["self"]
+            for mask, masked in MASKS.items():
+                if given.get(mask) is not None and given.get(masked) is None:
+                    raise ValueError(f"{mask} is given without {masked}, whose mask it is: give both, or neither")
             return run(self, **given)
 
         bound.__name__, bound.__qualname__ = name, function.__qualname__.replace("__call__", name)

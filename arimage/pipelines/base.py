@@ -22,6 +22,7 @@ from ..decoding import (
     decoding_names,
 )
 from ..decoding.contract.supports import Traits
+from ..models.layers import refine_norms
 from ..models.mixin import align_weights
 from ..tokenizers.tiling import Tiling, TilingMixin
 from .abilities import Abilities
@@ -212,6 +213,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
         # Also components that others have loaded, such as those of diffusers and transformers.
         if isinstance(value, torch.nn.Module):
             align_weights(value)
+            refine_norms(value)
         super().__setattr__(name, value)
 
     @classmethod

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..kernels.codebook import nearest_code
 from ..kernels.group_norm import group_norm_silu
+from ..models.layers import GroupNorm
 from ..models.mixin import ModelMixin
 from ..schema import Count, Layers, Width, Widths, checked
 from .tiling import TilingMixin, check_sides
@@ -41,7 +42,7 @@ class ResBlock(nn.Module):
 class SpatialAttention(nn.Module):
     def __init__(self, channels: int, num_groups: int):
         super().__init__()
-        self.norm = nn.GroupNorm(num_groups, channels, eps=1e-6)
+        self.norm = GroupNorm(num_groups, channels, eps=1e-6)
         self.to_q = nn.Conv2d(channels, channels, 1)
         self.to_k = nn.Conv2d(channels, channels, 1)
         self.to_v = nn.Conv2d(channels, channels, 1)
@@ -57,8 +58,13 @@ class SpatialAttention(nn.Module):
 
 
 def channels_last(hidden: torch.Tensor) -> torch.Tensor:
-    """`hidden` in the memory format that convolutions keep. They are faster in it, by about a sixth on a CPU."""
+    """`hidden` in the memory format that convolutions keep, and in which they are faster."""
     return hidden.contiguous(memory_format=torch.channels_last)
+
+
+def fast_layout(hidden: torch.Tensor) -> torch.Tensor:
+    """`channels_last` of a network with group norms: not on a CPU, where those work on contiguous images."""
+    return hidden if hidden.device.type == "cpu" else channels_last(hidden)
 
 
 class Downsample(nn.Module):
@@ -134,7 +140,7 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], latent_channels, 3, padding=1)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.conv_in(channels_last(hidden))
+        hidden = self.conv_in(fast_layout(hidden))
         for level in self.levels:
             hidden = level(hidden)
         return self.conv_out(self.norm_out(self.mid(hidden)))
@@ -168,7 +174,7 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.mid(self.conv_in(channels_last(hidden)))
+        hidden = self.mid(self.conv_in(fast_layout(hidden)))
         for level in self.levels:
             hidden = level(hidden)
         return self.conv_out(self.norm_out(hidden))

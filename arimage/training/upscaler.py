@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
+from ..models.layers import GroupNorm
 from ..options import fast_dtype
 from ..pipelines.kinds.upscaling import UpscalingPipeline
 from ..schema import COMPLETE, Batch, Number, Rows, Seed, Share
@@ -64,7 +65,7 @@ class Discriminator(nn.Sequential):
     def __init__(self, channels: int):
         layers: list[nn.Module] = [nn.Conv2d(6, channels, 4, 2, padding=1), nn.LeakyReLU(0.2)]
         for before, after, stride in ((channels, 2 * channels, 2), (2 * channels, 2 * channels, 1)):
-            layers += [nn.Conv2d(before, after, 3, stride, padding=1), nn.GroupNorm(8, after), nn.LeakyReLU(0.2)]
+            layers += [nn.Conv2d(before, after, 3, stride, padding=1), GroupNorm(8, after), nn.LeakyReLU(0.2)]
         super().__init__(*layers, nn.Conv2d(2 * channels, 1, 3, padding=1))
 
 

@@ -100,22 +100,22 @@ def test_exact_decodings_and_the_authors_own_are_taken():
 def test_benchmarks_need_all_of_their_prompts(tmp_path):
     row = ROWS["janus-1.3b:geneval"]
     with pytest.raises(ValueError, match="evaluation_metadata.jsonl"):
-        manifest_of(row, row.number, None, 0, tmp_path)
+        manifest_of(row, row.number, None, 0)
     (tmp_path / "some.txt").write_text("a red heart\n")
     with pytest.raises(ValueError, match="has 1 prompts, and geneval has 553"):
-        manifest_of(row, row.number, str(tmp_path / "some.txt"), 0, tmp_path)
+        manifest_of(row, row.number, str(tmp_path / "some.txt"), 0)
     with pytest.raises(ValueError, match="all its prompts"):
-        manifest_of(row, 10, str(tmp_path / "some.txt"), 0, tmp_path)
+        manifest_of(row, 10, str(tmp_path / "some.txt"), 0)
 
 
-def test_images_are_spread_over_classes_and_prompts(tmp_path):
-    rows, _ = manifest_of(ROWS["llamagen-c2i-b-256"], 2000, None, 0, tmp_path)
+def test_images_are_spread_over_classes_and_prompts():
+    rows, _ = manifest_of(ROWS["llamagen-c2i-b-256"], 2000, None, 0)
     assert len(rows) == 2000 and len({row["class_label"] for row in rows}) == 1000
-    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 1008, None, 0, tmp_path)
+    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 1008, None, 0)
     assert len(rows) == 1008 and len({row["prompt"] for row in rows}) <= 336
-    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 672, None, 0, tmp_path)
+    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 672, None, 0)
     assert len(rows) == 672 and len({row["prompt"] for row in rows}) == 336
-    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 48, None, 0, tmp_path)
+    rows, _ = manifest_of(ROWS["emoji-llamagen:ar"], 48, None, 0)
     assert len(rows) == 48 and len({row["metadata"]["name"] for row in rows}) > 40
 
 
@@ -153,3 +153,34 @@ def test_images_of_classes_are_exported_without_a_reference(tmp_path, monkeypatc
     options = {"decoding": "ar", "model": str(tmp_path / "model"), "batch_size": 3, "device": "cpu"}
     text = reproduce("llamagen-c2i-b-256", row, tmp_path / "out", **options)
     assert "evaluator.py" in text and np.load(tmp_path / "out" / "images.npz")["arr_0"].shape == (6, 8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("class", "arpg-1b-256:arccos", "takes no order"),
+        ("class", "mar-b", "takes no num_inference_steps"),
+        ("class", "llamagen-c2i-b-256", "from 0 to 9"),
+        ("class", "emoji-llamagen:ar", "generates classes"),
+        ("text", "llamagen-c2i-b-256", "generates from text"),
+    ],
+)
+def test_another_model_than_that_of_the_figure_is_refused_and_leaves_nothing(kind, name, message, run, tmp_path):
+    (tiny_llamagen.class_pipeline if kind == "class" else tiny_llamagen.text_pipeline)().save_pretrained("model")
+    model, _, protocol = name.partition(":")
+    asked = ["--protocol", protocol] if protocol else []
+
+    code, _, error = run(
+        model,
+        *asked,
+        "--model",
+        "model",
+        "--out",
+        "out",
+        "--device",
+        "cpu",
+        "--images",
+        4 if "emoji" in name else 1000,
+    )
+    assert code == 2 and message in error and "--model is model, which cannot reproduce" in error
+    assert error.count("\n") == 1 and not (tmp_path / "out").exists()

@@ -74,6 +74,8 @@ def test_metrics_of_a_run_are_merged_into_one_file(run, reference):
     first = score(job, ["kid"])
     assert read_metrics(run) == first and list(first) == ["kid"]
     assert first["kid"]["value"] > 0 < first["kid"]["standard_error"]
+    # Those that were taken: there are no 1,000 images.
+    assert (first["kid"]["subsets"], first["kid"]["subset_size"]) == (100, 30)
     assert first["kid"]["count"] == 30 and first["kid"]["reference"].endswith(": 40 pictures")
     assert first["kid"]["space"] == {"name": "means", "sha256": "none", "resize": "none"}
     score(job, ["fid", "prdc"])

@@ -30,8 +30,6 @@ def expected(hidden, groups, weight, bias, eps):
 def assert_close(actual, given):
     rounding = ROUNDING[given[0].dtype]
     assert actual.dtype == given[0].dtype
-    for order in (torch.contiguous_format, torch.channels_last):
-        assert actual.is_contiguous(memory_format=order) == given[0].is_contiguous(memory_format=order)
     torch.testing.assert_close(actual, expected(*given), atol=rounding, rtol=rounding)
 
 
@@ -42,6 +40,12 @@ def test_the_definition_is_that_of_float64(size, channels_last):
     before = given[0].clone()
     assert_close(group_norm_silu(*given), given)
     assert torch.equal(given[0], before)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_large_images_are_as_precise_as_small_ones(channels_last):
+    given = arguments(4, 1, 768, 768, channels_last=channels_last, mean=30.0)
+    torch.testing.assert_close(group_norm_silu(*given), expected(*given), atol=1e-4, rtol=1e-4)
 
 
 def test_the_definition_has_gradients():
@@ -72,7 +76,10 @@ def test_the_definition_has_gradients():
 )
 def test_triton_is_that_of_float64(on_triton, size, channels_last, dtype):
     given = arguments(*size, dtype=dtype, channels_last=channels_last)
-    assert_close(on_triton("group_norm", "group_norm_silu", *given)[0], given)
+    actual = on_triton("group_norm", "group_norm_silu", *given)[0]
+    assert_close(actual, given)
+    for order in (torch.contiguous_format, torch.channels_last):
+        assert actual.is_contiguous(memory_format=order) == given[0].is_contiguous(memory_format=order)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -125,7 +125,8 @@ def test_a_row_does_not_depend_on_the_others(on_triton, kind):
             for name, value in arguments.items()
         }
         (alone,) = on_triton("step.modulated", "modulated", *alone.values())
-        assert torch.equal(alone[0], together[11 * image])
+        # Matrix products of the interpreter add in another order for other shapes.
+        torch.testing.assert_close(alone[0], together[11 * image], **TOLERANCE)
 
 
 @pytest.mark.every(2)
@@ -143,7 +144,7 @@ def test_layers_that_share_their_input(on_triton, sizes, dtype):
     (found,) = on_triton("step.modulations", "modulations", x, weights, biases)
     torch.testing.assert_close(found, expected, **tolerance)
     (alone,) = on_triton("step.modulations", "modulations", x[3:4], weights, biases)
-    assert torch.equal(alone[0], found[3])
+    torch.testing.assert_close(alone[0], found[3], **tolerance)
 
 
 # Rows of the cache, of the states, tokens, heads, the width of a head: one that fills no block.

@@ -1,7 +1,9 @@
 """Images, masks and videos from files: what viewers show, whatever the format stores."""
 
 import io
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ from PIL import Image, ImageDraw
 
 from arimage.media import files
 from arimage.media.files import (
+    can_write_mp4,
     open_image,
+    read_clip,
     read_image,
     read_video,
     to_mask,
@@ -19,8 +23,10 @@ from arimage.media.files import (
     transparent_part,
     write_video,
 )
+from arimage.media.texts import read_text
 
 
+needs_mp4 = pytest.mark.skipif(not can_write_mp4(), reason="needs arimage[video]")
 RAMP = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (8, 1))
 LOWER = np.zeros((8, 8), bool)
 LOWER[4:] = True
@@ -284,9 +290,28 @@ def test_damaged_images_are_named(format, share, tmp_path):
 
 
 def test_missing_files_and_folders_are_named(tmp_path):
-    for path in (tmp_path / "none.png", tmp_path):
-        with pytest.raises(ValueError, match="^--image is .* cannot be read"):
+    for path, message in ((tmp_path / "none.png", "cannot be read"), (tmp_path, "is a folder: give a file")):
+        with pytest.raises(ValueError, match=f"^--image is {path}, which {message}"):
             open_image(f"--image is {path}, which", path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_has_no_end_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "large.png").touch()
+    os.truncate(tmp_path / "large.png", 2**40)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
+    for path, message in (
+        (Path("/dev/zero"), "is a pipe or a device: give a file"),
+        (tmp_path / "pipe.png", "is a pipe or a device: give a file"),
+        (tmp_path / "large.png", "has 1099511627776 bytes, more than"),
+    ):
+        with pytest.raises(ValueError, match=f"^--image is {path}, which {message}"):
+            open_image(f"--image is {path}, which", path)
+        with pytest.raises(ValueError, match=f"^--video is {path}, which"):
+            read_video("--video", path)
+        with pytest.raises(ValueError, match=f"^--file is {path}, which {message}"):
+            read_text(path, f"--file is {path}, which")
 
 
 def test_an_image_that_is_damaged_is_refused_when_its_pixels_are_read():
@@ -421,6 +446,88 @@ def test_mp4_needs_its_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(files, "can_write_mp4", lambda: False)
     with pytest.raises(ValueError, match="needs imageio"):
         read_video("--video", tmp_path / "a.mp4")
+
+
+@needs_mp4
+def test_a_video_has_the_colours_that_it_was_written_with(tmp_path):
+    blocks = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8).repeat(16, 1).repeat(16, 2)
+    rows, columns = np.mgrid[:128, :128] / 127
+    smooth = np.stack([rows, columns, (rows + columns) / 2], -1)[None] * np.linspace(90, 250, 4)[:, None, None, None]
+    for first in (blocks, smooth.round().astype(np.uint8)):
+        frames = [Image.fromarray(frame) for frame in first]
+        for _ in range(5):
+            write_video(frames, tmp_path / "film.mp4", 8)
+            frames = read_video("--video", tmp_path / "film.mp4")
+            # Not at edges of blocks, where the codec errs.
+            error = (np.stack(shown(frames)) - first)[:, 8::16, 8::16]
+            assert abs(error.mean()) < 0.3 and (abs(error.mean((0, 1, 2))) < 0.5).all()
+
+
+@needs_mp4
+def test_odd_sides_of_a_video_become_even(tmp_path):
+    write_video([Image.new("RGB", (33, 47), "red")] * 3, tmp_path / "film.mp4", 8)
+    frames = read_video("--video", tmp_path / "film.mp4")
+    assert len(frames) == 3 and frames[0].size == (34, 48)
+
+
+TIMES = [0, 3, 6, 8, 9, 12, 20, 21, 22, 23, 30, 45, 46, 47, 48, 60, 61, 62, 75, 89]
+
+
+@needs_mp4
+def test_videos_of_variable_rate_are_read_by_their_time_stamps(tmp_path):
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    frames = b"".join(np.full((64, 64, 3), 12 * number, np.uint8).tobytes() for number in range(len(TIMES)))
+    stamps = "+".join(f"eq(N,{number})*{time}" for number, time in enumerate(TIMES))
+    command = [get_ffmpeg_exe(), *"-v error -f rawvideo -pix_fmt rgb24 -s 64x64 -r 30 -i - -vf".split()]
+    command += [f"settb=1/30,setpts='{stamps}'", *"-fps_mode passthrough -enc_time_base 1/30 -pix_fmt yuv420p".split()]
+    subprocess.run([*command, tmp_path / "film.mp4"], input=frames, check=True, stderr=subprocess.DEVNULL)
+    for rate, count in ((8, 16), (30, 90)):
+        clip = read_clip("video", tmp_path / "film.mp4", count, rate)
+        middle = [30 * (number + 0.5) / rate for number in range(count)]
+        expected = [max(n for n, time in enumerate(TIMES) if time <= moment) for moment in middle]
+        assert [round(float(frame.mean()) / 12) for frame in shown(clip)] == expected
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_animations_of_variable_rate_are_read_by_their_durations(format, tmp_path):
+    durations = [100, 70, 250, 40, 500, 30]
+    frames = [Image.new("RGB", (16, 16), (40 * number, 0, 0)) for number in range(len(durations))]
+    path = tmp_path / f"film.{format.lower()}"
+    frames[0].save(path, format, save_all=True, append_images=frames[1:], duration=durations, lossless=True)
+    ends = np.cumsum(durations)
+    for rate in (8, 24):
+        middles = (np.arange(int(ends[-1] * rate / 1000)) + 0.5) * 1000 / rate
+        expected = [int(np.searchsorted(ends, middle, "right")) for middle in middles]
+        found = [
+            round(float(frame[..., 0].mean()) / 40) for frame in shown(read_clip("video", path, len(expected), rate))
+        ]
+        assert found == expected
+
+
+@needs_mp4
+@pytest.mark.parametrize("suffix", [".mp4", ".webp"])
+def test_a_video_is_read_at_the_rate_that_is_asked_for(suffix, tmp_path):
+    write_video([Image.new("L", (32, 32), 8 * number) for number in range(30)], tmp_path / f"film{suffix}", 30)
+
+    def levels(*arguments):
+        return [
+            round(float(frame.mean()) / 8) for frame in shown(read_video("", tmp_path / f"film{suffix}", *arguments))
+        ]
+
+    assert levels() == list(range(30)) and levels(30) == list(range(30)) and levels(None, 3) == [0, 1, 2]
+    assert levels(10) == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28]
+    assert levels(10, 2) == [1, 4] and len(levels(60)) in (59, 60)
+
+
+@needs_mp4
+def test_a_video_with_too_many_pixels_is_refused(tmp_path, monkeypatch):
+    write_video([square(x) for x in range(9)], tmp_path / "film.mp4", 8)
+    monkeypatch.setattr(files, "MAX_VIDEO_PIXELS", 9 * 64 * 64)
+    assert len(read_video("--video", tmp_path / "film.mp4")) == 9
+    monkeypatch.setattr(files, "MAX_VIDEO_PIXELS", 9 * 64 * 64 - 1)
+    with pytest.raises(ValueError, match="--video is .* has more than 8 frames of 64x64 pixels: give a shorter one"):
+        read_video("--video", tmp_path / "film.mp4")
 
 
 # Writing

@@ -401,6 +401,16 @@ def test_prompt_embeds_that_are_no_tensors_are_refused(pipes, name, embeds, mask
         pipes[name](prompt_embeds=embeds, prompt_attention_mask=mask)
 
 
+@pytest.mark.parametrize("name", one_of_each_kind(EVERY))
+def test_a_mask_without_what_it_masks_is_refused(name):
+    pipe = EVERY[name]()
+    masks = [name for name in inspect.signature(pipe.__call__).parameters if name.endswith("attention_mask")]
+    for mask in masks:
+        for call in (pipe, pipe.prepare):
+            with pytest.raises(ValueError, match=f"^{mask} is given without .*: give both, or neither"):
+                call(**condition_of(pipe), **{mask: torch.ones(1, 4)})
+
+
 @pytest.mark.parametrize("ids", ["x", [1, 2], torch.zeros(0, 3).long(), torch.zeros(1, 3)])
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_input_ids_that_are_no_token_ids_are_refused(pipes, name, ids):

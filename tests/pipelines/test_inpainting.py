@@ -227,6 +227,23 @@ def test_every_form_of_an_image_and_a_mask_is_taken(pipe, form):
         torch.testing.assert_close(pixels, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("size", [(12, 30), (40, 9), (64, 64)], ids=str)
+def test_arrays_tensors_and_masks_are_resized_as_pil_images_are(size):
+    # Fine stripes, as of cloth, next to noise.
+    levels = np.random.default_rng(0).integers(0, 256, (48, 36, 3), dtype=np.uint8)
+    levels[:, :18] = np.where(np.arange(48) % 3 == 0, 255, 0)[:, None, None]
+    grey = levels[..., 0]
+    array = levels / np.float32(255)
+    tensor = torch.from_numpy(array).movedim(-1, 0)
+    expected, repaint = prepare_image(Image.fromarray(levels), Image.fromarray(grey), size, 1)
+    for image, mask in ((array, grey), (tensor, tensor[0]), ([array.astype(np.float64)], [grey])):
+        pixels, selected = prepare_image(image, mask, size, 1)
+        assert pixels.dtype == torch.float32
+        # PIL rounds to 256 levels after each direction.
+        torch.testing.assert_close(pixels, expected, atol=2.1 / 127.5, rtol=0)
+        assert (selected != repaint).float().mean() < 0.01
+
+
 @pytest.mark.parametrize("kind", ["16 bits", "transparent", "turned"])
 def test_what_is_kept_is_what_viewers_show(pipe, kind):
     shown = torch.full((3, SIZE, SIZE), 1.0)
@@ -305,6 +322,7 @@ def test_what_was_given_is_left_as_it_was(pipe):
         ({"image": random_images(1), "mask_image": Image.new("F", (8, 8), 200)}, "mask_image has levels from 200"),
         ({"image": "heart.png", "mask_image": MASK}, "^image cannot be used"),
         ({"image": random_images(1), "mask_image": "heart.png"}, "^mask_image cannot be used"),
+        ({"image": random_images(1), "mask_image": torch.ones(8)}, "^mask_image has the shape"),
     ],
 )
 def test_unfitting_images_are_refused(pipe, arguments, sentence):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage.convert.checkpoint import load_original
 from arimage.convert.vqgan import llamagen_tokenizer_from_original
@@ -73,17 +74,17 @@ def test_inputs_stay_as_they_were(golden):
 
 
 @torch.no_grad()
-def test_large_convolutions_work_in_channels_last(golden):
-    vq, expected = golden
+def test_large_convolutions_work_in_channels_last_on_an_accelerator():
     formats = []
-    for network in (vq.encoder, vq.decoder):
-        for layer in network.modules():
+    with FakeTensorMode(), torch.device("cuda"):
+        vq = LlamaGenVQModel(channels=8, channel_multipliers=(1, 1), latent_channels=8, norm_num_groups=2)
+        for layer in vq.modules():
             if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3):
                 layer.register_forward_pre_hook(
                     lambda _, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
                 )
-    vq.encode(expected["vq_image"])
-    vq.decode_latents(expected["vq_quant"].contiguous())
+        vq.encode_latents(torch.empty(1, 3, 32, 32))
+        vq.decode_latents(torch.empty(1, 8, 16, 16))
     assert formats and all(formats)
 
 

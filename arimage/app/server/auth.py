@@ -12,6 +12,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 
 
+# Characters of a file of tokens.
+MAX_TOKENS = 2**20
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -24,7 +26,12 @@ def check_tokens(host: str, token_file: Path | None, no_auth: bool) -> tuple[str
             none although other machines can reach `host`.
     """
     try:
-        text = os.environ.get("ARIMAGE_TOKEN") if token_file is None else token_file.read_text()
+        if token_file is None:
+            text = os.environ.get("ARIMAGE_TOKEN")
+        else:
+            # A pipe may hold it, and a device has no end.
+            with token_file.open() as file:
+                text = file.read(MAX_TOKENS)
     except OSError as error:
         raise ValueError(
             f"--token-file {token_file} cannot be read ({error.strerror}): write a line of printable ASCII per token"

@@ -7,24 +7,28 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from ...convert.folder import damaged_files
 from .features import OTHER_NETWORK, Space, weights_sha256
+from .networks import load_network
 
 
 PREFIX = "A photo depicts "
+PREPROCESSOR = "preprocessor_config.json"
 DOWNLOAD = "hf download openai/clip-vit-large-patch14 --local-dir"
 # Width, number of layers, patch size and image size of ViT-L/14@336, openai/clip-vit-large-patch14-336.
 VIT_L_336 = (1024, 24, 14, 336)
 
 
 class ClipExtractor:
-    """Image features [B, D] of a CLIP model in a local folder (https://arxiv.org/abs/2103.00020), not normalised.
+    """Image features [B, D] of a CLIP model in a local folder (https://arxiv.org/abs/2103.00020), in float32, not
+    normalised.
 
     Attributes:
         cmmd_weights: a note that the network is not ViT-L/14@336, with which no published CMMD is comparable; else
             None.
 
     Raises:
-        ValueError: if there is no folder, or it does not hold a complete CLIP model.
+        ValueError: if there is no folder, or it does not hold a complete, undamaged CLIP model.
     """
 
     def __init__(self, folder: Path | None, device: str = "cpu"):
@@ -32,24 +36,29 @@ class ClipExtractor:
             raise ValueError(f"--clip is missing: {DOWNLOAD} DIR, and name the folder")
         from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
-        needed = ("config.json", "preprocessor_config.json", "tokenizer_config.json")
+        needed = ("config.json", PREPROCESSOR, "tokenizer_config.json")
         weights = sorted(folder.glob("*.safetensors"))
-        missing = [name for name in needed if not (folder / name).is_file()] + ([] if weights else ["*.safetensors"])
+        missing = [name for name in needed if not (folder / name).is_file()]
+        # Without either, transformers makes up a tokenizer without words.
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+            missing.append("tokenizer.json")
+        missing += [] if weights else ["*.safetensors"]
+        again = f"{DOWNLOAD} {folder}"
         if missing:
-            raise ValueError(f"{folder} lacks {', '.join(missing)} of a CLIP model: {DOWNLOAD} {folder}")
-        self._model, loading = CLIPModel.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
-        if loading["missing_keys"]:
-            raise ValueError(f"{folder} has no weights for {sorted(loading['missing_keys'])[0]}: download it again")
-        self._model.to(device).eval()
-        self._processor = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            raise ValueError(f"{folder} lacks {', '.join(missing)} of a CLIP model: {again}")
+        self.device = device
+        self._model = load_network(CLIPModel, folder, again).to(device)
+        # Wrong settings show only when they are used.
+        with damaged_files(folder / PREPROCESSOR, again):
+            self._processor = CLIPImageProcessor.from_pretrained(folder, local_files_only=True)
+            self([Image.new("RGB", (8, 8))])
+        with damaged_files(f"the tokenizer in {folder}", again):
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self.of_texts(["a"])
         vision = self._model.config.vision_config
         found = (vision.hidden_size, vision.num_hidden_layers, vision.patch_size, vision.image_size)
         self.cmmd_weights = None if found == VIT_L_336 else OTHER_NETWORK.format("ViT-L/14@336 of CLIP")
         self.space = Space("clip", weights_sha256(weights), "clip-processor")
-        self.device = device
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:

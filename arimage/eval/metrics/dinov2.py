@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from ...convert.folder import damaged_files
 from ...media.files import to_rgb
 from ...pipelines.family import HubFiles
 from ...published.hub import download
 from .features import OTHER_NETWORK, Space, weights_sha256
+from .networks import load_network
 
 
 SIDE = 224
@@ -40,7 +42,7 @@ class Dinov2Extractor:
         weights: a note that the network is not ViT-L/14, with which no published figure is comparable; else None.
 
     Raises:
-        ValueError: if there is no folder, or it does not hold a complete model.
+        ValueError: if there is no folder, or it does not hold a complete, undamaged model.
         PermissionError, FileNotFoundError, ConnectionError: if it cannot be downloaded.
     """
 
@@ -58,18 +60,18 @@ class Dinov2Extractor:
             raise ValueError(f"--dinov2 is {source}, without config.json or *.safetensors of DINOv2: {get} {source}")
         from transformers import Dinov2Model
 
-        self._model, loading = Dinov2Model.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
-        )
-        if loading["missing_keys"]:
-            raise ValueError(f"{folder} has no weights for {sorted(loading['missing_keys'])[0]}: download it again")
+        again = f"{get} {folder}"
+        self._model = load_network(Dinov2Model, folder, again)
         config = self._model.config
         found = (config.hidden_size, config.num_hidden_layers, config.patch_size)
         self.weights = None if found == VIT_L else OTHER_NETWORK.format("ViT-L/14 of DINOv2")
-        _resize_positions(self._model, SIDE // config.patch_size)
-        self._model.to(device).eval()
         self.space = Space("dinov2", weights_sha256(weights), f"{SIDE}x{SIDE} bicubic")
         self.device = device
+        # Wrong settings show only when they are used.
+        with damaged_files(folder / "config.json", again):
+            _resize_positions(self._model, SIDE // config.patch_size)
+            self._model.to(device)
+            self([Image.new("RGB", (8, 8))])
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:

@@ -1,10 +1,25 @@
 """Fréchet distance of two sets of features (https://arxiv.org/abs/1706.08500), also for infinitely many images."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from .standard_errors import Estimate, Prompts, jackknife_standard_error
+
+
+def check_eigenvalues(name: str, values: np.ndarray) -> None:
+    """Refuse a matrix that is no covariance by its eigenvalues [D]: rounding to float32 leaves no such negative ones.
+
+    Raises:
+        ValueError: naming the matrix.
+    """
+    rounding = np.finfo(np.float32).eps * len(values) ** 0.5
+    if values.min() < -10 * rounding * np.abs(values).max():
+        raise ValueError(
+            f"{name} has the eigenvalue {values.min():.3g}, and a covariance has none below 0: compute the statistics "
+            "again"
+        )
 
 
 @dataclass(frozen=True)
@@ -16,8 +31,13 @@ class Gaussian:
 
     @classmethod
     def of_covariance(cls, mean: np.ndarray, covariance: np.ndarray) -> "Gaussian":
-        """From a mean [D] and a covariance [D, D], as files of reference statistics hold them."""
+        """From a mean [D] and a covariance [D, D], as files of reference statistics hold them.
+
+        Raises:
+            ValueError: if it has negative eigenvalues beyond rounding.
+        """
         values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
+        check_eigenvalues("the covariance", values)
         return cls(np.asarray(mean, dtype=np.float64), np.sqrt(values.clip(min=0))[:, None] * vectors.T)
 
     @classmethod
@@ -42,33 +62,72 @@ def _centre(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, features
 
 
+class _Distances:
+    """Squared Fréchet distances of parts of features [N, D] to a reference, from products that are computed once.
+
+    A distance is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the
+    nuclear norm of A F^T: the sum of the roots of the eigenvalues of F S F^T, or of A S' A^T, which is smaller for few
+    images.
+
+    Raises:
+        ValueError: if the reference has another number of features.
+    """
+
+    def __init__(self, features: np.ndarray, reference: Gaussian):
+        if features.shape[1] != len(reference.mean):
+            raise ValueError(
+                f"the reference has {len(reference.mean)} features and the images have {features.shape[1]}: "
+                "use a reference of the same network"
+            )
+        mean, self._centred = _centre(features)
+        self._factor, self._shift = reference.factor, mean - reference.mean
+        self._projected = self._centred @ reference.factor.T
+        self._squares = (self._centred**2).sum(1)
+        self._traces = self._squares.sum(), (reference.factor**2).sum()
+
+    @cached_property
+    def _products(self) -> np.ndarray:
+        return self._projected.T @ self._projected
+
+    @cached_property
+    def _products_of_images(self) -> np.ndarray:
+        return self._projected @ self._projected.T
+
+    def whole(self) -> float:
+        """The distance of all images."""
+        return self.without(np.arange(0))
+
+    def without(self, left_out: np.ndarray) -> float:
+        """The distance without the images [n] that are `left_out`.
+
+        Raises:
+            ValueError: if fewer than 2 remain.
+        """
+        count, others = len(self._centred) - len(left_out), self._projected[left_out]
+        if count < 2:
+            raise ValueError(f"a Fréchet distance needs at least 2 images, and there are {count}")
+        # All images together have the mean 0.
+        mean = -self._centred[left_out].sum(0) / count
+        if count < len(self._factor):
+            kept = np.delete(np.arange(len(self._centred)), left_out)
+            product = self._products_of_images[np.ix_(kept, kept)]
+            product = product - product.mean(0) - product.mean(1, keepdims=True) + product.mean()
+        else:
+            projected = self._factor @ mean
+            product = self._products - others.T @ others - count * np.outer(projected, projected)
+        roots = np.sqrt(np.linalg.eigvalsh(product / (count - 1)).clip(min=0))
+        squares = self._traces[0] - self._squares[left_out].sum() - count * (mean**2).sum()
+        return float(((self._shift + mean) ** 2).sum() + squares / (count - 1) + self._traces[1] - 2 * roots.sum())
+
+
 def frechet_distance(features: np.ndarray, reference: Gaussian) -> float:
     """Squared Fréchet distance between the normal distribution of features [N, D] and a reference. With Inception
     features it is the FID.
 
-    It is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the nuclear
-    norm of A F^T: the sum of the roots of the eigenvalues of F S F^T, or of A S' A^T, which is smaller for few images.
-
     Raises:
         ValueError: if there are fewer than 2 images, or the reference has another number of features.
     """
-    if len(features) < 2:
-        raise ValueError(f"a Fréchet distance needs at least 2 images, and there are {len(features)}")
-    if features.shape[1] != len(reference.mean):
-        raise ValueError(
-            f"the reference has {len(reference.mean)} features and the images have {features.shape[1]}: "
-            "use a reference of the same network"
-        )
-    mean, centred = _centre(features)
-    scale = len(centred) - 1
-    if len(centred) < len(reference.factor):
-        cross = centred @ reference.factor.T
-        product = cross @ cross.T / scale
-    else:
-        product = reference.factor @ (centred.T @ centred / scale) @ reference.factor.T
-    roots = np.sqrt(np.linalg.eigvalsh(product).clip(min=0))
-    traces = (centred**2).sum() / scale + (reference.factor**2).sum()
-    return float(((mean - reference.mean) ** 2).sum() + traces - 2 * roots.sum())
+    return _Distances(features, reference).whole()
 
 
 def frechet_estimate(
@@ -84,10 +143,9 @@ def frechet_estimate(
     """
     if len(features) < 3:
         raise ValueError(f"a Fréchet distance with its standard error needs at least 3 images, not {len(features)}")
-    standard_error = jackknife_standard_error(
-        lambda rows: frechet_distance(rows, reference), features, prompts=prompts, blocks=blocks
-    )
-    return Estimate(frechet_distance(features, reference), standard_error)
+    distances = _Distances(features, reference)
+    error = jackknife_standard_error(distances.without, len(features), prompts=prompts, blocks=blocks)
+    return Estimate(distances.whole(), error)
 
 
 def frechet_infinity(features: np.ndarray, reference: Gaussian, *, points: int = 15, seed: int = 0) -> float:
@@ -96,7 +154,9 @@ def frechet_infinity(features: np.ndarray, reference: Gaussian, *, points: int =
     A line in 1 / N is fitted to the distances of `points` random subsets of half to all of the images; its value at 0
     is returned. Smaller subsets do not lie on a line unless they have many more images than features.
     """
-    rng = np.random.default_rng(seed)
+    rng, distances = np.random.default_rng(seed), _Distances(features, reference)
+    every, values = np.arange(len(features)), []
     sizes = np.linspace(max(2, len(features) // 2), len(features), points).astype(int)
-    distances = [frechet_distance(features[rng.choice(len(features), n, replace=False)], reference) for n in sizes]
-    return float(np.polyfit(1 / sizes, distances, 1)[1])
+    for size in sizes:
+        values.append(distances.without(np.delete(every, rng.choice(len(features), size, replace=False))))
+    return float(np.polyfit(1 / sizes, values, 1)[1])

@@ -172,9 +172,9 @@ def read_clip(path: Path, frames: int) -> list[Image.Image]:
     Raises:
         ValueError: if it has fewer, or cannot be read.
     """
-    found = read_video("one of the videos", path)
+    found = read_video("one of the videos", path, count=frames)
     if len(found) < frames:
         raise ValueError(
             f"{path} has fewer frames ({len(found)}) than fvd compares ({frames}): leave it out, or lower --frames"
         )
-    return found[:frames]
+    return found

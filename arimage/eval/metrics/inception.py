@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from ...convert.checkpoint import load_original
+from ...convert.folder import damaged_files
 from ...media.files import to_rgb
 from .features import Resize, Space, WeightsFile, file_sha256
 
@@ -65,11 +66,11 @@ class InceptionExtractor:
         self.weights = published.provenance(digest)
         self.space = Space("inception-v3-2048", digest, resize)
         self.device = device
-        try:
+        # Another network shows only when it is used.
+        with damaged_files(path, f"download {published.url} again"):
             self._network = _load_clean(path) if resize == "clean" else _load_tf1(path, self.layer)
-        except RuntimeError as error:
-            raise ValueError(f"{path} is incomplete or another network: download {published.url} again") from error
-        self._network.to(device)
+            self._network.to(device)
+            InceptionExtractor.__call__(self, [Image.new("RGB", (8, 8))])
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:

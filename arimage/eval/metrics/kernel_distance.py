@@ -8,6 +8,13 @@ import numpy as np
 from .standard_errors import Estimate, Prompts, clustered_variance, jackknife_blocks, jackknife_error
 
 
+def subsets_of(count: int, others: int, subsets: int, subset_size: int) -> tuple[int, int]:
+    """How many subsets `kernel_distance` takes of `count` images and `others` of the reference, and how large they
+    are: all rows if there are fewer, and one subset if that is all of both."""
+    size = min(subset_size, count, others)
+    return 1 if size == count == others else subsets, size
+
+
 def kernel_distance(
     features: np.ndarray,
     reference: np.ndarray,
@@ -32,7 +39,7 @@ def kernel_distance(
     Raises:
         ValueError: if either has fewer than 2 rows, or they differ in D.
     """
-    size = min(subset_size, len(features), len(reference))
+    subsets, size = subsets_of(len(features), len(reference), subsets, subset_size)
     if size < 2:
         raise ValueError(
             f"a kernel distance needs at least 2 images, and there are {len(features)} and {len(reference)}"
@@ -42,8 +49,6 @@ def kernel_distance(
             f"the reference has {reference.shape[1]} features and the images have {features.shape[1]}: "
             "use a reference of the same network"
         )
-    if size == len(features) == len(reference):
-        subsets = 1
     rng = np.random.default_rng(seed)
     values, first, second = [], [], []
     for _ in range(subsets):

@@ -10,6 +10,7 @@ from ...media.files import read_image
 from ..runs.files import write_whole
 from .array_files import ARRAY_SUFFIXES, FIRST, array_headers, read_array
 from .features import Space, file_sha256, files_sha256, image_paths
+from .frechet import check_eigenvalues
 
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ def _read_statistics(
         raise ValueError(
             f"{sigma} of {path} is not symmetric, so it is not a covariance: compute the statistics again"
         )
+    check_eigenvalues(f"{sigma} of {path}", np.linalg.eigvalsh(covariance))
     # Other programs may use these names for something else.
     kinds = [
         (shape, dtype.kind) for shape, dtype in (arrays.get(name, ((), np.dtype("V"))) for name in (*ORIGIN, COUNT))

@@ -80,22 +80,23 @@ def jackknife_error(values: Sequence[float]) -> float | None:
 
 
 def jackknife_standard_error(
-    statistic: Callable[[np.ndarray], float],
-    rows: np.ndarray,
+    without: Callable[[np.ndarray], float],
+    count: int,
     *,
     prompts: Prompts | None = None,
     blocks: int = 20,
     seed: int = 0,
 ) -> float | None:
-    """Standard error of `statistic(rows)` by the jackknife, which leaves out each of `blocks` random blocks of prompts
-    in turn. None if it cannot be known: from one prompt, or from blocks that do not differ.
+    """Standard error of a statistic of `count` rows by the jackknife, which leaves out each of `blocks` random blocks
+    of prompts in turn: `without(rows)` is the statistic without these rows. None if it cannot be known: from one
+    prompt, or from blocks that do not differ.
 
     For stratified rows (equally many images of every class) it is an upper bound.
     """
-    block = jackknife_blocks(len(rows), prompts, blocks=blocks, seed=seed)
+    block = jackknife_blocks(count, prompts, blocks=blocks, seed=seed)
     if block is None:
         return None
-    return jackknife_error([statistic(rows[block != one]) for one in range(block.max() + 1)])
+    return jackknife_error([without(np.flatnonzero(block == one)) for one in range(block.max() + 1)])
 
 
 def mean_estimate(values: np.ndarray, prompts: Prompts | None = None) -> Estimate:

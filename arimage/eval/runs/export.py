@@ -1,6 +1,7 @@
 """`arimage eval export`: writes runs in the file layouts of scorers that are not part of this library."""
 
 import json
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -52,6 +53,11 @@ def export(run: Path, format: str, out: Path, size: int | None = None) -> None:
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file can have this name and a suffix of four characters: a text that UTF-8 can encode, and no path."""
+    return bool(name) and not re.search("[/\0\ud800-\udfff]", name) and len(name.encode()) <= LONGEST_NAME - 4
 
 
 def group_by_prompt(run: Path, paths: list[Path]) -> list[Group]:
@@ -136,9 +142,9 @@ def write_dpg(groups: list[Group], out: Path) -> None:
             raise ValueError(f"image {row['id']} has no item_id for DPG-Bench: generate with prompts that have one")
         name = str(row["metadata"]["item_id"])
         # The scorer takes what comes before the first dot of a file's name.
-        if "/" in name or "." in name or name in seen:
+        if not is_file_name(name) or "." in name or name in seen:
             raise ValueError(
-                f"image {row['id']} has the item_id {name!r}, which is not a file name or not unique: give each "
+                f"image {row['id']} has the item_id {name!r:.80}, which is not a file name or not unique: give each "
                 "prompt its own, without / and dots"
             )
         seen.add(name)
@@ -167,10 +173,10 @@ def write_wise(groups: list[Group], out: Path) -> None:
     for group in groups:
         row, path = group[0]
         number = row.get("metadata", {}).get("prompt_id")
-        if not isinstance(number, int) or number in names:
+        if not isinstance(number, int) or isinstance(number, bool) or number in names or abs(number) >= 10**18:
             raise ValueError(
-                f"image {row['id']} has the prompt_id {number!r}, which is not a whole number or not unique: generate "
-                "with a .json file of WISE"
+                f"image {row['id']} has the prompt_id {number!r:.80}, which is not a whole number or not unique: "
+                "generate with a .json file of WISE"
             )
         _check_count(group, 1, "WISE")
         names[number] = path
@@ -189,13 +195,13 @@ def write_t2i_compbench(groups: list[Group], out: Path) -> None:
     names = {}
     for row, path in (pair for group in groups for pair in group):
         prompt = row.get("prompt", "")
-        name = f"{prompt}_{len(names):06d}.png"
-        if not prompt or "_" in prompt or "/" in prompt or len(name.encode()) > LONGEST_NAME:
+        name = f"{prompt}_{len(names):06d}"
+        if not prompt or "_" in prompt or not is_file_name(name):
             raise ValueError(
                 f"image {row['id']} has the prompt {prompt!r:.80}, which cannot be a file name for T2I-CompBench: "
                 f"give prompts without / and _, of up to {LONGEST_NAME - 11} bytes"
             )
-        names[name] = path
+        names[f"{name}.png"] = path
     (out / "samples").mkdir(parents=True)
     for name, path in names.items():
         shutil.copyfile(path, out / "samples" / name)

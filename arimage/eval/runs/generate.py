@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from ...decoding import decoding_from_dict, decoding_to_dict, decoding_to_text
 from ...media.files import read_image
-from ...options import Steps, adapter_text
+from ...options import Steps, adapter_text, supported
 from ...pipelines.base import ARPipeline
 from ...pipelines.quantized import dtype_name
 from ..bench.measure import choose_decodings, machine, quiet
@@ -110,7 +110,10 @@ def make_config(
         ValueError: if the pipeline cannot generate the last row with these settings, or reads fewer references.
     """
     check_references(pipe, model, rows)
-    sampling = {name: value for name, value in (sampling or {}).items() if value is not None}
+    if "class_label" in rows[0] and pipe.num_classes is None:
+        raise ValueError(f"{model} generates from text and takes no class_labels: give --prompts")
+    sampling = supported(pipe, model, sampling or {})
+    optional = supported(pipe, model, {"negative_prompt": negative_prompt, "order": order})
     if "image" in rows[0] and pipe.reference_guidance_scale is not None:
         sampling.setdefault("guidance_scale", pipe.reference_guidance_scale)
     pipe.sampling(**sampling)
@@ -120,12 +123,6 @@ def make_config(
         asked = sampling if order is None else {**sampling, "order": order}
         chosen, _ = choose_decodings(pipe, condition(rows[-1:]), [decoding], asked)
         settings = decoding_to_dict(chosen[decoding])
-    optional = {}
-    for name, value in (("negative_prompt", negative_prompt), ("order", order)):
-        if value is not None:
-            if not pipe.abilities.accepts(name):
-                raise ValueError(f"{model} takes no {name}: leave out --{name.replace('_', '-')}")
-            optional[name] = value
     if pipe.abilities.accepts("order"):
         optional.setdefault("order", pipe.order)
     pipe.prepare(**condition(rows[-1:]), **optional, **sampling, height=height, width=width)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 
+from ...schema import read_whole
 from .prompts import prompt_file, prompt_files, read_prompts
 from .run_folder import image_path
 
@@ -53,7 +54,7 @@ def make_manifest(
 def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.read_bytes())
+        digest.update(read_whole(file))
     return digest.hexdigest()
 
 

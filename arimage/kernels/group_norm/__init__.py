@@ -9,11 +9,10 @@ from . import reference
 def group_norm_silu(
     hidden: torch.Tensor, num_groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """SiLU of the group norm (https://arxiv.org/abs/1803.08494) of images [B, C, H, W], in their dtype and memory
-    format.
+    """SiLU of the group norm (https://arxiv.org/abs/1803.08494) of images [B, C, H, W], in their dtype.
 
-    On a GPU without gradients, Triton computes both in float32, reads the images twice and writes them once. Unlike
-    torch's group norm it does not copy channels_last images to another format.
+    On a GPU without gradients, Triton computes both in float32, reads the images twice and writes them once, in their
+    memory format. Elsewhere the result is contiguous.
 
     Args:
         hidden: float32, bfloat16 or float16, contiguous or channels_last.

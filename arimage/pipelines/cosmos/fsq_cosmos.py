@@ -21,6 +21,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from pydantic import Field
 from torch import nn
 
+from ...models.layers import refine_norms
 from ...models.mixin import ModelMixin
 from ...schema import Count, Layers, Side, Width, Widths, checked
 from ...tokenizers.tiling import TilingMixin, check_sides
@@ -128,6 +129,7 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         self.decoder = CosmosDecoder3d(
             in_channels=latent_channels, block_out_channels=tuple(decoder_block_out_channels), **shared
         )
+        refine_norms(self)
 
     @property
     def scale_factor(self) -> int:

@@ -1,8 +1,12 @@
 """The image tokenizer of Emu3.5: index backpropagation quantisation, IBQ (https://arxiv.org/abs/2412.02692)."""
 
+import functools
+from typing import Any
+
 import torch
 from diffusers import VQModel
 
+from ...models.layers import refine_norms
 from ...models.mixin import ModelMixin
 from ...tokenizers.tiling import TilingMixin
 
@@ -19,6 +23,11 @@ class IBQModel(TilingMixin, ModelMixin, VQModel):
     """
 
     _keep_in_fp32_modules = ["encoder", "quant_conv", "quantize"]
+
+    @functools.wraps(VQModel.__init__)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        refine_norms(self)
 
     @property
     def scale_factor(self) -> int:

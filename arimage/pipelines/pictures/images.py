@@ -55,7 +55,8 @@ def resize_image(
 
 
 def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None = None) -> torch.Tensor:
-    """Images as float32 [B, 3, H, W] in [-1, 1], resized to `size` (height, width) if it is given.
+    """Images as float32 [B, 3, H, W] in [-1, 1], resized to `size` (height, width) if it is given, all of them by
+    PIL's Lanczos filter.
 
     Args:
         name: the name of the argument, for error messages.
@@ -66,8 +67,23 @@ def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None
         ValueError: if it is anything else.
     """
     parts = [to_rgb(name, part) if isinstance(part, Image.Image) else part for part in parts_of(name, image)]
+    pictures = [isinstance(part, Image.Image) for part in parts]
+    if any(pictures) and not all(pictures):
+        raise ValueError(f"{name} holds PIL images and others: give one kind")
+    if size is None or any(pictures):
+        return _pixels_of(name, parts, size)
+    # diffusers resizes arrays and tensors by the nearest pixel.
+    return torch.cat([resize_values(_pixels_of(name, [part]), size, lowest=-1) for part in parts])
+
+
+def _pixels_of(name: str, parts: list, size: tuple[int, int] | None = None) -> torch.Tensor:
     outside = any(isinstance(part, np.ndarray | torch.Tensor) and not _is_float(part) for part in parts)
-    pixels = None if outside else _preprocess(VaeImageProcessor(vae_scale_factor=1), name, parts, size)
+    try:
+        # A list of batches is deprecated in diffusers.
+        given = parts[0] if len(parts) == 1 else parts
+        pixels = None if outside else VaeImageProcessor(vae_scale_factor=1).preprocess(given, *(size or ()))
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{name} cannot be used ({error}): give PIL images, arrays or tensors") from error
     # Not a number is refused by the comparison, too.
     if pixels is None or not pixels.abs().max() <= 1:
         raise ValueError(f"{name} has values outside [0, 1]: give PIL images, or arrays of floats from 0 to 1")
@@ -76,19 +92,41 @@ def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None
     return pixels.float()
 
 
+def resize_values(values: torch.Tensor, size: tuple[int, int], lowest: float) -> torch.Tensor:
+    """Floats [B, C, H, W] from `lowest` to 1, resized to `size` (height, width) as PIL resizes images: by its Lanczos
+    filter along rows, then along columns, each time cut to this range. They are not rounded to 256 levels."""
+    height, width = size
+    if values.shape[2:] == size:
+        return values
+
+    def along(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        return np.asarray(Image.fromarray(plane).resize(size, Image.Resampling.LANCZOS)).clip(lowest, 1)
+
+    planes = values.float().cpu().flatten(0, 1).numpy()
+    resized = np.stack([along(along(plane, (width, len(plane))), (width, height)) for plane in planes])
+    return torch.from_numpy(resized).unflatten(0, values.shape[:2]).to(values)
+
+
 def _to_masks(name: str, mask_image: PipelineImageInput, size: tuple[int, int]) -> torch.Tensor:
+    height, width = size
     masks = []
     for part in parts_of(name, mask_image):
-        if isinstance(part, np.ndarray | torch.Tensor):
-            masks += [_unit_range(name, mask) for mask in _single_masks(name, part)]
+        if isinstance(part, Image.Image):
+            levels = to_mask(name, part).resize((width, height), Image.Resampling.LANCZOS)
+            masks.append(torch.from_numpy(np.asarray(levels) / np.float32(255))[None, None])
+        elif isinstance(part, np.ndarray | torch.Tensor):
+            given = [_unit_range(name, mask) for mask in _single_masks(name, part)]
+            masks += [resize_values(mask[None, None], size, lowest=0).cpu() for mask in given]
         else:
-            masks.append(to_mask(name, part) if isinstance(part, Image.Image) else part)
-    processor = VaeImageProcessor(vae_scale_factor=1, do_normalize=False, do_binarize=True, do_convert_grayscale=True)
-    return _preprocess(processor, name, masks, size).bool()
+            raise ValueError(f"{name} cannot be used ({type(part).__name__}): give PIL images, arrays or tensors")
+    # A half may be rounded down.
+    return torch.cat(masks) > 0.499
 
 
 def _single_masks(name: str, masks: np.ndarray | torch.Tensor) -> list:
     """The masks [H, W] in an array or a tensor."""
+    if masks.ndim not in (2, 3, 4):
+        raise ValueError(f"{name} has the shape {list(masks.shape)}: give masks [H, W] or [B, H, W]")
     if masks.ndim == 4:
         axis = 1 if isinstance(masks, torch.Tensor) else 3
         if masks.shape[axis] != 1:
@@ -132,17 +170,6 @@ def parts_of(name: str, image: PipelineImageInput) -> list:
     if len(parts) == 0 or any(0 in getattr(part, "shape", getattr(part, "size", ())) for part in parts):
         raise ValueError(f"{name} is empty: give one image for all prompts, or one for each")
     return parts
-
-
-def _preprocess(processor: VaeImageProcessor, name: str, parts: list, size: tuple[int, int] | None) -> torch.Tensor:
-    pictures = [isinstance(part, Image.Image) for part in parts]
-    if any(pictures) and not all(pictures):
-        raise ValueError(f"{name} holds PIL images and others: give one kind")
-    try:
-        # A list of batches is deprecated in diffusers.
-        return processor.preprocess(parts[0] if len(parts) == 1 else parts, *(size or ()))
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} cannot be used ({error}): give PIL images, arrays or tensors") from error
 
 
 def known_tokens(tokens: torch.LongTensor, repaint: torch.BoolTensor) -> torch.LongTensor:

@@ -182,7 +182,7 @@ def _compare(kind: type, config: dict, shapes: dict) -> dict[str, set[str]]:
 
 def _load_on_meta(kind: type, folder: Path, variant: str | None) -> dict[str, set]:
     # Names in files may differ from those in modules, and weights may be tied: transformers handles both.
-    with _quiet():
+    with quiet():
         _, found = kind.from_pretrained(
             folder,
             variant=variant,
@@ -196,7 +196,7 @@ def _load_on_meta(kind: type, folder: Path, variant: str | None) -> dict[str, se
 
 
 @contextmanager
-def _quiet():
+def quiet():
     """Suppress transformers' progress bars, and its reports about what this thread loads."""
     logger, own = logging.get_logger("transformers.modeling_utils"), _OfOtherThreads()
     bars = logging.is_progress_bar_enabled()

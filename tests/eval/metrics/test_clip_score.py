@@ -1,5 +1,7 @@
 """The CLIP score, against the model itself."""
 
+import json
+
 import numpy as np
 import pytest
 import tiny
@@ -46,5 +48,67 @@ def test_a_clip_that_is_not_whole_is_refused(clip, tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("text_projection.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="has no weights for text_projection.weight"):
+    with pytest.raises(ValueError, match="the weight 'text_projection.weight' is missing: hf download"):
         ClipExtractor(tmp_path)
+
+
+def test_clip_scores_are_computed_in_float32_whatever_the_file_holds(clip, tmp_path):
+    CLIPModel.from_pretrained(clip).half().save_pretrained(tmp_path)
+    for path in clip.iterdir():
+        if not (tmp_path / path.name).exists():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    extractor = ClipExtractor(tmp_path)
+    found = extractor.of_texts(["a red heart"]), extractor([Image.new("RGB", (40, 30), "red")])
+    whole = ClipExtractor(clip)
+    expected = whole.of_texts(["a red heart"]), whole([Image.new("RGB", (40, 30), "red")])
+    assert [one.dtype for one in found] == [torch.float32] * 2
+    # What is left is the rounding of the weights.
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def other_shape(path):
+    weights = load_file(path)
+    weights["text_projection.weight"] = weights["text_projection.weight"][:, :-1].contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def setting(**changes):
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+DAMAGES = {
+    "weights cut": ("model.safetensors", cut),
+    "weights empty": ("model.safetensors", lambda path: path.write_bytes(b"")),
+    "a weight of another shape": ("model.safetensors", other_shape),
+    "config cut": ("config.json", cut),
+    "config of another kind": ("config.json", lambda path: path.write_text("[]")),
+    "config with a text": ("config.json", setting(projection_dim="many")),
+    "config with a list": ("config.json", setting(vision_config=[1])),
+    "too deep": ("config.json", lambda path: path.write_text("[" * 10**5)),
+    "preprocessor cut": ("preprocessor_config.json", cut),
+    "preprocessor of another kind": ("preprocessor_config.json", lambda path: path.write_text("[]")),
+    "preprocessor of another size": ("preprocessor_config.json", setting(crop_size={"height": 24, "width": 24})),
+    "preprocessor with a text": ("preprocessor_config.json", setting(size="large")),
+    "tokenizer cut": ("tokenizer.json", cut),
+    "tokenizer empty": ("tokenizer.json", lambda path: path.write_text("{}")),
+    "tokenizer gone": ("tokenizer.json", lambda path: path.unlink()),
+    "settings of the tokenizer cut": ("tokenizer_config.json", cut),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_files_of_clip_are_refused_in_one_sentence(clip, kind, tmp_path, capfd):
+    for path in clip.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    name, damage = DAMAGES[kind]
+    damage(tmp_path / name)
+    capfd.readouterr()
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 the sentence is looked at below
+        ClipExtractor(tmp_path)
+    sentence, printed = str(caught.value), capfd.readouterr()
+    assert str(tmp_path) in sentence and ("hf download" in sentence or "again" in sentence)
+    assert "\n" not in sentence and len(sentence) < len(2 * str(tmp_path)) + 400 and not printed.err

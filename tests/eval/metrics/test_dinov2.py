@@ -80,6 +80,26 @@ def test_a_hub_id_that_cannot_be_downloaded_is_refused_in_one_sentence(monkeypat
         Dinov2Extractor("someone/dinov2")
 
 
+@pytest.mark.parametrize("kind", ["cut", "shape", "config", "settings"])
+def test_damaged_files_of_dinov2_are_refused_in_one_sentence(folder, kind, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    if kind == "cut":
+        weights.write_bytes(weights.read_bytes()[:5000])
+    elif kind == "shape":
+        state = load_file(weights)
+        state["layernorm.weight"] = state["layernorm.weight"][:-1].clone()
+        save_file(state, weights, metadata={"format": "pt"})
+    else:
+        config.write_text(
+            "{" if kind == "config" else config.read_text().replace('"num_channels": 3', '"num_channels": 4')
+        )
+    with pytest.raises(ValueError, match="hf download facebook|get the file again") as caught:
+        Dinov2Extractor(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_a_dinov2_that_is_not_whole_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="--dinov2 is missing: hf download facebook/dinov2-large"):
         Dinov2Extractor(None)
@@ -88,5 +108,5 @@ def test_a_dinov2_that_is_not_whole_is_refused(folder, tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("layernorm.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="has no weights for layernorm.weight"):
+    with pytest.raises(ValueError, match="the weight 'layernorm.weight' is missing: hf download"):
         Dinov2Extractor(tmp_path)

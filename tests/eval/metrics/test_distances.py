@@ -9,6 +9,7 @@ from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics
 from torch_fidelity.metric_kid import kid_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
 
+from arimage.eval.metrics import frechet
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance, frechet_estimate, frechet_infinity
 from arimage.eval.metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
 from arimage.eval.metrics.neighbourhoods import neighbourhoods
@@ -60,6 +61,39 @@ def test_frechet_distance_of_known_distributions():
         frechet_distance(x[:1], Gaussian.of_features(y))
     with pytest.raises(ValueError, match="the reference has 2 features and the images have 3"):
         frechet_distance(np.zeros((4, 3)), Gaussian.of_features(y))
+
+
+@pytest.mark.parametrize(("count", "others", "width"), [*SIZES, (60, 80, 48), (50, 400, 48)])
+def test_the_errors_and_limits_of_frechet_distances_are_those_of_distances_computed_one_by_one(count, others, width):
+    x, gaussian = sample(count, width, 0), Gaussian.of_features(sample(others, width, 1, 0.1, 1.2))
+    prompts = np.arange(count) // 3
+
+    def without(rows):
+        return frechet_distance(np.delete(x, rows, axis=0), gaussian)
+
+    found = frechet_estimate(x, gaussian, prompts=prompts)
+    assert found.value == pytest.approx(frechet_distance(x, gaussian), rel=1e-12)
+    explicit = jackknife_standard_error(without, count, prompts=prompts)
+    assert found.standard_error == pytest.approx(explicit, rel=1e-7)
+    rng, sizes = np.random.default_rng(0), np.linspace(count // 2, count, 15).astype(int)
+    values = [frechet_distance(x[rng.choice(count, size, replace=False)], gaussian) for size in sizes]
+    assert frechet_infinity(x, gaussian) == pytest.approx(np.polyfit(1 / sizes, values, 1)[1], rel=1e-7)
+
+
+def test_a_frechet_distance_with_its_error_multiplies_the_features_a_few_times(monkeypatch):
+    x, gaussian = sample(4000, 8, 0), Gaussian.of_features(sample(400, 8, 1))
+    rows, features = 0, frechet.np.ndarray
+
+    class Counted(features):
+        def __matmul__(self, other):
+            nonlocal rows
+            rows += max(len(self), len(self.T))
+            return super().__matmul__(other)
+
+    centre = frechet._centre
+    monkeypatch.setattr(frechet, "_centre", lambda some: tuple(part.view(Counted) for part in centre(some)))
+    frechet_estimate(x, gaussian)
+    assert 0 < rows < 6 * len(x)
 
 
 @pytest.mark.slow
@@ -151,7 +185,9 @@ def test_the_error_of_the_gaussian_kernel_distance_is_a_jackknife():
     x, y = (unit(one.astype(np.float64)) for one in (sample(60, 12, 1, 0.2), sample(40, 12, 2)))
     prompts = np.arange(20).repeat(3)
     for of in (prompts, None):
-        explicit = jackknife_standard_error(lambda some: explicit_cmmd(some, y), x, prompts=of, blocks=20)
+        explicit = jackknife_standard_error(
+            lambda rows: explicit_cmmd(np.delete(x, rows, axis=0), y), len(x), prompts=of, blocks=20
+        )
         assert gaussian_kernel_distance(x, y, prompts=of).standard_error == pytest.approx(explicit, rel=1e-6)
     assert gaussian_kernel_distance(x, y, prompts=["one"] * 60).standard_error is None
     with pytest.raises(ValueError, match="the reference has 4 features and the images have 12"):

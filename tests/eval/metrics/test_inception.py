@@ -174,7 +174,19 @@ def test_weights_that_are_more_than_tensors_are_refused(tmp_path):
 def test_a_file_cut_short_is_refused(torchscript, tmp_path):
     part = tmp_path / torchscript.name
     part.write_bytes(torchscript.read_bytes()[:1000])
-    with pytest.raises(
-        ValueError, match="inception-2015-12-05.pt is incomplete or another network: download https://nvlabs"
-    ):
+    with pytest.raises(ValueError, match="inception-2015-12-05.pt cannot be loaded .*: download https://nvlabs"):
         InceptionExtractor(part)
+
+
+def test_files_of_other_networks_are_refused(tf1_weights, tmp_path):
+    other = tmp_path / "inception-2015-12-05.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(other)
+    with pytest.raises(
+        ValueError, match=r"inception-2015-12-05.pt cannot be loaded \(AttributeError.*: download https"
+    ):
+        InceptionExtractor(other)
+    state = torch.load(tf1_weights, weights_only=True)
+    torch.save(state | {"Conv2d_1a_3x3.conv.weight": torch.zeros(32, 3, 5, 5)}, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=r"x.pth cannot be loaded \(RuntimeError.*: download https") as caught:
+        InceptionExtractor(tmp_path / "x.pth", "tf1")
+    assert "\n" not in str(caught.value)

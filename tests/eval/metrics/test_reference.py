@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from arimage.eval.metrics.features import image_paths
-from arimage.eval.metrics.reference import read_folder, read_reference
+from arimage.eval.metrics.frechet import Gaussian
+from arimage.eval.metrics.reference import read_folder, read_reference, read_spatial_statistics
 
 
 PICTURES = np.random.default_rng(0).integers(0, 256, (5, 6, 4, 3), dtype=np.uint8)
@@ -27,6 +28,23 @@ def test_pictures_statistics_and_both_are_read(tmp_path):
     assert read_reference(tmp_path / "x.npy").paths == [tmp_path / "x.npy"]
     np.savez(tmp_path / "s.npz", **statistics(sigma=np.eye(6, dtype=np.float32)))
     assert read_reference(tmp_path / "s.npz").paths == []
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rounding_does_not_make_statistics_wrong(dtype, tmp_path):
+    features = np.random.default_rng(0).normal(size=(40, 200)).astype(np.float32) @ np.diag(0.97 ** np.arange(200))
+    for name, some in (("few", features), ("equal", features[:1].repeat(40, 0))):
+        np.savez(tmp_path / f"{name}.npz", mu=some.mean(0), sigma=np.cov(some, rowvar=False).astype(dtype))
+        read = read_reference(tmp_path / f"{name}.npz").statistics
+        Gaussian.of_covariance(read.mean, read.covariance)
+
+
+def test_spatial_statistics_and_covariances_with_negative_variances_are_refused(tmp_path):
+    np.savez(tmp_path / "s.npz", mu_s=np.zeros(6), sigma_s=-np.eye(6), **statistics())
+    with pytest.raises(ValueError, match="sigma_s of .* has the eigenvalue -1"):
+        read_spatial_statistics(tmp_path / "s.npz")
+    with pytest.raises(ValueError, match="the covariance has the eigenvalue -1"):
+        Gaussian.of_covariance(np.zeros(6), -np.eye(6))
 
 
 def text(path):
@@ -86,6 +104,9 @@ def test_files_of_another_kind_are_refused(tmp_path, write, suffix):
         (statistics(mu=np.array([None] * 6)), "mu and sigma of .* are object"),
         (statistics(mu=np.array([0, 0, np.nan, 0, 0, 0])), "mu or sigma of .* not finite"),
         (statistics(sigma=np.diag([1.0, 1, np.inf, 1, 1, 1])), "mu or sigma of .* not finite"),
+        (statistics(sigma=-np.eye(6)), "sigma of .* has the eigenvalue -1, and a covariance has none below 0"),
+        (statistics(sigma=np.diag([1, 1, 1, 1, 1, -0.001])), "sigma of .* has the eigenvalue -0.001"),
+        (statistics(sigma=np.ones((6, 6)) - 0.1 * np.eye(6)), "sigma of .* has the eigenvalue -0.1"),
         (statistics(sigma=np.triu(np.ones((6, 6)))), "sigma of .* is not symmetric"),
     ],
 )

@@ -5,6 +5,7 @@ from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
+from arimage.models.layers import GroupNorm
 from arimage.models.mixin import ModelMixin
 
 
@@ -30,7 +31,7 @@ class EmojiClassifier(ModelMixin, ConfigMixin):
         layers, width = [], 3
         for channel, kernel_size, stride in zip(channels, (7, 3, 3, 3), (4, 2, 1, 2), strict=True):
             layers.append(nn.Conv2d(width, channel, kernel_size, stride, padding=kernel_size // 2))
-            layers += [nn.GroupNorm(norm_num_groups, channel), nn.SiLU()]
+            layers += [GroupNorm(norm_num_groups, channel), nn.SiLU()]
             width = channel
         self.convolutions = nn.Sequential(*layers)
         self.head = nn.Linear(width, num_classes)
