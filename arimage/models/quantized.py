@@ -9,6 +9,7 @@ from ..kernels.step import DTYPES as STEP_DTYPES
 from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
 from ..kernels.step.linear import linear
 from .layers import Linear
+from .saved_files import refuse_to_save
 
 
 # The largest number of each.
@@ -86,6 +87,7 @@ def quantize_linears(network: nn.Module, dtype: torch.dtype) -> None:
     """Replace the `quantizable` layers of a transformer by layers with weights in `dtype`, one after another."""
     for name, layer in quantizable(network).items():
         network.set_submodule(name, QuantizedLinear(layer, dtype))
+    refuse_to_save(network)
 
 
 def is_quantized(network: nn.Module) -> bool:

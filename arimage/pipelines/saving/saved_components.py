@@ -3,7 +3,6 @@ libraries raise for their files becomes one sentence that names them."""
 
 import importlib
 import importlib.util
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from diffusers import ModelMixin
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...models.weight_files import one_line
 from .saved_folder import INDEX, PACKAGE
 
 
@@ -93,8 +93,3 @@ def _load(folder: Path, kind: Any) -> Any:
             "get its files again, or save the pipeline again"
         ) from error
     return part
-
-
-def one_line(error: BaseException) -> str:
-    """The message of a library, shortened."""
-    return textwrap.shorten(str(error), 300)
