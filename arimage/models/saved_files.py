@@ -10,8 +10,7 @@ from uuid import uuid4
 
 from diffusers.hooks.group_offloading import _GROUP_OFFLOADING
 from diffusers.hooks.layerwise_casting import _LAYERWISE_CASTING_HOOK
-from diffusers.utils.hub_utils import load_or_create_model_card, populate_model_card
-from huggingface_hub import create_repo
+from diffusers.utils import hub_utils
 from safetensors import SafetensorError
 from torch import nn
 
@@ -125,8 +124,11 @@ def upload(part: Any, folder: Path, *, repo_id: str | None = None, private: bool
         options: of `_upload_folder` of diffusers: `token`, `commit_message` and `create_pr`.
     """
     token = options.get("token")
-    repository = create_repo(repo_id or folder.absolute().name, exist_ok=True, private=private, token=token).repo_id
-    populate_model_card(load_or_create_model_card(repository, token=token)).save(folder / "README.md")
+    repository = hub_utils.create_repo(
+        repo_id or folder.absolute().name, exist_ok=True, private=private, token=token
+    ).repo_id
+    card = hub_utils.load_or_create_model_card(repository, token=token)
+    hub_utils.populate_model_card(card).save(folder / "README.md")
     part._upload_folder(folder, repository, **options)
 
 
