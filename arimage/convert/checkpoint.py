@@ -26,12 +26,12 @@ from .paths import CheckpointError, check_file, check_vacant
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
-WRAPPINGS = ("model", "module", "state_dict")
+WRAPPINGS = ("model", "module", "state_dict", "model_state_dict")
 # Where trainers keep the averaged weights (EMA).
 AVERAGES = ("model_ema", "ema", "ema_model", "ema_state_dict")
 # What DistributedDataParallel, torch.compile, FSDP and activation checkpointing add to names, at the start or in
-# between.
-ADDED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# between; empty in front of a dot, where flat weights were merged.
+ADDED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", ""}
 # Groups of every group norm of the published image tokenizers; the tensors do not show them.
 NORM_NUM_GROUPS = 32
 

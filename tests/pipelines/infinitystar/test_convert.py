@@ -47,6 +47,17 @@ def test_a_folder_with_the_weights_inside_and_a_trainers_file(tmp_path):
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+def test_names_of_trainers_files_are_read(tmp_path):
+    state = load_original_folder(WEIGHTS)
+    expected = infinitystar_transformer_from_original(dict(state), **TRAINED).state_dict()
+    state = {name.replace("semantic_head2.", "semantic_head."): value for name, value in state.items()}
+    state[".cfg_uncond"], state[".sos_token"] = state.pop("cfg_uncond"), torch.zeros(1)
+    state.pop("sos_token", None)
+    torch.save({"trainer": {"gpt_fsdp": state}}, tmp_path / "trained.pth")
+    found = convert_infinitystar(tmp_path / "trained.pth", VAE, **TRAINED).transformer.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_what_was_never_published_must_be_said():
     with pytest.raises(CheckpointError, match="no model of 0.06M pixels is published: give semantic_scales"):
         convert_infinitystar(WEIGHTS, VAE, pixels="0.06M")
