@@ -225,8 +225,8 @@ class InfinityStarVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         fits = all(coarse % 4 == 0 and 4 * fine % coarse == 0 for fine, coarse in itertools.pairwise(widths))
         if len(widths) != 4 or not fits:
             raise ValueError(
-                f"widths are {widths}: give four, of which the later ones are multiples of 4 and divide four times the "
-                "one before"
+                f"widths are {widths}: give four, of which the later ones are multiples of 4 and divide four times "
+                "the one before"
             )
         channels = 4 * latent_channels
         self.encoder = Encoder(list(widths), layers_per_block, latent_channels)

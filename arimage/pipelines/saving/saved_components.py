@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from diffusers import ModelMixin
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from ...models.weight_files import one_line
+from ...models.tokenizer_files import load_from_files
 from .saved_folder import INDEX, PACKAGE
 
 
@@ -76,20 +76,4 @@ def load_without_weights(folder: Path, index: dict, given: dict) -> dict[str, An
 def _load(folder: Path, kind: Any) -> Any:
     if not folder.is_dir():
         raise ValueError(f"{folder} is missing, the folder of a component in {INDEX}: save the pipeline again")
-    try:
-        part = kind.from_pretrained(folder, local_files_only=True)
-        if isinstance(part, PreTrainedTokenizerBase):
-            # Some settings are of use only when a text is read.
-            part("a")
-    except ImportError as error:
-        raise ValueError(f"{folder} needs a package that is not installed: {one_line(error)}") from error
-    # The libraries raise exceptions of any class, and Rust's panics are not even an Exception.
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        files = ", ".join(sorted(file.name for file in folder.iterdir()))
-        raise ValueError(
-            f"{folder} ({files}) does not describe a {kind.__name__} ({type(error).__name__}: {one_line(error)}): "
-            "get its files again, or save the pipeline again"
-        ) from error
-    return part
+    return load_from_files(kind, folder)
