@@ -1,11 +1,34 @@
 """Loading the tokenizer or processor in a folder, whole or not at all."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
+from diffusers import SchedulerMixin
+from diffusers.schedulers.scheduling_utils import SCHEDULER_CONFIG_NAME
+from pydantic import BaseModel, model_validator
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, ProcessorMixin
 
+from ..schema import Count, Flag, Number, Positive, check, read_object
 from .weight_files import one_line
+
+
+class Schedule(BaseModel):
+    """Settings of schedulers that their constructors take, and that fail where images are generated."""
+
+    num_train_timesteps: Count = 1000
+    shift: Positive = 1.0
+    base_shift: Number | None = None
+    max_shift: Number | None = None
+    base_image_seq_len: Count | None = None
+    max_image_seq_len: Count | None = None
+    use_dynamic_shifting: Flag = False
+    time_shift_type: Literal["exponential", "linear"] = "exponential"
+
+    @model_validator(mode="after")
+    def _are_apart(self) -> Self:
+        if self.base_image_seq_len is not None and self.base_image_seq_len == self.max_image_seq_len:
+            raise ValueError("base_image_seq_len and max_image_seq_len are equal")
+        return self
 
 
 # A text that no template holds.
@@ -34,6 +57,8 @@ def load_from_files(kind: Any, folder: Path) -> Any:
     """
     if issubclass(kind, PreTrainedTokenizerBase | ProcessorMixin):
         check_tokenizer_files(folder, kind)
+    if issubclass(kind, SchedulerMixin) and (path := folder / SCHEDULER_CONFIG_NAME).is_file():
+        check(Schedule, read_object(path), path)
     try:
         part = kind.from_pretrained(folder, local_files_only=True)
         # Some settings are of use only when a text is read.

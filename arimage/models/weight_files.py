@@ -12,14 +12,16 @@ from logging import Filter, LogRecord
 from pathlib import Path
 from threading import RLock, get_ident
 from types import MappingProxyType
+from typing import Annotated, Self
 
 import diffusers
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError, safe_open
+from transformers import T5PreTrainedModel
 from transformers.utils import logging
 
-from ..schema import Layers, Text, check, read_object
+from ..schema import Count, Layers, Positive, Text, Width, check, read_object
 from .saved_files import WEIGHTS
 
 
@@ -30,6 +32,9 @@ PROBLEMS = {
 }
 # The loading state of transformers is global to the process.
 LOADING = RLock()
+
+
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class _OfOtherThreads(Filter):
@@ -61,10 +66,45 @@ class Depth(BaseModel):
         return max(*others, *per_block)
 
 
+class T5Settings(BaseModel):
+    """Settings of T5 that its constructor takes, and that fail where a text is read."""
+
+    relative_attention_num_buckets: Annotated[int, Field(strict=True, ge=4, le=10**6)] = 32
+    relative_attention_max_distance: Count = 128
+
+    @model_validator(mode="after")
+    def _are_distances(self) -> Self:
+        if self.relative_attention_max_distance <= self.relative_attention_num_buckets // 4:
+            raise ValueError("relative_attention_max_distance is too small for relative_attention_num_buckets")
+        return self
+
+
+class AutoencoderSettings(BaseModel):
+    """The same of diffusers' autoencoders."""
+
+    latent_channels: Width = 4
+    norm_num_groups: Count = 32
+    scaling_factor: Positive | None = None
+    shift_factor: Real | None = None
+    latents_mean: list[Real] | None = None
+    latents_std: list[Real] | None = None
+
+    @model_validator(mode="after")
+    def _are_per_channel(self) -> Self:
+        for name in ("latents_mean", "latents_std"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.latent_channels:
+                raise ValueError(f"{name} has {len(values)} numbers for {self.latent_channels} latent_channels")
+        return self
+
+
 class WeightIndex(BaseModel):
     """The index of weights in several files."""
 
     weight_map: dict[str, Text] = {}
+
+
+SETTINGS = {T5PreTrainedModel: T5Settings, diffusers.AutoencoderKL: AutoencoderSettings}
 
 
 def one_line(error: BaseException) -> str:
@@ -97,6 +137,8 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
     shapes = _shapes(files)
     if not shapes:
         raise ValueError(f"{folder} holds no weights in .safetensors files: save the pipeline again")
+    settings = next((fields for base, fields in SETTINGS.items() if issubclass(kind, base)), BaseModel)
+    check(settings, config, folder / "config.json")
     deepest = max(depth.most for depth in depths)
     if deepest > len(shapes):
         raise ValueError(
