@@ -1,11 +1,11 @@
 """Loading the tokenizer or processor in a folder, whole or not at all."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from diffusers import SchedulerMixin
 from diffusers.schedulers.scheduling_utils import SCHEDULER_CONFIG_NAME
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, ProcessorMixin
 
 from ..schema import Count, Flag, Number, Positive, check, read_object
@@ -21,7 +21,9 @@ class Schedule(BaseModel):
     max_shift: Number | None = None
     base_image_seq_len: Count | None = None
     max_image_seq_len: Count | None = None
+    shift_terminal: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
     use_dynamic_shifting: Flag = False
+    invert_sigmas: Flag = False
     time_shift_type: Literal["exponential", "linear"] = "exponential"
 
     @model_validator(mode="after")

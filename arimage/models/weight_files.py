@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import T5PreTrainedModel
 from transformers.utils import logging
 
-from ..schema import Count, Layers, Positive, Text, Width, check, read_object
+from ..schema import Count, Flag, Layers, Positive, Text, Width, check, read_object
 from .saved_files import WEIGHTS
 
 
@@ -80,12 +80,13 @@ class T5Settings(BaseModel):
 
 
 class AutoencoderSettings(BaseModel):
-    """The same of diffusers' autoencoders."""
+    """The same of diffusers' image tokenizers."""
 
     latent_channels: Width = 4
     norm_num_groups: Count = 32
     scaling_factor: Positive | None = None
     shift_factor: Real | None = None
+    lookup_from_codebook: Flag = False
     latents_mean: list[Real] | None = None
     latents_std: list[Real] | None = None
 
@@ -104,7 +105,11 @@ class WeightIndex(BaseModel):
     weight_map: dict[str, Text] = {}
 
 
-SETTINGS = {T5PreTrainedModel: T5Settings, diffusers.AutoencoderKL: AutoencoderSettings}
+SETTINGS = {
+    T5PreTrainedModel: T5Settings,
+    diffusers.AutoencoderKL: AutoencoderSettings,
+    diffusers.VQModel: AutoencoderSettings,
+}
 
 
 def one_line(error: BaseException) -> str:

@@ -34,6 +34,7 @@ WRONG = [
     ("tokenizer/tokenizer_config.json", "model_max_length", "x"),
     ("tokenizer/tokenizer_config.json", "pad_token", -1),
     ("model_index.json", "transformer", 5),
+    ("model_index.json", "transformer", [None, None]),
     ("model_index.json", "tokenizer", ["transformers"]),
     ("model_index.json", "vq", ["no_such_module", "VQ"]),
     ("model_index.json", "text_encoder", [None, 3]),
@@ -115,6 +116,7 @@ WRONG_OF_GLM_IMAGE = [
     ("vae/config.json", "latents_std", "x"),
     ("scheduler/scheduler_config.json", "max_shift", "x"),
     ("scheduler/scheduler_config.json", "shift", 0),
+    ("scheduler/scheduler_config.json", "shift_terminal", 1.5),
 ]
 
 

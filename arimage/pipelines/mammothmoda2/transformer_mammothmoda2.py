@@ -1,7 +1,10 @@
 """The language model of MammothModa2 (https://github.com/bytedance/mammothmoda): a Qwen2 or Qwen3 decoder with a
 vocabulary, feed-forward layers and a head of their own for the tokens of images."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import nn
 from transformers import PreTrainedModel, Qwen3Config
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -11,6 +14,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP
 from ...models.cache_transformers import cache_argument
 from ...models.language_model import LanguageTokenModel, code_head
 from ...models.layers import additive, causal_mask
+from ...schema import Whole, check
+
+
+Indices = list[Annotated[int, Field(strict=True)]]
 
 
 class MammothModa2Config(Qwen3Config):
@@ -57,6 +64,13 @@ class MammothModa2Config(Qwen3Config):
         for name in ("visual_token_start_id", "row_end_id", "image_end_id"):
             if not first <= getattr(self, name) <= last:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a generation token, {first} .. {last}")
+        if self.num_codes < 1:
+            raise ValueError(
+                f"gen_head_start is {self.gen_head_start}: give more than {self.visual_token_start_id} less "
+                f"gen_vocab_size, {self.gen_vocab_size}"
+            )
+        check(list[Whole], self.placeholder_ids, "placeholder_ids")
+        check(Indices, self.condition_layers, "condition_layers")
         depth = self.num_hidden_layers
         if not self.condition_layers or not all(-depth - 1 <= layer <= depth for layer in self.condition_layers):
             raise ValueError(f"condition_layers are {self.condition_layers}: give some of {-depth - 1} .. {depth}")

@@ -29,7 +29,7 @@ def check_entries(folder: Path, index: dict, names: Iterable[str], optional: Ite
         if name not in index and name not in optional:
             raise ValueError(f"{folder / INDEX} does not name the class of {name}: get the file again")
         entry = index.get(name, [None, None])
-        if entry == [None, None]:
+        if entry == [None, None] and name in optional:
             continue
         where = f"{folder / INDEX}: {name} is {entry!r}"
         if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
