@@ -250,16 +250,17 @@ def save_whole(save: Callable[[Path], object], out: str | Path | None) -> None:
     check_vacant(out)
     out = Path(out).absolute()
     partial = out.with_name(f".{out.name}.{uuid4().hex[:8]}.partial")
-    partial.mkdir(parents=True)
+    # The model card shows the name of the folder.
+    whole = partial / out.name
+    whole.mkdir(parents=True)
     try:
         try:
-            save(partial)
+            save(whole)
         # What safetensors raises for a full disk.
         except SafetensorError as error:
             raise OSError(f"{out} cannot be written ({error}): make room, and convert again") from error
         if out.exists():
             out.rmdir()
-        partial.rename(out)
-    except BaseException:
+        whole.rename(out)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_model|pytorch_model|model)(?:\.([^.]+?))?(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)"
     r"(?:\.index(?:\.([^.]+))?\.json)?"
 )
+# The folders that a save makes in the one that it saves to, and how many seconds one may take.
+LEFT, DAY = re.compile(r"\.[0-9a-f]{8}\.(new|old)"), 86_400
 # What components without weights and their configurations are loaded from.
 OTHERS = ("*.json", "*.jinja", "*.model", "*.py", "merges.txt", "vocab.txt", "additional_chat_templates/*.jinja")
 
@@ -77,6 +80,7 @@ def replace_files(folder: Path, save: Callable[[Path], object], stale: Iterable[
     new, old = (folder / f".{uuid4().hex[:8]}.{name}" for name in ("new", "old"))
     try:
         new.mkdir(parents=True)
+        _sweep(folder)
         save(new)
         written = {path.relative_to(new) for path in new.rglob("*") if not path.is_dir()}
         replaced = written | {path.absolute().relative_to(folder) for path in stale}
@@ -91,6 +95,13 @@ def replace_files(folder: Path, save: Callable[[Path], object], stale: Iterable[
         raise
     shutil.rmtree(new)
     shutil.rmtree(old)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what saves left that were killed, but not those of other processes that may still be running."""
+    for left in folder.glob(".*"):
+        if LEFT.fullmatch(left.name) and time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left)
 
 
 def _exchange(folder: Path, new: Path, old: Path, written: set[Path], replaced: set[Path], first: Path) -> None:

@@ -2,6 +2,7 @@
 refused."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from pipelines.janus import tiny as tiny_janus
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors import SafetensorError
 
-from arimage import AutoPipeline, LlamaGenTransformer
+from arimage import AutoPipeline
 from arimage.models import saved_files
 from arimage.pipelines.text.known import KnownCaptions
 
@@ -51,13 +52,14 @@ def test_the_weights_saved_last_are_loaded(build, orders, variant, tmp_path):
 
 
 @pytest.mark.parametrize("orders", [({}, SHARDS), (SHARDS, {})])
-def test_a_component_saved_twice_is_the_second(orders, tmp_path):
-    transformer = tiny_llamagen.class_pipeline().transformer
+@pytest.mark.parametrize(("name", "part"), [("llamagen-class", "transformer"), ("mammothmoda2", "language_model")])
+def test_a_component_saved_twice_is_the_second(name, part, orders, tmp_path):
+    transformer = EVERY[name]().components[part]
     (tmp_path / "notes.json").write_text("mine")
     for options in orders:
         changed(transformer)
         transformer.save_pretrained(tmp_path, **options)
-    same(transformer.state_dict(), LlamaGenTransformer.from_pretrained(tmp_path).state_dict())
+    same(transformer.state_dict(), type(transformer).from_pretrained(tmp_path).state_dict())
     assert (tmp_path / "notes.json").read_text() == "mine"
 
 
@@ -117,6 +119,15 @@ def test_a_save_that_fails_changes_nothing(at, exists, tmp_path, monkeypatch):
         pipe.save_pretrained(folder)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert exists or not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_save_left_is_removed_a_day_later(tmp_path):
+    left, running = tmp_path / ".0123abcd.new", tmp_path / ".4567abcd.new"
+    for folder in (left, running):
+        folder.mkdir()
+    os.utime(left, (0, 0))
+    tiny_llamagen.class_pipeline().transformer.save_pretrained(tmp_path)
+    assert not left.exists() and running.exists()
 
 
 def test_a_loaded_model_is_saved_where_it_was_loaded_from(tmp_path):

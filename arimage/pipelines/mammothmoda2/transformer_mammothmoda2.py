@@ -1,6 +1,9 @@
 """The language model of MammothModa2 (https://github.com/bytedance/mammothmoda): a Qwen2 or Qwen3 decoder with a
 vocabulary, feed-forward layers and a head of their own for the tokens of images."""
 
+import os
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -14,6 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP
 from ...models.cache_transformers import cache_argument
 from ...models.language_model import LanguageTokenModel, code_head
 from ...models.layers import additive, causal_mask
+from ...models.saved_files import check_savable, replace_files, weights_in
 from ...schema import Whole, check
 
 
@@ -128,6 +132,16 @@ class MammothModa2LanguageModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.gen_embed_tokens
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *, variant: str | None = None, **options) -> None:
+        """See `PreTrainedModel.save_pretrained`. What an earlier save wrote is replaced once all is written.
+
+        Raises:
+            ValueError: if the weights are not those of the model: cast layer by layer, or offloaded.
+        """
+        check_savable("the language model", self)
+        folder, save = Path(save_directory), partial(super().save_pretrained, variant=variant, **options)
+        replace_files(folder, save, weights_in(folder, variant), "config.json")
 
     def embed(self, ids: torch.LongTensor) -> torch.Tensor:
         """Embeddings [B, T, D + 1] of tokens [B, T] of both vocabularies."""

@@ -23,6 +23,8 @@ def test_a_converted_pipeline_is_saved_and_loaded(tmp_path):
     pipe = tiny.golden_pipeline(out=tmp_path / "model", dtype=torch.bfloat16)
     loaded = AutoPipeline.from_pretrained(tmp_path / "model")
     assert pipe.transformer.dtype == torch.bfloat16 and pipe.vq.dtype == torch.float32
+    assert "\n# model\n" in (tmp_path / "model" / "README.md").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert loaded.generation_config["temperature"] == [1.0, 0.4] and loaded.generation_config["guidance_scale"] == 34
     assert loaded.film((192, 336), 17) == pipe.film((192, 336), 17)
     for name, value in loaded.transformer.state_dict().items():
