@@ -117,6 +117,18 @@ def one_line(error: BaseException) -> str:
     return textwrap.shorten(str(error), 300)
 
 
+def check_present(folder: Path) -> None:
+    """Refuse a component without a folder.
+
+    Raises:
+        ValueError: if it is missing.
+    """
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is missing, the folder of a component in model_index.json: save the pipeline again"
+        )
+
+
 def check_component(folder: Path, kind: type, variant: str | None = None) -> None:
     """Compare the weights in `folder` with their class and configuration.
 
@@ -128,10 +140,7 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
     Raises:
         ValueError: if a file is damaged, or a weight is missing, unexpected or of another shape.
     """
-    if not folder.is_dir():
-        raise ValueError(
-            f"{folder} is missing, the folder of a component in model_index.json: save the pipeline again"
-        )
+    check_present(folder)
     config = read_object(folder / "config.json")
     parts = [config, *filter(lambda value: isinstance(value, dict), config.values())]
     depths = [check(Depth, part, folder / "config.json") for part in parts]
