@@ -189,7 +189,10 @@ def check_savable(name: str, module: nn.Module) -> None:
             raise ValueError(
                 f"{name} has weights that layerwise casting has rounded: save it before enable_layerwise_casting"
             )
-    for weight in (*module.parameters(), *module.buffers()):
+    for key, weight in (*module.named_parameters(), *module.named_buffers()):
+        # What peft calls a layer with adapters.
+        if ".base_layer." in key:
+            raise ValueError(f"{name} has adapters, and no loader reads such a file: fuse and unload them first")
         if weight.is_meta:
             raise ValueError(f"{name} has weights that are offloaded layer by layer: save it before offloading")
         if weight.is_floating_point() and weight.itemsize == 1 and not packed:

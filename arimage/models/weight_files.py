@@ -129,6 +129,23 @@ def check_present(folder: Path) -> None:
         )
 
 
+def check_config(folder: Path, kind: type) -> tuple[dict, int]:
+    """Check what the config.json of a component says before the component is built.
+
+    Returns:
+        The configuration, and the largest number of layers in it.
+
+    Raises:
+        ValueError: if it cannot be read, or a setting is out of its range.
+    """
+    path = folder / "config.json"
+    config = read_object(path)
+    parts = [config, *filter(lambda value: isinstance(value, dict), config.values())]
+    depths = [check(Depth, part, path) for part in parts]
+    check(next((fields for base, fields in SETTINGS.items() if issubclass(kind, base)), BaseModel), config, path)
+    return config, max(depth.most for depth in depths)
+
+
 def check_component(folder: Path, kind: type, variant: str | None = None) -> None:
     """Compare the weights in `folder` with their class and configuration.
 
@@ -141,9 +158,7 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
         ValueError: if a file is damaged, or a weight is missing, unexpected or of another shape.
     """
     check_present(folder)
-    config = read_object(folder / "config.json")
-    parts = [config, *filter(lambda value: isinstance(value, dict), config.values())]
-    depths = [check(Depth, part, folder / "config.json") for part in parts]
+    config, deepest = check_config(folder, kind)
     if "quantization_config" in config:
         # Quantised weights have other names and shapes, which only the library that packed them knows.
         return
@@ -151,9 +166,6 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
     shapes = _shapes(files)
     if not shapes:
         raise ValueError(f"{folder} holds no weights in .safetensors files: save the pipeline again")
-    settings = next((fields for base, fields in SETTINGS.items() if issubclass(kind, base)), BaseModel)
-    check(settings, config, folder / "config.json")
-    deepest = max(depth.most for depth in depths)
     if deepest > len(shapes):
         raise ValueError(
             f"{folder / 'config.json'} names {deepest} layers, more than there are weights ({len(shapes)}): correct "

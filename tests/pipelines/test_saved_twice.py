@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from arimage import AutoPipeline
 from arimage.models import saved_files
 from arimage.pipelines.text.known import KnownCaptions
+from arimage.training.adapters.lora import add_adapter
 
 
 SHARDS = {"max_shard_size": "20KB"}
@@ -173,6 +174,14 @@ def test_such_weights_of_a_component_are_not_saved(change, tmp_path):
     else:
         change(pipe.transformer)
     with pytest.raises(ValueError, match="offloaded to|save"):
+        pipe.transformer.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_component_with_adapters_is_not_saved(tmp_path):
+    pipe = tiny_llamagen.class_pipeline()
+    add_adapter(pipe.transformer, rank=2, alpha=2, targets="attention")
+    with pytest.raises(ValueError, match="adapters"):
         pipe.transformer.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
