@@ -201,6 +201,9 @@ def read_object(path: Path) -> dict:
     Raises:
         ValueError: if the file is missing or not JSON, or holds something else.
     """
+    if path.exists() and not path.is_file():
+        # A pipe would be waited for, and a device read for ever.
+        raise ValueError(f"{path} is not a file: get it again")
     try:
         value = json.loads(read_whole(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -26,12 +26,12 @@ from .paths import CheckpointError, check_file, check_vacant
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
-WRAPPINGS = ("model", "module", "state_dict")
+WRAPPINGS = ("model", "module", "state_dict", "model_state_dict")
 # Where trainers keep the averaged weights (EMA).
 AVERAGES = ("model_ema", "ema", "ema_model", "ema_state_dict")
 # What DistributedDataParallel, torch.compile, FSDP and activation checkpointing add to names, at the start or in
-# between.
-ADDED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# between; empty in front of a dot, where flat weights were merged.
+ADDED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", ""}
 # Groups of every group norm of the published image tokenizers; the tensors do not show them.
 NORM_NUM_GROUPS = 32
 
@@ -250,16 +250,17 @@ def save_whole(save: Callable[[Path], object], out: str | Path | None) -> None:
     check_vacant(out)
     out = Path(out).absolute()
     partial = out.with_name(f".{out.name}.{uuid4().hex[:8]}.partial")
-    partial.mkdir(parents=True)
+    # The model card shows the name of the folder.
+    whole = partial / out.name
+    whole.mkdir(parents=True)
     try:
         try:
-            save(partial)
+            save(whole)
         # What safetensors raises for a full disk.
         except SafetensorError as error:
             raise OSError(f"{out} cannot be written ({error}): make room, and convert again") from error
         if out.exists():
             out.rmdir()
-        partial.rename(out)
-    except BaseException:
+        whole.rename(out)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise

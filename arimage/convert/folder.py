@@ -1,6 +1,5 @@
 """Reading a published folder: its config.json, its weights in one file or several, and its transformers models."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
 
-from ..schema import read_whole
+from ..models.weight_files import check_config
+from ..schema import read_object
 from .checkpoint import load_original
 from .paths import CheckpointError
 
@@ -39,12 +39,9 @@ def read_json(path: Path) -> dict:
         CheckpointError: if it cannot be read, or is not an object.
     """
     try:
-        value = json.loads(read_whole(path).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): give a complete folder") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is not a JSON object: give an unaltered folder")
-    return value
+        return read_object(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def load_original_folder(folder: str | Path) -> dict[str, torch.Tensor]:
@@ -90,22 +87,18 @@ def load_model(kind: type[Model], folder: Path, **options) -> Model:
     Raises:
         CheckpointError: if a file is damaged, or a weight is missing, unknown or of another shape.
     """
-    with damaged_files(folder):
-        model, found = kind.from_pretrained(
-            folder,
-            local_files_only=True,
-            weights_only=True,
-            dtype="auto",
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-        )
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[problem]:
-            raise CheckpointError(
-                f"{folder} has {problem.replace('_', ' ')}, {sorted(found[problem])[0]!r} among them: give an "
-                "unaltered, complete folder"
-            )
+    settings = {"local_files_only": True, "weights_only": True, "dtype": "auto", "ignore_mismatched_sizes": True}
+    # First without memory, since missing weights would be made up.
+    for place in ({"device_map": "meta"}, {}):
+        with damaged_files(folder):
+            check_config(folder, kind)
+            model, found = kind.from_pretrained(folder, output_loading_info=True, **settings, **place, **options)
+        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if found[problem]:
+                raise CheckpointError(
+                    f"{folder} has {problem.replace('_', ' ')}, {sorted(found[problem])[0]!r} among them: give an "
+                    "unaltered, complete folder"
+                )
     return model.eval()
 
 

@@ -1,7 +1,10 @@
 """The base class of our models: what stays in float32, and where their weights lie in memory."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -10,6 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .layers import refine_norms
+from .saved_files import check_no_disk, check_safe, check_savable, replace_files, upload, weights_in
+from .weight_files import check_component, check_found
 
 
 # Bytes in a cache line, on which PyTorch lets every tensor begin that it allocates.
@@ -65,8 +70,8 @@ def keeping_float32(model: nn.Module) -> Iterator[None]:
 
 
 class ModelMixin(diffusers.ModelMixin):
-    """`diffusers.ModelMixin` with `align_weights` and `refine_norms` after loading, and with `keeping_float32` in
-    casts. diffusers looks for this name in the module of each model."""
+    """`diffusers.ModelMixin` that checks the files of weights, with `align_weights` and `refine_norms` after loading,
+    and with `keeping_float32` in casts. diffusers looks for this name in the module of each model."""
 
     def to(self, *args, **kwargs) -> Any:
         # diffusers warns of casts, which here leave in float32 what has to stay so.
@@ -83,8 +88,65 @@ class ModelMixin(diffusers.ModelMixin):
             return super()._apply(fn, recurse)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs) -> Any:
-        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
-        align_weights(loaded[0] if isinstance(loaded, tuple) else loaded)
-        refine_norms(loaded[0] if isinstance(loaded, tuple) else loaded)
-        return loaded
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> Any:
+        """See `diffusers.ModelMixin.from_pretrained`.
+
+        Raises:
+            ValueError: if a file is damaged, or a weight is missing, unexpected or of another shape.
+        """
+        folder = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "")
+        if local := folder.is_dir():
+            check_component(folder, cls, kwargs.get("variant"))
+        with_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **kwargs)
+        model, found = loaded
+        if not local:
+            check_found(found, pretrained_model_name_or_path)
+        align_weights(model)
+        refine_norms(model)
+        return loaded if with_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        save_function: Any = None,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str = "10GB",
+        push_to_hub: bool = False,
+        **hub,
+    ) -> None:
+        """See `diffusers.ModelMixin.save_pretrained`. What an earlier save wrote into the folder is replaced once all
+        is written, but for the weights of other variants.
+
+        Raises:
+            ValueError: if the weights are not those of the model: quantised, cast layer by layer, or offloaded.
+            OSError: if the folder cannot be written; it is then as it was.
+        """
+        check_safe(safe_serialization)
+        check_savable(f"the {type(self).__name__}", self)
+        folder, options = Path(save_directory), {"variant": variant, "max_shard_size": max_shard_size}
+        save = partial(
+            super().save_pretrained, is_main_process=is_main_process, save_function=save_function, **options
+        )
+        replace_files(folder, save, weights_in(folder, variant), "config.json")
+        if push_to_hub:
+            upload(self, folder, **hub)
+
+    def enable_group_offload(
+        self,
+        onload_device: torch.device | str,
+        offload_device: torch.device | str = "cpu",
+        offload_type: str = "block_level",
+        num_blocks_per_group: int | None = None,
+        **options,
+    ) -> None:
+        """See `diffusers.ModelMixin.enable_group_offload`.
+
+        Raises:
+            ValueError: if `offload_to_disk_path` is given.
+        """
+        check_no_disk(options)
+        devices = torch.device(onload_device), torch.device(offload_device)
+        super().enable_group_offload(*devices, offload_type, num_blocks_per_group, **options)

@@ -9,6 +9,7 @@ from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
 from ..kernels.step.linear import linear
 from ..kernels.step.many import scaled_product
 from .layers import Linear
+from .saved_files import refuse_to_save
 
 
 # The largest number of each.
@@ -89,6 +90,7 @@ def quantize_linears(network: nn.Module, dtype: torch.dtype) -> None:
     for name in list(layers):
         # Nothing else holds its full weights then.
         network.set_submodule(name, QuantizedLinear(layers.pop(name), dtype))
+    refuse_to_save(network)
 
 
 def is_quantized(network: nn.Module) -> bool:

@@ -329,6 +329,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
     ) -> GenerationCall:
         """Check the arguments that all families share and return a call with `count` prompts or classes, without a
         model yet. The size is that of `check_size`, unless the family gives it."""
+        self.check_offloading()
         size = self.check_size(height, width) if size is None else size
         images = num_images_per_prompt
         if not isinstance(images, numbers.Integral) or not 1 <= images <= MAX_IMAGES_PER_PROMPT or images is True:

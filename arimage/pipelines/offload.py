@@ -6,6 +6,8 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.hooks.group_offloading import _GROUP_OFFLOADING
 
+from ..models.saved_files import check_no_disk, check_without_disk
+
 
 def _has_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks move the weights of a component. Offloading by groups may leave its hooks on any layer, where
@@ -46,8 +48,9 @@ class OffloadMixin(DiffusionPipeline):
         are those of `DiffusionPipeline.enable_group_offload`, such as `use_stream`.
 
         Raises:
-            ValueError: if `offload_type` is "block_level".
+            ValueError: if `offload_type` is "block_level", or `offload_to_disk_path` is given.
         """
+        check_no_disk(options)
         if offload_type != "leaf_level":
             raise ValueError(
                 f"offload_type is {offload_type!r}, and some models call parts of a block on their own, whose weights "
@@ -55,6 +58,16 @@ class OffloadMixin(DiffusionPipeline):
             )
         devices = torch.device(onload_device), torch.device(offload_device)
         super().enable_group_offload(*devices, offload_type, **options)
+
+    def check_offloading(self) -> None:
+        """Refuse to compute with weights that diffusers offloads to disk.
+
+        Raises:
+            ValueError: if a component has some.
+        """
+        for name, part in self.components.items():
+            if isinstance(part, torch.nn.Module):
+                check_without_disk(f"the {name}", part)
 
     def on_device(self, module: torch.nn.Module) -> torch.nn.Module:
         """Move an offloaded component to the execution device, before its submodules are called directly, and return

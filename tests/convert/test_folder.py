@@ -1,6 +1,7 @@
 """Damaged folders are refused in one sentence, and nothing in them is executed."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -60,6 +61,20 @@ def test_damaged_weights_of_transformers_are_refused(encoder, contents):
     with pytest.raises(CheckpointError, match="encoder cannot be loaded") as refusal:
         load_model(T5EncoderModel, encoder)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("layers", [60, 10**9])
+def test_layers_that_no_file_has_are_refused_before_they_are_built(encoder, layers):
+    config = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps(config | {"num_layers": layers}))
+    with pytest.raises(CheckpointError, match=r"num_layers|missing keys"):
+        load_model(T5EncoderModel, encoder)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json is not a file"):
+        read_json(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("change", ["missing", "unexpected", "mismatched"])

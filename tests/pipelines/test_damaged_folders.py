@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
 
@@ -20,6 +21,9 @@ WRONG = [
     ("text_encoder/config.json", "dtype", float("nan")),
     ("text_encoder/config.json", "vocab_size", 10**12),
     ("text_encoder/config.json", "num_decoder_layers", 10**12),
+    ("text_encoder/config.json", "num_layers", 1000),
+    ("text_encoder/config.json", "relative_attention_max_distance", 0),
+    ("text_encoder/config.json", "relative_attention_max_distance", 1),
     ("transformer/config.json", "hidden_size", 10**12),
     ("vq/config.json", "codebook_size", 10**12),
     ("tokenizer/tokenizer.json", "version", -1),
@@ -30,6 +34,7 @@ WRONG = [
     ("tokenizer/tokenizer_config.json", "model_max_length", "x"),
     ("tokenizer/tokenizer_config.json", "pad_token", -1),
     ("model_index.json", "transformer", 5),
+    ("model_index.json", "transformer", [None, None]),
     ("model_index.json", "tokenizer", ["transformers"]),
     ("model_index.json", "vq", ["no_such_module", "VQ"]),
     ("model_index.json", "text_encoder", [None, 3]),
@@ -96,6 +101,60 @@ def test_an_index_of_weights_that_is_not_one_is_refused(folder):
     for wrong in ([], {"weight_map": [1]}, {"weight_map": {"a": 5}}):
         (folder / "text_encoder/model.safetensors.index.json").write_text(json.dumps(wrong))
         refused(folder, "text_encoder/model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_lacks_a_file_is_refused(folder, name):
+    (folder / "tokenizer" / name).unlink()
+    refused(folder, f"tokenizer/{name}")
+
+
+# By the file of GLM-Image: a setting, and what is written in its place.
+WRONG_OF_GLM_IMAGE = [
+    ("vae/config.json", "norm_num_groups", -1),
+    ("vae/config.json", "latents_mean", [0.0]),
+    ("vae/config.json", "latents_std", "x"),
+    ("scheduler/scheduler_config.json", "max_shift", "x"),
+    ("scheduler/scheduler_config.json", "shift", 0),
+    ("scheduler/scheduler_config.json", "shift_terminal", 1.5),
+]
+
+
+@pytest.fixture(scope="module")
+def glm_image(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glm")
+    tiny_glm_image.pipeline().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("file", "setting", "value"), WRONG_OF_GLM_IMAGE)
+def test_wrong_settings_of_vae_and_scheduler_are_refused(glm_image, tmp_path, file, setting, value):
+    copy = shutil.copytree(glm_image, tmp_path / "copy")
+    (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | {setting: value}))
+    refused(copy, file)
+
+
+@pytest.mark.parametrize("template", ["cut", "{{ bos_token }}", None])
+def test_chat_templates_that_leave_out_the_text_are_refused(glm_image, tmp_path, template):
+    copy = shutil.copytree(glm_image, tmp_path / "copy")
+    file = copy / "processor" / "chat_template.jinja"
+    text = file.read_text()
+    file.write_text(text[: text.index("{%") + 9] if template == "cut" else template or "")
+    if template is None:
+        file.unlink()
+    refused(copy, "processor")
+
+
+def test_glm_image_without_its_defaults_is_refused(glm_image, tmp_path):
+    saved = shutil.copytree(glm_image, tmp_path / "saved")
+    (saved / "generation_config.json").unlink()
+    refused(saved, "generation_config.json")
+    # As the published folder, in which the language model has them.
+    index = json.loads((saved / "model_index.json").read_text())
+    (saved / "model_index.json").write_text(json.dumps({name: index[name] for name in index if name != "_defaults"}))
+    AutoPipeline.from_pretrained(saved)
+    (saved / "vision_language_encoder" / "generation_config.json").unlink()
+    refused(saved, "vision_language_encoder/generation_config.json")
 
 
 @pytest.mark.parametrize("setting", ["layers_per_block", "latent_channels", "block_out_channels"])

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from arimage import AutoPipeline
 from arimage.convert import convert_janus
-from arimage.pipelines.saving import weights
+from arimage.models import weight_files as weights
 
 
 BUILD = {

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from ...convert.folder import damaged_files
-from ...pipelines.saving.weights import Depth, quiet
+from ...models.weight_files import Depth, quiet
 from ...schema import check, read_object
 
 

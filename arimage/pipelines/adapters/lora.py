@@ -22,6 +22,7 @@ from diffusers.utils import (
 from safetensors.torch import save_file
 from torch import nn
 
+from ...models.saved_files import replace_files
 from ...schema import check
 from ..quantized import check_full_weights
 from ..text.known import KnownCaptions
@@ -383,6 +384,7 @@ class LoraMixin(LoraBaseMixin):
 
         Raises:
             ValueError: if no component has weights, or an argument names no component.
+            OSError: if the file cannot be written; the folder is then as it was.
         """
         state: dict[str, torch.Tensor] = {}
         settings: dict[str, Any] = {}
@@ -396,10 +398,9 @@ class LoraMixin(LoraBaseMixin):
             raise ValueError(f"save_lora_weights got {', '.join(layers) or 'no weights'}: give {allowed}")
         about = {"base": base, "captions": list(captions)}
         header = {LORA_ADAPTER_METADATA_KEY: settings, HEADER: about}
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
         texts = {name: json.dumps(value, default=sorted, sort_keys=True) for name, value in header.items()}
-        save_file(state, folder / weight_name, metadata={"format": "pt", **texts})
+        metadata = {"format": "pt", **texts}
+        replace_files(Path(save_directory), lambda new: save_file(state, new / weight_name, metadata=metadata))
 
     def check_without_adapters(self) -> None:
         """Refuse to save weights whose names are those of adapters' layers.

@@ -26,6 +26,9 @@ COMPRESSION = (16, 8)
 # Published sampling without text, and with it.
 SAMPLING = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 TEXT_SAMPLING = SAMPLING | {"top_p": 0.7}
+# Parts of the names in the layouts that the authors trained in, and published next to model.pt.
+LAYOUTS = {"self_attention.layernorm_qkv": "TransformerEngine", "layernorm_mlp": "TransformerEngine"}
+LAYOUTS |= {"self_attention.linear_qkv": "NeMo", "embedding.word_embeddings": "NeMo"}
 # Names here and the original's, replaced from top to bottom.
 NAMES = (
     (r"^token_embedding\.", "tok_embeddings."),
@@ -124,6 +127,11 @@ def cosmos_transformer_from_original(
     """
     weights = {key.removeprefix("model."): value for key, value in state.items() if not key.endswith("_extra_state")}
     state = OriginalTensors(weights, KIND, source)
+    for part, layout in LAYOUTS.items():
+        if key := next((key for key in state if part in key), None):
+            raise CheckpointError(
+                f"{source} has {key!r}, a name of the layout of {layout}: give the model.pt in the layout of PyTorch"
+            )
     embeddings, hidden_size = state.shape("tok_embeddings.weight")
     head_dim = state.shape("layers.0.attention.q_norm.weight", 1)[0]
     layers = state.count("layers.")

@@ -21,6 +21,7 @@ from ...convert.folder import damaged_files, load_model, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
 from ...families import check_converter
+from ...models.tokenizer_files import check_tokenizer_files
 from .pipeline_emu3 import Emu3Pipeline
 from .prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE
 
@@ -158,9 +159,11 @@ def convert_emu3(
         if vision_tokenizer is not None:
             raise CheckpointError(f"{folder} holds its image tokenizer already: leave out {vision_tokenizer}")
         model = load_model(Emu3ForConditionalGeneration, folder)
-        has_tokenizer = (folder / "tokenizer.json").is_file()
-        with damaged_files(folder):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else None
+        tokenizer = None
+        if (folder / "tokenizer.json").is_file():
+            with damaged_files(folder):
+                check_tokenizer_files(folder, PreTrainedTokenizerFast)
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     elif config.get("model_type") == "Emu3":
         check_converter("emu3", folder, "Emu3")
         if vision_tokenizer is None:

@@ -1,6 +1,7 @@
 """GLM-Image (https://huggingface.co/zai-org/GLM-Image): images from text, or from text and reference images, by a
 language model and a diffusion decoder that reads its tokens."""
 
+import json
 import os
 from pathlib import Path
 from typing import Unpack
@@ -23,12 +24,15 @@ from transformers import (
 )
 
 from ...decoding import Layout
+from ...schema import read_object
 from ..abilities import Abilities
 from ..arguments import ImageArguments, pipeline_call
 from ..call import GenerationCall
 from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput, Tokens
 from ..pictures.references import References, as_references
+from ..saving.mixin import GENERATION_CONFIG
+from ..saving.saved_folder import INDEX
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_sides
 from .family import FAMILY
 from .prompts import GlmImagePrompt, GlmImagePrompts, Source
@@ -52,6 +56,8 @@ PIXELS_PER_TOKEN = 32
 IMAGE_SIZES = [(1024, 1024), (1152, 768), (768, 1152), (1280, 960), (960, 1280), (512, 512), (2048, 2048)]
 # transformers' number where a generation config has none.
 TOP_K = 50
+# The field of model_index.json that names the file with the defaults of a folder that we have saved.
+DEFAULTS = "_defaults"
 
 
 class GlmImagePipeline(HybridPipeline):
@@ -120,11 +126,17 @@ class GlmImagePipeline(HybridPipeline):
     def save_config(self, save_directory: str | os.PathLike, **kwargs) -> None:
         # All components are of other libraries, and diffusers has a pipeline of this name.
         DiffusionPipeline.save_config(self, save_directory, **kwargs)
+        path = Path(save_directory) / INDEX
+        path.write_text(json.dumps(read_object(path) | {DEFAULTS: GENERATION_CONFIG}, indent=2, sort_keys=True) + "\n")
 
     def load_defaults(self, path: Path) -> None:
-        # In the published folder, the language model has its own.
-        if path.is_file():
+        if path.is_file() or DEFAULTS in read_object(path.with_name(INDEX)):
             super().load_defaults(path)
+            return
+        # In the published folder, the language model has its own.
+        published = path.parent / "vision_language_encoder" / GENERATION_CONFIG
+        if not published.is_file():
+            raise ValueError(f"{published} is missing, which holds the sampling defaults: get all files again")
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:

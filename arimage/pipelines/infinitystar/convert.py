@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, save_whole, with_plain_layers
-from ...convert.folder import load_original_folder, load_t5_encoder
+from ...convert.folder import damaged_files, load_original_folder, load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from .pipeline_infinitystar import InfinityStarPipeline
 from .schedules import PixelClass, repetitions_of
@@ -123,7 +123,7 @@ def infinitystar_tokenizer_from_original(
     levels = range(state.count("encoder.down_blocks."))
     widths = [state.shape(f"encoder.down_blocks.{level}.resnets.0.conv1.conv.weight", 5)[0] for level in levels]
     latent_channels = state.shape("decoder.conv_in.conv.weight", 5)[1]
-    with torch.device("meta"):
+    with damaged_files(source), torch.device("meta"):
         vq = InfinityStarVideoTokenizer(tuple(widths), state.count("encoder.down_blocks.0.resnets."), latent_channels)
     # One entry per quantiser of the original's training; the first serves.
     state.shape("scale_learnable_parameters", 1)
@@ -160,11 +160,15 @@ def infinitystar_transformer_from_original(
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(with_plain_layers(state), "InfinityStar transformer", source)
+    # As trainers call the head of few bits.
+    for part in ("weight", "bias"):
+        if f"semantic_head.{part}" in state:
+            state[f"semantic_head2.{part}"] = state.pop(f"semantic_head.{part}")
     num_text_tokens, caption_dim = state.shape("cfg_uncond")
     hidden_size, latent_channels = state.shape("word_embed.weight")
     head_dim = state.shape("blocks.0.attn.q_norm.weight", 1)[0]
     num_layers = state.count("blocks.")
-    with torch.device("meta"):
+    with damaged_files(source), torch.device("meta"):
         transformer = InfinityStarTransformer(
             caption_dim=caption_dim,
             num_text_tokens=num_text_tokens,

@@ -1,6 +1,7 @@
 """The video tokenizer of InfinityStar (https://arxiv.org/abs/2511.04675): causal convolutions between videos and the
 latents that its bits add up to."""
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -220,8 +221,13 @@ class InfinityStarVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         self, widths: Widths = (96, 192, 384, 384), layers_per_block: Layers = 2, latent_channels: Width = 16
     ):
         super().__init__()
-        if len(widths) != 4 or any(width % 4 for width in widths):
-            raise ValueError(f"widths are {widths}: give four multiples of 4")
+        # A change of resolution has a quarter of the channels of the coarser one, and averages four times the others.
+        fits = all(coarse % 4 == 0 and 4 * fine % coarse == 0 for fine, coarse in itertools.pairwise(widths))
+        if len(widths) != 4 or not fits:
+            raise ValueError(
+                f"widths are {widths}: give four, of which the later ones are multiples of 4 and divide four times "
+                "the one before"
+            )
         channels = 4 * latent_channels
         self.encoder = Encoder(list(widths), layers_per_block, latent_channels)
         self.decoder = Decoder(list(widths), layers_per_block + 1, latent_channels)

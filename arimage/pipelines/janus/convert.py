@@ -21,6 +21,7 @@ from transformers import (
 from ...convert.checkpoint import OriginalTensors, save_whole
 from ...convert.folder import damaged_files, load_model, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
+from ...models.tokenizer_files import check_tokenizer_files
 from .pipeline_janus import JanusPipeline
 
 
@@ -240,6 +241,7 @@ def _load_transformers(folder: Path) -> tuple[JanusForConditionalGeneration, Jan
     processor = None
     if (folder / "tokenizer.json").is_file():
         with damaged_files(folder):
+            check_tokenizer_files(folder, JanusProcessor)
             processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
         # Files that name another class of tokenizer lose it.
         processor.tokenizer.add_bos_token = True

@@ -133,6 +133,7 @@ class ClassOrTextPipeline(ARImagePipeline):
                 no text encoder.
         """
         self._check_encoder()
+        self.check_offloading()
         prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens
         read = min(TEXT_TOKENS, self.tokenizer.model_max_length) if prefix in (None, 1) else prefix
         length = text_length(max_sequence_length, read)

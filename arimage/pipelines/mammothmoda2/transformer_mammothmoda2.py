@@ -1,7 +1,13 @@
 """The language model of MammothModa2 (https://github.com/bytedance/mammothmoda): a Qwen2 or Qwen3 decoder with a
 vocabulary, feed-forward layers and a head of their own for the tokens of images."""
 
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import nn
 from transformers import PreTrainedModel, Qwen3Config
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -11,6 +17,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP
 from ...models.cache_transformers import cache_argument
 from ...models.language_model import LanguageTokenModel, code_head
 from ...models.layers import additive, causal_mask
+from ...models.saved_files import check_savable, replace_files, weights_in
+from ...schema import Whole, check
+
+
+Indices = list[Annotated[int, Field(strict=True)]]
 
 
 class MammothModa2Config(Qwen3Config):
@@ -57,6 +68,13 @@ class MammothModa2Config(Qwen3Config):
         for name in ("visual_token_start_id", "row_end_id", "image_end_id"):
             if not first <= getattr(self, name) <= last:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a generation token, {first} .. {last}")
+        if self.num_codes < 1:
+            raise ValueError(
+                f"gen_head_start is {self.gen_head_start}: give more than {self.visual_token_start_id} less "
+                f"gen_vocab_size, {self.gen_vocab_size}"
+            )
+        check(list[Whole], self.placeholder_ids, "placeholder_ids")
+        check(Indices, self.condition_layers, "condition_layers")
         depth = self.num_hidden_layers
         if not self.condition_layers or not all(-depth - 1 <= layer <= depth for layer in self.condition_layers):
             raise ValueError(f"condition_layers are {self.condition_layers}: give some of {-depth - 1} .. {depth}")
@@ -114,6 +132,16 @@ class MammothModa2LanguageModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.gen_embed_tokens
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *, variant: str | None = None, **options) -> None:
+        """See `PreTrainedModel.save_pretrained`. What an earlier save wrote is replaced once all is written.
+
+        Raises:
+            ValueError: if the weights are not those of the model: cast layer by layer, or offloaded.
+        """
+        check_savable("the language model", self)
+        folder, save = Path(save_directory), partial(super().save_pretrained, variant=variant, **options)
+        replace_files(folder, save, weights_in(folder, variant), "config.json")
 
     def embed(self, ids: torch.LongTensor) -> torch.Tensor:
         """Embeddings [B, T, D + 1] of tokens [B, T] of both vocabularies."""

@@ -13,6 +13,7 @@ from ...convert.continuous import autoencoder_from_original, denoising_head_from
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.denoising_head import DenoisingHead
+from ...models.tokenizer_files import load_from_files
 from .flow import STEPS
 from .pipeline_nextstep import NextStepPipeline
 from .projector import NextStepProjector
@@ -61,7 +62,7 @@ def convert_nextstep(
     model, projector, head = nextstep_from_original(state, config, source=folder)
     autoencoder, norm_size = _load_vae(folder / "vae" if vae is None else Path(vae))
     with damaged_files(folder):
-        tokenizer = Qwen2TokenizerFast.from_pretrained(folder, local_files_only=True)
+        tokenizer = load_from_files(Qwen2TokenizerFast, folder)
     try:
         pipeline = NextStepPipeline(
             model,

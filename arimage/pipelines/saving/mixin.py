@@ -2,22 +2,27 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from diffusers import DiffusionPipeline
 from huggingface_hub import file_exists, snapshot_download
 from huggingface_hub.file_download import repo_folder_name
 
 from ...decoding import Decoding, decoding_to_dict
+from ...models.saved_files import check_safe, check_savable, files_in, replace_files, upload
+from ...models.weight_files import LOADING
+from ...schema import read_object
 from ..family import Family
 from ..quantized import check_full_weights
 from ..text.checks import with_dtype
-from ..text.known import KnownCaptions
+from ..text.known import KNOWN_CAPTIONS, KnownCaptions
 from .saved_components import check_entries, load_without_weights
-from .saved_folder import CARD, INDEX, local_folder, name_files, own_classes, read_index, write_card
+from .saved_folder import CARD, INDEX, SHARED, local_folder, name_files, own_classes, read_index, write_card
 from .saved_settings import load_defaults
-from .weights import LOADING, check_weights, load_shared
+from .weights import check_weights, load_shared
 
 
 GENERATION_CONFIG = "generation_config.json"
@@ -35,25 +40,44 @@ class SavingMixin(DiffusionPipeline):
     decoding: Decoding
     known_captions: KnownCaptions | None
 
-    def save_pretrained(self, save_directory: str | os.PathLike, safe_serialization: bool = True, **kwargs) -> None:
-        if not safe_serialization:
-            raise ValueError(
-                "safe_serialization is False, but pipelines load .safetensors files only, since others may run code: "
-                "leave it out"
-            )
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        **hub,
+    ) -> None:
+        """See `diffusers.DiffusionPipeline.save_pretrained`. What an earlier save wrote into the folder is replaced
+        once all is written, but for the weights of other variants; other files in it, and a README.md, stay.
+
+        Raises:
+            ValueError: if weights are not those of their component: they are quantised, have adapters, are cast layer
+                by layer or offloaded.
+            OSError: if the folder cannot be written; it is then as it was.
+        """
+        check_safe(safe_serialization)
         self.check_without_adapters()
         check_full_weights(self, "save_pretrained")
-        # First, since the parent may push the folder to the Hub.
+        for name, part in self.components.items():
+            if isinstance(part, torch.nn.Module):
+                check_savable(f"the {name}", part)
+        folder, save = Path(save_directory), super().save_pretrained
         saved = {name: getattr(self, name) for name in self._saved_defaults}
         config = {**self.generation_config, **saved, "decoding": decoding_to_dict(self.decoding)}
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        if not (folder / CARD).is_file():
-            self._write_card(folder, folder.resolve().name)
-        if self.known_captions is not None:
-            self.known_captions.save(folder)
-        super().save_pretrained(save_directory, **kwargs)
+
+        def write(new: Path) -> None:
+            (new / GENERATION_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            if not (folder / CARD).is_file():
+                self._write_card(new, folder.resolve().name)
+            if self.known_captions is not None:
+                self.known_captions.save(new)
+            save(new, variant=variant, max_shard_size=max_shard_size)
+
+        replace_files(folder, write, _replaced(folder, self.components, variant), INDEX)
+        if push_to_hub:
+            upload(self, folder, **hub)
 
     def save_config(self, save_directory: str | os.PathLike, **kwargs) -> None:
         super().save_config(save_directory, **kwargs)
@@ -143,3 +167,17 @@ class SavingMixin(DiffusionPipeline):
             ignore_patterns=(["*.*.safetensors"] if kwargs.get("variant") is None else []) + given,
             **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
         )
+
+
+def _replaced(folder: Path, names: Iterable[str], variant: str | None) -> list[Path]:
+    """The files in a folder that a pipeline with the components `names` replaces when it is saved there: those of its
+    components, and of the pipeline that was saved there before.
+
+    Raises:
+        ValueError: if there is a model_index.json that cannot be read.
+    """
+    named = {*names, *(read_object(folder / INDEX) if (folder / INDEX).is_file() else ())}
+    # Not by the names in the file, which may lead elsewhere.
+    parts = [path for path in folder.glob("*/") if path.name in named]
+    own = [path for name in (SHARED, KNOWN_CAPTIONS) if (path := folder / name).is_file()]
+    return own + [file for part in parts for file in files_in(part, variant)]

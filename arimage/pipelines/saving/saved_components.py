@@ -3,14 +3,14 @@ libraries raise for their files becomes one sentence that names them."""
 
 import importlib
 import importlib.util
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from diffusers import ModelMixin
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
+from ...models.tokenizer_files import load_from_files
 from .saved_folder import INDEX, PACKAGE
 
 
@@ -29,7 +29,7 @@ def check_entries(folder: Path, index: dict, names: Iterable[str], optional: Ite
         if name not in index and name not in optional:
             raise ValueError(f"{folder / INDEX} does not name the class of {name}: get the file again")
         entry = index.get(name, [None, None])
-        if entry == [None, None]:
+        if entry == [None, None] and name in optional:
             continue
         where = f"{folder / INDEX}: {name} is {entry!r}"
         if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
@@ -76,25 +76,4 @@ def load_without_weights(folder: Path, index: dict, given: dict) -> dict[str, An
 def _load(folder: Path, kind: Any) -> Any:
     if not folder.is_dir():
         raise ValueError(f"{folder} is missing, the folder of a component in {INDEX}: save the pipeline again")
-    try:
-        part = kind.from_pretrained(folder, local_files_only=True)
-        if isinstance(part, PreTrainedTokenizerBase):
-            # Some settings are of use only when a text is read.
-            part("a")
-    except ImportError as error:
-        raise ValueError(f"{folder} needs a package that is not installed: {one_line(error)}") from error
-    # The libraries raise exceptions of any class, and Rust's panics are not even an Exception.
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        files = ", ".join(sorted(file.name for file in folder.iterdir()))
-        raise ValueError(
-            f"{folder} ({files}) does not describe a {kind.__name__} ({type(error).__name__}: {one_line(error)}): "
-            "get its files again, or save the pipeline again"
-        ) from error
-    return part
-
-
-def one_line(error: BaseException) -> str:
-    """The message of a library, shortened."""
-    return textwrap.shorten(str(error), 300)
+    return load_from_files(kind, folder)

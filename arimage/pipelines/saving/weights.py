@@ -1,67 +1,20 @@
-"""Compares the weights in a saved pipeline with what its components expect, before anything is loaded.
-
-diffusers and transformers would fill missing weights with random numbers, drop unexpected ones, or fail with unclear
-errors.
-"""
+"""Compares the weights in a saved pipeline with what its components expect, before they are loaded."""
 
 import importlib
-import re
-from contextlib import contextmanager
-from logging import Filter, LogRecord
 from pathlib import Path
-from threading import RLock, get_ident
 from typing import Any
 
 import torch
-from diffusers import ModelMixin
-from pydantic import BaseModel
-from safetensors import SafetensorError, safe_open
-from transformers.utils import logging
 
-from ...schema import Layers, Text, check, read_object
-from .saved_components import class_of, has_weights, one_line
+from ...models.mixin import ModelMixin
+from ...models.weight_files import check_component, check_present
+from .saved_components import class_of, has_weights
 from .saved_folder import stored_elsewhere
 
 
-PROBLEMS = {
-    "missing_keys": "is missing",
-    "unexpected_keys": "is unexpected",
-    "mismatched_keys": "has another shape than config.json says",
-}
-# The loading state of transformers is global to the process.
-LOADING = RLock()
-
-
-class _OfOtherThreads(Filter):
-    """Passes only log records of other threads."""
-
-    def __init__(self):
-        super().__init__()
-        self._thread = get_ident()
-
-    def filter(self, record: LogRecord) -> bool:
-        return record.thread != self._thread
-
-
-class Depth(BaseModel):
-    """The number of layers in a config, checked first because layers are built before the weights are compared."""
-
-    num_layers: Layers = 1
-    num_hidden_layers: Layers = 1
-    num_decoder_layers: Layers | None = None
-    # Of the vision towers of language models, and of the VAEs of diffusers.
-    depth: Layers = 1
-    layers_per_block: Layers | list[Layers] = 1
-
-
-class WeightIndex(BaseModel):
-    """The index of weights in several files."""
-
-    weight_map: dict[str, Text] = {}
-
-
 def check_weights(folder: Path, index: dict, given: dict) -> None:
-    """Compare the weights of every component in `folder` with its class and configuration.
+    """Compare the weights of the components in `folder` with their classes and configurations, but for those of our
+    own classes, which do so when they are loaded.
 
     Args:
         folder: a folder written by `save_pretrained` of a pipeline.
@@ -73,8 +26,13 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
     """
     for name, entry in index.items():
         kind = None if name.startswith("_") or name in given else class_of(entry)
-        if kind is not None and has_weights(kind):
-            _check_component(folder / name, kind, given.get("variant"))
+        if kind is None or not has_weights(kind):
+            continue
+        check_present(folder / name)
+        # diffusers looks for the files of a variant before it loads.
+        variant = given.get("variant")
+        if variant is not None or not issubclass(kind, ModelMixin):
+            check_component(folder / name, kind, variant)
 
 
 def load_shared(folder: Path, index: dict, given: dict) -> dict[str, Any]:
@@ -91,120 +49,3 @@ def load_shared(folder: Path, index: dict, given: dict) -> dict[str, Any]:
         check_weights(path.parent, {path.name: index[name]}, {})
         components[name] = kind.from_pretrained(path, **options)
     return components
-
-
-def _check_component(folder: Path, kind: type, variant: str | None) -> None:
-    if not folder.is_dir():
-        raise ValueError(
-            f"{folder} is missing, the folder of a component in model_index.json: save the pipeline again"
-        )
-    config = read_object(folder / "config.json")
-    for part in (config, *filter(lambda value: isinstance(value, dict), config.values())):
-        check(Depth, part, folder / "config.json")
-    if "quantization_config" in config:
-        # Quantised weights have other names and shapes, which only the library that packed them knows.
-        return
-    files, variant = _weight_files(folder, variant)
-    shapes = _shapes(files)
-    if not shapes:
-        raise ValueError(f"{folder} holds no weights in .safetensors files: save the pipeline again")
-    try:
-        if issubclass(kind, ModelMixin):
-            found = _compare(kind, config, shapes)
-        else:
-            found = _load_on_meta(kind, folder, variant)
-    # What a constructor raises for settings of wrong types may be of any class.
-    except Exception as error:
-        raise ValueError(
-            f"{folder / 'config.json'} does not describe a {kind.__name__} ({one_line(error)}): correct it, or save "
-            "the component again"
-        ) from error
-    for problem, words in PROBLEMS.items():
-        for key in sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[problem]):
-            where = shapes[key][0] if key in shapes else folder
-            raise ValueError(f"{where}: the weight {key!r} {words}: save the component {folder.name} again")
-
-
-def _weight_files(folder: Path, variant: str | None) -> tuple[list[Path], str | None]:
-    """The files with the weights of a component, and their variant; if that variant does not exist, the files without
-    one."""
-    found: dict[str | None, list[Path]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        name = re.fullmatch(r"[^.]+?(\.[^.]+?)?(-\d{5}-of-\d{5})?", file.name.removesuffix(".safetensors"))
-        if name is not None:
-            found.setdefault(name[1] and name[1][1:], []).append(file)
-    variant = variant if variant in found else None
-    if found and variant not in found:
-        other = min(filter(None, found))
-        raise ValueError(
-            f"{folder} holds weights of the variant {other!r} only: give variant={other!r} to from_pretrained, or "
-            "save the pipeline without a variant"
-        )
-    files = found.get(variant, [])
-    # Without an index the libraries do not load shards.
-    shards = [file for file in files if re.search(r"-\d{5}-of-\d{5}", file.name)]
-    if shards and shards == files:
-        stem = re.split(r"[.-]", shards[0].name)[0]
-        index = folder / f"{stem}.safetensors.index.{f'{variant}.' if variant else ''}json"
-        if not index.is_file():
-            raise ValueError(
-                f"{folder} holds {shards[0].name} but not {index.name}: get all files, or save the pipeline again"
-            )
-        names = set(check(WeightIndex, read_object(index), index).weight_map.values())
-        for name in sorted(names - {file.name for file in shards}):
-            raise ValueError(
-                f"{folder / name} is missing, which {index.name} names: get all files, or save the pipeline again"
-            )
-    return files, variant
-
-
-def _shapes(files: list[Path]) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """The file and shape of every weight, by its name."""
-    shapes = {}
-    for file in files:
-        try:
-            with safe_open(file, "pt") as weights:
-                shapes |= {key: (file, tuple(weights.get_slice(key).get_shape())) for key in weights.keys()}
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged ({error}): download it or save the pipeline again") from error
-    return shapes
-
-
-def _compare(kind: type, config: dict, shapes: dict) -> dict[str, set[str]]:
-    with torch.device("meta"):
-        expected = {key: tuple(value.shape) for key, value in kind.from_config(config).state_dict().items()}
-    return {
-        "missing_keys": expected.keys() - shapes.keys(),
-        "unexpected_keys": shapes.keys() - expected.keys(),
-        "mismatched_keys": {key for key in expected.keys() & shapes.keys() if expected[key] != shapes[key][1]},
-    }
-
-
-def _load_on_meta(kind: type, folder: Path, variant: str | None) -> dict[str, set]:
-    # Names in files may differ from those in modules, and weights may be tied: transformers handles both.
-    with quiet():
-        _, found = kind.from_pretrained(
-            folder,
-            variant=variant,
-            device_map="meta",
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    return found
-
-
-@contextmanager
-def quiet():
-    """Suppress transformers' progress bars, and its reports about what this thread loads."""
-    logger, own = logging.get_logger("transformers.modeling_utils"), _OfOtherThreads()
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    logger.addFilter(own)
-    try:
-        yield
-    finally:
-        logger.removeFilter(own)
-        if bars:
-            logging.enable_progress_bar()

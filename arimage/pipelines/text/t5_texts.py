@@ -38,6 +38,7 @@ class T5Texts:
             ValueError: if `max_sequence_length` is not a number of tokens, or the pipeline has no text encoder.
         """
         self._check_encoder()
+        self.check_offloading()
         read = TEXT_TOKENS if self.transformer is None else self.transformer.config.num_text_tokens
         length = text_length(max_sequence_length, min(read, self.tokenizer.model_max_length))
         if any(len(ids) > length for ids in tokenize(self.tokenizer, texts).input_ids):

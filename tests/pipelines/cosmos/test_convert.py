@@ -240,3 +240,16 @@ def test_a_text_encoder_is_for_models_with_text(tmp_path):
         convert_cosmos(MODEL, tokenizer=TOKENIZER, text_encoder=tmp_path / "t5")
     with pytest.raises(CheckpointError, match="exists already"):
         convert_cosmos(MODEL, tokenizer=TOKENIZER, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("layers.0.self_attention.layernorm_qkv.query_weight", "TransformerEngine"),
+        ("module.decoder.layers.0.self_attention.linear_qkv.weight", "NeMo"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(name, layout, tmp_path):
+    torch.save({"model": {name: torch.zeros(2, 2), "norm.weight": torch.zeros(2)}}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=layout):
+        convert_cosmos(tmp_path / "model.pt", tokenizer=TOKENIZER)

@@ -23,6 +23,8 @@ def test_a_converted_pipeline_is_saved_and_loaded(tmp_path):
     pipe = tiny.golden_pipeline(out=tmp_path / "model", dtype=torch.bfloat16)
     loaded = AutoPipeline.from_pretrained(tmp_path / "model")
     assert pipe.transformer.dtype == torch.bfloat16 and pipe.vq.dtype == torch.float32
+    assert "\n# model\n" in (tmp_path / "model" / "README.md").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert loaded.generation_config["temperature"] == [1.0, 0.4] and loaded.generation_config["guidance_scale"] == 34
     assert loaded.film((192, 336), 17) == pipe.film((192, 336), 17)
     for name, value in loaded.transformer.state_dict().items():
@@ -45,6 +47,17 @@ def test_a_folder_with_the_weights_inside_and_a_trainers_file(tmp_path):
     for source in ({"transformer": tmp_path, "subfolder": "inside"}, {"transformer": tmp_path / "trained.pth"}):
         found = convert_infinitystar(**source, vae=VAE, **TRAINED).transformer.state_dict()
         assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_names_of_trainers_files_are_read(tmp_path):
+    state = load_original_folder(WEIGHTS)
+    expected = infinitystar_transformer_from_original(dict(state), **TRAINED).state_dict()
+    state = {name.replace("semantic_head2.", "semantic_head."): value for name, value in state.items()}
+    state[".cfg_uncond"], state[".sos_token"] = state.pop("cfg_uncond"), torch.zeros(1)
+    state.pop("sos_token", None)
+    torch.save({"trainer": {"gpt_fsdp": state}}, tmp_path / "trained.pth")
+    found = convert_infinitystar(tmp_path / "trained.pth", VAE, **TRAINED).transformer.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_what_was_never_published_must_be_said():

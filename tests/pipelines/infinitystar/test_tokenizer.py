@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from arimage.convert.checkpoint import CheckpointError, load_original
 from arimage.pipelines.infinitystar import vq_infinitystar
 from arimage.pipelines.infinitystar.convert import infinitystar_tokenizer_from_original
+from arimage.pipelines.infinitystar.vq_infinitystar import InfinityStarVideoTokenizer
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -103,3 +104,13 @@ def test_missing_tensors_are_refused_by_name(original, key):
 def test_unknown_tensors_are_refused_by_name(original):
     with pytest.raises(CheckpointError, match="has 'encoder.other', unknown"):
         infinitystar_tokenizer_from_original({**original, "encoder.other": torch.zeros(1)})
+
+
+@torch.no_grad()
+def test_only_the_later_widths_are_multiples_of_four():
+    vq = InfinityStarVideoTokenizer((6, 12, 24, 24), 1, 4)
+    latents = vq.encode_latents(torch.zeros(1, 3, 5, 32, 32))
+    assert vq.decode_latents(latents).shape == (1, 3, 5, 32, 32)
+    for widths in ((6, 10, 20, 20), (6, 28, 28, 28), (8, 8, 8)):
+        with pytest.raises(ValueError, match="widths"):
+            InfinityStarVideoTokenizer(widths, 1, 4)

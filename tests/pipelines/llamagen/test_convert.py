@@ -77,7 +77,7 @@ def published_size(hidden_size, num_layers):
     return {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("wrapping", [None, "model", "module", "state_dict"])
+@pytest.mark.parametrize("wrapping", [None, "model", "module", "state_dict", "model_state_dict"])
 def test_every_wrapping_gives_the_same_tensors(state, wrapping, tmp_path):
     other = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
     other |= {"ema": {"a": torch.ones(1)}, "discriminator": {"b": torch.ones(1)}}
@@ -87,7 +87,7 @@ def test_every_wrapping_gives_the_same_tensors(state, wrapping, tmp_path):
     assert all(torch.equal(loaded[key], state[key]) for key in state)
 
 
-PREFIXES = ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module.", "mixed"]
+PREFIXES = ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module.", ".", "mixed"]
 
 
 def prefixed(state, prefix):

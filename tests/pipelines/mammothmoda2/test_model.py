@@ -90,6 +90,9 @@ def test_only_headers_are_seen_without_a_condition():
         ({"vocab_size": 305}, "vocab_size is 305"),
         ({"row_end_id": 303}, "row_end_id is 303: give a generation token, 304 .. 383"),
         ({"condition_layers": []}, r"condition_layers are \[\]"),
+        ({"gen_head_start": 0}, "gen_head_start is 0"),
+        ({"placeholder_ids": ["x"]}, "placeholder_ids"),
+        ({"condition_layers": [1.5]}, "condition_layers"),
         ({"condition_layers": [5]}, r"condition_layers are \[5\]: give some of -5 .. 4"),
     ],
 )

@@ -1,6 +1,7 @@
 """Calls of NextStep: what an image depends on, the steps of a token, and what is refused."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -215,6 +216,14 @@ def test_missing_tensors_are_refused_by_name(key):
     del state[key]
     with pytest.raises(CheckpointError, match=f"has no '{key}'"):
         nextstep_from_original(state, read_json(folder / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_folder_that_lacks_a_file_of_the_tokenizer_is_refused(tmp_path, name):
+    folder = shutil.copytree(tiny.FIXTURES / "v1.1", tmp_path / "copy")
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=name):
+        convert_nextstep(folder)
 
 
 def test_folders_that_say_too_little_are_refused(tmp_path):
