@@ -20,10 +20,15 @@ CONFIG = "config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
 
+def packaged_folders() -> dict[str, Path]:
+    """The folders of the models that installed distributions hold, by their names."""
+    return dict(sorted(installed_models().items()))
+
+
 def packaged_models(videos: bool = True) -> list[str]:
     """Names of the models that installed distributions hold; without `videos`, of those that generate images."""
-    models = installed_models().items()
-    return sorted(name for name, folder in models if videos or not family_of(_class_name(folder / INDEX)).videos)
+    models = packaged_folders().items()
+    return [name for name, folder in models if videos or not family_of(_class_name(folder / INDEX)).videos]
 
 
 def published_models() -> list[str]:

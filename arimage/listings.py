@@ -1,13 +1,16 @@
 """The console commands that list models and decodings."""
 
+import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .auto import class_names, find_model, packaged_models, published_models
+from .auto import class_names, find_model, packaged_folders, published_models
 from .decoding.names import PRESETS, defaults_of
 from .media.texts import composed
+from .pipelines.saving.saved_folder import stored_elsewhere
 from .pipelines.text.known import KnownCaptions
 from .published.registry import PUBLISHED, size_text
 
@@ -33,8 +36,10 @@ def models(
         )
 
     table = _table("pixels", "parameters", "download", "disk", "from", "licence")
-    for name in packaged_models():
-        table.add_row(name, "", "", "", "", "installed", "Apache-2.0, see its README.md")
+    for name, folder in packaged_folders().items():
+        parameters, size = _weights_of(folder)
+        known = f"{parameters / 1e6:,.1f} M", "", size_text(size)
+        table.add_row(name, "", *known, "installed", "Apache-2.0, see its README.md")
     for entry in PUBLISHED:
         table.add_row(
             entry.name,
@@ -46,6 +51,22 @@ def models(
             entry.licence + (f", and {entry.requested.note}" if entry.requested else ""),
         )
     _print(table)
+
+
+def _weights_of(folder: Path) -> tuple[int, int]:
+    """How many parameters an installed model has, with those of components that it shares with others, and the bytes
+    of their files."""
+    places = [folder, *(place for name, place in stored_elsewhere(folder).items() if name != "gallery")]
+    from safetensors import safe_open
+
+    parameters = size = 0
+    for place in places:
+        for path in place.rglob("*"):
+            size += path.stat().st_size if path.is_file() else 0
+        for path in place.rglob("*.safetensors"):
+            with safe_open(path, framework="numpy") as file:
+                parameters += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    return parameters, size
 
 
 def _table(*columns: str, **options) -> "Table":

@@ -22,6 +22,7 @@ from pipelines.janus import tiny as tiny_janus
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 from presets import FOR_TOKENS
+from safetensors.torch import save_file
 
 from arimage import LlamaGenPipeline, cli, options
 from arimage.auto import packaged_models
@@ -830,8 +831,18 @@ def test_models_lists_every_published_name_whole(run):
 def test_models_lists_the_installed_names(run, monkeypatch, tmp_path):
     from arimage import auto
 
-    monkeypatch.setattr(auto, "installed_models", lambda: {"hearts": tmp_path})
-    assert "hearts" in run("models")[1]
+    transformer, shared = tmp_path / "hearts" / "transformer", tmp_path / "others" / "vq"
+    for folder, count in ((transformer, 1_500_000), (shared, 500_000)):
+        folder.mkdir(parents=True)
+        save_file({"weight": torch.zeros(count)}, folder / "diffusion_pytorch_model.safetensors")
+    (tmp_path / "hearts" / "model_index.json").write_text("{}")
+    (tmp_path / "hearts" / "shared.json").write_text('{"vq": "others/vq"}')
+    monkeypatch.setattr(auto, "installed_models", lambda: {"hearts": tmp_path / "hearts"})
+    code, out, err = run("models")
+    assert code == 0, err
+    [row] = [line for line in out.splitlines() if "hearts" in line]
+    # What it holds itself, and what it shares.
+    assert "2.0 M" in row and "8.0 MB" in row
 
 
 def test_models_lists_what_a_model_knows(run, refused, models, monkeypatch):

@@ -167,8 +167,16 @@ def generate(
             typer.echo(estimate(pipe, config, rows, out, processes))
         return
     if engine == "ray":
+        import gc
+
+        import torch
+
         from .runs.ray_engine import generate_by_ray
 
+        # The device is for the workers.
+        del pipe
+        gc.collect()
+        torch.cuda.empty_cache()
         generate_by_ray(config, rows, out, device, workers, steps)
     else:
         generate_by_processes(pipe, config, rows, out, state)

@@ -188,7 +188,10 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the running call also computes unconditional logits."""
+        """Whether the running call also computes unconditional logits, or those of its diffusion decoder, where
+        `guidance_scale` is that of the decoder."""
+        if "guidance_scale" in self.abilities.decoder:
+            return (self.guidance_scale or 1) > 1
         return self.current_call is not None and self.current_call.guided
 
     @property

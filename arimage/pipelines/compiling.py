@@ -88,23 +88,24 @@ class CompileMixin(OffloadMixin):
     def warm_up(
         self,
         *args,
-        batch_sizes: Sequence[int] = (1,),
-        decodings: Sequence[Decoding | str] | None = None,
+        batch_sizes: int | Sequence[int] = 1,
+        decodings: Decoding | str | Sequence[Decoding | str] | None = None,
         **kwargs,
     ) -> None:
         """Make calls, so that later ones of the same kinds compile and capture nothing. On a CUDA device a call is
         made again while some of its steps are not captured, see `capture`.
 
         Args:
-            batch_sizes: the numbers of images that are generated at a time.
-            decodings: the decodings of these calls; None is the default one.
+            batch_sizes: the number of images that are generated at a time, or several.
+            decodings: the decoding of these calls, or several; None is the default one.
             args, kwargs: arguments of the calls, such as height or guidance_scale; what the model cannot do without is
                 added, such as a prompt or a class.
         """
         if not args:
             kwargs = self._example(kwargs) | kwargs
-        for decoding in [None] if decodings is None else decodings:
-            for size in batch_sizes:
+        sizes = [batch_sizes] if isinstance(batch_sizes, int) else batch_sizes
+        for decoding in decodings if isinstance(decodings, list | tuple) else [decodings]:
+            for size in sizes:
                 for _ in self.until_captured():
                     generator = torch.Generator().manual_seed(0)
                     self(*args, **{self.per_prompt: size, "decoding": decoding, "generator": generator} | kwargs)

@@ -139,7 +139,11 @@ def callback_inputs(pipe) -> list[str]:
 
 
 def to_pictures(images: torch.Tensor) -> list[Image.Image]:
-    """ComfyUI's images float32 [B, H, W, C], or masks [B, H, W], in 0 .. 1."""
+    """ComfyUI's images float32 [B, H, W, C], or masks [B, H, W], in 0 .. 1. An image of one channel is grey."""
+    if images.ndim == 4 and images.shape[-1] not in (1, 3, 4):
+        raise ValueError(f"image has {images.shape[-1]} channels: give one of 1, 3 or 4")
+    if images.ndim == 4 and images.shape[-1] == 1:
+        images = images[..., 0]
     return [Image.fromarray(levels) for levels in (images.clamp(0, 1) * 255).round().byte().cpu().numpy()]
 
 

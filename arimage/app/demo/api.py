@@ -1,6 +1,7 @@
 """The demo's named endpoints, for gradio_client and REST."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 import gradio as gr
@@ -8,8 +9,9 @@ from PIL import Image
 
 from ...decoding import Order
 from ..engine.engine import Engine
+from ..engine.ticket import Ticket
 from ..engine.types import Progress, Request, Result
-from .controls import events, random_seed
+from .controls import client_of, events, random_seed
 from .pictures import map_of, saved, stamped
 from .race_tab import Comparison
 
@@ -63,14 +65,18 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         state = gr.JSON(label="progress of the run, then its cost")
         call = gr.Button()
 
-    def run(request: Request) -> Iterator[tuple[list[str], dict]]:
-        for event in events(engine.submit, request):
+    def submit_of(page: gr.Request) -> Callable[[Request], Ticket]:
+        return lambda request: engine.submit(replace(request, client=client_of(page)))
+
+    def run(page: gr.Request, request: Request) -> Iterator[tuple[list[str], dict]]:
+        for event in events(submit_of(page), request):
             if isinstance(event, Result):
                 yield [*map(saved, stamped(event))], _state(event, (*COST, "seeds", "settings"))
             elif event.previews or not event.passes or not request.preview_every:
                 yield [*map(saved, event.previews or [])], _state(event, PROGRESS)
 
     def generate(
+        page: gr.Request,
         prompt: str | None = None,
         model: str = models[0],
         class_label: int | None = None,
@@ -112,9 +118,10 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             decoder_guidance_scale=decoder_guidance_scale,
             preview_every=preview_every,
         )
-        yield from run(request)
+        yield from run(page, request)
 
     def compare(
+        page: gr.Request,
         prompt: str | None = None,
         model: str = models[0],
         class_label: int | None = None,
@@ -123,7 +130,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
     ) -> Iterator[tuple[list[str], list[str], list[dict]]]:
         request = {"prompt": prompt, "class_label": class_label, "seed": random_seed() if seed is None else seed}
         results, runs = [], [(model, decoding) for decoding in decodings or []]
-        for _, event in comparison.run(engine.submit, request, runs):
+        for _, event in comparison.run(submit_of(page), request, runs):
             if isinstance(event, Result):
                 results.append(event)
                 images = [saved(image) for result in results for image in stamped(result)]
@@ -131,6 +138,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
                 yield images, passes, [_state(result, COST) for result in results]
 
     def edit(
+        page: gr.Request,
         image: Image.Image | None,
         mask_image: Image.Image | None,
         prompt: str | None = None,
@@ -150,7 +158,7 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             mask_image=mask_image,
             preview_every=preview_every,
         )
-        for pictures, state in run(request):
+        for pictures, state in run(page, request):
             yield pictures[0] if pictures else None, state
 
     subject = [prompt, model, class_label]

@@ -3,8 +3,10 @@
 import html
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 import gradio as gr
 
@@ -54,6 +56,14 @@ def events(submit: Callable[[Request], Ticket], request: Request) -> Generator[P
     finally:
         if ticket is not None:
             ticket.cancel()
+
+
+def client_of(page: gr.Request) -> str:
+    """Who asks: a page, a program with Gradio's client, or the address of one that has no session."""
+    # Gradio gives each call without a session one of its own, 32 digits.
+    session = page.session_hash or ""
+    address = page.client.host if page.client else ""
+    return address if re.fullmatch(r"[0-9a-f]{32}|", session) else session
 
 
 def random_seed() -> int:
@@ -214,7 +224,7 @@ class GenerateAndStop:
             raise refusal("this page is generating an image already: wait for it, or stop it")
 
         def submit(request: Request) -> Ticket:
-            self._running[session] = self._engine.submit(request)
+            self._running[session] = self._engine.submit(replace(request, client=client_of(page)))
             return self._running[session]
 
         self._running[session] = None

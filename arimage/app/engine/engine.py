@@ -341,4 +341,4 @@ class Engine:
         ticket.again()
         with self._arrived:
             if ticket not in self._waiting and not ticket.future.done():
-                self._waiting.insert(0, ticket)
+                bisect.insort_left(self._waiting, ticket, key=lambda one: one.turn)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import IO
+from typing import IO, Any
 
 from PIL import Image
 
@@ -74,11 +74,17 @@ def reduce_uploads(
             "mask_image",
         )
     default = default_size(request, info)
-    size = (request.height or default[0], request.width or default[1])
+    size = asked_size(request, default)
     # Another size is refused with the request.
     if size in info.sizes:
         image, mask = resize_image(image, mask, size)
     return replace(request, image=image, mask_image=mask)
+
+
+def asked_size(request: Any, default: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of a `Request` or `VideoRequest`."""
+    height = default[0] if request.height is None else request.height
+    return height, default[1] if request.width is None else request.width
 
 
 def default_size(request: Request, info: ModelInfo) -> tuple[int, int]:

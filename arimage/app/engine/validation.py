@@ -13,7 +13,7 @@ from ...pipelines.base import ARImagePipeline, ARPipeline
 from ...schema import check_encodable, sentence
 from .models import ModelInfo
 from .types import SAMPLING, Limits, Refused, Request
-from .uploads import check_pixels, default_size
+from .uploads import asked_size, check_pixels, default_size
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def check(request: Request, pipe: ARImagePipeline, info: ModelInfo, limits: Limi
     if not 1 <= request.count <= limits.images:
         raise Refused(f"{request.count} images are asked for: ask for 1 to {limits.images}", "count")
     default = default_size(request, info)
-    size = (request.height or default[0], request.width or default[1])
+    size = asked_size(request, default)
     check_size(request.model, size, info)
     tokens = pipe.num_tokens(size) or info.tokens * size[0] * size[1] // (info.sizes[0][0] * info.sizes[0][1])
     if request.count > 1 and request.count * tokens > limits.work:

@@ -14,7 +14,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.output import Tokens
 from .models import ModelInfo, describe
 from .types import EXACT_TYPES, Limits, Refused, Seed
-from .uploads import check_pixels
+from .uploads import asked_size, check_pixels
 from .validation import check_decoding, check_prompt, check_size, check_text, check_types
 
 
@@ -116,7 +116,7 @@ class VideoMaker:
             raise Refused(
                 f"{model} does not generate {request.num_frames} frames: choose among {counts}", "num_frames"
             )
-        size = (request.height or info.sizes[0][0], request.width or info.sizes[0][1])
+        size = asked_size(request, info.sizes[0])
         check_size(model, size, info)
         check_decoding(model, request.decoding, pipe, info, size, limits)
 

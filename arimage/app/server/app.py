@@ -98,8 +98,12 @@ def build_server(
         lifespan=lifespan,
         middleware=middleware,
         exception_handlers=HANDLERS,
+        # In place of the 422 that FastAPI describes by default.
+        responses={"4XX": {"description": "An error in the form of the OpenAI API"}},
     )
     app.state.server = state
-    for router in (images.router, *([video_routes.router] if jobs else []), pages.public, pages.router):
+    # Without models of videos their routes say so.
+    app.include_router(video_routes.router, include_in_schema=jobs is not None)
+    for router in (images.router, pages.public, pages.router):
         app.include_router(router)
     return app

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import JSONResponse
+
+from .errors import error_response
 
 
 # Characters of a file of tokens.
 MAX_TOKENS = 2**20
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+# What the paths of the server's routes begin with.
+OWN_PATHS = ("v1", "health", "metrics", "pictures", "openapi.json")
 
 
 def check_tokens(host: str, token_file: Path | None, no_auth: bool) -> tuple[str, ...]:
@@ -83,6 +85,11 @@ def check_addresses(base_url: str | None, allow_origin: Sequence[str], root_path
             raise ValueError(f"--allow-origin is {origin}: give scheme and host, as in https://chat.example.org")
     if root_path and not re.fullmatch(r"(/[\w.~-]+)+", root_path, re.ASCII):
         raise ValueError(f"--root-path is {root_path}: give a path that begins with / and ends without, as in /images")
+    if root_path and root_path.split("/")[1] in OWN_PATHS:
+        raise ValueError(
+            f"--root-path is {root_path}, where the server has routes of its own: give the path in front of them, as "
+            "in /images for /images/v1/models, or leave it out"
+        )
 
 
 def is_local(host: str) -> bool:
@@ -96,7 +103,8 @@ def is_local(host: str) -> bool:
 
 
 class SameSite:
-    """Refuses requests that a page of another site sends through the browser of its visitor.
+    """Refuses requests to another host, and those that a page of another site sends through the browser of its
+    visitor.
 
     Args:
         hosts: the host names of this site, as in `LOCAL_HOSTS`.
@@ -108,9 +116,14 @@ class SameSite:
 
     async def __call__(self, scope, receive, send):
         app = self.app
-        if scope["type"] == "http" and self._is_foreign(scope["method"], Headers(scope=scope)):
-            message = "a page of another site sent this request: open the page of this server itself"
-            app = JSONResponse({"error": {"message": message, "type": "forbidden", "param": None, "code": None}}, 403)
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if _without_port(headers.get("host", "")) not in self.hosts:
+                names = "localhost, 127.0.0.1 or the host of --base-url, or set a token"
+                app = error_response(f"the request is for another host: send it to {names}", 400)
+            elif self._is_foreign(scope["method"], headers):
+                message = "a page of another site sent this request: open the page of this server itself"
+                app = error_response(message, 403)
         await app(scope, receive, send)
 
     def _is_foreign(self, method: str, headers: Headers) -> bool:
@@ -138,12 +151,13 @@ def local_only(host: str, base_url: str | None = None, allow_origin: Sequence[st
     hosts = [*LOCAL_HOSTS, f"[{host}]" if ":" in host.strip("[]") else host]
     if base_url is not None:
         hosts.append(_host_of(base_url))
-    return [
-        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(SameSite, hosts=hosts, allow_origin=allow_origin),
-    ]
+    return [Middleware(SameSite, hosts=hosts, allow_origin=allow_origin)]
 
 
 def _host_of(url: str) -> str:
     """The host of a URL without the port; an IPv6 address keeps its brackets."""
-    return re.sub(r":\d+$", "", url.partition("://")[2].partition("/")[0]).lower()
+    return _without_port(url.partition("://")[2].partition("/")[0])
+
+
+def _without_port(host: str) -> str:
+    return re.sub(r":\d+$", "", host).lower()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request as HTTPRequest
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
@@ -68,6 +69,11 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
     match error:
         case Problem():
             return error.response
+        case RequestValidationError():
+            first = error.errors()[0]
+            # Where it was found, as in "query", and its name.
+            name = str(first["loc"][-1])
+            return error_response(f"{name} is not valid: {first['msg']}", 400, name)
         case ValidationError():
             first = error.errors(include_url=False, include_input=False)[0]
             name = ".".join(map(str, first["loc"])) or None
@@ -89,6 +95,7 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
 HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
     (
         Problem,
+        RequestValidationError,
         ValidationError,
         MultiPartException,
         ClientDisconnect,

@@ -35,7 +35,7 @@ from .schemas import (
     facts,
     read_mask,
 )
-from .state import ServerState, State, accepting, authorised
+from .state import ServerState, State, accepting, authorised, client_of
 
 
 logger = logging.getLogger(__name__)
@@ -85,12 +85,12 @@ async def _read_edit(http: HTTPRequest, state: ServerState) -> tuple[Fields, Upl
     if not {"image"} <= files.keys() <= {"image", "mask"} or len(files.get("mask", [])) > 1:
         found = [name for name, sent in files.items() for _ in sent]
         raise Refused(f"an edit has the files {found}: send image, and mask unless it is transparent", "image")
-    return Fields.read(texts, state.lenient), files
+    return Fields.read(texts, state.lenient, strict=False), files
 
 
 async def _prepared(http: HTTPRequest, state: ServerState, fields: Fields, uploads: Uploads) -> tuple[Request, Notes]:
     """The request for the engine, with its images as large as the model needs them."""
-    work = partial(_read, state, fields, uploads, state.client_of(http))
+    work = partial(_read, state, fields, uploads, client_of(http))
     return await anyio.to_thread.run_sync(work, limiter=state.decoders if uploads else None)
 
 
@@ -121,6 +121,8 @@ def _read(state: ServerState, fields: Fields, uploads: Uploads, client: str) -> 
     request = reduce_uploads(
         request, info, [partial(read_upload, "image", BytesIO(file), limits) for file in files[masked:]]
     )
+    if fields.background == "transparent":
+        ignored.append("background")
     return request, Notes(sorted([*ignored, *(fields.model_extra or {})]), edited)
 
 
@@ -183,7 +185,9 @@ class EventStream(StreamingResponse):
     """The events of a request, which ends with them, also if the client disconnects before the first."""
 
     def __init__(self, ticket: Submitted, events: AsyncIterator[str]):
-        super().__init__(events, media_type="text/event-stream")
+        # nginx would collect events until its buffer is full.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._ticket = ticket
 
     async def __call__(self, scope, receive, send):

@@ -9,6 +9,10 @@ from ..engine.models import ModelInfo
 from ..engine.types import Limits, Request
 
 
+# Ratios that differ by this share are one shape: sizes are multiples of 8 or 16 pixels.
+SAME_SHAPE = 0.01
+
+
 def whole_mask(image: Image.Image) -> Image.Image | None:
     """The mask of an edit without one, white everywhere, if `image` (RGBA) is opaque."""
     opaque = ImageChops.invert(image.getchannel("A")).getbbox() is None
@@ -32,6 +36,16 @@ def adapt(request: Request, info: ModelInfo, limits: Limits) -> tuple[Request, l
 
 
 def nearest_size(asked: tuple[int, int], sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    """The nearest of `sizes`, (height, width). Distances are between logarithms of height and width, so that aspect
-    ratio and area count equally."""
-    return min(sizes, key=lambda size: math.hypot(math.log(size[0] / asked[0]), math.log(size[1] / asked[1])))
+    """The one of `sizes`, (height, width), whose shape is nearest, and among those of one shape the one whose area
+    is."""
+
+    def shape(size: tuple[int, int]) -> float:
+        return abs(math.log(size[0] / size[1] * asked[1] / asked[0]))
+
+    def area(size: tuple[int, int]) -> float:
+        return abs(math.log(size[0] * size[1] / (asked[0] * asked[1])))
+
+    nearest = min(map(shape, sizes))
+    return min(
+        (size for size in sizes if shape(size) <= nearest + SAME_SHAPE), key=lambda size: (area(size), shape(size))
+    )

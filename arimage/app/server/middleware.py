@@ -20,7 +20,7 @@ access = logging.getLogger("arimage.access")
 
 class Watch:
     """ASGI middleware around all others. Every response has an `x-request-id`, the client's if it is short and plain.
-    A HEAD is answered as a GET, whose body the server that speaks HTTP leaves out.
+    A HEAD is answered as a GET, whose body the server that speaks HTTP leaves out; `state.head` of a request tells.
 
     Args:
         root_path: the path under which a proxy shows the server, whether or not it has removed it.
@@ -53,8 +53,13 @@ class Watch:
         begun = counted and not state.draining
         state.running += begun
         try:
-            method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            asked = {**scope, "method": method, "root_path": self.root_path}
+            head = scope["method"] == "HEAD"
+            asked = {
+                **scope,
+                "method": "GET" if head else scope["method"],
+                "root_path": self.root_path,
+                "state": {**scope.get("state", {}), "head": head},
+            }
             await self.app(asked, receive, watched_send)
         finally:
             state.running -= begun

@@ -75,14 +75,20 @@ class Fields(BaseModel):
     user: str | None = None
 
     @classmethod
-    def read(cls, body: bytes | Mapping[str, Any] | None, lenient: bool) -> "Fields":
-        """The fields of JSON or of a form. A lenient server has unknown ones in `model_extra`.
+    def read(cls, body: bytes | Mapping[str, Any] | None, lenient: bool, strict: bool = True) -> "Fields":
+        """The fields of JSON or of a form. A lenient server has unknown ones in `model_extra`, and takes "2" for 2.
+
+        Args:
+            body: JSON as bytes, or what was read already.
+            strict: whether numbers must be numbers, which those of a form are not.
 
         Raises:
             pydantic.ValidationError: if one is wrong or, unless the server is lenient, unknown.
         """
-        form = LenientFields if lenient else cls
-        return form.model_validate_json(body) if isinstance(body, bytes) else form.model_validate(body)
+        form, strict = (LenientFields, False) if lenient else (cls, strict)
+        if isinstance(body, bytes):
+            return form.model_validate_json(body, strict=strict)
+        return form.model_validate(body, strict=strict)
 
     def to_request(
         self, model: str, client: str, image: Image.Image | None = None, mask_image: Image.Image | None = None
@@ -227,6 +233,7 @@ def answer(result: Result, fields: Fields, data: list[dict], notes: Notes) -> di
     return {
         "created": int(time.time()),
         "data": data,
+        "background": "opaque",
         "size": f"{result.settings['width']}x{result.settings['height']}",
         "output_format": fields.output_format or "png",
         "usage": notes.usage,
@@ -239,7 +246,10 @@ def event(own: dict, image: Image.Image, file: bytes, fields: Fields) -> dict:
     return {
         **own,
         "b64_json": base64.b64encode(file).decode(),
+        "background": "opaque",
         "created_at": int(time.time()),
+        # There is one.
+        "quality": "auto",
         "size": f"{image.width}x{image.height}",
         "output_format": fields.output_format or "png",
     }

@@ -109,17 +109,13 @@ class ServerState:
             routes = "/v1/videos" if asked not in self.backend.models else "/v1/images/generations"
             raise Refused(f"{asked} does not generate this: send the request to {routes}", "model")
         known = [known for known, model in self.names.items() if model in models]
-        raise Refused(f"unknown model {(name or '')[:80]!r}: choose among {', '.join(known) or 'none'}", "model")
+        if not known:
+            raise Refused("this server generates videos only: send the request to /v1/videos", "model")
+        raise Refused(f"unknown model {(name or '')[:80]!r}: choose among {', '.join(known)}", "model")
 
     def root_of(self, http: HTTPRequest) -> str:
         """The URL of this server, as its clients know it."""
         return (self.base_url or str(http.base_url)).rstrip("/")
-
-    def client_of(self, http: HTTPRequest) -> str:
-        """Who sends a request: its token if there are several, else its address."""
-        if len(self.tokens) > 1:
-            return f"token {self.tokens.index(http.headers['authorization'].partition(' ')[2])}"
-        return http.client.host if http.client else ""
 
 
 def state_of(http: HTTPRequest) -> ServerState:
@@ -131,8 +127,8 @@ State = Annotated[ServerState, Depends(state_of)]
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
 
-def authorised(state: State, credentials: Credentials) -> None:
-    """Refuse a request without one of the tokens."""
+def authorised(http: HTTPRequest, state: State, credentials: Credentials) -> None:
+    """Refuse a request without one of the tokens, and note who sends it for `client_of`."""
     given = "" if credentials is None else credentials.credentials
     # All are compared, so that the time tells nothing.
     matches = [hmac.compare_digest(given.encode(), token.encode()) for token in state.tokens]
@@ -145,6 +141,13 @@ def authorised(state: State, credentials: Credentials) -> None:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         )
+    address = http.client.host if http.client else ""
+    http.state.client = f"token {matches.index(True)}" if len(state.tokens) > 1 else address
+
+
+def client_of(http: HTTPRequest) -> str:
+    """Who sends a request that is `authorised`: its token if there are several, else its address."""
+    return http.state.client
 
 
 def accepting(state: State) -> None:

@@ -169,6 +169,7 @@ class Server(uvicorn.Server):
         logging.getLogger("arimage").setLevel(log_level.upper())
         self._engine, self._state, self._drain_seconds = engine, state, drain_seconds
         self._warned, self._signals, self._until = False, 0, 0.0
+        self._socket = None if uds is None else Path(uds)
         self.on_start: Callable[[], None] | None = None
         engine.on_failure = self._stop
 
@@ -177,6 +178,14 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and self.on_start is not None:
             self.on_start()
+
+    async def shutdown(self, sockets=None):
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn would leave this to the end of the loop, which cancels it with a traceback.
+            await self.lifespan.shutdown()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
 
     def handle_exit(self, sig: int, frame) -> None:
         # A handler may interrupt code that holds a lock: `on_tick` does the rest.

@@ -1,12 +1,13 @@
 """The videos of a server: jobs in memory, which one thread does one after another."""
 
-import io
 import logging
 import queue
 import secrets
+import shutil
 import tempfile
 import threading
 import time
+import weakref
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 
 from ...media.files import grid_of, write_video
 from ..engine.types import Refused
+from ..engine.uploads import asked_size
 from ..engine.videos import VideoMaker, VideoRequest
 
 
@@ -36,8 +38,9 @@ class Job:
         status: "queued", "in_progress", "completed" or "failed".
         progress: how much of it is done, 0 to 100.
         facts: what the answer says under "arimage".
-        files: media type and bytes of the video, a thumbnail and a sheet of its frames, by name.
-        fetched: whether the video was downloaded.
+        files: the paths of the video, a thumbnail and a sheet of its frames, by name. They exist as long as the job
+            itself, also while a deleted one is still being sent.
+        fetched: how many bytes from the beginning of the video were downloaded.
         deleted: whether the client has deleted it.
     """
 
@@ -53,13 +56,17 @@ class Job:
     ended: float | None = None
     error: Exception | None = None
     facts: dict = field(default_factory=dict)
-    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    fetched: bool = False
+    files: dict[str, Path] = field(default_factory=dict)
+    fetched: int = 0
     deleted: bool = False
 
     @property
     def unfinished(self) -> bool:
         return self.ended is None
+
+    @property
+    def downloaded(self) -> bool:
+        return self.status == "completed" and self.fetched >= self.files["video"].stat().st_size
 
 
 class VideoJobs:
@@ -89,7 +96,7 @@ class VideoJobs:
         """
         self._maker.check(request)
         info = self.models[request.model]
-        size = (request.height or info.sizes[0][0], request.width or info.sizes[0][1])
+        size = asked_size(request, info.sizes[0])
         job = Job(request, client, size, request.num_frames or info.frame_counts[0], info.fps)
         with self._lock:
             self._forget()
@@ -120,7 +127,7 @@ class VideoJobs:
     @property
     def busy(self) -> bool:
         """Whether a video that was asked for before `drain` is neither downloaded, failed nor deleted."""
-        return any(not (job.deleted or job.fetched or job.status == "failed") for job in self._last)
+        return any(not (job.deleted or job.downloaded or job.status == "failed") for job in self._last)
 
     def drain(self) -> None:
         with self._lock:
@@ -146,6 +153,8 @@ class VideoJobs:
     def _work(self) -> None:
         while (job := self._waiting.get()) is not None:
             self._run(job)
+            # The files of a job go with the last reference to it.
+            del job
 
     def _run(self, job: Job) -> None:
         if job.deleted:
@@ -161,7 +170,7 @@ class VideoJobs:
             assert last is not None and last.finished is not None
             decoding, exact = last.finished
             job.facts = {"passes": last.passes, "decoding": decoding, "exact": exact, "seconds": last.seconds}
-            job.files = _files(last.frames, job.fps)
+            job.files = _files(job, last.frames)
             job.status, job.progress = "completed", 100
         # The client reads it from the job.
         except Exception as error:
@@ -172,20 +181,15 @@ class VideoJobs:
             job.ended = time.time()
 
 
-def _files(frames: list[Image.Image], fps: int) -> dict[str, tuple[str, bytes]]:
-    # ffmpeg writes to a file only.
-    with tempfile.TemporaryDirectory(prefix="arimage-video-") as folder:
-        path = Path(folder) / "video.mp4"
-        write_video(frames, path, fps)
-        video = path.read_bytes()
+def _files(job: Job, frames: list[Image.Image]) -> dict[str, Path]:
+    folder = Path(tempfile.mkdtemp(prefix="arimage-video-"))
+    weakref.finalize(job, shutil.rmtree, folder, ignore_errors=True)
+    names = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
+    files = {name: folder / file for name, file in names.items()}
+    write_video(frames, files["video"], job.fps)
     count = min(len(frames), SHEET)
     shown = [frames[place * len(frames) // count] for place in range(count)]
     rows = next(rows for rows in range(int(count**0.5), 0, -1) if count % rows == 0)
-    thumbnail, sheet = io.BytesIO(), io.BytesIO()
-    frames[0].save(thumbnail, "webp")
-    grid_of(shown, rows).save(sheet, "jpeg")
-    return {
-        "video": ("video/mp4", video),
-        "thumbnail": ("image/webp", thumbnail.getvalue()),
-        "spritesheet": ("image/jpeg", sheet.getvalue()),
-    }
+    frames[0].save(files["thumbnail"])
+    grid_of(shown, rows).save(files["spritesheet"])
+    return files

@@ -1,5 +1,6 @@
 """The routes of the OpenAI Videos API."""
 
+import re
 import secrets
 from io import BytesIO
 from typing import Annotated, Literal
@@ -7,8 +8,9 @@ from typing import Annotated, Literal
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Query
 from fastapi import Request as HTTPRequest
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse, JSONResponse, Response
 
 from ...media.files import to_rgb
 from ..engine.types import Refused
@@ -18,7 +20,7 @@ from .bodies import media_type
 from .errors import Problem, error_response
 from .leniency import nearest_size
 from .schemas import SIZE, EmbeddedImage, body_of, size_of
-from .state import ServerState, State, accepting, authorised
+from .state import ServerState, State, accepting, authorised, client_of
 from .video_jobs import KEPT_SECONDS, Job, VideoJobs
 
 
@@ -28,6 +30,11 @@ POLL_MS = 1000
 router = APIRouter(prefix="/v1/videos", dependencies=[Depends(authorised)])
 
 
+def _seconds(value: object) -> object:
+    """OpenAI's client sends a text."""
+    return float(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", value) else value
+
+
 class VideoFields(BaseModel):
     """The fields of a video, apart from a file."""
 
@@ -35,7 +42,7 @@ class VideoFields(BaseModel):
 
     prompt: str
     model: str | None = None
-    seconds: float | None = Field(None, gt=0, le=3600)
+    seconds: Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=3600)] | None = None
     size: str | None = Field(None, pattern=SIZE)
     input_reference: EmbeddedImage | None = None
 
@@ -46,7 +53,8 @@ class VideoFields(BaseModel):
 
 
 def jobs_of(state: State) -> VideoJobs:
-    assert state.videos is not None
+    if state.videos is None:
+        raise Refused("this server generates no videos: send the request to /v1/images/generations", "model")
     return state.videos
 
 
@@ -72,7 +80,7 @@ async def create(http: HTTPRequest, state: State, jobs: Jobs) -> dict:
     with state.bodies.counted(http):
         fields, file = await _read(http, state)
         request = await anyio.to_thread.run_sync(_request, state, jobs, fields, file, limiter=state.decoders)
-    return described(jobs.add(request, state.client_of(http)))
+    return described(jobs.add(request, client_of(http)))
 
 
 @router.get("")
@@ -85,7 +93,7 @@ async def listed(
     order: Literal["asc", "desc"] = "desc",
 ) -> dict:
     """The videos of this client."""
-    found = jobs.of(state.client_of(http))
+    found = jobs.of(client_of(http))
     if order == "desc":
         found.reverse()
     begin = next((place for place, job in enumerate(found, start=1) if job.id == after), 0)
@@ -107,9 +115,48 @@ async def content(job: Named, variant: Literal["video", "thumbnail", "spriteshee
     if job.status != "completed":
         error = "failed" if job.status == "failed" else "not finished"
         return error_response(f"the video is {error}: retrieve it to see its status", 409, "video_id")
-    media_type, data = job.files[variant]
-    job.fetched = job.fetched or variant == "video"
-    return Response(data, media_type=media_type)
+    return Download(job, variant)
+
+
+class Download(FileResponse):
+    """A file of a job, or a range of it. Of a video it notes how much a client has got that has not hung up."""
+
+    def __init__(self, job: Job, variant: str):
+        super().__init__(job.files[variant])
+        self._job, self._counts = job, variant == "video"
+
+    async def __call__(self, scope, receive, send):
+        head, gone, begin, end = scope["state"]["head"], False, 0, 0
+
+        async def watched_receive():
+            nonlocal gone
+            message = await receive()
+            gone = gone or message["type"] == "http.disconnect"
+            return message
+
+        async def watched_send(message):
+            nonlocal begin, end
+            if message["type"] == "http.response.start":
+                if message["status"] >= 400:
+                    asked = "the header Range cannot be served: ask for bytes=0-, or leave it out"
+                    raise Problem(error_response(asked, message["status"]))
+                headers = Headers(raw=message["headers"])
+                if message["status"] == 200:
+                    end = int(headers["content-length"])
+                # Without this header there are several ranges, which do not count.
+                elif found := re.match(r"bytes (\d+)-(\d+)/", headers.get("content-range", "")):
+                    begin, end = int(found[1]), int(found[2]) + 1
+                await send(message)
+            elif message["more_body"]:
+                await send(message)
+            else:
+                # The empty message waits until the client has taken what is before it.
+                await send({**message, "more_body": True})
+                await send({**message, "body": b""})
+                if self._counts and not (head or gone) and begin <= self._job.fetched:
+                    self._job.fetched = max(self._job.fetched, end)
+
+        await super().__call__({**scope, "method": "HEAD" if head else "GET"}, watched_receive, watched_send)
 
 
 @router.delete("/{name}")
@@ -121,7 +168,8 @@ async def delete(job: Named, jobs: Jobs) -> dict:
 
 async def _read(http: HTTPRequest, state: ServerState) -> tuple[VideoFields, bytes | None]:
     if media_type(http) == "application/json":
-        fields, files = VideoFields.model_validate_json(await state.bodies.read_json(http)), {}
+        body = await state.bodies.read_json(http)
+        fields, files = VideoFields.model_validate_json(body, strict=not state.lenient), {}
     elif media_type(http) == "multipart/form-data":
         texts, files = await state.bodies.read_form(http)
         fields = VideoFields.model_validate(texts)

@@ -21,7 +21,7 @@ class Worker:
     """Loads the pipeline once and generates batches by their indices."""
 
     def __init__(self, folder: Path, model: str, device: str, dtype: str, steps: Steps):
-        self.pipe = load_pipeline(model, device, dtype, steps=steps)
+        self.pipe = load_pipeline(model, device, dtype, videos=True, steps=steps)
         self.run = open_run(folder)
 
     def __call__(self, batch: dict) -> dict:

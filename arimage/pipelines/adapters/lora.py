@@ -313,16 +313,19 @@ class LoraMixin(LoraBaseMixin):
         known = {name for each in self.get_list_adapters().values() for name in each}
         for name in names:
             if name not in known:
-                raise ValueError(f"adapter {name!r} is not loaded: load it first, or name one of {', '.join(known)}")
+                others = f", or name one of {', '.join(sorted(known))}" if known else ""
+                raise ValueError(f"adapter {name!r} is not loaded: load it first{others}")
 
     def delete_adapters(self, adapter_names: list[str] | str) -> None:
         """Delete adapters by their names.
 
         Raises:
-            ValueError: if an adapter is fused.
+            ValueError: if an adapter is fused, or not loaded. Nothing is deleted then.
         """
         self._check_unfused("delete_adapters")
-        for name in [adapter_names] if isinstance(adapter_names, str) else adapter_names:
+        names = [adapter_names] if isinstance(adapter_names, str) else adapter_names
+        self._check_loaded(names)
+        for name in names:
             for key, there in self.get_list_adapters().items():
                 if name in there:
                     delete_adapter_layers(self._bare(key), name)

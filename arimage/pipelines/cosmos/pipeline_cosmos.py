@@ -22,7 +22,15 @@ from ..call import GenerationCall
 from ..components import check_parts
 from ..output import VideoPipelineOutput
 from ..pictures.videos import prepare_images, prepare_videos
-from ..text.checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, check_sides, prompt_names, text_length
+from ..text.checks import (
+    MAX_PROMPT_CHARACTERS,
+    TEXT_TOKENS,
+    as_texts,
+    check_sides,
+    describe,
+    prompt_names,
+    text_length,
+)
 from ..text.tokenizing import tokenize
 from .family import FAMILY
 from .fsq_cosmos import CosmosVideoTokenizer
@@ -167,7 +175,7 @@ class CosmosPipeline(ARPipeline):
         assert prompt_embeds is not None
         width = self.transformer.config.context_dim
         if not isinstance(prompt_embeds, torch.Tensor):
-            raise ValueError(f"prompt_embeds are {prompt_embeds!r}: give a tensor [B, S, {width}]")
+            raise ValueError(f"prompt_embeds are {describe(prompt_embeds)}: give a tensor [B, S, {width}]")
         if prompt_embeds.ndim != 3 or prompt_embeds.shape[2] != width or 0 in prompt_embeds.shape:
             raise ValueError(f"prompt_embeds are {tuple(prompt_embeds.shape)}: give a tensor [B, S, {width}]")
         return len(prompt_embeds)

@@ -11,14 +11,13 @@ from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
 from ...models.language_model import LanguageTokenModel, code_head
-from ...schema import check_encodable
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..output import ImagePipelineOutput
-from ..text.checks import as_texts, check_one_of
+from ..text.checks import as_text, as_texts, check_one_of
 from ..text.token_prompts import RATIOS, stack
 from .family import FAMILY
 from .prompts import END_OF_ROW, PROMPT_SUFFIX, Emu3Prompts, first_code_of, image_size
@@ -170,9 +169,7 @@ class Emu3Pipeline(ARImagePipeline):
         check_one_of(prompt=prompt, input_ids=input_ids)
         if negative_prompt is not None and negative_input_ids is not None:
             raise ValueError("give either a negative_prompt or negative_input_ids")
-        if not isinstance(prompt_suffix, str):
-            raise ValueError(f"prompt_suffix is {prompt_suffix!r}: give a string")
-        check_encodable("prompt_suffix", prompt_suffix)
+        as_text(prompt_suffix, "prompt_suffix")
         size = self.image_size(common.pop("height", None), common.pop("width", None), ratio)
         prompts = self.prompts
         branches = [prompts.ids("prompt", prompt, input_ids, attention_mask, size, prompt_suffix)]

@@ -205,7 +205,8 @@ class Emu35Pipeline(ARImagePipeline):
         if negative_prompt is not None and negative_input_ids is not None:
             raise ValueError("give either a negative_prompt or negative_input_ids")
         texts = None if prompt is None else as_texts(prompt, "prompt", MAX_PROMPT_CHARACTERS)
-        negatives = as_texts(negative_prompt or "", "negative_prompt", MAX_PROMPT_CHARACTERS)
+        negatives = "" if negative_prompt is None else negative_prompt
+        negatives = as_texts(negatives, "negative_prompt", MAX_PROMPT_CHARACTERS)
         count = check_token_ids("input_ids", input_ids, None) if texts is None else len(texts)
         if negative_input_ids is None:
             check_negatives("negative_prompt", len(negatives), count)

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...decoding import NextScaleDecoding, Sampling
 from ...decoding.contract.distribution import PER_SCALE
-from ...schema import check_encodable
 from ..abilities import TOKEN_SAMPLING, Abilities
 from ..arguments import VideoScaleArguments, pipeline_call
 from ..base import ARPipeline
@@ -28,7 +27,7 @@ from ..kinds.class_or_text import check_text_encoder
 from ..output import VideoPipelineOutput
 from ..pictures.images import round_levels_down
 from ..pictures.videos import cover_levels, prepare_images, prepare_videos
-from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, prompt_names
+from ..text.checks import MAX_PROMPT_CHARACTERS, as_text, as_texts, prompt_names
 from ..text.t5_texts import T5Texts, Text
 from .family import FAMILY
 from .pyramid import add_bits, quantise
@@ -369,9 +368,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask
         texts, negatives = self.check_texts(text, negative)
         if prompt_suffix is not None:
-            if not isinstance(prompt_suffix, str):
-                raise ValueError(f"prompt_suffix is {prompt_suffix!r}: give a string")
-            check_encodable("prompt_suffix", prompt_suffix)
+            as_text(prompt_suffix, "prompt_suffix")
         _check_threshold(apg_norm_threshold)
         size = self.check_size(height, width)
         begun = self._first_frames(image, video, size)

@@ -73,6 +73,8 @@ def _generate_image(model, decoding, inputs, attention_mask, logits_processor, k
     generator = kwargs.pop("generator", None)
     ids = kwargs.pop("input_ids", None) if inputs is None else inputs
     config, others = model._prepare_generation_config(kwargs.pop("generation_config", None), **kwargs)
+    # Callers name what they do not use, such as streamer=None.
+    others = {name: value for name, value in others.items() if value is not None}
     for name in ("return_dict_in_generate", "output_scores", "output_logits"):
         if getattr(config, name):
             others[name] = True

@@ -8,7 +8,7 @@ from transformers import T5EncoderModel
 from ...media.texts import composed
 from ..base import ARImagePipeline
 from ..text.captions import clean_caption
-from ..text.checks import TEXT_TOKENS, as_texts, text_length
+from ..text.checks import TEXT_TOKENS, as_texts, describe, text_length
 from ..text.known import KnownCaptions, quoted, tell_nearest
 from ..text.tokenizing import tokenize
 
@@ -172,7 +172,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         prefix, width = self.transformer.config.num_condition_tokens, self.transformer.config.caption_dim
         expected = f"[B, {'P' if prefix == 1 else prefix}, {width}]"
         if not isinstance(prompt_embeds, torch.Tensor):
-            raise ValueError(f"prompt_embeds are {prompt_embeds!r}: give a tensor {expected}")
+            raise ValueError(f"prompt_embeds are {describe(prompt_embeds)}: give a tensor {expected}")
         shape = tuple(prompt_embeds.shape)
         if len(shape) != 3 or shape[2] != width or prefix not in (1, shape[1]) or 0 in shape:
             raise ValueError(f"prompt_embeds are {shape}: this model expects {expected}")
@@ -193,7 +193,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         """The ids [B'] of the classes of a call."""
         if prompt is not None:
             return torch.tensor(self.get_label_ids(as_texts(prompt)))
-        refusal = f"class_labels are {class_labels!r}: give one or more ids from 0 to {self._last_class}"
+        refusal = f"class_labels are {describe(class_labels)}: give one or more ids from 0 to {self._last_class}"
         if isinstance(class_labels, str | list | tuple):
             listed = [class_labels] if isinstance(class_labels, str) else class_labels
             class_labels = [self.get_label_ids(one)[0] if isinstance(one, str) else one for one in listed]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from ...decoding.contract.noise import Purpose, normals
 from ..base import ARImagePipeline
 from ..call import DecoderSettings, GenerationCall
+from ..text.checks import describe
 
 
 MAX_STEPS = 1000
@@ -72,8 +73,7 @@ class HybridPipeline(ARImagePipeline):
         if latents is not None:
             shape = (len(call.seeds), *self.latent_shape(call.size))
             if not isinstance(latents, torch.Tensor) or latents.shape != shape or not latents.is_floating_point():
-                found = f"{latents.dtype} {tuple(latents.shape)}" if isinstance(latents, torch.Tensor) else latents
-                raise ValueError(f"latents are {found!r}: give floats {shape}, noise for each image")
+                raise ValueError(f"latents are {describe(latents)}: give floats {shape}, noise for each image")
             if not latents.isfinite().all():
                 raise ValueError("latents are not finite: give standard normal noise")
             latents = latents.to(call.seeds.device)

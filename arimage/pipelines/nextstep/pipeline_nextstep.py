@@ -24,7 +24,7 @@ from ..call import GenerationCall
 from ..components import check_parts
 from ..output import ImagePipelineOutput
 from ..pictures.references import References, as_references, common_size
-from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_sides
+from ..text.checks import MAX_PROMPT_CHARACTERS, as_text, as_texts, check_sides
 from ..text.token_prompts import Ids, check_negatives, stack
 from .family import FAMILY
 from .flow import STEPS, Sampler
@@ -311,11 +311,11 @@ class NextStepPipeline(ARImagePipeline):
             [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         texts = as_texts(prompt, "prompt", MAX_PROMPT_CHARACTERS)
-        negatives = as_texts(negative_prompt or "", "negative_prompt", MAX_PROMPT_CHARACTERS)
+        negatives = "" if negative_prompt is None else negative_prompt
+        negatives = as_texts(negatives, "negative_prompt", MAX_PROMPT_CHARACTERS)
         check_negatives("negative_prompt", len(negatives), len(texts))
         negatives *= len(texts) // len(negatives)
-        if prompt_suffix:
-            as_texts(prompt_suffix, "prompt_suffix")
+        if prompt_suffix is not None and as_text(prompt_suffix, "prompt_suffix"):
             texts = [f"{text} {prompt_suffix}" for text in texts]
         chosen = self.sampler if sampler is None else sampler
         shift = self.timesteps_shift if timesteps_shift is None else timesteps_shift

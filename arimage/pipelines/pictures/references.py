@@ -53,8 +53,11 @@ def as_references(name: str, images: References, count: int, most: int) -> list[
         raise ValueError(
             f"{name} holds {len(lists)} lists for {count} prompts: give one list for all, or one list for each"
         )
+    each = [part for listed in lists for part in parts_of(name, listed)]
+    if any(isinstance(part, list | tuple) for part in each):
+        raise ValueError(f"{name} holds lists of lists of lists: give one list for all prompts, or one list for each")
     read: dict[int, list[Image.Image]] = {}
-    for part in (part for listed in lists for part in parts_of(name, listed)):
+    for part in each:
         if id(part) not in read:
             read[id(part)] = [to_rgb(name, part)] if isinstance(part, Image.Image) else _from_values(name, part)
     references = [[image for part in listed for image in read[id(part)]] for listed in lists]

@@ -35,6 +35,18 @@ def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = N
     return listed
 
 
+def as_text(text: str, name: str) -> str:
+    """One text.
+
+    Raises:
+        ValueError: if it is none, or not encodable as UTF-8.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{name} is {text!r}: give a string")
+    check_encodable(name, text)
+    return text
+
+
 def prompt_names(prompt: str | list[str] | None, given: int, count: int) -> list[Hashable]:
     """Names of the embeddings of `count` prompts, see `Conditions.merge`: their texts, or the places of the `given`
     embeddings. One for all is repeated."""
@@ -84,7 +96,7 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
     With `last`, rows must be padded on the left.
     """
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not ids.numel() or ids.is_floating_point():
-        raise ValueError(f"{name} is {_describe(ids)}: give token ids [B, P]")
+        raise ValueError(f"{name} is {describe(ids)}: give token ids [B, P]")
     if last is not None and (ids[:, -1] != last).any():
         raise ValueError(
             f"{name} must end with the header of an image, its last token {last}, and be padded on the left"
@@ -93,7 +105,7 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
         return len(ids)
     mask_name = name.replace("input_ids", "attention_mask")
     if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
-        raise ValueError(f"{mask_name} is {_describe(mask)}: give one of {tuple(ids.shape)}, like {name}")
+        raise ValueError(f"{mask_name} is {describe(mask)}: give one of {tuple(ids.shape)}, like {name}")
     if last is not None and (not mask[:, -1].all() or (mask.int().diff() < 0).any()):
         raise ValueError(f"{mask_name} must be zeros and then ones: pad on the left")
     return len(ids)
@@ -143,7 +155,8 @@ def _as_dtype(dtype: Any) -> Any:
     return found
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """A value in an error message; of a tensor its dtype and shape."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return repr(value)

@@ -8,7 +8,7 @@ from diffusers.utils import logging
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...models.conditions import with_unconditional
-from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, text_length
+from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, describe, text_length
 from .tokenizing import tokenize
 
 
@@ -68,7 +68,7 @@ class T5Texts:
         config = self.transformer.config
         expected = f"a tensor [B, P, {config.caption_dim}] of at most {config.num_text_tokens} tokens"
         if embeds is None or not isinstance(embeds, torch.Tensor):
-            raise ValueError(f"{name}_embeds are {embeds!r}: give {expected}")
+            raise ValueError(f"{name}_embeds are {describe(embeds)}: give {expected}")
         shape = tuple(embeds.shape)
         if len(shape) != 3 or shape[2] != config.caption_dim or 0 in shape or shape[1] > config.num_text_tokens:
             raise ValueError(f"{name}_embeds are {shape}: give {expected}")
