@@ -185,7 +185,7 @@ def test_shards_without_their_index_or_without_one_of_them_are_refused(sharded, 
 def test_a_check_silences_its_own_thread_only(caplog):
     logger = logging.get_logger("transformers.modeling_utils")
     logger.propagate, level = True, logging.get_verbosity()
-    with weights._quiet():
+    with weights.quiet():
         logger.warning("mine")
         thread = Thread(target=logger.warning, args=("theirs",))
         thread.start()
