@@ -1,7 +1,9 @@
 """Steps that are captured in CUDA graphs and replayed, on the card of the tests."""
 
+import contextlib
 import gc
 import threading
+from types import SimpleNamespace
 
 import card
 import pytest
@@ -22,7 +24,7 @@ from arimage.decoding import (
 )
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.batch import Batch, Images
-from arimage.decoding.run.capture import WARM_UP, CapturedStep, CompiledSteps, Place
+from arimage.decoding.run.capture import WARM_UP, Capture, CapturedStep, CompiledSteps, Place
 from arimage.decoding.run.taker import StepTaker
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 from arimage.pipelines.var.transformer_var import VARScaleModel
@@ -233,3 +235,23 @@ def test_all_graphs_share_a_stream_and_a_pool(device, monkeypatch):
     for name in ("ar", "sjd-coupled:window=4", "ar"):
         run(llamagen, decoding_from_text(name), compiled=steps)
     assert device.captures == 3 and len(places) == 1
+
+
+@pytest.mark.parametrize("raised", [1, 2])
+def test_a_replay_is_compared_in_what_an_eager_step_writes(raised):
+    """And not in what steps leave behind, which is a new tensor in an eager one."""
+    state = SimpleNamespace(tokens=torch.zeros(2), left=torch.zeros(2))
+    left = state.left
+
+    def step(state):
+        state.tokens += 1
+        state.left = state.tokens + 0
+
+    def replay():
+        state.tokens += raised
+        left.copy_(state.tokens)
+
+    taker = CapturedStep(step, torch.device("cpu"), None, None, check_every=1)
+    with contextlib.nullcontext() if raised == 1 else pytest.raises(RuntimeError, match="StepKey"):
+        taker._replay(state, Capture(SimpleNamespace(replay=replay), 0, 0))
+    assert state.tokens.tolist() == left.tolist() == [raised, raised]
