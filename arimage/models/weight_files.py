@@ -4,6 +4,7 @@ diffusers and transformers would fill missing weights with random numbers, drop 
 errors.
 """
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -186,7 +187,7 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
 
 
 def check_found(
-    found: Mapping[str, Iterable], source: str | Path, files: Mapping[str, Path] = MappingProxyType({})
+    found: Mapping[str, Iterable], source: str | os.PathLike, files: Mapping[str, Path] = MappingProxyType({})
 ) -> None:
     """Refuse what diffusers or transformers found to be wrong with the weights of a component.
 
