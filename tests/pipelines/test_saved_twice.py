@@ -3,10 +3,12 @@ refused."""
 
 import json
 import os
+from typing import Any
 
 import pytest
 import torch
-from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
+from diffusers.hooks.group_offloading import apply_group_offloading
+from diffusers.hooks.layerwise_casting import apply_layerwise_casting
 from families import EVERY, condition_of
 from pipelines.janus import tiny as tiny_janus
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -18,7 +20,7 @@ from arimage.pipelines.text.known import KnownCaptions
 from arimage.training.adapters.lora import add_adapter
 
 
-SHARDS = {"max_shard_size": "20KB"}
+SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
 
 
 def weights(pipe):
