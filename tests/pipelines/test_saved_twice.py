@@ -205,7 +205,7 @@ def test_offloading_to_disk_is_refused_at_every_entrance(name, tmp_path):
         pipe.enable_group_offload("cpu", **options)
     parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     for part in parts:
-        if type(part).__module__.startswith("arimage."):
+        if type(part).__module__.startswith("arimage.") and hasattr(part, "enable_group_offload"):
             with pytest.raises(ValueError, match="offload_to_disk_path"):
                 part.enable_group_offload("cpu", **options)
     assert not (tmp_path / "disk").exists()
