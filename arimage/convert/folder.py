@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
 
-from ..models.weight_files import check_config
+from ..models.tokenizer_files import load_from_files
+from ..models.weight_files import check_config, check_layers
 from ..schema import read_object
 from .checkpoint import load_original
 from .paths import CheckpointError
@@ -36,10 +37,14 @@ def read_json(path: Path) -> dict:
     """The object in a JSON file.
 
     Raises:
-        CheckpointError: if it cannot be read, or is not an object.
+        CheckpointError: if it cannot be read, is not an object, or is the configuration of a model with a number of
+            layers that none has.
     """
     try:
-        return read_object(path)
+        value = read_object(path)
+        if path.name == "config.json":
+            check_layers(value, path)
+        return value
     except ValueError as error:
         raise CheckpointError(str(error)) from error
 
@@ -123,5 +128,5 @@ def load_t5_encoder(folder: Path, width: int, source: str | Path) -> tuple[PreTr
             f"{folder} has neither tokenizer.json nor spiece.model: put the encoder's tokenizer there"
         )
     with damaged_files(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = load_from_files(AutoTokenizer, folder)
     return tokenizer, load_model(T5EncoderModel, folder)

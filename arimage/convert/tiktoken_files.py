@@ -67,11 +67,14 @@ def qwen_tokenizer(path: Path, special: Mapping[str, int] | list[str]) -> Tokeni
 def _read_ranks(path: Path) -> dict[bytes, int]:
     try:
         pairs = (line.split() for line in read_lines(path))
-        return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except (binascii.Error, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is not a table of base64 tokens and ranks: download it again") from error
+    if not ranks:
+        raise CheckpointError(f"{path} is empty: download it again")
+    return ranks
 
 
 # The authors' special tokens in order, before those of images.

@@ -4,6 +4,7 @@ diffusers and transformers would fill missing weights with random numbers, drop 
 errors.
 """
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -129,6 +130,16 @@ def check_present(folder: Path) -> None:
         )
 
 
+def check_layers(config: dict, path: Path) -> int:
+    """The largest number of layers in a configuration and the tables in it.
+
+    Raises:
+        ValueError: if one is out of its range.
+    """
+    parts = [config, *filter(lambda value: isinstance(value, dict), config.values())]
+    return max(check(Depth, part, path).most for part in parts)
+
+
 def check_config(folder: Path, kind: type) -> tuple[dict, int]:
     """Check what the config.json of a component says before the component is built.
 
@@ -140,10 +151,9 @@ def check_config(folder: Path, kind: type) -> tuple[dict, int]:
     """
     path = folder / "config.json"
     config = read_object(path)
-    parts = [config, *filter(lambda value: isinstance(value, dict), config.values())]
-    depths = [check(Depth, part, path) for part in parts]
+    layers = check_layers(config, path)
     check(next((fields for base, fields in SETTINGS.items() if issubclass(kind, base)), BaseModel), config, path)
-    return config, max(depth.most for depth in depths)
+    return config, layers
 
 
 def check_component(folder: Path, kind: type, variant: str | None = None) -> None:
@@ -159,6 +169,9 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
     """
     check_present(folder)
     config, deepest = check_config(folder, kind)
+    if (generation := folder / "generation_config.json").is_file():
+        # transformers does without it if it cannot be read.
+        read_object(generation)
     if "quantization_config" in config:
         # Quantised weights have other names and shapes, which only the library that packed them knows.
         return
@@ -186,7 +199,7 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
 
 
 def check_found(
-    found: Mapping[str, Iterable], source: str | Path, files: Mapping[str, Path] = MappingProxyType({})
+    found: Mapping[str, Iterable], source: str | os.PathLike, files: Mapping[str, Path] = MappingProxyType({})
 ) -> None:
     """Refuse what diffusers or transformers found to be wrong with the weights of a component.
 

@@ -3,10 +3,12 @@ refused."""
 
 import json
 import os
+from typing import Any
 
 import pytest
 import torch
-from diffusers.hooks import apply_group_offloading, apply_layerwise_casting
+from diffusers.hooks.group_offloading import apply_group_offloading
+from diffusers.hooks.layerwise_casting import apply_layerwise_casting
 from families import EVERY, condition_of
 from pipelines.janus import tiny as tiny_janus
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -18,7 +20,7 @@ from arimage.pipelines.text.known import KnownCaptions
 from arimage.training.adapters.lora import add_adapter
 
 
-SHARDS = {"max_shard_size": "20KB"}
+SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
 
 
 def weights(pipe):
@@ -203,7 +205,7 @@ def test_offloading_to_disk_is_refused_at_every_entrance(name, tmp_path):
         pipe.enable_group_offload("cpu", **options)
     parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     for part in parts:
-        if type(part).__module__.startswith("arimage."):
+        if type(part).__module__.startswith("arimage.") and hasattr(part, "enable_group_offload"):
             with pytest.raises(ValueError, match="offload_to_disk_path"):
                 part.enable_group_offload("cpu", **options)
     assert not (tmp_path / "disk").exists()

@@ -5,6 +5,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
+import diffusers
 import pytest
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
@@ -15,7 +16,7 @@ from pipelines.var import tiny as tiny_var
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from arimage import AutoPipeline
+from arimage import AutoPipeline, LlamaGenVQModel
 from arimage.convert import convert_janus
 from arimage.models import weight_files as weights
 
@@ -86,6 +87,36 @@ def test_weights_that_do_not_fit_are_refused_by_name(damaged, family, component,
     save_file(state, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"{component}.*{key.split('.', 2)[-1]}.*{change}"):
         AutoPipeline.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "shape", "damaged"])
+@pytest.mark.parametrize("subfolder", [True, False])
+def test_a_component_alone_is_refused_in_the_same_way(damaged, change, subfolder):
+    folder, file = damaged("llamagen", "vq")
+    state = load_file(file)
+    key = "encoder.conv_in.bias"
+    state |= {"shape": {key: torch.zeros(1)}, "unexpected": {"strange": torch.zeros(1)}}.get(change, {})
+    if change == "missing":
+        del state[key]
+    save_file(state, file, metadata={"format": "pt"})
+    if change == "damaged":
+        file.write_bytes(file.read_bytes()[:-8])
+    where = (folder,) if subfolder else (folder / "vq",)
+    with pytest.raises(ValueError, match=rf"vq.*({key}|strange|is damaged)"):
+        LlamaGenVQModel.from_pretrained(*where, **({"subfolder": "vq"} if subfolder else {}))
+
+
+def test_a_component_of_a_repository_is_refused_too(damaged, monkeypatch):
+    folder, file = damaged("llamagen", "vq")
+    state = load_file(file)
+    save_file(state | {"strange": torch.zeros(1)}, file, metadata={"format": "pt"})
+    # As if its files were in the cache of the Hub.
+    load = diffusers.ModelMixin.from_pretrained.__func__
+    monkeypatch.setattr(
+        diffusers.ModelMixin, "from_pretrained", classmethod(lambda cls, name, **kw: load(cls, folder / "vq", **kw))
+    )
+    with pytest.raises(ValueError, match="someone/tokenizer: the weight 'strange' is unexpected"):
+        LlamaGenVQModel.from_pretrained("someone/tokenizer")
 
 
 @pytest.mark.every(3)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
+from pydantic import BaseModel
 from transformers import Qwen2Config, Qwen2Model, Qwen2TokenizerFast
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
@@ -14,6 +15,7 @@ from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.denoising_head import DenoisingHead
 from ...models.tokenizer_files import load_from_files
+from ...schema import Side, check
 from .flow import STEPS
 from .pipeline_nextstep import NextStepPipeline
 from .projector import NextStepProjector
@@ -39,6 +41,15 @@ EDITING = 3.2, 2.0
 VAE_FACTOR = 8
 
 
+class Sizes(BaseModel):
+    """Settings of a published config.json under the names of either version."""
+
+    patch_size: Side | None = None
+    latent_patch_size: Side | None = None
+    image_size: Side | None = None
+    latent_size: Side | None = None
+
+
 def convert_nextstep(
     folder: str | Path, *, vae: str | Path | None = None, editing: bool = False, out: str | Path | None = None
 ) -> NextStepPipeline:
@@ -57,6 +68,8 @@ def convert_nextstep(
     check_vacant(out)
     folder = Path(folder)
     config = read_json(folder / "config.json")
+    with damaged_files(folder / "config.json"):
+        check(Sizes, config, folder / "config.json")
     state = load_original_folder(folder)
     first = POSITIONS in state
     model, projector, head = nextstep_from_original(state, config, source=folder)

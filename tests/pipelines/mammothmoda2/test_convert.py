@@ -128,6 +128,9 @@ def test_a_text_tokenizer_in_part_is_refused(tmp_path):
     (folder / "mammothu.tiktoken").write_text("IQ== 151643\n")
     with pytest.raises(CheckpointError, match="too many for the special tokens after them"):
         convert_mammothmoda2(folder)
+    (folder / "mammothu.tiktoken").write_text("")
+    with pytest.raises(CheckpointError, match="mammothu.tiktoken is empty"):
+        convert_mammothmoda2(folder)
 
 
 def test_an_ignored_penalty_is_told(tmp_path, caplog):

@@ -1,5 +1,6 @@
 """Calls of NextStep: what an image depends on, the steps of a token, and what is refused."""
 
+import json
 import math
 import shutil
 
@@ -223,6 +224,15 @@ def test_a_folder_that_lacks_a_file_of_the_tokenizer_is_refused(tmp_path, name):
     folder = shutil.copytree(tiny.FIXTURES / "v1.1", tmp_path / "copy")
     (folder / name).unlink()
     with pytest.raises(CheckpointError, match=name):
+        convert_nextstep(folder)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("num_hidden_layers", 10**12), ("patch_size", "x")])
+def test_settings_out_of_their_range_are_refused(tmp_path, setting, value):
+    folder = shutil.copytree(tiny.FIXTURES / "v1.1", tmp_path / "copy")
+    config = read_json(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps(config | {setting: value}))
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{setting}"):
         convert_nextstep(folder)
 
 
