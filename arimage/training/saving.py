@@ -14,7 +14,7 @@ from .processes import processes
 
 
 def save_float16(pipe: ARPipeline, folder: Path) -> None:
-    """Save a copy of a pipeline in float16. A folder that exists is replaced when the new one is complete. Of
+    """Save a copy of a pipeline in float16, but for what stays in float32. A folder that exists is replaced when the new one is complete. Of
     processes that train together the first one saves."""
     if processes()[0] > 0:
         return
