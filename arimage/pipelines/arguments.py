@@ -149,11 +149,11 @@ def pipeline_call(
         }
 
         @functools.wraps(function)
-        def checked(pipe: Any, **given: Any) -> GenerationCall:
+        def checked(pipe: Any, *args: P.args, **given: P.kwargs) -> GenerationCall:
             for mask, of in masks.items():
                 if given.get(mask) is not None and given.get(of) is None:
                     raise ValueError(f"{mask} is that of {of}, which are not given: give both, or leave it out")
-            return function(pipe, **given)
+            return function(pipe, *args, **given)
 
         @_shown_as("__call__", function, [*own, *of_call], output | tuple)
         def call(pipe: Any, **given: Any) -> Any:

@@ -303,8 +303,8 @@ class GenerateImages(io.ComfyNode):
         pipe = model.ready()
         if pipe.abilities.generates_video:
             raise ValueError("this model generates videos: use the node Generate video with AR model")
-        pictures = None if image is None else to_pictures(image)
-        # Some nodes give a single mask without its dimension.
+        # Some nodes give a single image or mask without its dimension.
+        pictures = None if image is None else to_pictures(image.reshape(-1, *image.shape[-3:]))
         masks = None if mask is None else to_pictures(mask.reshape(-1, *mask.shape[-2:]))
         edits = count_edits(pipe, pictures, masks)
         optional = {"negative_prompt": negative_prompt, "image": pictures, "mask_image": masks, **sampling}
@@ -356,7 +356,7 @@ class GenerateVideo(io.ComfyNode):
         pipe = model.ready()
         if not pipe.abilities.generates_video:
             raise ValueError("this model generates images: use the node Generate with AR model")
-        frames = [] if image is None else to_pictures(image)
+        frames = [] if image is None else to_pictures(image.reshape(-1, *image.shape[-3:]))
         source = {"video": frames} if len(frames) > 1 else {"image": frames[0] if frames else None}
         progress = Progress()
         out = pipe(

@@ -226,8 +226,10 @@ def test_one_function_scores_two_folders(images, reference, monkeypatch, tmp_pat
     monkeypatch.setenv("ARIMAGE_INCEPTION_WEIGHTS", "of-the-environment.pt")
     found = score_images(str(images), reference, metrics=("fid", "kid"), device="cpu")
     assert found == score(Job(images, reference), ["fid", "kid"])
-    score_images(images, str(reference), metrics=["kid"], inception_weights="given.pt", device="cpu")
-    assert [str(weights) for weights, *_ in seen if weights] == ["of-the-environment.pt", "given.pt"]
+    assert score_images(str(images), reference, metrics="fid,kid", device="cpu") == found
+    seen.clear()
+    score_images(images, str(reference), metrics="kid", inception_weights="given.pt", device="cpu")
+    assert [str(weights) for weights, *_ in seen if weights] == ["given.pt"]
     with pytest.raises(ValueError, match="unknown metric 'fed': choose among fid"):
         score_images(images, reference, metrics=["fed"], device="cpu")
 

@@ -289,3 +289,10 @@ def test_ids_of_a_node_are_unique_and_folders_of_models_are_listed(nodes, tmp_pa
     (folder / "model_index.json").write_text("{}")
     monkeypatch.setattr("folder_paths.models_dir", str(tmp_path))
     assert nodes.model_folders() == {"my-model": folder} and "my-model" in nodes.model_names()
+
+
+def test_an_image_of_one_channel_is_grey(nodes):
+    [grey] = nodes.to_pictures(torch.full((1, 4, 4, 1), 0.2))
+    assert grey.mode == "L" and grey.size == (4, 4) and grey.getpixel((0, 0)) == 51
+    with pytest.raises(ValueError, match="5 channels"):
+        nodes.to_pictures(torch.zeros(1, 4, 4, 5))

@@ -526,3 +526,52 @@ def test_prompts_need_a_tokenizer(family):
     arguments = () if family == "anole" else ((32, 32),)
     with pytest.raises(ValueError, match="has no tokenizer: give"):
         pipe.encode_prompt("a red heart", *arguments)
+
+
+MASKED = having("captions").keys() | having("language").keys()
+
+
+@pytest.mark.parametrize("family", one_of_each_kind(sorted(MASKED)))
+def test_a_mask_is_given_with_what_it_masks(family):
+    pipe = EVERY[family]()
+    masks = [name for name in inspect.signature(type(pipe).__call__).parameters if name.endswith("attention_mask")]
+    for name in masks:
+        with pytest.raises(ValueError, match=name):
+            pipe(**condition_of(pipe), **{name: torch.ones(1, 4).long()})
+
+
+@pytest.mark.parametrize("family", ["emu3", "emu3.5", "infinity", "infinitystar", "mammothmoda2", "nextstep"])
+def test_other_texts_of_a_call_are_texts(family):
+    pipe = EVERY[family]()
+    for name, values in (("negative_prompt", ([], {}, 0, [None])), ("prompt_suffix", ({}, [], ["a"], 0))):
+        for value in values if pipe.abilities.accepts(name) else ():
+            with pytest.raises(ValueError, match=name):
+                pipe(**condition_of(pipe), **{name: value})
+
+
+@pytest.mark.parametrize("family", ["llamagen-text", "cosmos-text"])
+def test_an_error_describes_embeddings_and_does_not_print_them(family):
+    for embeds in (torch.ones(3, 300, 300), np.ones((300, 300))):
+        with pytest.raises(ValueError, match="prompt_embeds") as refusal:
+            EVERY[family]().prepare(prompt_embeds=embeds)
+        assert len(str(refusal.value)) < 200
+
+
+def test_guidance_of_a_decoder_is_told_by_one_scale():
+    pipe, seen = EVERY["glm-image"](), []
+
+    def look(pipe, step, passes, tensors):
+        seen.append((pipe.guidance_scale, pipe.do_classifier_free_guidance))
+
+    for scale in (2.0, 1.0):
+        seen.clear()
+        pipe("a", guidance_scale=scale, num_inference_steps=1, callback_on_step_end=look, output_type="latent")
+        assert set(seen) == {(scale, scale > 1)}
+
+
+def test_one_number_or_decoding_is_warmed_up_without_a_list(pipe, monkeypatch):
+    asked = []
+    monkeypatch.setattr(type(pipe), "__call__", lambda self, **given: asked.append(given))
+    pipe.warm_up(batch_sizes=8, decodings="ar")
+    pipe.warm_up(batch_sizes=[2, 3])
+    assert [(given[pipe.per_prompt], given["decoding"]) for given in asked] == [(8, "ar"), (2, None), (3, None)]

@@ -117,6 +117,8 @@ def test_two_halves_of_an_adapter_are_the_whole(family):
     pipe.load_lora_weights(state, "yy")
     pipe.set_adapters([STYLE, "yy"], [0.5, 0.5])
     assert torch.equal(tokens(pipe), whole)
+    with pytest.raises(ValueError, match="'none' is not loaded"):
+        pipe.delete_adapters(["yy", "none"])
     pipe.delete_adapters("yy")
     assert pipe.get_list_adapters() == {pipe._lora_loadable_modules[0]: [STYLE]}
     pipe.set_adapters(STYLE)

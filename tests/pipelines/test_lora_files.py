@@ -74,7 +74,7 @@ def write(path, state, settings=None, own=None):
 WRONG_HEADERS = {
     "lora_adapter_metadata": ["[]", "null", "[" * 100_000, "{", "3"],
     "arimage": ["[]", "null", '{"captions": 3}', '{"captions": [3]}', '{"base": []}', '{"other": 1}', "x"],
-    "r": [0, -1, True, "2", 2.0, 10**9, 7, [], 10**400],
+    "r": [None, 0, -1, True, "2", 2.0, 10**9, 7, [], 10**400],
     "lora_alpha": [0, -1, True, "2", None, float("nan"), float("inf"), 10**400],
     "lora_dropout": [-1, 2, "x"],
     "rank_pattern": ["x", [], {"(": 3}, {"(a+)+$": 3}, {"x": 0}, {"x": "y"}, {".*.*.*.*x": 1}],
@@ -200,7 +200,13 @@ def test_adapters_of_a_changed_base_are_converted_first(kind, tmp_path):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("text", ["[]", "null", "[" * 100_000, b"\xff\xfe", "{", " " * 2**24 + " {}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", "null", "[" * 100_000, b"\xff\xfe", "{", " " * 2**24 + " {}"),
+        *('{"r": 2, "lora_alpha": 4}', '{"peft_type": "LORA", "lora_alpha": 4}'),
+    ],
+)
 def test_settings_next_to_the_file_are_read_by_the_same_rules(text, tmp_path):
     pipe = build()
     state = adapter(pipe, targets="proj")

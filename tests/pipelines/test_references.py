@@ -55,6 +55,7 @@ def test_images_are_read_as_everywhere():
 @pytest.mark.parametrize(
     ("images", "count", "message"),
     [
+        ([[[RED]]], 1, "lists of lists of lists"),
         ([RED] * 4, 1, "image holds 4 references for a prompt: this model takes at most 3"),
         ([[RED], [RED] * 4], 2, "image holds 4 references for a prompt: this model takes at most 3"),
         (np.zeros((4, 8, 8, 3)), 1, "image holds 4 references for a prompt: this model takes at most 3"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...media.files import transparent_part
 from ..engine.models import ModelInfo
@@ -138,6 +138,12 @@ class EmbeddedImage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     image_url: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_text(cls, value: Any) -> Any:
+        """The URL alone, as some clients send it."""
+        return {"image_url": value} if isinstance(value, str) else value
 
     def read(self, name: str) -> bytes:
         """The bytes of the file.

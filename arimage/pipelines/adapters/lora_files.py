@@ -80,7 +80,10 @@ def read_lora(path: Path, component: str) -> tuple[dict[str, torch.Tensor], dict
     settings = path.with_name(PEFT_CONFIG)
     if settings.is_file() and settings.stat().st_size > MAX_CONFIG_BYTES:
         raise ValueError(f"{settings} cannot be read: it has more than {MAX_CONFIG_BYTES} bytes, get the file again")
-    config = {f"{component}.{name}": value for name, value in read_object(settings).items()}
+    values = read_object(settings)
+    if "peft_type" not in values:
+        raise ValueError(f"{settings} has no peft_type, which says that it is of a LoRA: get the file again")
+    config = {f"{component}.{name}": value for name, value in values.items()}
     state = {f"{component}.{key.removeprefix(PEFT_PREFIX)}": value for key, value in state.items()}
     return state, header | {LORA_ADAPTER_METADATA_KEY: config}
 

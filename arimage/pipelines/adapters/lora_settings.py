@@ -65,8 +65,7 @@ class PeftSettings(BaseModel):
 
     peft_type: Annotated[str | None, AfterValidator(_check_lora)] = None
     lora_alpha: Positive
-    # None: what the weights say.
-    r: Count | None = None
+    r: Count
     rank_pattern: Annotated[dict[Pattern, Count] | None, Field(max_length=10_000)] = None
     alpha_pattern: Annotated[dict[Pattern, Positive] | None, Field(max_length=10_000)] = None
     use_rslora: Flag = False
@@ -107,7 +106,7 @@ class PeftSettings(BaseModel):
                 )
         return self
 
-    def rank_of(self, layer: str) -> int | None:
+    def rank_of(self, layer: str) -> int:
         return next((it for names, it in self._ranks if names.match(layer)), self.r)
 
     def alpha_of(self, layer: str) -> float:

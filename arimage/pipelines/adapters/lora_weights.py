@@ -163,7 +163,7 @@ def _alphas(source: str, layers: Layers, settings: PeftSettings | None) -> dict[
         return given or {name: float(rank) for name, rank in ranks.items()}
     alphas = {name: settings.alpha_of(name) for name in layers}
     for name, rank in ranks.items():
-        if settings.rank_of(name) not in (None, rank):
+        if settings.rank_of(name) != rank:
             raise ValueError(
                 f"{source}: r is {settings.rank_of(name)} for {name}, whose weights have the rank {rank}: save the "
                 "adapter again"

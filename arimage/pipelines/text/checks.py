@@ -15,6 +15,8 @@ MAX_PROMPT_CHARACTERS = 10_000
 # The tokens that text encoders were trained to read, and the most that a call may ask for; pixels along a side.
 TEXT_TOKENS, MAX_TEXT_TOKENS = 512, 4096
 MAX_SIDE = 4096
+# Characters of a value that an error message shows.
+LONGEST_SHOWN = 100
 
 
 def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = None) -> list[str]:
@@ -156,7 +158,8 @@ def _as_dtype(dtype: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A value in an error message; of a tensor its dtype and shape."""
-    if isinstance(value, torch.Tensor):
+    """A value in an error message; of a tensor or an array its dtype and shape."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype} {tuple(value.shape)}"
-    return repr(value)
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

@@ -257,6 +257,19 @@ def test_a_cancelled_job_ends_at_once(client, engine, slow):
     assert time.monotonic() - began < 5 < 64 * slow.pace
 
 
+def test_each_page_and_program_is_a_client(client, session, url, engine, monkeypatch):
+    clients, submit = [], engine.submit
+    monkeypatch.setattr(engine, "submit", lambda asked: (clients.append(asked.client), submit(asked))[1])
+    other = Client(url, auth=AUTH, verbose=False, download_files=False)
+    for one in (client, client, other):
+        one.predict("a red heart", "text", api_name="/generate")
+    # Without a session there is only the address.
+    for _ in range(2):
+        answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "text"})
+        session.get(f"/gradio_api/call/v2/generate/{answer.json()['event_id']}")
+    assert clients == [client.session_hash] * 2 + [other.session_hash] + ["127.0.0.1"] * 2
+
+
 def test_a_client_that_vanishes_frees_its_place(session, engine, slow):
     slow.pace = 0.2
     for _ in range(2):

@@ -789,3 +789,9 @@ def test_idle_passes_are_not_those_of_a_request():
     ticket.finished.passes = 2
     ticket.forget_idle_passes()
     assert ticket.passes == 2 and ticket.calls_per_pass == [2, 3]
+
+
+@pytest.mark.parametrize("side", ["height", "width"])
+def test_a_side_of_no_pixels_is_not_the_default(engine, side):
+    with pytest.raises(Refused, match="does not generate"):
+        engine.submit(Request("text", prompt="a", **{side: 0}))

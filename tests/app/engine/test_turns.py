@@ -48,6 +48,17 @@ def test_a_request_for_many_images_is_many_turns(engine, held):
     assert order(engine) == ["a", "b", "b", "a"]
 
 
+def test_a_request_that_is_given_back_keeps_its_turn(engine, held):
+    begin(engine, held)
+    tickets = [ask(engine, client) for client in "aabb"]
+    for ticket in (tickets[1], tickets[0]):
+        ticket.drop()
+        engine._give_back(ticket)
+        turns = [one.turn for one in engine._waiting]
+        assert turns == sorted(turns) and order(engine).count("a") == 2
+    assert engine._waiting[0] is tickets[0]
+
+
 def test_a_full_queue_makes_room_for_a_client_with_fewer(engine, held):
     begin(engine, held)
     many = [ask(engine, "a") for _ in range(4)]

@@ -31,6 +31,7 @@ from arimage.app.server import state as server_module
 from arimage.app.server.app import build_server
 from arimage.app.server.leniency import nearest_size
 from arimage.app.server.uvicorn_server import Server, serve_until_stopped
+from arimage.pipelines.infinity.schedules import SCHEDULES
 from arimage.pipelines.text.known import KnownCaptions
 
 
@@ -589,6 +590,15 @@ def test_a_lenient_server_generates_the_nearest_size(lenient):
 )
 def test_nearness_is_by_shape_and_area(asked, nearest):
     sizes = [(256, 256), (512, 512), (592, 448), (384, 688)]
+    assert nearest_size(asked, sizes) == nearest
+
+
+@pytest.mark.parametrize(
+    ("pixels", "asked", "nearest"),
+    [("1M", (512, 512), (1024, 1024)), ("0.06M", (1024, 1024), (256, 256)), ("0.25M", (1024, 1792), (384, 672))],
+)
+def test_a_square_stays_a_square(pixels, asked, nearest):
+    sizes = [(16 * rows, 16 * columns) for (rows, columns), one in SCHEDULES.items() if one.pixels == pixels]
     assert nearest_size(asked, sizes) == nearest
 
 

@@ -136,6 +136,19 @@ def test_a_server_says_which_kind_it_generates(engine, maker):
         assert "/v1/videos" not in paths and "422" not in paths["/v1/models/{name}"]["get"]["responses"]
 
 
+def test_a_picture_as_a_text_is_its_url(client):
+    for text, message in (
+        ("https://a/b.png", "is not a data URL"),
+        ("data:image/png;base64,R0lG", "read as an image"),
+    ):
+        for form in (
+            {"json": {"prompt": "a", "input_reference": text}},
+            {"files": {"prompt": (None, "a"), "input_reference": (None, text)}},
+        ):
+            error = client.post("/v1/videos", **form).json()["error"]
+            assert message in error["message"] and error["param"] == "input_reference"
+
+
 @pytest.mark.parametrize("value", [True, "2", 2.5])
 @pytest.mark.parametrize("field", ["n", "seed", "top_k", "class_label"])
 def test_numbers_of_json_are_numbers(client, field, value):

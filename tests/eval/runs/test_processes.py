@@ -1,14 +1,19 @@
 """Several processes generate one run: those of torchrun, accelerate and Ray."""
 
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 from accelerate import PartialState
 from eval.runs.run_kit import contents, options, part_of
+from pipelines.cosmos import tiny as tiny_cosmos
+from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
-from arimage.eval.runs.generate import prepare
+from arimage.eval.runs.generate import generate_batch, make_config, prepare
+from arimage.eval.runs.manifest import prompt_rows
+from arimage.eval.runs.ray_engine import Worker
 from arimage.eval.runs.run_folder import read_config, read_rows
 
 
@@ -25,6 +30,26 @@ def test_two_processes_of_torchrun_generate_the_same_images(models, finish, undi
     assert contents(run) == contents(undisturbed)
     ranks = [len(path.read_text().splitlines()) for path in sorted((run / "results").iterdir())]
     assert ranks == [12, 10]
+
+
+@pytest.mark.parametrize(
+    "build", [tiny_llamagen.text_pipeline, partial(tiny_cosmos.pipeline, "text", begins_with_text=True)]
+)
+def test_a_worker_of_ray_generates_what_the_process_would(build, tmp_path):
+    pipe = build()
+    pipe.save_pretrained(tmp_path / "model")
+    rows = prompt_rows([{"prompt": "a tree"}], 0)
+    config = make_config(pipe, rows, model=str(tmp_path / "model"), source={}, seed=0, batch_size=1)
+    files = []
+    for name in ("here", "ray"):
+        run = prepare(config, rows, tmp_path / name)
+        if name == "here":
+            generate_batch(run, pipe, 0)
+        else:
+            worker = Worker(run.folder, config["model"], "cpu", "float32", "captured")
+            assert worker({"index": [0]})["error"] == [""]
+        files.append([path.read_bytes() for path in sorted((run.folder / "images").rglob("*")) if path.is_file()])
+    assert files[0] and files[0] == files[1]
 
 
 def test_three_processes_finish_what_one_began(models, fork, undisturbed, tmp_path):
