@@ -10,7 +10,7 @@ def score_images(
     images: str | Path,
     reference: str | Path | None = None,
     *,
-    metrics: Sequence[str],
+    metrics: str | Sequence[str],
     inception_weights: str | Path | None = None,
     clip: str | Path | None = None,
     dinov2: str | Path | None = None,
@@ -27,7 +27,7 @@ def score_images(
             next to the images.
         reference: real images in one of these forms, or for "fid" and "sfid" a .npz of statistics. "isc" and "clip"
             need none.
-        metrics: names of metrics, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2" and "cmmd". Others need the
+        metrics: a name of a metric or several, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2" and "cmmd". Others need the
             prompts or videos of a run.
         inception_weights: the file of the Inception network; by default that of `ARIMAGE_INCEPTION_WEIGHTS`.
         clip: for "cmmd" and metrics that begin with "clip", a folder with a CLIP model.
@@ -63,4 +63,4 @@ def score_images(
         batch_size=batch_size,
         device=choose_device(device),
     )
-    return score(job, list(metrics))
+    return score(job, [metrics] if isinstance(metrics, str) else list(metrics))
