@@ -27,8 +27,8 @@ def score_images(
             next to the images.
         reference: real images in one of these forms, or for "fid" and "sfid" a .npz of statistics. "isc" and "clip"
             need none.
-        metrics: a name of a metric or several, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2" and "cmmd". Others need the
-            prompts or videos of a run.
+        metrics: the name of a metric, or several: "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2" and "cmmd". Others
+            need the prompts or videos of a run.
         inception_weights: the file of the Inception network; by default that of `ARIMAGE_INCEPTION_WEIGHTS`.
         clip: for "cmmd" and metrics that begin with "clip", a folder with a CLIP model.
         dinov2: for "fd-dinov2", a folder with a DINOv2 model of transformers, or a Hub id to download one.
