@@ -36,6 +36,7 @@ NUMERICS = tests/kernels/test_linear.py tests/kernels/test_codebook.py tests/ker
 
 test-numerics: $(VENV)/.installed-dev
 	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default $(TEST) -n 2 $(NUMERICS)
+	OPENBLAS_CORETYPE=Zen $(TEST) -n 2 tests/kernels/test_step.py tests/kernels/test_step_modulated.py
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(TEST) -n 2 tests/pipelines/test_alignment.py tests/tokenizers/test_upscaler.py
 
 # The commands and snippets of the pages, and the notebook.

@@ -91,6 +91,19 @@ def test_a_trace_and_an_acceptance_map_show_the_maps_side_by_side(run, picture, 
         assert picture.width > 4 * 8 * 64
 
 
+def test_a_video_is_continued_at_the_rate_of_the_model(run, tmp_path, monkeypatch):
+    read, found = media.read_video, []
+    monkeypatch.setattr(media, "read_video", lambda *given, **named: found.append(read(*given, **named)) or found[-1])
+    # The model generates 24 frames per second.
+    frames = [Image.new("RGB", SIZE, (6 * number, 0, 0)) for number in range(40)]
+    media.write_video(frames, tmp_path / "fast.webp", 48)
+    run("--video", "fast.webp", "--out", "film.webp")
+    assert len(found[-1]) == 20 and len(found[0]) == 1
+    # A .webp rounds 20.8 ms to 21.
+    shown = np.array([np.asarray(frame)[..., 0].mean() / 6 for frame in found[-1]])
+    assert np.abs(shown - np.arange(0.5, 40, 2)).max() < 0.7
+
+
 @needs_mp4
 def test_mp4_files_are_written_and_read(run, picture, tmp_path):
     run("--image", picture, "--out", "film.mp4")

@@ -275,10 +275,10 @@ def _at_rate(durations: list[int], repeats: list[int], precision: int, fps: int)
     unit = wanted if not mean or abs(mean - wanted) <= precision / 2 else mean
     pairs = list(zip(durations, repeats, strict=True))
     equal = all(abs(duration - times * mean) <= times * precision for duration, times in pairs)
-    ends = list(accumulate(times * unit if equal else duration for duration, times in pairs))
+    ends: list[float] = list(accumulate(times * unit if equal else duration for duration, times in pairs))
     # A frame that begins in the middle is shown.
     middles = ((number + 0.5) * wanted + 1e-6 for number in counted())
-    return (bisect_right(ends, middle) for middle in takewhile(ends[-1].__gt__, middles))
+    return (bisect_right(ends, middle) for middle in takewhile(lambda middle: middle < ends[-1], middles))
 
 
 def read_clip(name: str, source: Path | bytes, count: int, fps: int) -> list[Image.Image]:
@@ -302,10 +302,14 @@ def _frames_of(name: str, source: Path | bytes, fps: int | None, count: int | No
     with _reading(name), io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         head = file.read(12)
     if head.startswith((b"GIF8", b"\x89PNG")) or head[8:] == b"WEBP":
-        frames, *timing = _animation(name, io.BytesIO(source) if isinstance(source, bytes) else source)
-        _, repeats, _ = timing
-        each_once = (place for place, times in enumerate(repeats) for _ in range(times))
-        return [frames[place] for place in islice(each_once if fps is None else _at_rate(*timing, fps), count)]
+        frames, durations, repeats, precision = _animation(
+            name, io.BytesIO(source) if isinstance(source, bytes) else source
+        )
+        if fps is None:
+            places = (place for place, times in enumerate(repeats) for _ in range(times))
+        else:
+            places = _at_rate(durations, repeats, precision, fps)
+        return [frames[place] for place in islice(places, count)]
     if not can_write_mp4():
         raise ValueError(f"{name} needs imageio: pip install 'arimage[video]', or give .webp or .gif files")
     # ffmpeg reads files, not bytes.

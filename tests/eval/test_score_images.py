@@ -232,6 +232,7 @@ def test_one_function_scores_two_folders(images, reference, monkeypatch, tmp_pat
     assert [str(weights) for weights, *_ in seen if weights] == ["given.pt"]
     with pytest.raises(ValueError, match="unknown metric 'fed': choose among fid"):
         score_images(images, reference, metrics=["fed"], device="cpu")
+    assert score_images(images, reference, metrics="kid", device="cpu")["kid"] == found["kid"]
 
 
 def test_statistics_are_those_of_the_images_and_name_their_origin(images, reference, tmp_path, command, monkeypatch):

@@ -222,7 +222,7 @@ def test_a_row_of_attention_does_not_depend_on_the_others(on_triton):
     (together,) = on_triton("step.attention", "attention", query, keys, values, seen, prefix, first, slots)
     alone = query[:3], keys[:1], values[:1], seen[:1], prefix, first, slots[:3]
     (alone,) = on_triton("step.attention", "attention", *alone)
-    assert torch.equal(alone, together[:3])
+    torch.testing.assert_close(alone, together[:3], **TOLERANCE)
 
 
 def projected(shape):

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 Resize = Literal["clean", "tf1"]
 # How files become pixels: another word for another way, so that cached features of the former are not used.
-READING = "srgb"
+READING, READING_OF_VIDEOS = "srgb", "srgb, accurately rounded"
 # What is noted of a network that published figures of a metric are not of.
 OTHER_NETWORK = "of another network than {}, not comparable with published figures"
 
@@ -110,7 +110,9 @@ def extract(
     """
     file = None
     if cache is not None:
-        settings = [asdict(extractor.space), sha256 or files_sha256(paths), size, READING]
+        by_ffmpeg = any(path.suffix.lower() not in (*IMAGE_SUFFIXES, ".gif", *ARRAY_SUFFIXES) for path in paths)
+        reading = READING_OF_VIDEOS if by_ffmpeg else READING
+        settings = [asdict(extractor.space), sha256 or files_sha256(paths), size, reading]
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
         file = cache / f"{extractor.space.name}-{key}.npz"
         cached = _read_cached(file)
