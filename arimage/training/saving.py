@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ..eval.runs.files import space_in
 from ..pipelines.base import ARPipeline
 from .processes import processes
 
@@ -43,7 +44,12 @@ def replace_folder(folder: Path, save: Callable[[Path], object]) -> None:
     # The model card shows the name of the folder.
     partial, old = folder.with_name("partial") / folder.name, folder.with_name(folder.name + ".old")
     shutil.rmtree(partial.parent, ignore_errors=True)
-    save(partial)
+    try:
+        with space_in(folder.parent):
+            save(partial)
+    except BaseException:
+        shutil.rmtree(partial.parent, ignore_errors=True)
+        raise
     if folder.exists():
         # What a run that was killed here left.
         shutil.rmtree(old, ignore_errors=True)

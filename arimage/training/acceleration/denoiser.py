@@ -192,7 +192,7 @@ def train_denoiser(
     task = DenoiserTask(denoiser, pipe, data, heldout, settings)
     pipe.register_modules(denoiser=denoiser)
     hook = None if on_report is None else lambda: on_report(pipe)
-    fit(task, settings.optimizer, out, on_report=hook, about=about)
+    fit(task, settings.optimizer, out, on_report=hook, about=about, seed=settings.seed)
     return pipe
 
 

@@ -238,7 +238,8 @@ def train_distill(
     distilled.generation_config, distilled.known_captions = dict(pipe.generation_config), pipe.known_captions
     distilled.decoding = decoding
     hook = None if on_report is None else lambda: on_report(distilled)
-    fit(task, settings.optimizer, out, on_report=hook, about={**of_settings(settings), **teacher(pipe, prompts)})
+    about = {**of_settings(settings), **teacher(pipe, prompts)}
+    fit(task, settings.optimizer, out, on_report=hook, about=about, seed=settings.seed)
     student.float()
     return distilled
 

@@ -190,7 +190,7 @@ def train_drafter(
     task = DrafterTask(drafter, pipe, data, heldout, settings)
     pipe.register_modules(drafter=drafter)
     hook = None if on_report is None else lambda: on_report(pipe)
-    fit(task, settings.optimizer, out, on_report=hook, about=about)
+    fit(task, settings.optimizer, out, on_report=hook, about=about, seed=settings.seed)
     return pipe
 
 

@@ -287,8 +287,15 @@ def check_lora(task: LoraTask, out: Path) -> None:
 def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -> None:
     """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
     shows what they change."""
-    optimizer = _optimizer(task.settings)
-    fit(task, optimizer, out, report_every_seconds=report_every_seconds, log_every=10, about=task.about)
+    fit(
+        task,
+        _optimizer(task.settings),
+        out,
+        report_every_seconds=report_every_seconds,
+        log_every=10,
+        about=task.about,
+        seed=task.settings.seed,
+    )
 
 
 def warning_of_poor_pictures(psnr: float, own: float | None) -> str | None:

@@ -1,5 +1,7 @@
 """Batches of a token cache, prepared in processes of their own while a step is computed."""
 
+import signal
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,6 +13,8 @@ from ..processes import processes
 from .cache import TokenCache
 
 
+# What says that a process has ended, where there is such a signal.
+CHILDREN = [signal.SIGCHLD] if hasattr(signal, "SIGCHLD") else []
 # Batches that each process prepares ahead.
 AHEAD = 4
 
@@ -68,7 +72,11 @@ class Epochs:
 
 class Prepared(Iterator):
     """The batches of some steps, prepared by `workers` processes, or by this one if 0. The processes end with it, so
-    `batches` must not refer to it."""
+    `batches` must not refer to it.
+
+    Raises:
+        ChildProcessError: for a batch, if one of the processes has ended.
+    """
 
     def __init__(self, batches: Dataset, steps: range, workers: int):
         loader = DataLoader(
@@ -79,11 +87,32 @@ class Prepared(Iterator):
             prefetch_factor=AHEAD if workers else None,
             # Of its own, so that the random numbers of a step do not depend on where a run was resumed.
             generator=torch.Generator(),
+            worker_init_fn=_leave_signals,
         )
+        handlers = {number: signal.getsignal(number) for number in CHILDREN}
         self._batches = [iter(loader)]
+        # The loader looks whether its processes live. Its handler would raise in the middle of a step.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         # Garbage collection would close the queues of the processes before it tells them to end: each would wait for
         # five seconds.
         weakref.finalize(self, self._batches.clear)
 
     def __next__(self):
-        return next(self._batches[0])
+        try:
+            return next(self._batches[0])
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            raise ChildProcessError(
+                "a process that prepares batches was ended, as a rule since there was no memory left: run the command "
+                "again, which resumes the run, with fewer workers"
+            ) from error
+
+
+def _leave_signals(worker: int) -> None:
+    """Leave Ctrl-C and SIGTERM, which a terminal, systemd or Slurm send to all processes, to the one that trains: it
+    ends the others after the step in hand."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -158,6 +158,7 @@ class TokenTask(nn.Module):
             about=self.about,
             on_report=lambda: self.save(out),
             log_with=log_with,
+            seed=self.settings.seed,
         )
         self.save(out)
 
