@@ -538,6 +538,10 @@ def fit(
                     last_checkpoint = time.monotonic()
                 if stopping:
                     wait_for_all()
+                    if first:
+                        logger.warning(
+                            f"stopped after step {step + 1}: run the command again, which resumes from there"
+                        )
                     raise KeyboardInterrupt
         if start < settings.steps:
             report(settings.steps)

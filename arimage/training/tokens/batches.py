@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from .cache import TokenCache
 
 # What says that a process has ended, where there is such a signal.
 CHILDREN = [signal.SIGCHLD] if hasattr(signal, "SIGCHLD") else []
+# How long a process goes on after SIGTERM.
+SECONDS = 20
 # Batches that each process prepares ahead.
 AHEAD = 4
 
@@ -102,9 +105,13 @@ class Prepared(Iterator):
     def __next__(self):
         try:
             return next(self._batches[0])
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
+        # The last two where it was ended while its tensors are handed over.
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
                 raise
+            # The frames of the loader would keep the other processes until this one ends.
+            self._batches.clear()
+            traceback.clear_frames(error.__traceback__)
             raise ChildProcessError(
                 "a process that prepares batches was ended, as a rule since there was no memory left: run the command "
                 "again, which resumes the run, with fewer workers"
@@ -114,5 +121,7 @@ class Prepared(Iterator):
 def _leave_signals(worker: int) -> None:
     """Leave Ctrl-C and SIGTERM, which a terminal, systemd or Slurm send to all processes, to the one that trains: it
     ends the others after the step in hand."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        # It ends this process where nothing else does.
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(SECONDS))
