@@ -14,10 +14,10 @@ from .environment import env
 from .eval.commands import bench, eval_app, reproduce
 from .eval.runs.files import FullDisk, is_full_disk
 from .listings import decodings, models
-from .media.folders import IMAGE_SUFFIXES
 from .options import (
     DEFAULT_MODEL,
-    VIDEO_SUFFIXES,
+    WRITTEN_IMAGES,
+    WRITTEN_VIDEOS,
     ClassLabels,
     Device,
     Dtype,
@@ -69,10 +69,10 @@ app.command("app")(open_app)
 # Per call of `generate`.
 MAX_IMAGES = 10_000
 MOST_AT_A_TIME = 64
-OUT_SUFFIXES = tuple(dict.fromkeys(IMAGE_SUFFIXES + VIDEO_SUFFIXES))
+OUT_SUFFIXES = tuple(dict.fromkeys(WRITTEN_IMAGES + WRITTEN_VIDEOS))
 # Of --trace: those of animations, and all.
 FILM_SUFFIXES = (".webp", ".gif")
-TRACE_SUFFIXES = tuple(dict.fromkeys(FILM_SUFFIXES + IMAGE_SUFFIXES))
+TRACE_SUFFIXES = tuple(dict.fromkeys(FILM_SUFFIXES + WRITTEN_IMAGES))
 # What needs less memory, by the option.
 SMALLER = {
     "--batch-size": "a smaller --batch-size",
@@ -215,7 +215,7 @@ def generate(
         if optional["image"] is opened_images[0] and mask_image is None and pipe.abilities.accepts("mask_image"):
             named = f"there is no --mask-image, and --image {image[0]}"
             optional["mask_image"] = files.transparent_part(named, opened_images[0])
-    kind, suffixes = ("videos", VIDEO_SUFFIXES) if pipe.abilities.generates_video else ("images", IMAGE_SUFFIXES)
+    kind, suffixes = ("videos", WRITTEN_VIDEOS) if pipe.abilities.generates_video else ("images", WRITTEN_IMAGES)
     if is_file and out.suffix.lower() not in suffixes:
         raise ValueError(f"--out is {out}, but {model} generates {kind}: end it in one of {', '.join(suffixes)}")
 

@@ -26,7 +26,9 @@ from .schema import check_encodable
 
 DEFAULT_MODEL = "emoji-arpg"
 Command = TypeVar("Command", bound=Callable)
-VIDEO_SUFFIXES = (".mp4", ".webp", ".gif")
+# Files that are written.
+WRITTEN_IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+WRITTEN_VIDEOS = (".mp4", ".webp", ".gif")
 
 
 def panels(**options: str) -> Callable[[Command], Command]:

@@ -16,15 +16,20 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 # A yes or no, a whole number, a number and a text of exactly that type: "3" is not 3, and true is not 1.
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
+# A caption, or the name of a class, which may be as long as a book.
+Caption = Annotated[str, Field(strict=True, min_length=1, max_length=2**24)]
 Whole = Annotated[int, Field(strict=True, ge=0, le=10**6)]
 Count = Annotated[int, Field(strict=True, ge=1, le=10**6)]
+# Rows of a data set, its images or classes, and steps through it: up to more than there are anywhere.
+LARGEST = 2**48
+Rows = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
+Items = Classes = Steps = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e9)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1e9)]
 Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
-# How a network is trained: its steps, a learning rate, the decay of a moving average, the images of a step, and the
-# processes that prepare them.
-Steps = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+# How a network is trained: a learning rate, the decay of a moving average, the images of a step, and the processes
+# that prepare them.
 Rate = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=10)]
 Decay = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
 Batch = Annotated[int, Field(strict=True, ge=1, le=2**16)]

@@ -1,6 +1,9 @@
 """What files hold is checked by schemas, and every mistake is one sentence that names file, setting and remedy."""
 
+from typing import Annotated
+
 import pytest
+import torch
 from pydantic import BaseModel
 from pydantic.dataclasses import dataclass
 
@@ -78,3 +81,27 @@ def test_a_file_that_holds_no_json_object_is_refused(tmp_path, text):
         path.write_text(text)
     with pytest.raises(ValueError, match=r"config.json (cannot be read as JSON \(.*\)|is not a JSON object): get"):
         read_object(path)
+
+
+def test_no_bound_of_what_counts_data_is_below_a_trillion():
+    """Of rows, images, prompts, classes, shards and steps. What is bounded by the memory of a request keeps its
+    bound."""
+    pytest.importorskip("datasets", reason="the extra `train` is not installed")
+    from arimage.eval.protocol import Protocol
+    from arimage.eval.runs.run_folder import Config, Source
+    from arimage.pipelines.var.transformer_var import VARTransformer
+    from arimage.training.adapters.lora import LoraSettings
+    from arimage.training.loop import OptimizerSettings
+
+    most = 2**40
+    settings = {"steps": most, "learning_rate": 1e-3, "warmup_steps": most, "restarts": [[most, 1e-3]]}
+    assert check(OptimizerSettings, settings, "here").steps == most
+    LoraSettings(steps=most)
+    source = Source(per_prompt=most, classes=most, per_class=most)
+    for model, names in ((Config, ("images", "prompts")), (Protocol, ("first", "images", "per_prompt"))):
+        for name in names:
+            field = model.model_fields[name]
+            assert check(Annotated[field.annotation, name, *field.metadata], most, name) == most
+    assert source.classes == most
+    with torch.device("meta"):
+        assert VARTransformer(num_classes=10**7, hidden_size=64, num_layers=1).config.num_classes == 10**7

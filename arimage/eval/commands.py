@@ -41,6 +41,7 @@ from ..options import (
     steps_of,
     supported,
 )
+from ..schema import LARGEST
 from .options import (
     BatchSize,
     Classes,
@@ -318,7 +319,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print images, settings, passes and hours only.")] = False,
     images: Annotated[
         int | None,
-        number("Generate fewer images than the published figure used; the FID is then not judged."),
+        number("Generate fewer images than the published figure used; the FID is then not judged.", most=LARGEST),
     ] = None,
     decoding: Annotated[
         str | None, typer.Option(callback=check_decodings, help="An exact decoding in place of the authors'.")
@@ -424,7 +425,9 @@ def bench(
     class_label: ClassLabels = None,
     per_prompt: Annotated[
         int | None,
-        number("Images per prompt or class. Default: 1 with --prompts, else as many as five calls generate."),
+        number(
+            "Images per prompt or class. Default: 1 with --prompts, else as many as five calls generate.", most=LARGEST
+        ),
     ] = None,
     seed: Seed = 0,
     height: Pixels = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..options import number
+from ..schema import LARGEST
 
 
 # The environment variables of networks, by the fields of `Job`.
@@ -26,9 +27,9 @@ Prompts = Annotated[
         "with one prompt per line, or the name of installed prompts, such as emoji."
     ),
 ]
-PerPrompt = Annotated[int, number("Images per prompt.")]
-Classes = Annotated[int | None, number("Generate the classes 0 to N - 1 instead of prompts.")]
-PerClass = Annotated[int, number("Images per class.")]
+PerPrompt = Annotated[int, number("Images per prompt.", most=LARGEST)]
+Classes = Annotated[int | None, number("Generate the classes 0 to N - 1 instead of prompts.", most=LARGEST)]
+PerClass = Annotated[int, number("Images per class.", most=LARGEST)]
 BatchSize = Annotated[int, number("Images generated at a time.", most=10**4)]
 Pixels = Annotated[int | None, number("In pixels. Default: the model's.", most=2**14)]
 Ref = Annotated[

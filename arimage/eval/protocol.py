@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from ..installed import installed_files, not_installed
 from ..published.registry import find_published
-from ..schema import COMPLETE, Count, Number, Positive, Text, Whole, check
+from ..schema import COMPLETE, Count, Items, Number, Positive, Rows, Text, Whole, check
 from .runs.files import sampling_text
 
 
@@ -50,9 +50,9 @@ class Protocol(BaseModel):
     source: Text
     benchmark: Benchmark
     prompts: Text | None = None
-    first: Count = 1
-    images: Count = 0
-    per_prompt: Count = 4
+    first: Items = 1
+    images: Rows = 0
+    per_prompt: Items = 4
     size: Count
     score_size: Count | None = None
     passes: Positive

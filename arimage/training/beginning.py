@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 from ..auto import AutoPipeline
 from ..options import fast_dtype
 from ..pipelines.base import ARPipeline
-from .data import ImageCaptions
+from .data.captioned import ImageCaptions
 from .resuming import digest, of_networks
 from .tables import Recipe
 from .texts.captions import CaptionSettings, new_text_parts

@@ -2,7 +2,7 @@
 
 import torch
 
-from .data import ImageCaptions
+from .data.captioned import ImageCaptions
 
 
 # Frames per second at which a clip is shown.

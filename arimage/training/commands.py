@@ -18,7 +18,7 @@ from ..options import (
     panels,
     prompt_lines,
 )
-from ..schema import Count, Number, Pixels, Workers, check
+from ..schema import Count, Items, Number, Pixels, Workers, check
 
 
 train_app = typer.Typer(
@@ -371,13 +371,14 @@ def tokens(
     dtype: Dtype = "float32",
 ) -> None:
     """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
+    from .data.source import open_source
     from .losses import reads_text
     from .tokens.cache import encode_tokens
     from .tokens.encoders import load_encoder
-    from .tokens.sources import open_source
 
-    for name, value in (("--limit", limit), ("--shard-size", shard_size), ("--batch-size", batch_size)):
-        check(Count | None, value, name)
+    check(Items | None, limit, "--limit")
+    for name, value in (("--shard-size", shard_size), ("--batch-size", batch_size)):
+        check(Count, value, name)
     names = None if classes is None else prompt_lines("--classes", classes)
     columns = {"image": image_column, "caption": caption_column, "label": label_column}
     chosen = choose_device(device)

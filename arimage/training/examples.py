@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from ..pipelines.text.known import KnownCaptions
-from .data import ImageCaptions
+from .data.captioned import ImageCaptions
 from .texts.collect import collect_captions
 
 

@@ -49,11 +49,11 @@ class OptimizerSettings:
     learning_rate: Rate
     weight_decay: Share = 0.05
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    warmup_steps: Count = 50
+    warmup_steps: Steps = 50
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     final_share: Share = 0.05
     accumulate: Count = 1
-    restarts: tuple[tuple[Count, Rate], ...] = ()
+    restarts: tuple[tuple[Steps, Rate], ...] = ()
     gradient_clip: Positive = 1.0
     ema_decay: Share = 0.999
     muon: tuple[Text, ...] = ()

@@ -2,10 +2,10 @@
 memory does not grow with the data set."""
 
 import copy
-import glob
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,13 @@ import torch
 from torch.utils.data import Dataset
 
 from ..media.files import open_image, to_rgb, to_rgba
+from ..media.folders import say_left_out
+from .data.folder import SHARDS, check_found, column_of
+from .data.shards import IMAGES, encoded, has_rows, load_rows, pattern_of
+from .data.source import find_data
+from .data.splits import base_of, part_of
 from .resuming import digest
 from .tokens.batches import Epochs, Prepared
-from .tokens.sources import IMAGES, builder, column_of, load_rows
 from .tokens.views import centre_crop
 
 
@@ -26,17 +30,51 @@ ALWAYS = 2**62
 PROBES = 64
 
 
+@dataclass(frozen=True)
+class FolderImages:
+    """Images of a folder: what errors call each, and its file."""
+
+    folder: Path
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, number: int) -> tuple[str, Path | io.BytesIO]:
+        path = self.folder / self.names[number]
+        return str(path), path
+
+
+@dataclass(frozen=True)
+class TableImages:
+    """Images in the column `image` of a `datasets.Dataset`, as `FolderImages`; paths there are relative to `folder`."""
+
+    rows: Any
+    name: str
+    image: str
+    folder: Path | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> tuple[str, Path | io.BytesIO]:
+        where = f"{self.name}, row {number + 1}"
+        found = encoded(where, self.image, self.rows[number][self.image], self.folder)
+        if found["bytes"] is None:
+            return found["path"], Path(found["path"])
+        return where, io.BytesIO(found["bytes"])
+
+
 class PixelSource:
     """The images of a data set on disk, as `Pixels`: each once per epoch, in a new order that follows from `seed`.
     `workers` processes prepare the batches of the next steps, or none if 0."""
 
-    def __init__(self, rows: Any, name: str, image: str, size: int, seed: int, workers: int):
-        self.rows, self.name, self.image = rows, name, image
-        self.size, self.seed, self.workers = size, seed, workers
+    def __init__(self, files: FolderImages | TableImages, size: int, seed: int, workers: int):
+        self.files, self.size, self.seed, self.workers = files, size, seed, workers
         self._next: tuple[int, int, Iterator] | None = None
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.files)
 
     def __getstate__(self) -> dict:
         # Processes that prepare batches read rows only.
@@ -44,7 +82,7 @@ class PixelSource:
 
     @property
     def about(self) -> dict[str, Any]:
-        some = [self._file(number)[1] for number in range(len(self))[:: len(self) // PROBES + 1]]
+        some = [self.files[number][1] for number in range(len(self))[:: len(self) // PROBES + 1]]
         data = [file.read_bytes() if isinstance(file, Path) else file.getvalue() for file in some]
         images = digest([hashlib.sha256(one).hexdigest() for one in data])
         return {"count": len(self), "size": self.size, "seed": self.seed, "images": images}
@@ -58,17 +96,8 @@ class PixelSource:
         found = [self._read(number) for number in images]
         return torch.stack([pixels for pixels, _ in found]), torch.stack([alpha for _, alpha in found])
 
-    def _file(self, number: int) -> tuple[str, Path | io.BytesIO]:
-        """What errors call an image, and its file."""
-        where, found = f"{self.name}, row {number + 1}", self.rows[number][self.image]
-        if found is None:
-            raise ValueError(f"{where}, has no {self.image}: leave the row out")
-        if found["bytes"] is None:
-            return found["path"], Path(found["path"])
-        return where, io.BytesIO(found["bytes"])
-
     def _read(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        where, file = self._file(number)
+        where, file = self.files[number]
         image, square = open_image(where, file), (self.size, self.size)
         alpha = torch.full((1, *square), 255, dtype=torch.uint8)
         if image.has_transparency_data:
@@ -121,10 +150,11 @@ def open_pixels(
 
     Args:
         data: a folder of images, with all folders in it; a folder or a pattern (`shards/*.tar`) of .parquet, .arrow or
-            webdataset .tar files; or the id of a data set of the Hub.
+            webdataset .tar files; or the id of a data set of the Hub. Other files of a folder are counted and named in
+            a warning.
         size: pixels along each side of the images.
-        split: of a data set of the Hub, and which part of it is taken, as in "train[:1000]". Other data have only
-            "train".
+        split: of a data set of the Hub, or of shards that are named after splits; and which part of it is taken, as
+            in "train[:1000]". A folder of images has only "train".
         image: the column of the images; by default the first of `IMAGES`.
         seed: of the order in which images are learned.
         workers: processes that prepare batches.
@@ -135,11 +165,29 @@ def open_pixels(
     import datasets
 
     name = str(data)
-    kind, files = builder(name)
-    if kind == "imagefolder":
-        # Names of files and folders, such as "val", make no splits here.
-        files = {"data_files": f"{glob.escape(name)}/**"}
-    rows, columns = load_rows(name, kind, split, streaming=False, **files)
+    found = find_data(name, split=split)
+    if found.folder is not None:
+        base = base_of(split)
+        if base != "train":
+            raise ValueError(f"{name} has no splits, and {base!r} is asked for: leave out --split")
+        check_found(Path(name), found.folder, videos=False)
+        say_left_out(name, [*found.folder.others, *found.folder.lost])
+        names = found.folder.files
+        chosen = [names[number] for number in part_of(name, split, len(names))]
+        return PixelSource(FolderImages(Path(name), chosen), size, seed, workers)
+    if found.shards is None:
+        rows, columns = load_rows(name, name, split=split, streaming=False)
+    else:
+        # Their splits are chosen already.
+        shards = [pattern_of(path) for path in filter(has_rows, found.shards)]
+        if not shards:
+            raise ValueError(f"{name} has no rows: give another data set")
+        part = split.replace(base_of(split), "train")
+        kind = SHARDS[found.shards[0].suffix.lower()]
+        rows, columns = load_rows(kind, name, split=part, streaming=False, data_files=shards)
     column = column_of(name, columns, image, IMAGES, "image")
-    rows = rows.cast_column(column, datasets.Image(decode=False)).select_columns([column])
-    return PixelSource(rows, name, column, size, seed, workers)
+    rows = rows.select_columns([column])
+    if isinstance(rows.features[column], datasets.Image):
+        rows = rows.cast_column(column, datasets.Image(decode=False))
+    folder = None if found.shards is None else found.shards[0].parent
+    return PixelSource(TableImages(rows, name, column, folder), size, seed, workers)

@@ -20,6 +20,11 @@ def processes() -> tuple[int, int]:
     return 0, 1
 
 
+def first_of_machine() -> bool:
+    """Whether this process is the only one, or of those that train together the first one on its machine."""
+    return processes()[1] == 1 or int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
 def join_processes() -> None:
     """Let the processes that `torchrun` started train together."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:

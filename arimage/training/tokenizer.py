@@ -13,11 +13,11 @@ from torch import nn
 from ..installed import installed_models
 from ..options import fast_dtype
 from ..pipelines.saving.saved_folder import stored_elsewhere
-from ..schema import COMPLETE, Batch, Count, Decay, Number, Seed, Share, Whole, read_object
+from ..schema import COMPLETE, Batch, Decay, Number, Rows, Seed, Share, Steps, read_object
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .clips import frames_of
-from .data import ImageCaptions, Pixels, save_grid, to_unit_range
+from .data.captioned import ImageCaptions, Pixels, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .quantisers import ResidualQuantiser, SphericalQuantiser
 from .resuming import digest, of_settings
@@ -41,12 +41,12 @@ class TokenizerSettings:
 
     optimizer: OptimizerSettings
     batch_size: Batch = 32
-    codebook_start: Whole = 100
+    codebook_start: Rows = 100
     kmeans_batches: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 8
     codebook_decay: Decay = 0.98
     commitment: Number = 0.25
     dead_code_count: Number = 0.5
-    restart_every: Count = 25
+    restart_every: Steps = 25
     restart_until: Share = 0.8
     partial_share: Share = 0.1
     max_shift: Annotated[int, Field(strict=True, ge=0, le=2**10)] = 3

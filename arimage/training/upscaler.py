@@ -14,11 +14,11 @@ from torch import nn
 
 from ..options import fast_dtype
 from ..pipelines.kinds.upscaling import UpscalingPipeline
-from ..schema import COMPLETE, Batch, Number, Seed, Share, Whole
+from ..schema import COMPLETE, Batch, Number, Rows, Seed, Share
 from ..tokenizers.upscaler import ImageUpscaler
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from ..tokenizers.vq_var import VARVQModel
-from .data import Pixels, save_grid, to_unit_range
+from .data.captioned import Pixels, save_grid, to_unit_range
 from .loop import OptimizerSettings, fit
 from .processes import batch_generator
 from .resuming import digest, of_settings
@@ -44,7 +44,7 @@ class UpscalerSettings:
     optimizer: OptimizerSettings
     batch_size: Batch = 8
     adversarial: Number = 0.0
-    adversarial_start: Whole = 0
+    adversarial_start: Rows = 0
     discriminator_rate: Number = 0.3
     discriminator_channels: Annotated[int, Field(strict=True, ge=8, le=2**12, multiple_of=8)] = 32
     max_shift: Annotated[int, Field(strict=True, ge=0, le=2**10)] = 8

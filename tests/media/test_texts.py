@@ -12,7 +12,7 @@ from arimage import cli
 from arimage.eval.metrics.features import image_paths
 from arimage.eval.runs.manifest import make_manifest
 from arimage.eval.runs.prompts import read_prompts
-from arimage.media.folders import finder, visible_files
+from arimage.media.folders import finder, list_files
 from arimage.media.texts import parse_json, read_text
 from arimage.options import prompt_lines
 from arimage.training.adapters.pairs import load_pairs

@@ -8,7 +8,7 @@ from pipelines.var import tiny as tiny_var
 from arimage import AutoPipeline, CollaborativeDecoding
 from arimage.training.acceleration import collaborate as collaborate_module
 from arimage.training.acceleration.collaborate import run_collaborate, train_collaborate
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.texts import captions as captions_module
 from arimage.training.transformers.var import VARTransformerSettings, VARTransformerTask

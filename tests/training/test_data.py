@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from profiles import WIDE, as_shown
 
-from arimage.training.data import COLUMNS, load_captioned_images
+from arimage.training.data.captioned import COLUMNS, load_captioned_images
 from arimage.training.pixels import open_pixels
 
 

@@ -17,7 +17,7 @@ from arimage.options import fast_dtype
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 from arimage.training import tokenizer as tokenizer_module
-from arimage.training.data import to_unit_range
+from arimage.training.data.captioned import to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.pixels import open_pixels
 from arimage.training.tables import load_data, read_tables

@@ -9,7 +9,7 @@ from PIL import Image
 from pipelines.var import tiny as tiny_var
 
 from arimage import cli
-from arimage.training.data import ImageCaptions, save_grid
+from arimage.training.data.captioned import ImageCaptions, save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.tables import TrainingTable, settings_of
 from arimage.training.texts.captions import CaptionSettings, CaptionTask

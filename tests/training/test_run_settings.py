@@ -24,7 +24,7 @@ from arimage.training.adapters.generated import generate_prior
 from arimage.training.adapters.lora import LoraSettings, LoraTask, train_lora
 from arimage.training.adapters.pairs import Pairs
 from arimage.training.beginning import Beginning
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.texts.captions import new_text_encoder

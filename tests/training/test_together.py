@@ -12,7 +12,7 @@ from torch import nn
 from training.train_together import SETTINGS, Mean
 from transformers import T5Config, T5EncoderModel
 
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.muon import Muon, orthogonalised
 from arimage.training.processes import batch_generator

@@ -24,7 +24,7 @@ from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, Speculat
 from arimage.pipelines.kinds.class_or_text import last_state
 from arimage.pipelines.text.known import KnownCaptions
 from arimage.training import tokenizer as tokenizer_module
-from arimage.training.data import COLUMNS, load_captioned_images, to_unit_range
+from arimage.training.data.captioned import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
 from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import load_recipe, run_transformer

@@ -14,7 +14,7 @@ from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline
 from arimage.training import upscaler
-from arimage.training.data import ImageCaptions, to_unit_range
+from arimage.training.data.captioned import ImageCaptions, to_unit_range
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import load_recipe
 from arimage.training.upscaler import Discriminator, UpscalerSettings, UpscalerTask, sobel, train_upscaler

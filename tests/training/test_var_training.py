@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from arimage import AutoPipeline, NextScaleDecoding
 from arimage.schema import check
 from arimage.training import recipe as recipe_module
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.texts import captions as captions_module

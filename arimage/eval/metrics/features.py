@@ -17,8 +17,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ...media.files import read_image
-from ...media.folders import IMAGE_SUFFIXES as COMMON_SUFFIXES
-from ...media.folders import visible_files
+from ...media.folders import IMAGE_SUFFIXES, VIDEO_SUFFIXES, list_files, named, say_left_out
 from ..runs.files import write_whole
 from ..runs.run_folder import MANIFEST, read_finished
 from .array_files import ARRAY_SUFFIXES, read_array
@@ -26,8 +25,6 @@ from .array_files import ARRAY_SUFFIXES, read_array
 
 logger = logging.getLogger(__name__)
 
-IMAGE_SUFFIXES = (*COMMON_SUFFIXES, ".bmp")
-VIDEO_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 Resize = Literal["clean", "tf1"]
 # How files become pixels: another word for another way, so that cached features of the former are not used.
 READING = "srgb"
@@ -71,7 +68,7 @@ def weights_sha256(files: list[Path]) -> str:
 
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
     """The images or videos of a run in the order of its manifest, or all images or videos below another folder, see
-    `visible_files`.
+    `list_files`. Other files of such a folder are counted and named in a warning.
 
     Raises:
         ValueError: if the run is unfinished or damaged, or the folder has no images or no videos.
@@ -79,10 +76,13 @@ def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("images", IMAGE_SUFFIXES)
-    found = visible_files(folder, suffixes)
-    if not found:
-        raise ValueError(f"{folder} has no {kind}: name a folder of {', '.join(suffixes)} files")
-    return found
+    found = list_files(folder, suffixes)
+    rest = [*found.others, *found.lost]
+    if not found.files:
+        what = f" but {named(rest)}" if rest else ""
+        raise ValueError(f"{folder} has no {kind}{what}: name a folder of {', '.join(suffixes)} files")
+    say_left_out(folder, rest)
+    return [folder / name for name in found.files]
 
 
 def extract(

@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import psutil
+
 from .prompts import prompt_file, prompt_files, read_prompts
 from .run_folder import image_path
 
@@ -13,13 +15,16 @@ def image_seed(seed: int, id: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{id}".encode()).digest()[:8]) >> 1
 
 
-# As many as the names of images have numbers.
-MOST_IMAGES = 10**6
+# What a row of a manifest takes of the memory, without its prompt.
+ROW_BYTES = 500
 
 
 def _check_count(images: int) -> None:
-    if images > MOST_IMAGES:
-        raise ValueError(f"{images:,} images are asked for: give at most {MOST_IMAGES:,} per run")
+    most = psutil.virtual_memory().total // ROW_BYTES
+    if images > most:
+        raise ValueError(
+            f"{images:,} images are asked for, of which the memory holds {most:,} rows: make several runs"
+        )
 
 
 def make_manifest(

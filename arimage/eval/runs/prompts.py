@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from ...installed import installed
-from ...media.folders import finder, visible_files
+from ...media.folders import finder, list_files
 from ...media.texts import check_finite, lines_of, parse_json, read_rows, read_text, text_of
 from ...schema import Text, check
 
@@ -71,7 +71,9 @@ def read_prompts(path: Path) -> list[dict]:
 
 def prompt_files(path: Path) -> list[Path]:
     """The files that `read_prompts` reads: `path`, or those of a folder."""
-    return visible_files(path, (".txt",), "*") if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    return [path / name for name in list_files(path, (".txt",)).files if "/" not in name]
 
 
 def _read_folder(folder: Path) -> list[dict]:

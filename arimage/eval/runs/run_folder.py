@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...media.texts import parse_json
-from ...schema import Count
+from ...schema import Classes, Count, Items
 from .files import check_fields, check_sampling, to_lines
 
 
@@ -54,9 +54,9 @@ class Source(BaseModel):
 
     model_config = STRICT
     prompts: str | None = None
-    per_prompt: Count | None = None
-    classes: Count | None = None
-    per_class: Count | None = None
+    per_prompt: Items | None = None
+    classes: Classes | None = None
+    per_class: Items | None = None
 
 
 class Config(BaseModel):
@@ -71,8 +71,8 @@ class Config(BaseModel):
     sampling: dict[str, Any]
     source: Source
     manifest: str | None = None
-    images: Count
-    prompts: Count | None = None
+    images: Items
+    prompts: Items | None = None
     seed: Annotated[int, Field(ge=0)]
     batch_size: Count
     call_size: Count | None = None

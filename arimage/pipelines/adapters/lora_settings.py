@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ...schema import COMPLETE, Count, Decay, Flag, Positive, Text, check
+from ...schema import COMPLETE, Caption, Count, Decay, Flag, Positive, Text, check
 
 
 # What peft's initialisations take out of the base weights, which such an adapter then adds to: those that peft can
@@ -133,7 +133,7 @@ class About(BaseModel):
     model_config = COMPLETE | {"strict": True}
 
     base: str | None = None
-    captions: list[Annotated[str, Field(max_length=10_000)]] = []
+    captions: list[Caption] = []
 
 
 def check_settings(settings: dict[str, Any], source: str) -> PeftSettings | None:

@@ -29,7 +29,7 @@ from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_
 from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
 from ...models.step import StepPlaces, attend_and_feed, begins_step, embed, product, project
-from ...schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
+from ...schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
 
 
 class QueryBlock(nn.Module):
@@ -102,7 +102,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         num_attention_heads: Count = 16,
         num_key_value_heads: Count | None = None,
         vocab_size: Count = 16384,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         num_condition_tokens: Count = 1,
         caption_dim: Width = 2048,
         rope_theta: Positive = 10000.0,

@@ -12,7 +12,7 @@ from torch import nn
 from ...models.layers import Linear, additive, check_heads, heads_per_key
 from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm
 from ...models.mixin import ModelMixin
-from ...schema import Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
+from ...schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
 from ..llamagen.transformer_llamagen import LlamaGenTransformer
 from .vector_model import VectorHead, known_flags
 
@@ -53,7 +53,7 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         num_key_value_heads: Count | None = None,
         vocab_size: Count = 16384,
         codebook_dim: Width = 8,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         codes_until: Whole | None = 80,
         rope_theta: Positive = 10000.0,
         norm_eps: Epsilon = 1e-5,

@@ -11,7 +11,7 @@ from torch import nn
 from ...models.layers import Linear, additive, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm, levels_of
-from ...schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
+from ...schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .vector_model import VectorHead, known_flags
 
 
@@ -57,7 +57,7 @@ class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     @checked
     def __init__(
         self,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         vocab_size: Count = 4096,
         codebook_dim: Width = 32,
         scales: Scales = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),

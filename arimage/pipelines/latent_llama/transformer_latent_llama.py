@@ -19,7 +19,7 @@ from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
 from ...models.step import StepPlaces, begins_step
 from ...models.velocity import VelocityModel, VelocitySteps
-from ...schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
+from ...schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
 class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
@@ -65,7 +65,7 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrT
         head_hidden_size: Width = 1024,
         num_head_layers: Layers = 6,
         num_train_timesteps: Width = 1000,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         num_condition_tokens: Count = 1,
         caption_dim: Width = 2048,
         rope_theta: Positive = 10000.0,

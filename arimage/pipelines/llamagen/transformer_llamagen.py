@@ -25,7 +25,7 @@ from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.prefix import PrefixModel
 from ...models.step import begins_step, embed, product
-from ...schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
+from ...schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
 class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
@@ -61,7 +61,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         num_attention_heads: Count = 12,
         num_key_value_heads: Count | None = None,
         vocab_size: Count = 16384,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         num_condition_tokens: Count = 1,
         caption_dim: Width = 2048,
         rope_theta: Positive = 10000.0,

@@ -12,7 +12,7 @@ from ...models.cache import SlotCache
 from ...models.layers import Linear, additive, attend_heads, check_heads, embed_known
 from ...models.mixin import ModelMixin
 from ...models.paired import PairedModel, teacher_forcing_mask
-from ...schema import Count, Epsilon, Layers, Share, Side, Width, checked
+from ...schema import Classes, Count, Epsilon, Layers, Share, Side, Width, checked
 
 
 class Attention(nn.Module):
@@ -67,7 +67,7 @@ class LPDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         num_layers: Layers = 24,
         num_attention_heads: Count = 16,
         vocab_size: Count = 16384,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         norm_eps: Epsilon = 1e-6,
         dropout: Share = 0.0,
     ):

@@ -16,7 +16,7 @@ from ...models.conditions import Conditions
 from ...models.denoising_head import diffusion_tables
 from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
-from ...schema import Count, Layers, Positive, Side, Width, checked
+from ...schema import Classes, Count, Layers, Positive, Side, Width, checked
 
 
 class Block(nn.Module):
@@ -63,7 +63,7 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     @checked
     def __init__(
         self,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         token_dim: Width = 16,
         patch_size: Side = 1,
         grid_size: Side = 16,

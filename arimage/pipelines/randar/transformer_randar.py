@@ -15,7 +15,7 @@ from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.paired import PairedModel, teacher_forcing_mask
 from ...models.step import StepPlaces, begins_step, product
-from ...schema import Count, Epsilon, Layers, Positive, Share, Side, Width, checked
+from ...schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
 class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):
@@ -45,7 +45,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCo
         num_attention_heads: Count = 16,
         num_key_value_heads: Count | None = None,
         vocab_size: Count = 16384,
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         rope_theta: Positive = 10000.0,
         norm_eps: Epsilon = 1e-5,
         dropout: Share = 0.0,

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel
 
-from ...schema import Flag, Text, check, read_object, with_fields
+from ...schema import Caption, Flag, check, read_object, with_fields
 from ..family import Family
 
 
@@ -82,7 +82,7 @@ class IndexFields(BaseModel):
     """Our fields of model_index.json that several kinds of models have. All others are those of a family, or belong to
     diffusers."""
 
-    id2label: Annotated[dict[str, Text], AfterValidator(_numbered)] | None = None
+    id2label: Annotated[dict[str, Caption], AfterValidator(_numbered)] | None = None
     requires_safety_checker: Flag = False
 
 

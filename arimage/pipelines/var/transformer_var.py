@@ -28,7 +28,7 @@ from ...models.modulated_blocks import (
 )
 from ...models.pruning import Pruning, fed_cells, only, pruning_of
 from ...models.step import runs_kernels
-from ...schema import Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
+from ...schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 
 
 class Block(nn.Module):
@@ -104,7 +104,7 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     def __init__(
         self,
         conditioning: Literal["class", "text"] = "class",
-        num_classes: Count = 1000,
+        num_classes: Classes = 1000,
         caption_dim: Width | None = None,
         num_condition_tokens: Whole = 0,
         vocab_size: Count = 4096,

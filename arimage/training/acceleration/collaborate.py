@@ -9,7 +9,7 @@ import torch
 
 from ...decoding import CollaborativeDecoding
 from ...pipelines.var.pipeline_var import VARPipeline
-from ..data import ImageCaptions
+from ..data.captioned import ImageCaptions
 from ..resuming import digest
 from ..saving import save_float16
 from ..tables import Recipe, load_data, read_tables

@@ -16,7 +16,7 @@ from ...models.llama_blocks import rotary_table
 from ...pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
-from ..data import ImageCaptions
+from ..data.captioned import ImageCaptions
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
 from ..resuming import of_data, of_pipeline, of_settings

@@ -24,7 +24,7 @@ from ...pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipel
 from ...pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
-from ..data import save_grid
+from ..data.captioned import save_grid
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator, processes, wait_for_all
 from ..resuming import check_metadata, digest, of_pipeline, of_settings, to_metadata

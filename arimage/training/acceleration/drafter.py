@@ -15,7 +15,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...schema import COMPLETE, Batch, Number, Seed
-from ..data import ImageCaptions, to_unit_range
+from ..data.captioned import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
 from ..resuming import of_data, of_pipeline, of_settings

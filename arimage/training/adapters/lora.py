@@ -17,8 +17,8 @@ from ...eval.bench.measure import choose_decodings
 from ...eval.runs.files import remove_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
-from ...schema import Batch, Count, Positive, Rate, Seed, Share, Width, checked
-from ..data import save_grid, to_unit_range
+from ...schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
+from ..data.captioned import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
 from ..losses import condition_of, losses_of
 from ..processes import batch_generator
@@ -58,7 +58,7 @@ class LoraSettings:
     rank: Width = 16
     alpha: Positive = 16.0
     targets: Literal["attention", "all"] = "attention"
-    steps: Count = 500
+    steps: Steps = 500
     learning_rate: Rate = 1e-4
     batch_size: Batch = 8
     caption_dropout: Part = 0.1

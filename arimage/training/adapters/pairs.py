@@ -12,12 +12,9 @@ import torch
 from PIL import Image, ImageOps
 
 from ...media.files import open_image, to_rgb
-from ...media.folders import IMAGE_SUFFIXES, finder, visible_files
-from ...media.texts import read_rows, read_text, text_of
-from ..data import to_unit_range
-
-
-METADATA = "metadata.jsonl"
+from ...media.folders import IMAGE_SUFFIXES, list_files, say_left_out
+from ..data.captioned import to_unit_range
+from ..data.folder import METADATA, captions_of
 
 
 @dataclass
@@ -70,28 +67,23 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
 
 
 def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
-    paths, find = visible_files(folder, IMAGE_SUFFIXES), finder(folder)
-    notes = {path: find(str(path.relative_to(folder).with_suffix(".txt"))) for path in paths}
-    listed: dict[Path, list[str]] = {}
-    if (folder / METADATA).is_file():
-        note = next(filter(None, notes.values()), None)
-        if note is not None:
-            raise ValueError(f"{folder} has {METADATA} and {note.name}: keep one of the two")
-        for where, row in read_rows(folder / METADATA):
-            name, text = (text_of(row, field, folder / METADATA, where) for field in ("file_name", "text"))
-            path = find(name)
-            if path is None:
-                raise ValueError(f"{folder / METADATA} names {name} in {where}, which is not there: correct the name")
-            listed.setdefault(path, []).append(text.strip())
+    listing = list_files(folder, IMAGE_SUFFIXES)
+    captions, notes = captions_of(folder, listing)
+    texts: dict[str, list[str]] = {}
+    for one in captions:
+        text = one.fields.get("text", "")
+        if not isinstance(text, str):
+            raise ValueError(f"{one.where} has the caption {text!r}, which is not a text: write a text")
+        texts.setdefault(one.name, []).append(text.strip())
+    say_left_out(folder, sorted({*listing.others, *listing.lost} - {*notes}))
     found = []
-    for path in sorted({*paths, *listed}):
-        note = notes.get(path)
-        texts = listed.get(path, [""]) if note is None else [read_text(note).strip()]
-        if not all(texts) and needed:
+    for name in sorted({*listing.files, *texts}, key=lambda name: name.split("/")):
+        path = folder / name
+        if not all(texts.get(name, [""])) and needed:
             raise ValueError(
                 f"{path} has no caption: write it into {path.stem}.txt or {METADATA}, or give one for all as --caption"
             )
-        found += [(str(path), path, text) for text in texts]
+        found += [(str(path), path, text) for text in texts.get(name, [""])]
     return found
 
 

@@ -18,8 +18,8 @@ from ...pipelines.kinds.class_or_text import last_state
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...pipelines.text.captions import clean_caption
 from ...pipelines.var.pipeline_var import VARPipeline
-from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Text, Whole, check
-from ..data import ImageCaptions, save_grid
+from ...schema import COMPLETE, Batch, Flag, Number, Rows, Seed, Share, Text, check
+from ..data.captioned import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit
 from ..resuming import digest, of_data, of_settings
 from .drawing import draw_captions
@@ -64,7 +64,7 @@ class CaptionSettings:
     def __post_init__(self):
         for number, stage in enumerate(self.stages):
             where, changes = f"stages[{number}]", dict(stage)
-            check(Whole, changes.pop("start", None), f"{where}.start")
+            check(Rows, changes.pop("start", None), f"{where}.start")
             for name in changes.keys() & {"optimizer", "sampling", "stages"}:
                 raise ValueError(f"{where}.{name} cannot change in training: leave it out")
             check(type(self), vars(self) | changes | {"stages": ()}, where)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from ...pipelines.text.known import KnownCaptions, as_words, fits, parse_pattern
-from ..data import ImageCaptions
+from ..data.captioned import ImageCaptions
 from .drawing import ADJECTIVES, FRAMES
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 from ...pipelines.kinds.class_or_text import last_state
 from ...pipelines.text.captions import clean_caption
 from ...schema import COMPLETE, Batch, Seed, Share, Side
-from ..data import ImageCaptions, to_unit_range
+from ..data.captioned import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
 from ..resuming import of_data, of_settings

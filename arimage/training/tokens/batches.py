@@ -56,7 +56,7 @@ class TokenBatches(Dataset):
 
 class Epochs:
     """The order in which the images of a data set are learned: each once per epoch, in a new order, which takes four
-    bytes of memory per image."""
+    bytes of memory per image, or eight where there are over 2**31."""
 
     def __init__(self, count: int, seed: int):
         self.count, self.seed = count, seed
@@ -69,7 +69,8 @@ class Epochs:
     def _epoch(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch * 7919)
-            self._order = epoch, torch.randperm(self.count, generator=generator).to(torch.int32)
+            kind = torch.int32 if self.count <= 2**31 else torch.int64
+            self._order = epoch, torch.randperm(self.count, generator=generator).to(kind)
         return self._order[1]
 
 

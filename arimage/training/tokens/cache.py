@@ -6,16 +6,18 @@ of n images or clips in V views, and `labels` [n], or `captions` (bytes in UTF-8
 
 import hashlib
 import logging
+import reprlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -25,11 +27,12 @@ from ...eval.runs.files import check_same, remove_leftovers, write_json, write_w
 from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from ...schema import COMPLETE, Count, Flag, Number, Text, Whole, check
-from ..data import to_unit_range
+from ...schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
+from ..data.captioned import to_unit_range
+from ..data.row import Source, content_of, decode, decode_clip
 from ..losses import Losses, losses_of
+from ..processes import first_of_machine
 from ..resuming import alone_in, digest
-from .sources import Source, decode, decode_clip
 from .views import COUNTS, Views, views_of
 
 
@@ -37,8 +40,34 @@ INDEX = "tokens.json"
 REMEDY = "give the folder of `arimage train tokens`, or make it again"
 # Images, or frames of clips, that are decoded ahead.
 AHEAD = 64
+# Shards that are open at a time: systems allow some 65,000 mapped files.
+OPEN = 4096
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class About(BaseModel):
+    """What the tokens depend on: the model whose image tokenizer made them, a digest of its weights, the size of the
+    images, their views, the data set, its columns, and the images of a shard; of clips also their `frames` and
+    `fps`."""
+
+    model_config = COMPLETE
+    model: Text
+    vq: Text
+    image_size: Annotated[list[Pixels], Field(min_length=2, max_length=2)]
+    views: Views
+    data: Text
+    columns: Annotated[list[Text | None], Field(min_length=2, max_length=2)]
+    limit: Items | None
+    shard_size: Count
+    frames: Count | None = None
+    fps: Count | None = None
+
+
+def _as_about(about: dict[str, Any]) -> dict[str, Any]:
+    check(About, about, "there")
+    return about
 
 
 @dataclass(frozen=True)
@@ -46,8 +75,31 @@ class Shard:
     """A file of the cache with `count` images."""
 
     file: Text
-    count: Count
+    count: Items
     sha256: Text
+    __pydantic_config__ = COMPLETE
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive rows of a data set: how many, and a digest of their files, captions and classes."""
+
+    rows: Items
+    sha256: Text
+    __pydantic_config__ = COMPLETE
+
+
+@dataclass(frozen=True)
+class Record:
+    """Which data were read.
+
+    Attributes:
+        listing: a digest of the names, sizes and times of all files, or of the revision of a data set of the Hub.
+        parts: the rows that were read, in their order. Where the listing differs, they say whether the data do.
+    """
+
+    listing: Text
+    parts: list[Part] = field(default_factory=list)
     __pydantic_config__ = COMPLETE
 
 
@@ -56,9 +108,7 @@ class Index:
     """What tokens.json holds.
 
     Attributes:
-        about: what the tokens depend on: the model whose image tokenizer made them, a digest of its weights, the size
-            of the images, their views, the data set, and the images of a shard; of clips also their `frames` and
-            `fps`.
+        about: what the tokens depend on, see `About`.
         shape: of the tokens of one view.
         labelled: whether images have classes, not captions.
         num_classes: how many classes there are, or 0.
@@ -66,18 +116,35 @@ class Index:
         norms: of the weights of the image tokenizer.
         rows: how many rows of the data set were read, those of clips that are too short too.
         complete: whether the data set was read to its end.
+        record: which data were read; None in caches of earlier versions.
     """
 
-    about: dict[str, Any]
+    about: Annotated[dict[str, Any], AfterValidator(_as_about)]
     shape: tuple[Count, ...]
     labelled: Flag
-    num_classes: Whole
-    classes: list[Text] | None
-    norms: list[Number]
-    rows: Whole
+    num_classes: Rows
+    classes: list[Caption] | None
+    norms: Annotated[list[Number], Field(min_length=1)]
+    rows: Rows
     complete: Flag
     shards: list[Shard] = field(default_factory=list)
+    record: Record | None = None
     __pydantic_config__ = COMPLETE
+
+    def __post_init__(self):
+        if self.complete and not (self.shards and self.shape):
+            raise ValueError(f"it is complete and has no tokens: {REMEDY}")
+        if sum(shard.count for shard in self.shards) > self.rows:
+            raise ValueError(f"its shards have more images than the {self.rows} rows that were read: {REMEDY}")
+        if self.complete and (self.num_classes > 0) != self.labelled:
+            raise ValueError(f"it has {self.num_classes} classes, and labelled is {self.labelled}: {REMEDY}")
+        if self.classes is None:
+            return
+        if self.complete and len(self.classes) != self.num_classes:
+            raise ValueError(f"it has {self.num_classes} classes and {len(self.classes)} names of them: {REMEDY}")
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for number, name in enumerate(self.classes) if name in self.classes[:number])
+            raise ValueError(f"it names the class {twice!r} twice: {REMEDY}")
 
 
 def read_index(folder: Path) -> Index:
@@ -106,7 +173,7 @@ def encode_tokens(
 ) -> Index:
     """Encode the images of a data set by the image tokenizer of a pipeline into a cache in `out`, or the first frames
     of its videos, as many as the pipeline generates and at its frame rate. Shorter videos are left out. A second call
-    with the same settings goes on after the last whole shard.
+    with the same settings goes on after the last whole shard, and a finished cache with the rows that were added.
 
     Args:
         model: the name of the pipeline.
@@ -114,7 +181,7 @@ def encode_tokens(
         limit: read at most this many rows.
 
     Raises:
-        ValueError: if the cache was begun with other settings, or a row cannot be read.
+        ValueError: if the cache was begun with other settings, classes or data, or a row cannot be read.
     """
     losses, tokenizer = losses_of(pipe, "an image" if pipe.num_classes is None else "0"), image_tokenizer_of(pipe)
     about = {
@@ -130,30 +197,86 @@ def encode_tokens(
     if isinstance(pipe, CosmosPipeline):
         about |= {"frames": pipe.num_frames, "fps": pipe.config.fps}
     with alone_in(out):
-        index = read_index(out) if (out / INDEX).is_file() else None
-        if index is not None:
-            check_same(out / INDEX, index.about, about)
-            if index.complete:
-                return index
-        if index is None:
-            index = Index(about, (), source.labelled, 0, source.classes, norms_of(tokenizer), 0, False)
+        remove_leftovers(out / INDEX)
         remove_leftovers(out / "*.safetensors")
+        if (out / INDEX).is_file():
+            index = _resumed(out, source, about)
+        else:
+            record = Record(_listing(source))
+            norms = norms_of(tokenizer)
+            index = Index(about, (), source.labelled, 0, source.classes, norms, 0, False, record=record)
+        if index.complete:
+            return index
         rows = iter(tqdm(_decoded(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
         while True:
-            tokens, texts, read = _encode(losses, pipe._execution_device, islice(rows, shard_size), batch_size, about)
-            if not read:
+            tokens, texts, part = _encode(losses, pipe._execution_device, islice(rows, shard_size), batch_size, about)
+            if part is None:
                 break
-            index = replace(index, rows=index.rows + read)
+            assert index.record is not None
+            record = replace(index.record, parts=[*index.record.parts, part])
+            index = replace(index, rows=index.rows + part.rows, record=record)
             if texts:
                 index = _with_shard(out, index, tokens, texts)
-            _write(out, index)
+            write_json(out / INDEX, asdict(index))
         if not index.shards:
             what = f"clips of {about['frames']} frames" if "frames" in about else "images"
             raise ValueError(f"{source.name} has no {what}: give another data set")
         count = index.num_classes if source.classes is None else len(source.classes)
         index = replace(index, num_classes=count, complete=True)
-        _write(out, index)
+        write_json(out / INDEX, asdict(index))
     return index
+
+
+def _listing(source: Source) -> str:
+    """A digest of all that can be known about a data set without reading it."""
+    found = hashlib.sha256(repr((source.name, source.revision, source.classes)).encode())
+    for file in source.files:
+        found.update(repr((file.name, file.size, file.modified)).encode())
+    return found.hexdigest()
+
+
+def _resumed(out: Path, source: Source, about: dict[str, Any]) -> Index:
+    """The index of the cache in `out`, after a check that its tokens are those of the first rows of a data set. It is
+    not complete if the data set changed otherwise.
+
+    Raises:
+        ValueError: if the settings, the classes or these rows are others.
+    """
+    index, path = read_index(out), out / INDEX
+    check_same(path, index.about | {"data": about["data"]}, about)
+    again = "give another --out to encode all"
+    if index.record is None or sum(part.rows for part in index.record.parts) != index.rows:
+        raise ValueError(
+            f"{path} does not say which data were read, as one of an earlier version: train on it, or {again}"
+        )
+    for shard in index.shards:
+        if not (out / shard.file).is_file():
+            raise ValueError(f"{out / shard.file} is missing: restore it, or {again}")
+    before, now = index.classes, source.classes
+    if before != now and (before is None or now is None or now[: len(before)] != before):
+        raise ValueError(
+            f"{path} has {_named(before)}, and {source.name} has {_named(now)}: give the same, or {again}"
+        )
+    listing = _listing(source)
+    if listing == index.record.listing:
+        return index
+    logger.info(f"{source.name} is not as it was listed before: the {index.rows} rows that were encoded are compared")
+    rows, first = _ahead(_row_digest, _rows(source, 0, about), AHEAD), 0
+    for part in index.record.parts:
+        digests = list(islice(rows, part.rows))
+        if _part(digests) != part:
+            raise ValueError(
+                f"{source.name} has changed since it was encoded: its rows {first + 1} to {first + part.rows} are not "
+                f"those in {out}: restore them, or {again}"
+            )
+        first += part.rows
+    kept = index.about | {"data": about["data"]}
+    return replace(index, about=kept, classes=now, complete=False, record=replace(index.record, listing=listing))
+
+
+def _named(classes: list[str] | None) -> str:
+    """Classes in words."""
+    return "classes without names" if classes is None else f"the classes {reprlib.repr(classes)}"
 
 
 def image_tokenizer_of(pipe: ARPipeline) -> nn.Module:
@@ -174,11 +297,6 @@ def norms_of(network: nn.Module) -> list[float]:
     return [float(weight.double().norm()) for weight in network.state_dict().values()]
 
 
-def _write(out: Path, index: Index) -> None:
-    content = vars(index) | {"shards": [vars(shard) for shard in index.shards]}
-    write_json(out / INDEX, content)
-
-
 def _with_shard(out: Path, index: Index, tokens: torch.Tensor, texts: list[str]) -> Index:
     """Write a shard of the tokens of views and their captions or classes; the index that has it."""
     tokens = tokens.unflatten(0, (len(texts), -1))
@@ -193,27 +311,66 @@ def _with_shard(out: Path, index: Index, tokens: torch.Tensor, texts: list[str])
     return replace(index, shape=tuple(tokens.shape[2:]), num_classes=most, shards=shards)
 
 
-def _decoded(source: Source, start: int, about: dict[str, Any]) -> Iterator[tuple[torch.Tensor, str] | None]:
-    """The views of the images or clips from row `start` on and what belongs to them, decoded ahead in threads; None
-    for a video that is too short."""
-    limit, size, views, count = about["limit"], tuple(about["image_size"]), about["views"], about.get("frames")
+class _Row(NamedTuple):
+    """The views [V, 3, (T,) H, W] of an image or clip, None for one that is too short, what belongs to it, and a
+    digest of its file and that."""
 
-    def decoded(where: str, file: Any, text: str) -> tuple[torch.Tensor, str] | None:
+    pixels: torch.Tensor | None
+    text: str
+    digest: bytes
+
+
+def _digest(content: Path | bytes, text: str) -> bytes:
+    if isinstance(content, bytes):
+        found = hashlib.sha256(content)
+    else:
+        with open(content, "rb") as file:
+            found = hashlib.file_digest(file, "sha256")
+    return hashlib.sha256(found.digest() + text.encode()).digest()
+
+
+def _row_digest(where: str, file: Any, text: str) -> bytes:
+    return _digest(content_of(file), text)
+
+
+def _part(digests: list[bytes]) -> Part:
+    return Part(len(digests), hashlib.sha256(b"".join(digests)).hexdigest())
+
+
+def _rows(source: Source, start: int, about: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """The rows of a data set from row `start` on."""
+    limit = about["limit"]
+    return islice(source.read(start), None if limit is None else max(limit - start, 0))
+
+
+def _decoded(source: Source, start: int, about: dict[str, Any]) -> Iterator[_Row]:
+    """The images or clips from row `start` on, decoded ahead in threads."""
+    size, views, count = tuple(about["image_size"]), about["views"], about.get("frames")
+
+    def decoded(where: str, file: Any, text: str) -> _Row:
+        content = content_of(file)
         if count is None:
-            return views_of(decode(where, file), size, views), text
-        frames = decode_clip(where, file, count, about["fps"])
+            # Read once, so that the digest is that of what is encoded.
+            content = content if isinstance(content, bytes) else content.read_bytes()
+            image = decode(where, {"bytes": content, "path": None})
+            return _Row(views_of(image, size, views), text, _digest(content, text))
+        frames, found = decode_clip(where, file, count, about["fps"]), _digest(content, text)
         if len(frames) < count:
             logger.warning(f"{where}, has {len(frames)} frames of {about['fps']} per second, not {count}: left out")
-            return None
-        return torch.stack([views_of(frame, size, views) for frame in frames], 2), text
+            return _Row(None, text, found)
+        return _Row(torch.stack([views_of(frame, size, views) for frame in frames], 2), text, found)
 
-    rows = islice(source.read(start), None if limit is None else max(limit - start, 0))
-    waiting: deque[Future] = deque()
+    return _ahead(decoded, _rows(source, start, about), AHEAD // (count or 1))
+
+
+def _ahead(work: Callable[..., T], rows: Iterator[tuple[str, Any, str]], count: int) -> Iterator[T]:
+    """What `work` makes of each row, in their order, `count` of them ahead in threads."""
+    waiting: deque[Future[T]] = deque()
     with ThreadPoolExecutor() as threads:
         try:
             for row in rows:
-                waiting.append(threads.submit(decoded, *row))
-                if len(waiting) > AHEAD // (count or 1):
+                waiting.append(threads.submit(work, *row))
+                if len(waiting) > count:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -224,21 +381,17 @@ def _decoded(source: Source, start: int, about: dict[str, Any]) -> Iterator[tupl
 
 @torch.no_grad()
 def _encode(
-    losses: Losses,
-    device: torch.device,
-    rows: Iterator[tuple[torch.Tensor, str] | None],
-    batch_size: int,
-    about: dict[str, Any],
-) -> tuple[torch.Tensor, list[str], int]:
-    """The tokens of views [V, 3, (T,) H, W], in the smallest type that holds them, what belongs to each row, and the
-    number of rows."""
+    losses: Losses, device: torch.device, rows: Iterator[_Row], batch_size: int, about: dict[str, Any]
+) -> tuple[torch.Tensor, list[str], Part | None]:
+    """The tokens of views, in the smallest type that holds them, what belongs to each image, and the rows that were
+    read, None if there were none."""
     views = COUNTS[about["views"]]
-    count, texts, read, done = max(1, batch_size // about.get("frames", 1)), [], 0, 0
+    count, texts, digests, done = max(1, batch_size // about.get("frames", 1)), [], [], 0
     tokens = torch.empty(0)
     while group := list(islice(rows, max(1, count // views))):
-        read += len(group)
-        kept = [row for row in group if row is not None]
-        for pixels in torch.cat([pixels for pixels, _ in kept]).split(count) if kept else ():
+        digests += [row.digest for row in group]
+        kept = [row.pixels for row in group if row.pixels is not None]
+        for pixels in torch.cat(kept).split(count) if kept else ():
             found = losses.tokens(to_unit_range(pixels).to(device)).cpu()
             if not done:
                 # One tensor for all: small ones among large ones keep the memory of those from being used again.
@@ -246,8 +399,16 @@ def _encode(
                 tokens = torch.empty(about["shard_size"] * views, *found.shape[1:], dtype=dtype)
             tokens[done : done + len(found)] = found
             done += len(found)
-        texts += [text for _, text in kept]
-    return tokens[:done], texts, read
+        texts += [row.text for row in group if row.pixels is not None]
+    return _narrow(tokens[:done]), texts, _part(digests) if digests else None
+
+
+def _narrow(tokens: torch.Tensor) -> torch.Tensor:
+    """Whole numbers in the smallest type that holds them."""
+    if tokens.is_floating_point():
+        return tokens
+    most = int(tokens.max())
+    return tokens.to(next(kind for kind in (torch.uint8, torch.uint16, torch.int32) if most <= torch.iinfo(kind).max))
 
 
 def _packed(texts: list[str]) -> dict[str, torch.Tensor]:
@@ -262,7 +423,7 @@ def _sha256(path: Path) -> str:
 
 
 class TokenCache:
-    """The tokens of a finished cache. Only the rows that are asked for are read from the disk.
+    """The tokens of a finished cache. Only the rows that are asked for are read from the disk, through memory maps.
 
     Args:
         folder: what `encode_tokens` wrote.
@@ -272,21 +433,24 @@ class TokenCache:
         digest: a SHA-256 of all its contents.
 
     Raises:
-        ValueError: if it is not finished, or a shard is missing or damaged.
+        ValueError: if it is not finished, or a shard is missing, damaged or not as the index says.
     """
 
     def __init__(self, folder: Path):
         self.folder, self.index = folder, read_index(folder)
         if not self.index.complete:
             raise ValueError(f"{folder} is not finished: run `arimage train tokens` again, which resumes it")
-        for shard in self.index.shards:
-            path = folder / shard.file
-            if not path.is_file() or _sha256(path) != shard.sha256:
-                raise ValueError(f"{path} is missing or damaged: {REMEDY}")
-        self.digest = hashlib.sha256("".join(shard.sha256 for shard in self.index.shards).encode()).hexdigest()[:16]
         self._ends = np.cumsum([shard.count for shard in self.index.shards])
         self.views = COUNTS[self.index.about["views"]]
-        self._open: dict[int, Any] = {}
+        self._open: dict[int, dict[str, np.ndarray]] = {}
+        for number, shard in enumerate(self.index.shards):
+            path = folder / shard.file
+            # Of processes that train together one per machine reads all files.
+            if not path.is_file() or (first_of_machine() and _sha256(path) != shard.sha256):
+                raise ValueError(f"{path} is missing or damaged: {REMEDY}")
+            if first_of_machine():
+                self._check_classes(number)
+        self.digest = hashlib.sha256("".join(shard.sha256 for shard in self.index.shards).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -303,21 +467,41 @@ class TokenCache:
             number = int(np.searchsorted(self._ends, image, side="right"))
             row = image - (int(self._ends[number - 1]) if number else 0)
             shard = self._shard(number)
-            tokens.append(shard.get_slice("tokens")[row, view])
+            tokens.append(shard["tokens"][row, view])
             if self.index.labelled:
-                texts.append(str(int(shard.get_slice("labels")[row : row + 1])))
+                texts.append(str(shard["labels"][row]))
             else:
-                first = int(shard.get_slice("ends")[row - 1 : row]) if row else 0
-                last = int(shard.get_slice("ends")[row : row + 1])
-                texts.append(shard.get_slice("captions")[first:last].numpy().tobytes().decode())
-        found = torch.stack(tokens)
-        return (found.float() if found.is_floating_point() else found.long()), texts
+                first = shard["ends"][row - 1] if row else 0
+                texts.append(shard["captions"][first : shard["ends"][row]].tobytes().decode())
+        found = np.stack(tokens)
+        return torch.from_numpy(found.astype(np.float32 if found.dtype.kind == "f" else np.int64)), texts
 
-    def _shard(self, number: int) -> Any:
+    def _shard(self, number: int) -> dict[str, np.ndarray]:
+        """The arrays of a shard, which are mapped, not read."""
         if number not in self._open:
-            path = self.folder / self.index.shards[number].file
+            shard = self.index.shards[number]
+            path = self.folder / shard.file
             try:
-                self._open[number] = safe_open(path, "pt")
+                with safe_open(path, "pt") as file:
+                    arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
             except (OSError, SafetensorError) as error:
                 raise ValueError(f"{path} cannot be read ({error}): {REMEDY}") from error
+            captions = arrays.get("captions", np.empty(0))
+            expected = {"tokens": (shard.count, self.views, *self.index.shape)}
+            rows = {"labels"} if self.index.labelled else {"captions", "ends"}
+            expected |= {name: captions.shape if name == "captions" else (shard.count,) for name in rows}
+            if found := {name: array.shape for name, array in arrays.items()} != expected:
+                raise ValueError(f"{path} holds {found}, and {INDEX} says {expected}: {REMEDY}")
+            if len(self._open) == OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[number] = arrays
         return self._open[number]
+
+    def _check_classes(self, number: int) -> None:
+        """Refuse a shard with classes that the index does not have."""
+        labels = self._shard(number).get("labels")
+        if labels is not None and not 0 <= labels.min() <= labels.max() < self.index.num_classes:
+            raise ValueError(
+                f"{self.folder / self.index.shards[number].file} has the class {labels.max()}, and {INDEX} says that "
+                f"there are {self.index.num_classes}: {REMEDY}"
+            )

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import reprlib
 import tomllib
 from functools import partial
 from importlib import import_module
@@ -23,7 +24,7 @@ from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import losses_of, reads_text
 from ..tables import GenerationTable, Table, new_model
-from .cache import TokenCache, image_tokenizer_of, norms_of
+from .cache import Index, TokenCache, image_tokenizer_of, norms_of
 from .encoders import load_encoder
 from .task import TokenSettings, TokenTask
 
@@ -158,13 +159,50 @@ def _check_clips(pipe: CosmosPipeline, cache: TokenCache) -> None:
         raise ValueError("the tokens have no captions, and the model to start from needs them: make them with it")
 
 
-def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
-    """A trained pipeline for the classes of a cache. If they are not as many as its own, their embeddings are new, all
-    other weights are kept, and so are image tokenizer and upscaler.
+def check_heldout(cache: TokenCache, held: TokenCache) -> None:
+    """Refuse held-out tokens of which a model of the tokens in `cache` knows nothing.
+
+    Raises:
+        ValueError: if they are of another image tokenizer, size, frame rate or other classes, or the one have classes
+            and the other captions.
+    """
+    ours, theirs, names = cache.index, held.index, f"{held.folder} holds tokens of"
+    same = ours.shape == theirs.shape and all(ours.about.get(one) == theirs.about.get(one) for one in ("vq", "fps"))
+    if not same:
+        raise ValueError(f"{names} another image tokenizer or size than {cache.folder}: make them alike")
+    # Without names classes are known by their ids, and some may have no held-out image.
+    others = ours.classes != theirs.classes or theirs.num_classes > ours.num_classes
+    if (
+        ours.labelled != theirs.labelled
+        or others
+        or (ours.about["columns"][1] is None) != (theirs.about["columns"][1] is None)
+    ):
+        has, needs = (_conditions(one) for one in (theirs, ours))
+        raise ValueError(
+            f"{names} {has}, and {cache.folder} of {needs}: encode it with the same classes or captions; --classes of "
+            "`arimage train tokens` names all classes where a data set lacks some"
+        )
+
+
+def _conditions(index: Index) -> str:
+    """What a cache has with its images or clips, in words."""
+    if not index.labelled:
+        return "clips without captions" if index.about["columns"][1] is None else "captions"
+    return f"{index.num_classes} classes" + ("" if index.classes is None else f", {reprlib.repr(index.classes)}")
+
+
+def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) -> ARPipeline:
+    """A trained pipeline for the classes of a cache. If they are not as many as its own, or their names have other
+    ids, the embeddings of those whose names it does not have are new. All other weights are kept, and so are image
+    tokenizer and upscaler.
+
+    Args:
+        adapter: whether only an adapter is trained, which keeps the classes of its model.
 
     Raises:
         ValueError: if it generates from text and the tokens have classes, or the other way round; if it generates
-            videos that are not like those of the cache; or if another image tokenizer made the tokens.
+            videos that are not like those of the cache; if another image tokenizer made the tokens; or if an adapter
+            would need other classes.
     """
     _check_kind(type(pipe), cache)
     if isinstance(pipe, CosmosPipeline):
@@ -172,26 +210,57 @@ def with_classes(pipe: ARPipeline, cache: TokenCache) -> ARPipeline:
     if (pipe.num_classes is not None) != cache.index.labelled:
         has, needs = ("classes", "captions") if cache.index.labelled else ("captions", "classes")
         raise ValueError(f"the tokens have {has}, and the model to start from needs {needs}: give another one")
-    norms = norms_of(image_tokenizer_of(pipe))
-    if len(norms) != len(cache.index.norms) or not np.allclose(norms, cache.index.norms, rtol=1e-3):
-        raise ValueError(
-            f"the tokens are of the image tokenizer of {cache.index.about['model']}, and the model to start from has "
-            "another one: make them with it"
-        )
+    _check_tokenizer(pipe, cache, "the model to start from has another one")
     if not cache.index.labelled:
         return pipe
-    transformer, count, parts = pipe.components["transformer"], cache.index.num_classes, dict(pipe.components)
-    if pipe.num_classes != count:
-        changed = type(transformer).from_config({**transformer.config, "num_classes": count})
-        changed.init_weights()
-        ours, theirs = changed.state_dict(), transformer.state_dict()
-        changed.load_state_dict(ours | {key: theirs[key] for key in ours if theirs[key].shape == ours[key].shape})
+    names, own, count, parts = cache.index.classes, pipe.class_names, cache.index.num_classes, dict(pipe.components)
+    known = {} if names is None or own is None or names == own else {name: id for id, name in enumerate(own)}
+    same = {id: known[name] for id, name in enumerate(names or ()) if name in known}
+    moved = any(new != old for new, old in same.items())
+    if adapter:
+        # Of classes without names any number may have no image.
+        if moved or count > (pipe.num_classes or 0) or (known and count != pipe.num_classes):
+            raise ValueError(
+                f"lora_rank is above 0, which keeps the {pipe.num_classes} classes of the model to start from, "
+                f"{reprlib.repr(own)}, and the tokens have {_conditions(cache.index)}: encode them with --classes and "
+                "a file of its classes, or train the whole model"
+            )
+        return pipe
+    if moved or pipe.num_classes != count:
+        changed = _with_embeddings(pipe.components["transformer"], count, same)
         parts = {"transformer": changed} | {name: parts[name] for name in ("vq", "upscaler") if name in parts}
-    names = cache.index.classes
     kind: Any = type(pipe)
     new = kind(**parts, id2label=None if names is None else dict(enumerate(names)))
     new.generation_config, new.decoding = dict(pipe.generation_config), pipe.decoding
     return new
+
+
+def _with_embeddings(transformer: ModelMixin, count: int, same: dict[int, int]) -> ModelMixin:
+    """A transformer for `count` classes with the weights of another one: of its classes those that are the `same`."""
+    kind, config = type(transformer), dict(transformer.config)
+    changed = kind.from_config(config | {"num_classes": count})
+    changed.init_weights()
+    with torch.device("meta"):
+        shapes = {
+            key: one.shape for key, one in kind.from_config(config | {"num_classes": count + 1}).state_dict().items()
+        }
+    ours, theirs = changed.state_dict(), transformer.state_dict()
+    for key, weight in ours.items():
+        if weight.shape == shapes[key]:
+            weight.copy_(theirs[key])
+            continue
+        for new, old in same.items():
+            weight[new] = theirs[key][old]
+    return changed
+
+
+def _check_tokenizer(pipe: ARPipeline, cache: TokenCache, what: str) -> None:
+    """Refuse a pipeline whose image tokenizer did not make the tokens of a cache."""
+    norms = norms_of(image_tokenizer_of(pipe))
+    if len(norms) != len(cache.index.norms) or not np.allclose(norms, cache.index.norms, rtol=1e-3):
+        raise ValueError(
+            f"the tokens are of the image tokenizer of {cache.index.about['model']}, and {what}: make them with it"
+        )
 
 
 def trained_pipeline(
@@ -204,11 +273,14 @@ def trained_pipeline(
         ValueError: if the tokens do not fit it, or an adapter has no trained model.
     """
     if start_from is not None:
-        return with_classes(AutoPipeline.from_pretrained(start_from, dtype=torch.float32), cache)
+        pipe = AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
+        return with_classes(pipe, cache, adapter=settings.lora_rank > 0)
     if settings.lora_rank:
         raise ValueError("lora_rank is above 0, which needs a trained model: give --start-from")
     load = partial(AutoPipeline.from_pretrained, dtype=torch.float32)
     of_tokens = load_encoder(cache.index.about["model"], load)
+    if fresh:
+        _check_tokenizer(of_tokens, cache, "that has another one now")
     return new_pipeline(recipe, cache, of_tokens, fresh=fresh)
 
 
@@ -233,8 +305,7 @@ def begin_training(
     """
     cache = TokenCache(tokens)
     held = cache if heldout is None else TokenCache(heldout)
-    if held.index.about["vq"] != cache.index.about["vq"] or held.index.shape != cache.index.shape:
-        raise ValueError(f"{heldout} holds tokens of another image tokenizer or size than {tokens}: make them alike")
+    check_heldout(cache, held)
     torch.manual_seed(settings.seed)
     pipe = trained_pipeline(recipe, settings, cache, start_from)
     if isinstance(pipe, CosmosPipeline):

@@ -16,7 +16,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
-from ..data import save_grid
+from ..data.captioned import save_grid
 from ..loop import OptimizerSettings, fit
 from ..losses import Losses, condition_of, reads_text
 from ..processes import batch_generator, processes

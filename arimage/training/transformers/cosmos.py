@@ -16,7 +16,7 @@ from ...tokenizers.vq_frames import FramewiseVQModel
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run
 from ..clips import FPS
-from ..data import ImageCaptions, save_grid, to_unit_range
+from ..data.captioned import ImageCaptions, save_grid, to_unit_range
 from ..processes import batch_generator
 from ..tables import Recipe, new_model, settings_of
 from ..texts.captions import CaptionSettings, CaptionTask

@@ -16,10 +16,10 @@ from ...options import fast_dtype
 from ...pipelines.kinds.class_or_text import left_pad
 from ...pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
 from ...pipelines.latent_llama.transformer_latent_llama import LatentLlamaTransformer, velocity
-from ...schema import Number, Side, Whole, check
+from ...schema import Number, Rows, Side, check
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run
-from ..data import ImageCaptions, to_unit_range
+from ..data.captioned import ImageCaptions, to_unit_range
 from ..processes import batch_generator
 from ..resuming import digest
 from ..tables import Recipe, new_model, settings_of
@@ -38,7 +38,7 @@ class LatentLlamaSettings(CaptionSettings):
 
     noises: Annotated[int, Field(strict=True, ge=1, le=1000)] = 4
     input_noise: Number = 0.0
-    drafter_steps: Whole = 0
+    drafter_steps: Rows = 0
 
 
 class LatentLlamaTask(CaptionTask):

@@ -16,7 +16,7 @@ from ...pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from ...schema import Count, Share
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run
-from ..data import ImageCaptions, to_unit_range
+from ..data.captioned import ImageCaptions, to_unit_range
 from ..processes import batch_generator
 from ..tables import Recipe, new_model, settings_of
 from ..texts.captions import CaptionSettings, CaptionTask

@@ -19,7 +19,7 @@ from ...pipelines.var.transformer_var import VARTransformer
 from ...schema import Number, Whole
 from ...tokenizers.vq_var import VARVQModel
 from ..beginning import FRESH, Beginning, Run
-from ..data import ImageCaptions, to_unit_range
+from ..data.captioned import ImageCaptions, to_unit_range
 from ..processes import batch_generator
 from ..resuming import digest
 from ..tables import Recipe, TrainingTable, new_model, settings_of

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage.training import loop
-from arimage.training.data import load_captioned_images
+from arimage.training.data.captioned import load_captioned_images
 from arimage.training.loop import OptimizerSettings, fit
 from arimage_emoji.data import classifier as module
 from arimage_emoji.data.classifier import ClassifierSettings, ClassifierTask, run_classifier

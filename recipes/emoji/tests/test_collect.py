@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.data.examples import known_scenes
 from arimage_emoji.data.scenes import NOTHING, SceneSettings, make_scenes
 from arimage_emoji.data.wording import written_captions

@@ -17,7 +17,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import cli
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.commands import app
 from arimage_emoji.data import measure
 from arimage_emoji.data.measure import MEASURED, SETTINGS, Gallery, Measurement, list_captions

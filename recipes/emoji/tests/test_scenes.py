@@ -8,7 +8,7 @@ import torch
 
 from arimage.eval.runs.prompts import read_prompts
 from arimage.pipelines.text.known import as_words
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage.training.texts.drawing import NUMBERS, with_article
 from arimage_emoji import EMOJI_CHECKS
 from arimage_emoji.data.scenes import GROUNDS, HeldOut, SceneSettings, arrange, make_scenes, on_ground

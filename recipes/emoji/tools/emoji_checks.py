@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from arimage.eval.runs.prompts import read_prompts
-from arimage.training.data import ImageCaptions, load_captioned_images
+from arimage.training.data.captioned import ImageCaptions, load_captioned_images
 from arimage.training.texts.drawing import NUMBERS, with_article
 from arimage_emoji import EMOJI_CHECKS
 from arimage_emoji.data.scenes import NOTHING, SceneSettings, arrange, countable, make_scenes, one_coloured

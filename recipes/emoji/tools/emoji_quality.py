@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from arimage.pipelines.base import ARImagePipeline
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.metrics.retrieval import retrieval_hits
 
 

@@ -10,7 +10,7 @@ import torch
 from emoji_quality import caption_retrieval, patch_kmeans_reconstructions, psnr
 
 from arimage import AutoPipeline
-from arimage.training.data import load_captioned_images, to_unit_range
+from arimage.training.data.captioned import load_captioned_images, to_unit_range
 from arimage.training.recipe import load_recipe
 
 

@@ -258,7 +258,7 @@ def test_images_without_a_run_are_left_alone(command, models, tmp_path):
     [
         ("--per-prompt", (0, -1, 10**20)),
         ("--classes", (0, -1, 10**20)),
-        ("--per-class", (0, 10**7)),
+        ("--per-class", (0, 10**20)),
         ("--batch-size", (0, -3, 10**20)),
         ("--height", (0, -8, 10**20)),
         ("--width", (0, 10**20)),
@@ -273,8 +273,8 @@ def test_numbers_out_of_range_are_refused(command, models, tmp_path, option, val
 
 
 def test_more_images_than_a_run_can_hold_are_refused(command, models, tmp_path):
-    code, said = command(*options(models, tmp_path / "run"), "--per-prompt", 10**6)
-    assert code == 2 and "22,000,000 images are asked for" in said
+    code, said = command(*options(models, tmp_path / "run"), "--per-prompt", 10**11)
+    assert code == 2 and "2,200,000,000,000 images are asked for" in said
 
 
 def test_a_default_decoding_is_named_with_its_settings():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import tarfile
 
 import numpy as np
@@ -16,10 +17,12 @@ from pipelines.var import tiny as tiny_var
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage.schema import check  # noqa: E402
+from arimage.training.data.row import decode  # noqa: E402
+from arimage.training.data.source import open_source  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.tokens import cache as caches  # noqa: E402
-from arimage.training.tokens.cache import INDEX, TokenCache, encode_tokens, read_index  # noqa: E402
-from arimage.training.tokens.sources import decode, open_source  # noqa: E402
+from arimage.training.tokens.cache import INDEX, Index, TokenCache, encode_tokens, read_index  # noqa: E402
 from arimage.training.tokens.views import centre_crop, views_of  # noqa: E402
 
 
@@ -50,12 +53,13 @@ def rows_of(source):
 
 
 def test_folders_of_classes(tmp_path):
-    source = open_source(str(class_folders(tmp_path / "data")))
+    data = class_folders(tmp_path / "data")
+    source = open_source(str(data))
     assert source.labelled and source.classes == ["ant", "bee", "cow"]
     found = rows_of(source)
     assert [text for _, text in found] == ["0", "0", "0", "1", "1", "1", "2", "2", "2"]
     assert found[4][0] == picture(11).tobytes()
-    assert [where for where, _, _ in source.read(7)] == [f"{tmp_path / 'data'}, row 8", f"{tmp_path / 'data'}, row 9"]
+    assert [where for where, _, _ in source.read(7)] == [f"{data}, row 8 (cow/1.png)", f"{data}, row 9 (cow/2.png)"]
 
 
 def test_folders_with_metadata(tmp_path):
@@ -122,8 +126,8 @@ def test_odd_data_sets_are_refused(tmp_path):
         ({"data": data}, "row 1, has an empty caption"),
         ({"data": data, "caption": "other"}, "row 1, has no other: leave the row out"),
         ({"data": str(tmp_path / "one.png")}, "is not a data set: give a folder"),
-        ({"data": str(tmp_path / "empty")}, "cannot be opened"),
-        ({"data": str(tmp_path / "absent.parquet")}, "cannot be opened"),
+        ({"data": str(tmp_path / "empty")}, "has no images: give a folder"),
+        ({"data": str(tmp_path / "absent.parquet")}, "names no file"),
     ):
         with pytest.raises(ValueError, match=message):
             rows_of(open_source(**given))
@@ -250,7 +254,182 @@ def test_other_settings_and_damage_are_refused(tmp_path):
         TokenCache(tmp_path)
 
 
+# The same data
+
+
+def texts_of(out):
+    cache = TokenCache(out)
+    return cache.read(list(range(len(cache))), [0] * len(cache))
+
+
+def remove(data):
+    (data / "ant" / "1.png").unlink()
+
+
+def change(data):
+    picture(99).save(data / "ant" / "1.png")
+
+
+def reorder(data):
+    (data / "bee" / "0.png").rename(data / "bee" / "9.png")
+
+
+def put_first(data):
+    picture(99).save(data / "ant" / "00.png")
+
+
+def rename_class(data):
+    (data / "ant").rename(data / "apple")
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+@pytest.mark.parametrize("mutate", [remove, change, reorder, put_first, rename_class])
+def test_data_that_changed_are_refused(tmp_path, mutate, finished):
+    pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
+    if not finished:
+        (data / "cow" / "0.png").write_bytes(b"damaged")
+        with pytest.raises(ValueError, match="row 7"):
+            encode(pipe, data, out)
+        picture(20).save(data / "cow" / "0.png")
+    else:
+        encode(pipe, data, out)
+    before = (out / INDEX).read_bytes()
+    mutate(data)
+    with pytest.raises(ValueError, match="has changed since it was encoded: its rows 1 to 4|the classes .*apple"):
+        encode(pipe, data, out)
+    assert (out / INDEX).read_bytes() == before
+
+
+def test_an_image_that_was_mended_is_encoded_once(tmp_path):
+    pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
+    (data / "cow" / "0.png").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="row 7"):
+        encode(pipe, data, out)
+    picture(20).save(data / "cow" / "0.png")
+    encode(pipe, data, out)
+    encode(pipe, data, tmp_path / "whole")
+    assert TokenCache(out).digest == TokenCache(tmp_path / "whole").digest
+
+
+def test_rows_that_were_added_are_encoded(tmp_path):
+    pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
+    encode(pipe, data, out)
+    for number in range(3, 6):
+        picture(20 + number).save(data / "cow" / f"{number}.png")
+    class_folders(data, ["dog"])
+    index = encode(pipe, data, out)
+    assert index.rows == 15 and index.num_classes == 4 and index.classes == ["ant", "bee", "cow", "dog"]
+    encode(pipe, data, tmp_path / "whole")
+    (tokens, texts), (expected, all_texts) = texts_of(out), texts_of(tmp_path / "whole")
+    assert torch.equal(tokens, expected) and texts == all_texts
+
+
+def test_captions_that_changed_are_refused(tmp_path):
+    pipe, out = tiny_llamagen.text_pipeline(), tmp_path / "tokens"
+    parquet(tmp_path / "a.parquet", range(5), caption=["a", "b", "c", "d", "e"])
+    encode(pipe, tmp_path / "a.parquet", out)
+    parquet(tmp_path / "a.parquet", range(5), caption=["a", "b", "c", "d", "f"])
+    with pytest.raises(ValueError, match="its rows 5 to 5 are not those"):
+        encode(pipe, tmp_path / "a.parquet", out)
+
+
+def test_a_copy_of_the_data_is_not_encoded_again(tmp_path, monkeypatch):
+    pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
+    encode(pipe, data, out)
+    copied = shutil.copytree(data, tmp_path / "copied", copy_function=shutil.copyfile)
+    monkeypatch.setattr(caches, "decode", None)
+    digest = TokenCache(out).digest
+    assert encode(pipe, copied, out).complete and TokenCache(out).digest == digest
+    # Neither is read a second time.
+    monkeypatch.setattr(caches, "content_of", None)
+    assert encode(pipe, copied, out).complete
+
+
+def test_a_cache_that_does_not_say_which_data_it_holds_is_read_but_not_resumed(tmp_path):
+    pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
+    encode(pipe, data, out)
+    index = json.loads((out / INDEX).read_text())
+    del index["record"]
+    (out / INDEX).write_text(json.dumps(index))
+    assert len(TokenCache(out)) == 9
+    with pytest.raises(ValueError, match="does not say which data were read"):
+        encode(pipe, data, out)
+
+
+@pytest.fixture(scope="module")
+def nine(tmp_path_factory):
+    """A cache of nine images of three classes."""
+    folder = tmp_path_factory.mktemp("nine")
+    encode(tiny_llamagen.class_pipeline(), class_folders(folder / "data"), folder / "tokens")
+    return folder / "tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shards": []}, "it is complete and has no tokens"),
+        ({"shape": []}, "it is complete and has no tokens"),
+        ({"shape": [17]}, "holds .* says"),
+        ({"shape": [4, 4]}, "holds .* says"),
+        ({"norms": []}, "norms is"),
+        ({"norms": None}, "norms is"),
+        ({"num_classes": 0}, "has 0 classes"),
+        ({"num_classes": 2, "classes": None}, "has the class 2"),
+        ({"classes": ["ant", "bee"]}, "2 names"),
+        ({"classes": ["ant", "bee", "ant"]}, "names the class 'ant' twice"),
+        ({"rows": 3}, "more images than"),
+        ({"labelled": False}, "it has 3 classes"),
+        ({"labelled": False, "num_classes": 0, "classes": None}, "holds .* says"),
+        ({"about": {"views": None}}, "views is"),
+        ({"about": {"views": "ten-crop"}}, "holds .* says"),
+        ({"about": {"image_size": [16]}}, "image_size"),
+        ({"about": {"more": 1}}, "more"),
+        ({"shards": {"count": 5}}, "holds .* says"),
+        ({"shards": {"count": 2**41}, "rows": 2**42}, "holds .* says"),
+    ],
+)
+def test_an_index_that_lies_is_refused(nine, tmp_path, changes, message):
+    out = shutil.copytree(nine, tmp_path / "tokens")
+    index = json.loads((out / INDEX).read_text())
+    if "about" in changes:
+        changes = {"about": index["about"] | changes["about"]}
+    if isinstance(changes.get("shards"), dict):
+        changes = changes | {"shards": [index["shards"][0] | changes["shards"], *index["shards"][1:]]}
+        changes["rows"] = changes.get("rows", 100)
+    (out / INDEX).write_text(json.dumps(index | changes))
+    with pytest.raises(ValueError, match=message):
+        TokenCache(out)
+
+
 # Sizes
+
+
+def test_no_number_of_rows_is_too_large(nine):
+    path = nine / INDEX
+    index = json.loads(path.read_text())
+    most = 2**40
+    shards = [index["shards"][0] | {"count": most}]
+    large = index | {"rows": most, "num_classes": most, "classes": None, "shards": shards}
+    large["about"] |= {"limit": most}
+    large["record"]["parts"] = [{"rows": most, "sha256": "x"}]
+    read = check(Index, large, path)
+    assert read.rows == read.num_classes == read.shards[0].count == most
+
+
+def test_the_smallest_type_holds_the_tokens():
+    for most, kind in ((255, torch.uint8), (256, torch.uint16), (65535, torch.uint16), (65536, torch.int32)):
+        assert caches._narrow(torch.tensor([[0, most]], dtype=torch.int32)).dtype == kind
+
+
+def test_long_names_and_captions_are_read(tmp_path):
+    name, pipe = "n" * 100_000, tiny_llamagen.class_pipeline()
+    parquet(tmp_path / "a.parquet", [0, 1], label=[0, 1])
+    source = open_source(str(tmp_path / "a.parquet"), classes=[name, "short"])
+    encode_tokens(source, pipe, tmp_path / "classes", model="tiny")
+    assert TokenCache(tmp_path / "classes").index.classes == [name, "short"]
+    parquet(tmp_path / "b.parquet", [0], caption=[name])
+    encode(tiny_llamagen.text_pipeline(), tmp_path / "b.parquet", tmp_path / "captions")
+    assert texts_of(tmp_path / "captions")[1] == [name]
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from arimage.training.tokens.recipe import (  # noqa: E402
     plan_of,
     token_recipes,
     token_settings,
+    with_classes,
 )
 
 
@@ -259,6 +260,35 @@ def test_a_trained_model_is_trained_further(made, tmp_path):
     new = AutoPipeline.from_pretrained(tmp_path / "new" / "model", dtype=torch.float32)
     assert new.num_classes == 3 and new.class_names == ["ant", "bee", "cow"] and new.drafter is None
     torch.testing.assert_close(new.transformer.head.weight, before.transformer.head.weight, atol=2e-3, rtol=1e-2)
+
+
+def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
+    cache = TokenCache(made / "LlamaGenPipeline-tokens")
+    pipe = tiny_llamagen.class_pipeline()
+    pipe.name_classes(dict(enumerate(["cow", "ant", *"abcdefghi"[: pipe.num_classes - 2]])))
+    new = with_classes(pipe, cache)
+    assert new.class_names == ["ant", "bee", "cow"]
+    before, after = (one.transformer.state_dict() for one in (pipe, new))
+    (key,) = [name for name in before if before[name].shape != after[name].shape]
+    assert all(torch.equal(before[name], after[name]) for name in before if name != key)
+    assert torch.equal(after[key][0], before[key][1]) and torch.equal(after[key][2], before[key][0])
+    assert not (after[key][1] == before[key]).all(-1).any()
+    with pytest.raises(ValueError, match="which keeps the 10 classes of the model to start from, .'cow', 'ant', "):
+        with_classes(pipe, cache, adapter=True)
+
+
+@pytest.mark.parametrize("others", [["ant", "bee"], ["bee", "cow", "dog"], ["ant", "bee", "cow", "dog"], None, "text"])
+def test_heldout_tokens_of_other_classes_are_refused_before_any_step(made, tmp_path, others):
+    pipe, tokens = tiny_llamagen.class_pipeline(), made / "LlamaGenPipeline-tokens"
+    if isinstance(others, list):
+        encode(pipe, class_folders(tmp_path / "data", others), tmp_path / "held")
+    else:
+        column = {"caption": ["a", "b", "c"]} if others else {"label": [0, 1, 2]}
+        parquet(tmp_path / "data.parquet", range(3), **column)
+        encode(pipe, tmp_path / "data.parquet", tmp_path / "held")
+    with pytest.raises(ValueError, match="held holds tokens of .*(classes|captions), .*: encode it with the same"):
+        train(recipe(tmp_path), tokens, tmp_path / "run", heldout=tmp_path / "held")
+    assert not (tmp_path / "run").exists()
 
 
 # Each network, whole or by an adapter. Those of Emu3 and Anole are of the kind of Janus and Lumina.

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from arimage.pipelines.text.known import KnownCaptions
 from arimage.schema import COMPLETE, Count, Seed
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage.training.texts.drawing import with_article
 
 from ..metrics.motions import CAST, COMBINATIONS, phrases

@@ -13,7 +13,7 @@ from pydantic import Field
 from arimage.eval.runs.prompts import read_prompts
 from arimage.pipelines.text.known import Words, as_words
 from arimage.schema import COMPLETE, Flag, Seed, Share
-from arimage.training.data import ImageCaptions
+from arimage.training.data.captioned import ImageCaptions
 from arimage.training.texts.drawing import NUMBERS, with_article
 
 from .. import EMOJI_CHECKS

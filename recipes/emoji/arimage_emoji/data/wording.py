@@ -5,7 +5,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from arimage.training.data import COUNTRY_FLAG
+from arimage.training.data.captioned import COUNTRY_FLAG
 from arimage.training.texts.drawing import UNCOUNTABLE, with_article
 
 

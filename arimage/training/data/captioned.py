@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from ..eval.runs.files import write_whole
-from ..media.files import open_image, to_levels, to_rgb
-from ..schema import Positive, Text, check
-from .resuming import of_data
+from ...eval.runs.files import write_whole
+from ...media.files import open_image, to_levels, to_rgb
+from ...schema import Caption, Positive, Text, check
+from ..resuming import of_data
 
 
 Bytes = Annotated[bytes, Field(strict=True, min_length=1)]
@@ -30,15 +30,15 @@ class Row(BaseModel):
 
     image: Bytes
     alpha: Bytes
-    caption: Text
-    captions: list[Text]
+    caption: Caption
+    captions: list[Caption]
     style: Text
     group: Text
-    name: Text
+    name: Caption
     base: Text
     skin_tones: list[Text] | None
     weight: Positive
-    keywords: list[Text] | None = None
+    keywords: list[Caption] | None = None
 
 
 OPTIONAL = ["keywords"]
