@@ -39,11 +39,16 @@ def batch_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + step * count + rank)
 
 
+def mixed_seed(*numbers: int) -> int:
+    """A seed that follows from some numbers, unlike those of `batch_generator` and of other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
 def seed_networks(seed: int, step: int) -> None:
     """Seed what has no generator of its own, such as dropout, for a step: otherwise in every step, every process that
-    trains together and every run of another seed, and independent of `batch_generator`."""
-    mixed = np.random.SeedSequence((seed, step, processes()[0])).generate_state(1, np.uint64)
-    torch.manual_seed(int(mixed[0]))
+    trains together and every run of another seed."""
+    # Trailing zeros change nothing.
+    torch.manual_seed(mixed_seed(seed, step, 1 + processes()[0]))
 
 
 def wait_for_all() -> None:

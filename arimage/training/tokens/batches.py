@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..processes import processes
+from ..processes import mixed_seed, processes
 from .cache import TokenCache
+from .heldout import Part
 
 
 # What says that a process has ended, where there is such a signal.
@@ -35,7 +36,7 @@ class TokenBatches(Dataset):
     """The batch of every step: each image once per epoch in a new order, in a random view. A batch depends on nothing
     but the step, and processes that train together take parts of the one that a single process would take."""
 
-    def __init__(self, cache: TokenCache, batch_size: int, dropout: float, seed: int):
+    def __init__(self, cache: TokenCache | Part, batch_size: int, dropout: float, seed: int):
         self.cache, self.batch_size, self.dropout, self.seed = cache, batch_size, dropout, seed
         self.rank, self.count = processes()
         self.epochs = Epochs(len(cache), seed)
@@ -44,7 +45,7 @@ class TokenBatches(Dataset):
         every = self.batch_size * self.count
         part = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         images = self.epochs.images(range(step * every, (step + 1) * every)[part])
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed(mixed_seed(self.seed, step))
         views = torch.randint(self.cache.views, (every,), generator=generator)[part]
         dropped = torch.rand(every, generator=generator)[part] < self.dropout
         return TokenBatch(*self.cache.read(images, views.tolist()), dropped)

@@ -24,10 +24,11 @@ from ..resuming import digest, of_settings
 from ..saving import save_float16
 from .batches import TokenBatch, TokenBatches
 from .cache import TokenCache
+from .heldout import HELD_OUT, Part
 
 
-# Held-out images of a report, and those that it shows.
-HELD_OUT, SHOWN = 512, 8
+# The images of a sheet of samples.
+SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,19 @@ class TokenSettings:
 
 class TokenTask(nn.Module):
     """Teaches the transformer of a pipeline the tokens of a cache, as `losses` measure them. With an adapter, only the
-    adapter's weights are trained and kept."""
+    adapter's weights are trained and kept.
+
+    Reports are on images of `heldout`, which must not be in `cache`; None: on those that are trained, which the log
+    says."""
 
     def __init__(
         self,
         pipe: ARPipeline,
         losses: Losses,
-        cache: TokenCache,
+        cache: TokenCache | Part,
         settings: TokenSettings,
         *,
-        heldout: TokenCache,
+        heldout: TokenCache | Part | None,
         base: str | None = None,
     ):
         super().__init__()
@@ -74,13 +78,20 @@ class TokenTask(nn.Module):
         self.settings = settings
         # Not modules: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(
-            pipe=pipe, losses=losses, network=network, heldout=heldout, base=base, batches=None, next=None
+            pipe=pipe,
+            losses=losses,
+            network=network,
+            heldout=cache if heldout is None else heldout,
+            figure="loss of trained images" if heldout is None else "held-out loss",
+            base=base,
+            batches=None,
+            next=None,
         )
         self.about = {
             **of_settings(settings, "workers"),
             "model": digest(network),
             "tokens": cache.digest,
-            "heldout": heldout.digest,
+            "heldout": None if heldout is None else heldout.digest,
         }
         nn.Module.to(network, dtype=fast_dtype(pipe._execution_device.type))
         if settings.lora_rank:
@@ -110,13 +121,14 @@ class TokenTask(nn.Module):
 
     def report(self, step: int, out: Path) -> dict[str, float]:
         heldout, size, found = self.frozen.heldout, self.settings.batch_size, []
-        for part in torch.arange(min(len(heldout), HELD_OUT)).split(size):
+        # Classes may come one after the other.
+        for part in torch.linspace(0, len(heldout) - 1, min(len(heldout), HELD_OUT)).long().split(size):
             tokens, captions = heldout.read(part.tolist(), [0] * len(part))
             tokens, kept = tokens.to(self.frozen.pipe._execution_device), torch.zeros(len(part), dtype=torch.bool)
             generator = torch.Generator().manual_seed(self.settings.seed)
             found.append(self.frozen.losses(captions, tokens, kept, tokens.shape[1], generator).flatten(1).mean(1))
         self._save_samples(out / "samples.png")
-        return {"held-out loss": float(torch.cat(found).mean())}
+        return {self.frozen.figure: float(torch.cat(found).mean())}
 
     def _save_samples(self, path: Path) -> None:
         pipe, heldout = self.frozen.pipe, self.frozen.heldout
