@@ -11,12 +11,13 @@ import torch
 
 from ..eval.runs.files import space_in
 from ..pipelines.base import ARPipeline
+from .cards import add_metadata
 from .processes import processes
 
 
-def save_float16(pipe: ARPipeline, folder: Path) -> None:
-    """Save a copy of a pipeline in float16. A folder that exists is replaced when the new one is complete. Of
-    processes that train together the first one saves."""
+def save_float16(pipe: ARPipeline, folder: Path, **metadata: object) -> None:
+    """Save a copy of a pipeline in float16, with `metadata` in its card. A folder that exists is replaced when the new
+    one is complete. Of processes that train together the first one saves."""
     if processes()[0] > 0:
         return
     halves = {
@@ -30,6 +31,7 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
 
     def save(partial: Path) -> None:
         half.save_pretrained(partial)
+        add_metadata(partial, **metadata)
         # The path that a part was loaded from means nothing elsewhere.
         for file in partial.glob("*/config.json"):
             config = json.loads(file.read_text())

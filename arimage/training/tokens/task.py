@@ -16,6 +16,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
+from ..cards import data_name, from_base
 from ..data.captioned import save_grid
 from ..loop import OptimizerSettings, fit
 from ..losses import Losses, condition_of, reads_text
@@ -27,6 +28,7 @@ from .cache import TokenCache
 from .heldout import HELD_OUT, Part
 
 
+HELD_OUT_LOSS = "held-out loss"
 # The images of a sheet of samples.
 SHOWN = 8
 
@@ -82,8 +84,9 @@ class TokenTask(nn.Module):
             losses=losses,
             network=network,
             heldout=cache if heldout is None else heldout,
-            figure="loss of trained images" if heldout is None else "held-out loss",
+            figure="loss of trained images" if heldout is None else HELD_OUT_LOSS,
             base=base,
+            data=data_name(cache.index.about["data"]),
             batches=None,
             next=None,
         )
@@ -101,6 +104,16 @@ class TokenTask(nn.Module):
         else:
             self.network = network
         self.frozen.batches = TokenBatches(cache, settings.batch_size, settings.dropout, settings.seed)
+
+    @property
+    def held_out(self) -> str:
+        """How many images are trained, and how many not, in words."""
+        frozen = self.frozen
+        if frozen.figure != HELD_OUT_LOSS:
+            return (
+                f"{len(frozen.batches.cache)} images are trained, too few to hold some out: give others as --heldout"
+            )
+        return f"{len(frozen.batches.cache)} images are trained, {len(frozen.heldout)} are held out"
 
     def _batch(self, step: int) -> TokenBatch:
         frozen, settings = self.frozen, self.settings
@@ -154,10 +167,12 @@ class TokenTask(nn.Module):
         does."""
         if processes()[0]:
             return
-        if not self.settings.lora_rank:
-            save_float16(self.frozen.pipe, out / "model")
-            return
-        save_adapter(self.frozen.pipe, out / "adapter", base=self.frozen.base, captions=[])
+        base = self.frozen.base
+        if self.settings.lora_rank:
+            save_adapter(self.frozen.pipe, out / "adapter", base=base, captions=[])
+        else:
+            begun = {} if base is None else from_base(base)
+            save_float16(self.frozen.pipe, out / "model", **begun, datasets=[self.frozen.data])
 
     def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
         """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
