@@ -15,7 +15,7 @@ from .acceleration.distill import DistillSettings
 from .acceleration.drafter import DrafterSettings
 from .beginning import Beginning, Run
 from .saving import save_float16
-from .tables import Recipe, examples_of, load_clips, load_both, read_tables, settings_of, with_scenes
+from .tables import Recipe, examples_of, load_both, load_clips, read_tables, settings_of, with_scenes
 from .texts.captions import CaptionTask
 from .texts.text import TextSettings
 from .tokenizer import new_tokenizer
