@@ -12,6 +12,8 @@ from .cache import TokenCache
 
 # The most images that are held out.
 HELD_OUT = 512
+# The squared distance of two roundings of one picture is less than this share of its square.
+NEAR = 1e-5
 # Rows whose fingerprints are computed at a time.
 CHUNK = 1024
 
@@ -64,8 +66,8 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
         held.append(rows)
     if not held:
         return cache, None
-    every = np.sort(np.concatenate(held))
-    return Part(cache, every, without=True), Part(cache, np.sort(np.array([rows[0] for rows in held])))
+    every, kept = np.concatenate(held), Part(cache, np.sort([rows[0] for rows in held]))
+    return Part(cache, np.union1d(every, _copies(cache, kept)), without=True), kept
 
 
 def apart(cache: TokenCache, heldout: TokenCache) -> TokenCache | Part:
@@ -74,7 +76,8 @@ def apart(cache: TokenCache, heldout: TokenCache) -> TokenCache | Part:
     Raises:
         ValueError: if there are none.
     """
-    found = np.flatnonzero(np.isin(_fingerprints(cache), _fingerprints(heldout)))
+    same = np.flatnonzero(np.isin(_fingerprints(cache), _fingerprints(heldout)))
+    found = np.union1d(same, _copies(cache, heldout))
     if not len(found):
         return cache
     if len(found) == len(cache):
@@ -83,6 +86,27 @@ def apart(cache: TokenCache, heldout: TokenCache) -> TokenCache | Part:
         )
     logger.warning(f"{len(found)} of {len(cache)} images of {cache.folder} are in {heldout.folder} too: not trained")
     return Part(cache, found, without=True)
+
+
+def reported(heldout: TokenCache | Part) -> torch.Tensor:
+    """The numbers of the images that reports are on: all, or `HELD_OUT` at equal distances, since classes may come one
+    after the other."""
+    return torch.linspace(0, len(heldout) - 1, min(len(heldout), HELD_OUT)).long()
+
+
+def _copies(cache: TokenCache, heldout: TokenCache | Part) -> np.ndarray:
+    """The images whose continuous tokens are nearly those of one that reports are on: in another batch the same
+    picture is rounded otherwise. None of images whose tokens are whole numbers."""
+    numbers = reported(heldout).tolist()
+    of = heldout.read(numbers, [0] * len(numbers))[0].flatten(1)
+    found, before = [np.empty(0, np.int64)], 0
+    for shard in _shards(cache) if of.is_floating_point() else ():
+        for rows in torch.from_numpy(shard["tokens"][:, 0]).flatten(1).split(CHUNK):
+            tokens = rows.float()
+            squares = tokens.square().sum(1)[:, None] + of.square().sum(1) - 2 * tokens @ of.T
+            found.append(before + (squares < NEAR * of.square().sum(1)).any(1).nonzero()[:, 0].numpy())
+            before += len(rows)
+    return np.concatenate(found)
 
 
 def _shards(cache: TokenCache) -> Iterator[dict[str, np.ndarray]]:

@@ -25,7 +25,7 @@ from ..resuming import digest, of_settings
 from ..saving import save_float16
 from .batches import TokenBatch, TokenBatches
 from .cache import TokenCache
-from .heldout import HELD_OUT, Part
+from .heldout import Part, reported
 
 
 HELD_OUT_LOSS = "held-out loss"
@@ -134,8 +134,7 @@ class TokenTask(nn.Module):
 
     def report(self, step: int, out: Path) -> dict[str, float]:
         heldout, size, found = self.frozen.heldout, self.settings.batch_size, []
-        # Classes may come one after the other.
-        for part in torch.linspace(0, len(heldout) - 1, min(len(heldout), HELD_OUT)).long().split(size):
+        for part in reported(heldout).split(size):
             tokens, captions = heldout.read(part.tolist(), [0] * len(part))
             tokens, kept = tokens.to(self.frozen.pipe._execution_device), torch.zeros(len(part), dtype=torch.bool)
             generator = torch.Generator().manual_seed(self.settings.seed)
