@@ -332,7 +332,7 @@ def plot_log(log: list[dict], path: Path) -> None:
     pyplot.close(figure)
 
 
-def finite(row: dict[str, float]) -> dict[str, float | None]:
+def finite(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the log, with None for what is not finite, which JSON cannot hold."""
     return {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
 

@@ -14,6 +14,7 @@ import typer
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 from torch import nn
+from training.two_processes import together
 
 from arimage import cli
 from arimage.eval.runs.files import FullDisk, space_in, write_whole
@@ -316,3 +317,16 @@ def test_the_log_has_the_mean_over_the_parts_of_a_step(tmp_path):
     losses = [float(Line().loss(part)[0].detach()) for part in range(3)]
     assert rows_in(tmp_path)[0]["loss"] == pytest.approx(np.mean(losses), abs=1e-4)
     assert mean_of([{"a": torch.tensor(1.0)}, {"a": torch.tensor(2.0), "b": torch.tensor(4.0)}]) == {"a": 1.5, "b": 4}
+
+
+@pytest.mark.slow
+def test_processes_that_train_together_agree_on_what_survives(tmp_path):
+    together(["training.survive_together"], tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert torch.equal(first["weight"], second["weight"]) and first["seen"] == second["seen"] == 5
+    assert "prepares batches" in second["error"] and "trains together" in first["error"]
+    assert not set(first["random"]) & set(second["random"])
+    state = load_checkpoint(tmp_path / "run" / "checkpoint.pt")
+    assert state["step"] == 6 and is_finite(state) and state["skipped"] == 1
+    rows = rows_in(tmp_path / "run")
+    assert rows[-1]["skipped"] == 1 and "of the second" in rows[-1] and rows[3]["loss"] is None
