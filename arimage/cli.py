@@ -1,11 +1,13 @@
 """The console command `arimage`. Heavy imports stay inside the commands, so that help is fast."""
 
 import atexit
+import inspect
 import io
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -288,6 +290,7 @@ def main(command: typer.Typer = app) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _check_paths(command)
         command()
     except Exception as error:
         full = is_full_disk(error)
@@ -306,11 +309,40 @@ def main(command: typer.Typer = app) -> None:
         sys.exit(2)
 
 
-def _less_memory(app: typer.Typer) -> str:
-    """What to change in the command that ran, by the options that it has."""
+def _asked_for(app: typer.Typer) -> Any:
+    """The command that the words of the command line name."""
     command = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
+    return command
+
+
+def _check_paths(app: typer.Typer) -> None:
+    """Refuse empty paths: they would be the current folder, as where a variable of a shell is not set."""
+    words = sys.argv[1:]
+    if all(word and not word.endswith("=") for word in words):
+        return
+    command = _asked_for(app)
+    hints = get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
+    paths = [parameter for parameter in command.params if "pathlib" in repr(hints.get(parameter.name))]
+    options = {name for parameter in paths for name in parameter.opts if name.startswith("-")}
+    argument = next((parameter.name for parameter in paths if parameter.param_type_name == "argument"), None)
+    valued = {
+        name for parameter in command.params if not getattr(parameter, "is_flag", False) for name in parameter.opts
+    }
+    for before, word in pairwise(["", *words]):
+        option, equals, value = word.partition("=")
+        if option in options and equals and not value:
+            raise ValueError(f"{option} is empty: give a path")
+        if not word and before in options:
+            raise ValueError(f"{before} is empty: give a path")
+        if not word and argument and before not in valued:
+            raise ValueError(f"{argument.upper()} is empty: give a path")
+
+
+def _less_memory(app: typer.Typer) -> str:
+    """What to change in the command that ran, by the options that it has."""
+    command = _asked_for(app)
     options = {name for parameter in command.params for name in parameter.opts}
     *most, last = [text for option, text in SMALLER.items() if option in options] or ["smaller inputs"]
     return f"give {', '.join(most)} or {last}" if most else f"give {last}"

@@ -91,8 +91,8 @@ def check_classes(pipe, model: str, labels: list | None) -> None:
         raise ValueError(f"{model} generates {what}, not classes: leave out --class-label")
 
 
-def prompt_lines(option: str, file: Path) -> list[str]:
-    """The lines of the text file of an option that are not blank.
+def prompt_lines(option: str, file: Path, what: str = "prompts") -> list[str]:
+    """The lines of the text file of an option that are not blank; `what` they are, for the error.
 
     Raises:
         ValueError: if there are none, or the file is not UTF-8, naming the option.
@@ -100,7 +100,7 @@ def prompt_lines(option: str, file: Path) -> list[str]:
     name = f"{option} is {file}, which"
     prompts = [line for _, line in lines_of(read_text(file, name))]
     if not prompts:
-        raise ValueError(f"{name} holds no prompts: write one per line")
+        raise ValueError(f"{name} holds no {what}: write one per line")
     return prompts
 
 

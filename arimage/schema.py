@@ -23,7 +23,9 @@ Count = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 # Rows of a data set, its images or classes, and steps through it: up to more than there are anywhere.
 LARGEST = 2**48
 Rows = Annotated[int, Field(strict=True, ge=0, le=LARGEST)]
-Items = Classes = Steps = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+Items = Steps = Annotated[int, Field(strict=True, ge=1, le=LARGEST)]
+# Classes, of which the weights of embeddings are still counted in 64 bits.
+Classes = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e9)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1e9)]

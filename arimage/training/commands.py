@@ -351,8 +351,9 @@ def tokens(
     data: Annotated[
         str,
         typer.Option(
-            help="Folder with one folder of images per class, or with images, or videos, and a metadata.jsonl; folder "
-            "or pattern of .parquet or webdataset .tar files; or a data set of the Hugging Face Hub."
+            help="Folder with one folder of images per class, or with images, or videos, and a metadata.jsonl or a "
+            "NAME.txt next to each; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of "
+            "the Hugging Face Hub."
         ),
     ],
     out: Annotated[Path, typer.Option(callback=check_out, help="Folder of the tokens.")],
@@ -368,7 +369,11 @@ def tokens(
         typer.Option(help="The middle of an image, also mirrored, or ten crops, as LlamaGen takes them."),
     ] = "centre",
     split: Annotated[
-        str, typer.Option(help="Split of a data set of the Hub, or of a folder with folders such as train and val.")
+        str,
+        typer.Option(
+            help="Split of a data set of the Hub, of shards that are named after splits, or of a folder with folders "
+            "such as train and val."
+        ),
     ] = "train",
     image_column: Annotated[
         str | None, typer.Option("--image", "--video", help="Column of the images or videos.")
@@ -391,7 +396,7 @@ def tokens(
     check(Items | None, limit, "--limit")
     for name, value in (("--shard-size", shard_size), ("--batch-size", batch_size)):
         check(Count, value, name)
-    names = None if classes is None else prompt_lines("--classes", classes)
+    names = None if classes is None else prompt_lines("--classes", classes, "names of classes")
     columns = {"image": image_column, "caption": caption_column, "label": label_column}
     chosen = choose_device(device)
     load = partial(load_pipeline, device=chosen, dtype=dtype, videos=True, continues=True)
@@ -413,7 +418,8 @@ def tokens(
     of = f", {index.num_classes} classes" if index.labelled else ""
     what = "videos" if kind["videos"] else "images"
     short = f", {index.rows - images} were too short" if index.rows > images else ""
-    typer.echo(f"{out}: {images} {what}{of}, {index.shape[0]} tokens each, in {len(index.shards)} files{short}")
+    left = f", {source.left_out} files of {data} were left out" if source.left_out else ""
+    typer.echo(f"{out}: {images} {what}{of}, {index.shape[0]} tokens each, in {len(index.shards)} files{short}{left}")
 
 
 @train_app.command("model")

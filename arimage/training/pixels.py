@@ -47,7 +47,7 @@ class FolderImages:
 
 @dataclass(frozen=True)
 class TableImages:
-    """Images in the column `image` of a `datasets.Dataset`, as `FolderImages`; paths there are relative to `folder`."""
+    """Images in the column `image` of a `datasets.Dataset`, whose paths are relative to `folder`."""
 
     rows: Any
     name: str

@@ -145,9 +145,10 @@ def test_json_that_others_would_read_otherwise_is_refused(text, reason):
         ("[1]", "has no object in line 2"),
         ('{"file_name": "a.png", "text": "x", "score": NaN}', "not finite in line 2"),
         ('{"file_name": "a.png", "text": "x", "text": "y"}', "line 2 of .*'text' is there twice"),
-        ('{"file_name": "a.png"}', 'has no "text" in line 2'),
-        ('{"file_name": 3, "text": "x"}', 'has no "file_name" in line 2'),
-        ('{"file_name": "b.png", "text": "x"}', "names b.png in line 2, which is not there"),
+        ('{"file_name": "a.png"}', 'line 2 of .* has no "text"'),
+        ('{"file_name": 3, "text": "x"}', 'line 2 of .* has no "file_name"'),
+        ('{"file_name": "b.png", "text": "x"}', "line 2 of .* names b.png, which is not there"),
+        ('{"file_name": "../b.png", "text": "x"}', "line 2 of .* names ../b.png, which is outside"),
         ('{"file_name": "a.png", "text": "\\ud83d"}', "line 2 of .* holds half a surrogate pair"),
     ],
 )
@@ -212,17 +213,18 @@ def test_names_with_accents_in_tables(inside, asked, tmp_path):
 
 
 def test_a_listed_picture_counts_wherever_it_is(tmp_path):
-    picture(tmp_path / "in" / "a.png")
-    picture(tmp_path / "b.bmp")
-    rows = [{"file_name": "a.png", "text": "one"}, {"file_name": "../b.bmp", "text": "two"}]
-    (tmp_path / "in" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert sorted(load_pairs(tmp_path / "in", (8, 8)).captions) == ["one", "two"]
+    rows = [{"file_name": name, "text": name} for name in ("a.bmp", "./in/b.png", ".c/d.png", "e.ppm")]
+    for row in rows:
+        picture(tmp_path / row["file_name"])
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert sorted(load_pairs(tmp_path, (8, 8)).captions) == sorted(row["text"] for row in rows)
 
 
 def test_files_are_sorted(tmp_path):
     for name in ("b.png", "a.PNG", "c.txt"):
         (tmp_path / name).touch()
-    assert [path.name for path in visible_files(tmp_path, (".png",))] == ["a.PNG", "b.png"]
+    found = list_files(tmp_path, (".png",))
+    assert found.files == ["a.PNG", "b.png"] and found.others == ["c.txt"]
 
 
 # The command

@@ -101,18 +101,20 @@ def test_shards_need_no_captions(tmp_path):
     for shard in range(2):
         numbers = [2 * shard, 2 * shard + 1]
         rows = [{"bytes": encoded(number), "path": None} for number in numbers]
-        pq.write_table(pa.table({"photo": rows, "id": numbers}), tmp_path / f"{shard}.parquet")
-        (tmp_path / "tar").mkdir(exist_ok=True)
+        for kind in ("parquet", "tar"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+        pq.write_table(pa.table({"photo": rows, "id": numbers}), tmp_path / "parquet" / f"{shard}.parquet")
         with tarfile.open(tmp_path / "tar" / f"{shard}.tar", "w") as tar:
             for number in numbers:
                 info = tarfile.TarInfo(f"{number}.png")
                 info.size = len(encoded(number))
                 tar.addfile(info, io.BytesIO(encoded(number)))
-    for data, image in ((tmp_path / "*.parquet", "photo"), (tmp_path, "photo"), (tmp_path / "tar", None)):
+    tables = tmp_path / "parquet"
+    for data, image in ((tables / "*.parquet", "photo"), (tables, "photo"), (tmp_path / "tar", None)):
         images, alpha = open_pixels(data, SIZE, image=image).read(range(4))
         assert numbers_of(images) == [0, 1, 2, 3] and alpha.shape == (4, 1, SIZE, SIZE) and alpha.min() == 255
     with pytest.raises(ValueError, match="has the columns photo, id: name that of its images with --image"):
-        open_pixels(tmp_path, SIZE)
+        open_pixels(tables, SIZE)
 
 
 def test_captions_are_ignored(tmp_path):

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from ...installed import installed
 from ...media.folders import finder, list_files
 from ...media.texts import check_finite, lines_of, parse_json, read_rows, read_text, text_of
-from ...schema import Text, check
+from ...schema import Caption, check
 
 
 def _distinct(texts: list[str]) -> list[str]:
@@ -22,8 +22,8 @@ def _distinct(texts: list[str]) -> list[str]:
 
 
 # The texts of each question, by its name; the first is what the prompt asks for.
-Texts = Annotated[list[Text], Field(min_length=2, max_length=1000), AfterValidator(_distinct)]
-Alternatives = Annotated[dict[Text, Texts], Field(min_length=1)]
+Texts = Annotated[list[Caption], Field(min_length=2, max_length=1000), AfterValidator(_distinct)]
+Alternatives = Annotated[dict[Caption, Texts], Field(min_length=1)]
 
 
 def prompt_file(name: str | Path) -> Path:

@@ -14,8 +14,11 @@ from PIL import Image, ImageOps
 
 from ...media.files import open_image, to_rgb
 from ...media.folders import IMAGE_SUFFIXES, list_files, say_left_out
+from ...schema import check_encodable
 from ..data.captioned import to_unit_range
 from ..data.folder import METADATA, captions_of
+from ..data.row import caption_of, content_of
+from ..data.shards import encoded
 
 
 @dataclass
@@ -76,9 +79,10 @@ def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
     captions, notes = captions_of(folder, listing)
     texts: dict[str, list[str]] = {}
     for one in captions:
-        text = one.fields.get("text", "")
+        text = one.fields.get("text")
         if not isinstance(text, str):
-            raise ValueError(f"{one.where} has the caption {text!r}, which is not a text: write a text")
+            raise ValueError(f'{one.where} has no "text": write {{"text": "..."}}')
+        check_encodable(f"text in {one.where}", text)
         texts.setdefault(one.name, []).append(text.strip())
     say_left_out(folder, sorted({*listing.others, *listing.lost} - {*notes}))
     found = []
@@ -92,18 +96,20 @@ def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
     return found
 
 
-def _read_parquet(path: Path) -> list[tuple[str, io.BytesIO, str]]:
+def _read_parquet(path: Path) -> list[tuple[str, Path | io.BytesIO, str]]:
     try:
         table = pq.read_table(path)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as parquet ({error}): get the file again") from error
     column = next((name for name in ("caption", "text") if name in table.column_names), None)
     if column is None or "image" not in table.column_names:
         raise ValueError(f"{path} has the columns {table.column_names}: it needs image, and caption or text")
     found = []
     for number, row in enumerate(table.select(["image", column]).to_pylist(), 1):
-        data = row["image"].get("bytes") if isinstance(row["image"], dict) else row["image"]
-        if not isinstance(data, bytes) or not isinstance(row[column], str) or not row[column].strip():
-            raise ValueError(f"{path}, row {number}, has no picture or no {column}: leave the row out")
-        found.append((f"{path}, row {number}", io.BytesIO(data), row[column].strip()))
+        where = f"{path}, row {number}"
+        if row[column] is None:
+            raise ValueError(f"{where}, has no {column}: leave the row out")
+        content = content_of(encoded(where, "image", row["image"], path.parent))
+        source = content if isinstance(content, Path) else io.BytesIO(content)
+        found.append((where, source, caption_of(where, row[column])))
     return found

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from ...eval.runs.files import write_whole
 from ...media.files import open_image, to_levels, to_rgb
-from ...schema import Caption, Positive, Text, check
+from ...schema import Caption, Positive, check
 from ..resuming import of_data
 
 
@@ -32,11 +32,11 @@ class Row(BaseModel):
     alpha: Bytes
     caption: Caption
     captions: list[Caption]
-    style: Text
-    group: Text
+    style: Caption
+    group: Caption
     name: Caption
-    base: Text
-    skin_tones: list[Text] | None
+    base: Caption
+    skin_tones: list[Caption] | None
     weight: Positive
     keywords: list[Caption] | None = None
 

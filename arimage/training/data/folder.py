@@ -1,5 +1,7 @@
 """Folders of images or videos: which files are rows, and the captions or classes that belong to them."""
 
+import logging
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -11,6 +13,8 @@ from ...schema import check_encodable
 from .row import Source, data_file, matched_classes
 from .splits import SPLIT_OF_WORD, base_of, part_of
 
+
+logger = logging.getLogger(__name__)
 
 METADATA = "metadata.jsonl"
 CAPTIONS, LABELS = ("caption", "text", "txt"), ("label", "cls")
@@ -43,8 +47,7 @@ def list_data(folder: Path, videos: bool) -> tuple[Listing, list[str]]:
     if shards and len(shards) < len(found.files):
         raise ValueError(
             f"{folder} has shards ({named(shards)}) next to {'videos' if videos else 'images'}: move one of the two "
-            f"elsewhere, or give the shards as a pattern, as in {Path(shards[0]).parent / '*'}"
-            f"{Path(shards[0]).suffix}"
+            f"elsewhere, or give the shards as a pattern, as in {(folder / shards[0]).with_stem('*')}"
         )
     kinds = sorted({PurePosixPath(name).suffix.lower() for name in shards})
     if len(kinds) > 1:
@@ -77,11 +80,11 @@ def captions_of(folder: Path, listing: Listing) -> tuple[list[Captioned], list[s
             where = f"{where} of {folder / table}"
             given = row.get("file_name")
             if not isinstance(given, str) or not given:
-                raise ValueError(f'{where} has no "file_name": write {{"file_name": "..."}}')
+                raise ValueError(f'{where} has no "file_name": write {{"file_name": "1.png"}}')
             check_encodable(f"file_name in {where}", given)
-            if given.startswith("/") or ".." in PurePosixPath(given).parts:
-                raise ValueError(f"{where} names {given}, which is outside of {folder}: give a path inside")
-            name = str(PurePosixPath(table).parent / given)
+            name = posixpath.normpath(PurePosixPath(table).parent / given)
+            if name.startswith(("/", "../")):
+                raise ValueError(f"{where} names {given}, which is outside of {folder}: move the file into it")
             if name not in known:
                 path = find(name)
                 if path is None:
@@ -262,7 +265,9 @@ def _split(data: str, listing: Listing, split: str, videos: bool, captions: bool
     chosen = chosen or [top for top in tops if SPLIT_OF_WORD[top.lower()] == SPLIT_OF_WORD.get(base.lower())]
     if len(chosen) != 1:
         raise ValueError(f"{data} has the splits {', '.join(tops)}: name one of them with --split")
-    say_left_out(f"{data} (--split {base})", [f"{top}/" for top in tops if top not in chosen])
+    others = [top for top in tops if top not in chosen]
+    if others:
+        logger.warning("%s of %s is read, not %s: name another split with --split", chosen[0], data, ", ".join(others))
     return folder / chosen[0], list_data(folder / chosen[0], videos)[0]
 
 

@@ -12,6 +12,7 @@ import fsspec
 from PIL import Image
 
 from ...media.files import open_image, read_clip, to_rgb
+from ...schema import check_encodable
 
 
 # Ids of classes are below.
@@ -20,7 +21,7 @@ MOST_CLASSES = 2**40
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set: its path relative to that, with "/", its bytes, and when it was changed (`st_mtime_ns`)."""
+    """A file of a data set: its path relative to that, with "/", its bytes, and its time (`st_mtime_ns`)."""
 
     name: str
     size: int
@@ -55,7 +56,7 @@ class Source:
         ids: of the classes whose numbers are in the data set; None if those are the ids.
         files: those that the rows come from, in the order of the rows, then those of captions next to images; none
             for a data set of the Hub.
-        revision: that of a data set of the Hub.
+        revision: that of a data set of the Hub, and the split of it.
         left_out: how many files of a folder are no rows.
     """
 
@@ -90,7 +91,7 @@ class Source:
             return ""
         if text is None:
             raise ValueError(f"{where}, has no {self.text}: leave the row out")
-        return str(self._class(where, text)) if self.labelled else _caption(where, text)
+        return str(self._class(where, text)) if self.labelled else caption_of(where, text)
 
     @cached_property
     def _number(self) -> dict[str, int]:
@@ -114,11 +115,17 @@ class Source:
         return number if self.ids is None else self.ids[number]
 
 
-def _caption(where: str, text: Any) -> str:
+def caption_of(where: str, text: Any) -> str:
+    """The caption of a row, without blanks around it.
+
+    Raises:
+        ValueError: if it is not one.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{where}, has the caption {reprlib.repr(text)}, which is not a text: write a text")
     if not text.strip():
         raise ValueError(f"{where}, has an empty caption: leave the row out")
+    check_encodable(f"caption of {where}", text)
     return text.strip()
 
 

@@ -1,6 +1,7 @@
 """Rows of shards (.parquet, .arrow, webdataset .tar) and of data sets of the Hugging Face Hub, read by `datasets`."""
 
 import glob
+import os
 import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,8 +111,9 @@ def open_shards(
         import datasets
 
         with reading(data):
-            return replace(source, revision=str(datasets.load_dataset_builder(data).hash))
-    files = tuple(data_file(path.parent, path.name) for path in paths)
+            return replace(source, revision=f"{datasets.load_dataset_builder(data).hash}, {split}")
+    root = Path(data) if Path(data).is_dir() else paths[0].parent
+    files = tuple(data_file(root, Path(os.path.relpath(path, root)).as_posix()) for path in paths)
     return replace(source, rows=_several(paths, found, text, names), files=files, left_out=left_out)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...media.folders import IMAGE_SUFFIXES, Listing, list_files, say_left_out
+from ...media.folders import IMAGE_SUFFIXES, Listing, say_left_out
 from .folder import SHARDS, list_data, open_folder
 from .row import Source
 from .shards import open_shards
@@ -56,12 +56,16 @@ def _matching(data: str, split: str) -> list[Path]:
         return [path]
     # The name of a folder is no pattern.
     if path.parent.is_dir():
-        found = [name for name in list_files(path.parent, SHARDS).files if fnmatch.fnmatchcase(name, path.name)]
-        root, names = path.parent, [name for name in found if "/" not in name]
+        root = path.parent
+        visible = sorted(one.name for one in root.iterdir() if not one.name.startswith("."))
+        names = [name for name in visible if fnmatch.fnmatchcase(name, path.name)]
     else:
-        root, names = Path(), sorted(name for name in glob.glob(data, recursive=True) if Path(name).is_file())
+        root, names = Path(), sorted(glob.glob(data, recursive=True))
     if not names:
         raise ValueError(f"{data} names no file: give a folder, shards or a data set of the Hub")
+    lost = next((root / name for name in names if not (root / name).is_file()), None)
+    if lost is not None:
+        raise ValueError(f"{lost} is not a file, or a broken link: restore it, or give a pattern without it")
     return [root / name for name in chosen_shards(data, names, split, pattern=True)]
 
 
@@ -108,5 +112,6 @@ def open_source(
             raise ValueError(f"--split is {split}, a part, and shards are read whole: give --limit, or fewer shards")
         return open_shards(data, found.shards or [], image=image, classes=classes, left_out=found.left_out, **given)
     if image is not None:
-        raise ValueError(f"--image names a column, and {data} is a folder of files: leave it out")
+        option = "--video" if videos else "--image"
+        raise ValueError(f"{option} names a column, and {data} is a folder of files: leave it out")
     return open_folder(data, found.folder, classes=classes, **given)

@@ -81,7 +81,5 @@ def chosen_shards(data: str, names: list[str], split: str, pattern: bool) -> lis
             raise ValueError(f"{data} has the splits {', '.join(present)}, not {base!r}: name one with --split")
         wanted = present[0]
         logger.warning("the shards of %s are of the split %r, which is read: there is no other", data, wanted)
-    say_left_out(
-        f"{data}, which are of another split than {wanted!r}", [name for name in names if splits[name] != wanted]
-    )
+    say_left_out(f"the split {wanted!r} of {data}", [name for name in names if splits[name] != wanted])
     return [name for name in names if splits[name] == wanted]

@@ -7,7 +7,7 @@ of n images or clips in V views, and `labels` [n], or `captions` (bytes in UTF-8
 import hashlib
 import logging
 import reprlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -131,20 +131,22 @@ class Index:
     record: Record | None = None
     __pydantic_config__ = COMPLETE
 
-    def __post_init__(self):
-        if self.complete and not (self.shards and self.shape):
-            raise ValueError(f"it is complete and has no tokens: {REMEDY}")
-        if sum(shard.count for shard in self.shards) > self.rows:
-            raise ValueError(f"its shards have more images than the {self.rows} rows that were read: {REMEDY}")
-        if self.complete and (self.num_classes > 0) != self.labelled:
-            raise ValueError(f"it has {self.num_classes} classes, and labelled is {self.labelled}: {REMEDY}")
-        if self.classes is None:
-            return
-        if self.complete and len(self.classes) != self.num_classes:
-            raise ValueError(f"it has {self.num_classes} classes and {len(self.classes)} names of them: {REMEDY}")
-        if len(set(self.classes)) < len(self.classes):
-            twice = next(name for number, name in enumerate(self.classes) if name in self.classes[:number])
-            raise ValueError(f"it names the class {twice!r} twice: {REMEDY}")
+
+def _checked(index: Index) -> Index:
+    """Refuse an index that contradicts itself."""
+    if index.complete and not (index.shards and index.shape):
+        raise ValueError(f"it is complete and has no tokens: {REMEDY}")
+    if sum(shard.count for shard in index.shards) > index.rows:
+        raise ValueError(f"its shards have more images than the {index.rows} rows that were read: {REMEDY}")
+    if index.complete and (index.num_classes > 0) != index.labelled:
+        raise ValueError(f"it has {index.num_classes} classes, and labelled is {index.labelled}: {REMEDY}")
+    if index.classes is not None:
+        if index.complete and len(index.classes) != index.num_classes:
+            raise ValueError(f"it has {index.num_classes} classes and {len(index.classes)} names of them: {REMEDY}")
+        twice = [name for name, count in Counter(index.classes).items() if count > 1]
+        if twice:
+            raise ValueError(f"it names the class {twice[0]!r} twice: {REMEDY}")
+    return index
 
 
 def read_index(folder: Path) -> Index:
@@ -156,7 +158,7 @@ def read_index(folder: Path) -> Index:
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{folder} has no {INDEX}: {REMEDY}")
-    return check(Index, parse_json(path.read_bytes(), path, REMEDY), path)
+    return check(Annotated[Index, AfterValidator(_checked)], parse_json(path.read_bytes(), path, REMEDY), path)
 
 
 def encode_tokens(
@@ -213,11 +215,14 @@ def encode_tokens(
             if part is None:
                 break
             assert index.record is not None
-            record = replace(index.record, parts=[*index.record.parts, part])
-            index = replace(index, rows=index.rows + part.rows, record=record)
+            parts = index.record.parts
+            parts.append(part)
+            index = replace(index, rows=index.rows + part.rows)
             if texts:
                 index = _with_shard(out, index, tokens, texts)
-            write_json(out / INDEX, asdict(index))
+            # Of a billion rows the index is large, and is not written for each of a million shards.
+            if len(parts) % (1 + len(parts) // 1000) == 0:
+                write_json(out / INDEX, asdict(index))
         if not index.shards:
             what = f"clips of {about['frames']} frames" if "frames" in about else "images"
             raise ValueError(f"{source.name} has no {what}: give another data set")
@@ -307,8 +312,8 @@ def _with_shard(out: Path, index: Index, tokens: torch.Tensor, texts: list[str])
         content, most = _packed(texts), 0
     name = f"tokens-{len(index.shards):05d}.safetensors"
     write_whole(out / name, lambda file: save_file({"tokens": tokens, **content}, file))
-    shards = [*index.shards, Shard(name, len(texts), _sha256(out / name))]
-    return replace(index, shape=tuple(tokens.shape[2:]), num_classes=most, shards=shards)
+    index.shards.append(Shard(name, len(texts), _sha256(out / name)))
+    return replace(index, shape=tuple(tokens.shape[2:]), num_classes=most)
 
 
 class _Row(NamedTuple):

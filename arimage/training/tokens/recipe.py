@@ -238,16 +238,13 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
 
 def _with_embeddings(transformer: ModelMixin, count: int, same: dict[int, int]) -> ModelMixin:
     """A transformer for `count` classes with the weights of another one: of its classes those that are the `same`."""
-    kind, config = type(transformer), dict(transformer.config)
-    changed = kind.from_config(config | {"num_classes": count})
+    kind, config = type(transformer), {key: it for key, it in transformer.config.items() if not key.startswith("_")}
+    wider = new_model(kind, {}, "model", **config | {"num_classes": count + 1}).state_dict()
+    changed = kind(**config | {"num_classes": count})
     changed.init_weights()
-    with torch.device("meta"):
-        shapes = {
-            key: one.shape for key, one in kind.from_config(config | {"num_classes": count + 1}).state_dict().items()
-        }
     ours, theirs = changed.state_dict(), transformer.state_dict()
     for key, weight in ours.items():
-        if weight.shape == shapes[key]:
+        if weight.shape == wider[key].shape:
             weight.copy_(theirs[key])
             continue
         for new, old in same.items():

@@ -124,7 +124,7 @@ def test_odd_data_sets_are_refused(tmp_path):
     data = clips(tmp_path / "data", 1)
     for given, message in (
         ({"label": "text"}, "models of videos read captions"),
-        ({"image": "clip"}, "has the columns video, text: name that of its videos with --video"),
+        ({"image": "clip"}, "--video names a column"),
         ({"caption": "prompt"}, "name that of its captions with --caption"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -168,7 +168,7 @@ def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path,
         write_video(film(i, FRAMES - 1), data / f"{i}.webp", FPS)
     index = encode(pipe, data, tmp_path / "whole")
     assert index.rows == 7 and [shard.count for shard in index.shards] == [1, 2, 1]
-    assert f"row 5, has 16 frames of {FPS} per second, not 17" in caplog.text
+    assert f"row 5 (4.webp), has 16 frames of {FPS} per second, not 17" in caplog.text
     assert TokenCache(tmp_path / "whole").read(list(range(4)), [0] * 4)[1] == [f"film {i}" for i in (0, 2, 3, 6)]
     seen, plain = [], caches.decode_clip
 

@@ -21,7 +21,7 @@ from arimage.families import PIPELINES
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
-from arimage.training.tokens.batches import TokenBatches  # noqa: E402
+from arimage.training.tokens.batches import Epochs, TokenBatches  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.recipe import (  # noqa: E402
     begin_training,
@@ -98,6 +98,11 @@ def test_an_epoch_has_every_image_once(made):
         for epoch in range(2)
     ]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(9)) and orders[0] != orders[1]
+
+
+def test_images_are_counted_beyond_32_bits(monkeypatch):
+    monkeypatch.setattr(torch, "randperm", lambda count, generator: torch.tensor([count - 1]))
+    assert Epochs(2**31, 0).images(range(1)) == [2**31 - 1] and Epochs(2**40, 0).images(range(1)) == [2**40 - 1]
 
 
 def test_processes_take_parts_of_one_batch_and_workers_change_nothing(made):
@@ -277,6 +282,15 @@ def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
     assert not (after[key][1] == before[key]).all(-1).any()
     with pytest.raises(ValueError, match="which keeps the 10 classes of the model to start from, .'cow', 'ant', "):
         with_classes(pipe, cache, adapter=True)
+
+
+def test_more_classes_than_the_memory_holds_are_refused(made, tmp_path):
+    tokens = shutil.copytree(made / "LlamaGenPipeline-tokens", tmp_path / "tokens")
+    index = json.loads((tokens / "tokens.json").read_text()) | {"num_classes": 2**39, "classes": None}
+    (tokens / "tokens.json").write_text(json.dumps(index))
+    for start_from in (None, str(made / "LlamaGenPipeline")):
+        with pytest.raises(ValueError, match="the weights take .* GB, and this machine has"):
+            train(recipe(tmp_path), tokens, tmp_path / "run", start_from=start_from)
 
 
 @pytest.mark.parametrize("others", [["ant", "bee"], ["bee", "cow", "dog"], ["ant", "bee", "cow", "dog"], None, "text"])
