@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from ..media.files import open_image, to_rgb, to_rgba
 from ..media.folders import say_left_out
 from .data.folder import SHARDS, check_found, column_of
-from .data.shards import IMAGES, encoded, has_rows, load_rows, pattern_of
+from .data.shards import IMAGES, check_shards, encoded, has_rows, load_rows, open_shard, pattern_of
 from .data.source import find_data
 from .data.splits import base_of, part_of
 from .resuming import digest
@@ -177,15 +177,24 @@ def open_pixels(
         return PixelSource(FolderImages(Path(name), chosen), size, seed, workers)
     if found.shards is None:
         rows, columns = load_rows(name, name, split=split, streaming=False)
+        column = column_of(name, columns, image, IMAGES, "image")
     else:
-        # Their splits are chosen already.
-        shards = [pattern_of(path) for path in filter(has_rows, found.shards)]
+        shards = list(filter(has_rows, found.shards))
         if not shards:
             raise ValueError(f"{name} has no rows: give another data set")
-        part = split.replace(base_of(split), "train")
-        kind = SHARDS[found.shards[0].suffix.lower()]
-        rows, columns = load_rows(kind, name, split=part, streaming=False, data_files=shards)
-    column = column_of(name, columns, image, IMAGES, "image")
+        column = column_of(name, open_shard(shards[0])[1], image, IMAGES, "image")
+        kind = SHARDS[shards[0].suffix.lower()]
+        # Of a file of tables no more is read, whatever the others hold.
+        files = {"data_files": [pattern_of(path) for path in shards]} | (
+            {"columns": [column]} if kind == "parquet" else {}
+        )
+        try:
+            # Their split is chosen already.
+            part = split.replace(base_of(split), "train")
+            rows, _ = load_rows(kind, name, split=part, streaming=False, **files)
+        except ValueError:
+            check_shards(shards, column)
+            raise
     rows = rows.select_columns([column])
     if isinstance(rows.features[column], datasets.Image):
         rows = rows.cast_column(column, datasets.Image(decode=False))

@@ -14,7 +14,6 @@ from PIL import Image, ImageOps
 
 from ...media.files import open_image, to_rgb
 from ...media.folders import IMAGE_SUFFIXES, list_files, say_left_out
-from ...schema import check_encodable
 from ..data.captioned import to_unit_range
 from ..data.folder import METADATA, captions_of
 from ..data.row import caption_of, content_of
@@ -80,10 +79,11 @@ def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
     texts: dict[str, list[str]] = {}
     for one in captions:
         text = one.fields.get("text")
-        if not isinstance(text, str):
+        if text is None:
             raise ValueError(f'{one.where} has no "text": write {{"text": "..."}}')
-        check_encodable(f"text in {one.where}", text)
-        texts.setdefault(one.name, []).append(text.strip())
+        # None is needed where all have the same.
+        empty = isinstance(text, str) and not text.strip()
+        texts.setdefault(one.name, []).append("" if empty else caption_of(one.where, text))
     say_left_out(folder, sorted({*listing.others, *listing.lost} - {*notes}))
     found = []
     for name in sorted({*listing.files, *texts}, key=lambda name: name.split("/")):

@@ -32,7 +32,7 @@ def reading(name: object) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ or error
         reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
-        raise ValueError(f"{name} cannot be read ({reason}): get it again, or give other data") from error
+        raise ValueError(f"{name} cannot be read ({reason}): get it again, or correct it") from error
 
 
 def pattern_of(path: Path) -> str:
@@ -97,7 +97,7 @@ def open_shards(
     full = next((path for path in paths if has_rows(path)), None)
     if paths and full is None:
         raise ValueError(f"{data} has no rows: give another data set")
-    rows, columns = _open(full or data, split)
+    rows, columns = open_shard(full or data, split)
     found = column_of(data, columns, image, VIDEOS if videos else IMAGES, "video" if videos else "image")
     if videos and captions and columns == [found]:
         raise ValueError(f"{data} has videos without captions: add a metadata.jsonl (file_name, text)")
@@ -117,7 +117,8 @@ def open_shards(
     return replace(source, rows=_several(paths, found, text, names), files=files, left_out=left_out)
 
 
-def _open(data: Path | str, split: str) -> tuple[Any, list[str]]:
+def open_shard(data: Path | str, split: str = "train") -> tuple[Any, list[str]]:
+    """The rows of one shard, or of a data set of the Hub, and their columns; see `load_rows`."""
     if isinstance(data, str):
         return load_rows(data, data, split=split, streaming=True)
     kind = SHARDS[data.suffix.lower()]
@@ -135,7 +136,7 @@ def _several(paths: list[Path], image: str, text: str | None, names: list[str] |
             if count is not None and start >= count:
                 start -= count
                 continue
-            found, columns = _open(path, "train")
+            found, columns = open_shard(path)
             lacking = next((name for name in (image, text) if name is not None and name not in columns), None)
             if lacking is not None:
                 raise ValueError(
@@ -150,6 +151,16 @@ def _several(paths: list[Path], image: str, text: str | None, names: list[str] |
             start = max(0, start - number)
 
     return rows
+
+
+def check_shards(paths: list[Path], image: str) -> None:
+    """Read the images of shards one by one.
+
+    Raises:
+        ValueError: naming the shard, and the row, that cannot be read.
+    """
+    for _ in _several(paths, image, None, None)(0):
+        pass
 
 
 def _one(name: str, rows: Any, image: str, text: str | None, folder: Path | None = None) -> Rows:
