@@ -18,7 +18,7 @@ from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
 from .data.captioned import ImageCaptions, Pixels, is_captioned, load_captioned_images
 from .examples import Examples, load_examples
 from .loop import OptimizerSettings
-from .pixels import open_pixels
+from .pixels import PixelSource, open_pixels
 
 
 logger = logging.getLogger(__name__)
@@ -259,8 +259,10 @@ def _warn_of_trained(data: Pixels, heldout: Pixels) -> None:
     if isinstance(data, ImageCaptions) and isinstance(heldout, ImageCaptions):
         trained = {image.numpy().tobytes() for image in data.images}
         both = sum(image.numpy().tobytes() in trained for image in heldout.images)
+    elif isinstance(data, PixelSource) and isinstance(heldout, PixelSource):
+        both = data.shared_with(heldout)
     else:
-        both = len(heldout) if data.about == heldout.about else 0
+        both = 0
     if both:
         logger.warning(
             f"{both} of {len(heldout)} held-out images are in --data too: figures that the log calls held-out are "

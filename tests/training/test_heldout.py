@@ -18,6 +18,7 @@ from training.tokens.test_cache import class_folders, encode, parquet  # noqa: E
 from training.tokens.test_task import recipe  # noqa: E402
 
 from arimage.training.adapters.pairs import Pairs  # noqa: E402
+from arimage.training.pixels import open_pixels  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.heldout import Part, hold_out  # noqa: E402
 from arimage.training.tokens.recipe import begin_training, load_token_recipe, token_settings  # noqa: E402
@@ -153,6 +154,15 @@ def test_heldout_images_that_are_trained_are_counted(caplog):
     ]
     _warn_of_trained(*sets)
     assert "2 of 3 held-out images are in --data too" in caplog.text
+
+
+def test_files_of_a_folder_that_are_in_both_sets_are_counted(tmp_path, caplog):
+    data = class_folders(tmp_path / "data")
+    sets = [open_pixels(data, 8, split=split) for split in ("train", "train[:4]", "train[4:]")]
+    _warn_of_trained(sets[2], sets[1])
+    assert not caplog.text
+    _warn_of_trained(sets[0], sets[1])
+    assert "4 of 4 held-out images are in --data too" in caplog.text
 
 
 def test_captions_of_a_batch_are_encoded_in_one_call():

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import nn
 
 from ...eval.bench.measure import choose_decodings
-from ...eval.runs.files import remove_leftovers, write_whole
+from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
 from ...schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
@@ -114,7 +114,7 @@ def save_adapter(pipe: ARPipeline, folder: Path, *, base: str, captions: Sequenc
     }
     path = folder / LORA_WEIGHT_NAME_SAFE
     folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path)
+    remove_all_leftovers(folder)
     write_whole(
         path,
         lambda file: type(pipe).save_lora_weights(
