@@ -102,17 +102,18 @@ class FullDisk(OSError):
     """A file could not be written since there is no room for it."""
 
 
-def is_full_disk(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised in place of, says that there is no room for a file. safetensors
-    gives the number of the system's error as text only, and `torch.save` hides an error behind one of its own."""
+def full_disk(error: BaseException) -> str | None:
+    """The system's reason if an error, or one that it was raised in place of, says that there is no room for a file.
+    safetensors gives the number of the system's error as text only, and `torch.save` hides an error behind one of its
+    own."""
+    number = error.errno if isinstance(error, OSError) else None
     # By its name, since `safetensors` is not imported for this.
-    if type(error).__name__ == "SafetensorError":
-        number = re.search(r"os error (\d+)", str(error))
-        return number is not None and int(number[1]) in FULL
-    if isinstance(error, OSError) and error.errno in FULL:
-        return True
+    if type(error).__name__ == "SafetensorError" and (said := re.search(r"os error (\d+)", str(error))):
+        number = int(said[1])
+    if number in FULL:
+        return os.strerror(number)
     cause = error.__cause__ or error.__context__
-    return cause is not None and is_full_disk(cause)
+    return None if cause is None else full_disk(cause)
 
 
 @contextlib.contextmanager
@@ -127,10 +128,11 @@ def space_in(folder: Path) -> Iterator[None]:
     except FullDisk:
         raise
     except Exception as error:
-        if not is_full_disk(error):
+        reason = full_disk(error)
+        if reason is None:
             raise
         raise FullDisk(
-            f"no space is left in {folder}: make room and repeat the command, which resumes the run"
+            f"no space is left in {folder} ({reason}): make room and repeat the command, which resumes the run"
         ) from error
 
 
