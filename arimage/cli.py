@@ -14,6 +14,7 @@ import typer
 from .app.commands import open_app, serve
 from .environment import env
 from .eval.commands import bench, eval_app, reproduce
+from .eval.runs.files import FullDisk, full_disk
 from .listings import decodings, models
 from .options import (
     DEFAULT_MODEL,
@@ -297,13 +298,16 @@ def main(command: typer.Typer = app) -> None:
     try:
         _check_paths(command)
         command()
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+    except Exception as error:
+        full = full_disk(error)
         if os.environ.get("ARIMAGE_TRACEBACK") == "1" or not (
-            isinstance(error, ValueError | OSError) or out_of_memory(error)
+            isinstance(error, ValueError | OSError) or full or out_of_memory(error)
         ):
             raise
         message = " ".join(str(error).split())
-        if out_of_memory(error):
+        if full and not isinstance(error, FullDisk):
+            message = f"no space is left on the disk ({full}): make room and repeat the command"
+        elif out_of_memory(error):
             message = f"out of memory ({message[:200]}): {_less_memory(command)}"
         elif not isinstance(error, OSError) and not raised_by_arimage(error):
             message = f"unexpected {type(error).__name__}: {message} (ARIMAGE_TRACEBACK=1 shows where)"

@@ -54,6 +54,10 @@ Split = Annotated[str, typer.Option(help='Split of --data, also a part as in "tr
 HeldoutSplit = Annotated[str, typer.Option(help='Split of --heldout, also a part as in "train[:1000]".')]
 ImageColumn = Annotated[str | None, typer.Option("--image", help="Column of the images.")]
 WorkerCount = Annotated[int, typer.Option("--workers", help="Processes that prepare batches.")]
+PushToHub = Annotated[
+    str | None,
+    typer.Option(help="Repository of the Hugging Face Hub that gets what is trained, owner/name; it is made first."),
+]
 Compile = Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")]
 
 
@@ -238,7 +242,7 @@ def collaborate(
     pictures="data caption prior prior_prompts prior_share",
     adapter="rank alpha targets",
     training="steps learning_rate batch_size caption_dropout short_share seed",
-    reports="out validation_prompts decoding report_every",
+    reports="out validation_prompts decoding report_every push_to_hub",
 )
 def lora(
     data: Annotated[
@@ -286,6 +290,7 @@ def lora(
         str | None, typer.Option(callback=check_decodings, help="Decoding of samples.png. Default: the model's.")
     ] = None,
     report_every: Annotated[float, typer.Option(help="Seconds between reports.")] = 300.0,
+    push_to_hub: PushToHub = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -295,7 +300,10 @@ def lora(
     from .adapters.lora import LoraSettings, LoraTask, check_lora, train_lora, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
     from .resuming import alone_in
+    from .uploading import check_repository, make_repository, upload
 
+    if push_to_hub is not None:
+        check_repository(push_to_hub)
     if prior is not None and prior_prompts is not None:
         raise ValueError("--prior and --prior-prompts both name old pictures: give one of the two")
     settings = LoraSettings(
@@ -322,6 +330,8 @@ def lora(
         parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
         task = LoraTask(pipe, pictures, settings, **parts)
         check_lora(task, out)
+        if push_to_hub is not None:
+            make_repository(push_to_hub)
         psnr, own = task.report_reconstructions(out)
         typer.echo(
             f"the image tokenizer reproduces these pictures at {psnr:.1f} dB"
@@ -330,6 +340,8 @@ def lora(
         if warning := warning_of_poor_pictures(psnr, own):
             typer.echo(f"warning: {warning}", err=True)
         train_lora(task, out, report_every)
+    if push_to_hub is not None:
+        upload(push_to_hub, out / "best")
     typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")
 
 
@@ -421,7 +433,7 @@ def train_model(
     out: Out,
     recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")],
     heldout: Annotated[
-        Path | None, typer.Option(help="The same for held-out images. Default: the first ones of --tokens.")
+        Path | None, typer.Option(help="The same for held-out images. Default: a tenth of --tokens, at most 512.")
     ] = None,
     start_from: Annotated[
         str | None,
@@ -439,9 +451,7 @@ def train_model(
     log_with: Annotated[
         str | None, typer.Option(help="Tracker that gets the figures too, of accelerate: tensorboard, wandb, ...")
     ] = None,
-    push_to_hub: Annotated[
-        str | None, typer.Option(help="Repository of the Hugging Face Hub that gets the trained model, owner/name.")
-    ] = None,
+    push_to_hub: PushToHub = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the training needs, and do not begin.")
     ] = False,
@@ -457,7 +467,10 @@ def train_model(
     from .resuming import alone_in
     from .tokens.cache import TokenCache
     from .tokens.recipe import begin_training, load_token_recipe, plan_of, token_settings
+    from .uploading import check_repository, make_repository, upload
 
+    if push_to_hub is not None:
+        check_repository(push_to_hub)
     table = load_token_recipe(recipe)
     check(Number, report_every, "--report-every")
     given = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "workers": workers}
@@ -470,16 +483,17 @@ def train_model(
     join_processes()
     with alone_in(out):
         task = begin_training(table, settings, tokens, heldout, start_from, choose_device(device), compile=compile)
+        first = processes()[0] == 0
+        if first:
+            typer.echo(task.held_out, err=True)
+        if first and push_to_hub is not None:
+            make_repository(push_to_hub)
         task.fit(out, report_every, log_with)
     trained = out / ("adapter" if settings.lora_rank else "model")
-    if processes()[0] > 0:
+    if not first:
         return
     if push_to_hub is not None:
-        from huggingface_hub import HfApi
-
-        hub = HfApi()
-        hub.create_repo(push_to_hub, exist_ok=True)
-        hub.upload_folder(repo_id=push_to_hub, folder_path=trained)
+        upload(push_to_hub, trained)
     typer.echo(trained)
 
 

@@ -2,7 +2,7 @@
 samples."""
 
 import dataclasses
-import json
+import logging
 import math
 import os
 import signal
@@ -20,14 +20,19 @@ from diffusers.training_utils import EMAModel
 from torch import nn
 from tqdm import tqdm
 
-from ..eval.runs.files import remove_leftovers, write_whole
+from ..eval.runs.files import to_lines, write_whole
 from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Steps, Text
 from .muon import Muon
-from .processes import any_process, average, processes
+from .processes import average, mean_of, processes, seed_networks, wait_for_all
 from .resuming import alone_in, check_resumed
 
 
-CHECKPOINT = "checkpoint.pt"
+# The newest checkpoint of a run, and the one before.
+CHECKPOINT, BEFORE = "checkpoint.pt", "checkpoint-before.pt"
+# Steps in a row without a finite loss and gradient that end a run.
+MOST_SKIPPED = 10
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -118,26 +123,51 @@ class MasterWeights:
             self.optimizers.append(Muon(muon))
 
     @torch.no_grad()
-    def step(self, step: int) -> None:
-        if processes()[1] > 1:
-            # A parameter that this process did not reach may have a gradient in another.
-            for parameter in self.parameters:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            average([parameter.grad for parameter in self.parameters])
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.settings.learning_rate_at(step) * group["scale"]
+    def collect(self) -> None:
+        """Add the gradients of the parameters to those of the masters, in float32."""
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             # Not every step need reach every parameter.
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-            parameter.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters, self.settings.gradient_clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        torch._foreach_copy_(self.parameters, self.masters)
-        # It depends on the step alone, also in a run that is resumed.
-        self._moving.optimization_step = step
-        self._moving.step(self.masters)
+            if parameter.grad is None:
+                continue
+            gradient, parameter.grad = parameter.grad.float(), None
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+
+    @torch.no_grad()
+    def step(self, step: int) -> bool:
+        """Take a step by the gradients, and clear them. If one of them is not finite, nothing else changes. Returns
+        whether it was taken, which processes that train together agree on."""
+        self.collect()
+        if processes()[1] > 1:
+            # A parameter that this process did not reach may have a gradient in another.
+            for master in self.masters:
+                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
+            average([master.grad for master in self.masters])
+        finite = bool(nn.utils.clip_grad_norm_(self.masters, self.settings.gradient_clip).isfinite())
+        if finite:
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.settings.learning_rate_at(step) * group["scale"]
+                optimizer.step()
+            torch._foreach_copy_(self.parameters, self.masters)
+            # It depends on the step alone, also in a run that is resumed.
+            self._moving.optimization_step = step
+            self._moving.step(self.masters)
+        self.clear()
+        return finite
+
+    def clear(self) -> None:
+        """Forget the gradients, which take memory."""
+        for weight in (*self.parameters, *self.masters):
+            weight.grad = None
+
+    def check(self, path: Path) -> None:
+        """Refuse to write weights that are not finite.
+
+        Raises:
+            ValueError: naming the checkpoint `path`.
+        """
+        if not all(weight.isfinite().all() for weight in (*self.masters, *self.averages)):
+            raise ValueError(f"the weights are not finite any more: {_remedy(path)}")
 
     @property
     def averages(self) -> list[torch.Tensor]:
@@ -163,8 +193,37 @@ class MasterWeights:
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
-    """Write `state` so that an interruption leaves either the old file or the new one."""
-    write_whole(path, lambda file: torch.save(state, file))
+    """Write `state` so that an interruption leaves either the old file or the new one, and keep the old one too."""
+
+    def write(file: Path) -> None:
+        # Given a path, torch does not say that the disk is full.
+        with open(file, "wb") as opened:
+            torch.save(state, opened)
+
+    write_whole(path, write, before=path.with_name(BEFORE))
+
+
+def newest_checkpoint(out: Path) -> tuple[Path, dict | None]:
+    """The newest checkpoint of a run that can be read, and what it holds; None if there are none.
+
+    Raises:
+        ValueError: if all are damaged.
+    """
+    damaged = None
+    for path in (out / CHECKPOINT, out / BEFORE):
+        if not path.exists():
+            continue
+        try:
+            state = load_checkpoint(path)
+        except ValueError as error:
+            damaged = damaged or error
+            continue
+        if damaged is not None and processes()[0] == 0:
+            logger.warning(f"{out / CHECKPOINT} is damaged: the run goes on from {path.name}, step {state['step']}")
+        return path, state
+    if damaged is not None:
+        raise damaged
+    return out / CHECKPOINT, None
 
 
 def load_checkpoint(path: Path) -> dict:
@@ -209,18 +268,20 @@ def _shapes(weights: dict, buffers: dict[str, torch.Tensor]) -> tuple:
 
 
 @contextmanager
-def delayed_interrupt() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C or SIGTERM in the list it gives, so that the work in hand can be saved; a second one
-    acts."""
-    received: list[int] = []
+def delayed_interrupt() -> Iterator[list[float]]:
+    """Collect the time of the first Ctrl-C or SIGTERM in the list it gives, so that the work in hand can be saved. One
+    that comes a second later acts: `torchrun` repeats to its processes what they have got already."""
+    received: list[float] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def receive(number: int, frame) -> None:
-        received.append(number)
-        restore()
+        received.append(time.monotonic())
+        if received[-1] > received[0] + 1:
+            restore()
+            signal.raise_signal(number)
 
     def restore() -> None:
         for number, handler in previous.items():
@@ -248,22 +309,32 @@ def enough_memory() -> Iterator[None]:
 
 def plot_log(log: list[dict], path: Path) -> None:
     """One panel for every figure of the log, over the steps; no file as long as there are no figures."""
-    names = sorted({name for row in log for name in row} - {"step", "seconds"})
-    if not names:
+    points = {name: [] for name in sorted({name for row in log for name in row} - {"step", "seconds"})}
+    for row in log:
+        for name in row.keys() & points.keys():
+            # Of figures that are not finite there is None.
+            if row[name] is not None:
+                points[name].append((row["step"], row[name]))
+    points = {name: found for name, found in points.items() if found}
+    if not points:
         return
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(names), figsize=(3.5 * len(names), 3), squeeze=False)
-    for panel, name in zip(panels[0], names, strict=True):
-        points = [(row["step"], row[name]) for row in log if name in row]
-        panel.plot(*zip(*points, strict=True))
+    figure, panels = pyplot.subplots(1, len(points), figsize=(3.5 * len(points), 3), squeeze=False)
+    for panel, (name, found) in zip(panels[0], points.items(), strict=True):
+        panel.plot(*zip(*found, strict=True))
         panel.set(title=name, xlabel="step")
     figure.tight_layout()
-    figure.savefig(path)
+    write_whole(path, lambda file: figure.savefig(file, format="png"))
     pyplot.close(figure)
+
+
+def finite(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the log, with None for what is not finite, which JSON cannot hold."""
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
 
 
 def new_tracker(name: str, out: Path) -> GeneralTracker:
@@ -295,8 +366,7 @@ def begin(
     Raises:
         ValueError: if it did not, or the checkpoint is damaged or past `settings.steps`.
     """
-    path = out / CHECKPOINT
-    state = load_checkpoint(path) if path.exists() else None
+    path, state = newest_checkpoint(out)
     optimizer = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
     every = {
         "task": type(task).__name__,
@@ -311,6 +381,9 @@ def begin(
             f"{path} has taken {done} steps, and steps is {settings.steps}: give at least {done}, or another --out"
         )
     check_resumed(out, every, done)
+    if state is not None and path.name == BEFORE and processes()[0] == 0:
+        # In the place of the damaged one.
+        os.replace(path, out / CHECKPOINT)
     return state
 
 
@@ -326,13 +399,17 @@ def fit(
     on_report: Callable[[], None] | None = None,
     about: dict[str, Any] | None = None,
     log_with: str | None = None,
+    seed: int = 0,
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
-    `out` receives `checkpoint.pt` (every minute, at every report and at an interrupt; a run that finds one resumes
-    from it and ends as if it had never been interrupted), `settings.json`, `log.jsonl`, `log.png` and the task's
-    pictures. `on_report` is called at each report, while the averaged weights are in `task`; `learning_rate_scales`
-    are those of `MasterWeights`.
+    `out` receives `checkpoint.pt` (every minute, at every report, at an interrupt, and where a process that prepares
+    batches ends; a run that finds one resumes from it and ends as if it had never been interrupted),
+    `checkpoint-before.pt`, the one before, which takes its place if it is damaged, `settings.json`, `log.jsonl`,
+    `log.png` and the task's pictures. `on_report` is called at each report, while the averaged weights are in `task`;
+    `learning_rate_scales` are those of `MasterWeights`; dropout and the like follow from `seed`.
+
+    A step whose loss or gradient is not finite changes nothing, and the log counts it. Several in a row end the run.
 
     A run resumes with the settings that it began with, and the same number of processes. More `steps`, `restarts` that
     are still to come, and another device are fine. `about` says what else the result depends on, by name: settings,
@@ -345,8 +422,10 @@ def fit(
 
     Raises:
         ValueError: if the tracker is unknown or not installed, `torchrun` started several that did not, another
-            command trains in `out`, the checkpoint is damaged, of another recipe or past `settings.steps`, or the run
-            began with other settings.
+            command trains in `out`, the checkpoint is damaged, of another recipe or past `settings.steps`, the run
+            began with other settings, or steps or weights are not finite.
+        ChildProcessError: if a process that prepares batches ended.
+        FullDisk: if no space is left in `out`.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) != processes()[1]:
         raise ValueError(f"{type(task).__name__} trains in one process: start it without torchrun")
@@ -355,35 +434,37 @@ def fit(
     tracker = new_tracker(log_with, out) if first and log_with is not None else None
     with alone_in(out):
         state = begin(task, settings, out, learning_rate_scales, about)
-        start, log = (0, []) if state is None else (state["step"], state["log"])
+        start, log = (0, []) if state is None else (state["step"], list(map(finite, state["log"])))
+        # Steps that were skipped, and how many of them were the last ones.
+        skipped, in_a_row = (0 if state is None else state.get("skipped", 0)), 0
         weights = MasterWeights(task, settings, learning_rate_scales)
         buffers = dict(task.named_buffers())
         checkpoint = out / CHECKPOINT
         if state is not None:
             restore(state, weights, buffers, checkpoint)
 
-        if first:
-            remove_leftovers(checkpoint)
-
         def keep(step: int) -> None:
+            weights.check(checkpoint)
             if first:
-                save_checkpoint(
-                    checkpoint, {"step": step, "log": log, "weights": weights.state_dict(), "buffers": buffers}
-                )
-                lines = "".join(json.dumps(row) + "\n" for row in log)
-                write_whole(out / "log.jsonl", lambda file: file.write_text(lines, encoding="utf-8"))
+                state = {"step": step, "log": log, "skipped": skipped}
+                save_checkpoint(checkpoint, {**state, "weights": weights.state_dict(), "buffers": buffers})
+                write_whole(out / "log.jsonl", lambda file: file.write_bytes(to_lines(log)))
+
+        def note(row: dict[str, float]) -> None:
+            log.append(finite(row))
+            if tracker is not None:
+                figures = {name: value for name, value in row.items() if name not in ("step", "seconds")}
+                tracker.log(figures, step=row["step"])
 
         def report(step: int) -> None:
+            weights.check(checkpoint)
             if not first:
                 return
             weights.load(averaged=True)
             task.eval()
             # Images are generated in other shapes than a model is trained in, too few to compile for.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                figures = task.report(step, out)
-                log.append({"step": step, **figures})
-                if tracker is not None:
-                    tracker.log(figures, step=step)
+                note({"step": step, **task.report(step, out)})
                 if on_report is not None:
                     on_report()
             weights.load(averaged=False)
@@ -401,20 +482,53 @@ def fit(
         ):
             for step in range(start, settings.steps):
                 # The random numbers of a step must not depend on an interruption before it.
-                torch.manual_seed(step)
+                seed_networks(seed, step)
+                before = {name: buffer.clone() for name, buffer in buffers.items()}
+                loss, figures, ended = torch.zeros((), device=weights.masters[0].device), [], None
                 with enough_memory():
-                    for part in range(settings.accumulate):
-                        loss, figures = task.loss(step * settings.accumulate + part)
-                        (loss / settings.accumulate).backward()
-                    weights.step(step)
+                    try:
+                        for part in range(settings.accumulate):
+                            one, found = task.loss(step * settings.accumulate + part)
+                            (one / settings.accumulate).backward()
+                            weights.collect()
+                            loss += one.detach() / settings.accumulate
+                            figures.append(found)
+                    except ChildProcessError as error:
+                        ended = error
+                    said = torch.stack([loss, *map(loss.new_tensor, map(float, (bool(interrupted), bool(ended))))])
+                    average([said])
+                    mean, stopping, incomplete = said.tolist()
+                    taken = not incomplete and math.isfinite(mean) and weights.step(step)
+                if not taken:
+                    weights.clear()
+                    for name, buffer in buffers.items():
+                        buffer.copy_(before[name])
+                if incomplete:
+                    keep(step)
+                    wait_for_all()
+                    raise ended or ChildProcessError("a process that trains together has ended: run the command again")
+                in_a_row = 0 if taken else in_a_row + 1
+                skipped += not taken
+                if not taken and first:
+                    logger.warning(f"step {step + 1} was skipped: its loss or gradient is not finite")
+                if in_a_row == MOST_SKIPPED:
+                    log = [row for row in log if row["step"] <= step + 1 - MOST_SKIPPED]
+                    skipped -= MOST_SKIPPED
+                    keep(step + 1 - MOST_SKIPPED)
+                    wait_for_all()
+                    raise ValueError(
+                        f"the loss or gradient of {MOST_SKIPPED} steps up to {step + 1} is not finite: "
+                        f"{_remedy(checkpoint)}"
+                    )
                 progress.update()
                 if (step + 1) % log_every == 0:
-                    row = {name: round(float(value), 5) for name, value in figures.items()}
-                    log.append({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
-                    if tracker is not None:
-                        tracker.log(row, step=step + 1)
+                    row = {name: round(value, 5) for name, value in mean_of(figures).items()}
+                    row |= {"skipped": skipped} if skipped else {}
+                    note({"step": step + 1, "seconds": round(time.monotonic() - began, 1), **row})
                     progress.set_postfix(row)
-                stopping = any_process(bool(interrupted))
+                if stopping:
+                    # A report may last longer than the system waits.
+                    keep(step + 1)
                 if stopping or time.monotonic() - last_report > report_every_seconds:
                     report(step + 1)
                     last_checkpoint = last_report = time.monotonic()
@@ -423,6 +537,11 @@ def fit(
                     keep(step + 1)
                     last_checkpoint = time.monotonic()
                 if stopping:
+                    wait_for_all()
+                    if first:
+                        logger.warning(
+                            f"stopped after step {step + 1}: run the command again, which resumes from there"
+                        )
                     raise KeyboardInterrupt
         if start < settings.steps:
             report(settings.steps)
@@ -430,3 +549,8 @@ def fit(
         task.eval()
         if tracker is not None:
             tracker.finish()
+
+
+def _remedy(checkpoint: Path) -> str:
+    kept = f"{checkpoint} has the weights of before, " if checkpoint.exists() else ""
+    return f"{kept}give a lower learning rate or correct the data, and another --out"

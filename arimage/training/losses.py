@@ -47,16 +47,11 @@ def reads_text(pipe: ARPipeline) -> bool:
     return not isinstance(pipe, CosmosPipeline) or pipe.transformer.reads_text
 
 
-# Conditions that are kept: those of all classes, or of some captions.
-KEPT = 4096
-
-
 class PrefixLosses:
     """Of transformers that read a class or a text as a prefix: in raster order, or in a new random order per image."""
 
     def __init__(self, pipe: ClassOrTextPipeline):
         self.pipe, self.any_order = pipe, pipe.abilities.accepts("order")
-        self._conditions: dict[str, dict[str, torch.Tensor]] = {}
 
     def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
         return self.pipe.encode_image(pixels).flatten(1)
@@ -67,15 +62,11 @@ class PrefixLosses:
         return self.pipe.encode_prefix(given.get("prompt"), given.get("class_labels"), None, None)
 
     def conditions(self, captions: list[str]) -> dict[str, torch.Tensor]:
-        """The conditions of captions. What was encoded is kept for a while."""
-        if len(self._conditions) > KEPT:
-            self._conditions.clear()
-        for text in captions:
-            if text not in self._conditions:
-                # Alone: next to others it may be rounded otherwise, and a resumed run has others.
-                self._conditions[text] = {name: value[0] for name, value in self._encode([text]).items()}
-        rows = [self._conditions[text] for text in captions]
-        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        """The conditions of the captions of a batch, each encoded once, in one call. They depend on nothing but the
+        batch: kept ones would be rounded as in the batch that had them first, and a resumed run has another one."""
+        places = {text: place for place, text in enumerate(dict.fromkeys(captions))}
+        index = [places[text] for text in captions]
+        return {name: value[index] for name, value in self._encode(list(places)).items()}
 
     def __call__(self, captions, tokens, unconditional, count, generator):
         condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}

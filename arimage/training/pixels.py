@@ -87,6 +87,14 @@ class PixelSource:
         images = digest([hashlib.sha256(one).hexdigest() for one in data])
         return {"count": len(self), "size": self.size, "seed": self.seed, "images": images}
 
+    def shared_with(self, other: "PixelSource") -> int:
+        """How many images of another source are in this one too, as far as their names or samples of them say it."""
+        ours, theirs = self.files, other.files
+        if isinstance(ours, FolderImages) and isinstance(theirs, FolderImages):
+            same = ours.folder.resolve() == theirs.folder.resolve()
+            return len({*ours.names} & {*theirs.names}) if same else 0
+        return len(other) if self.about == other.about else 0
+
     def read(self, images: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Some images by their numbers, and their coverage: squares in the middle, resized to S x S pixels.
 

@@ -15,7 +15,7 @@ from .acceleration.distill import DistillSettings
 from .acceleration.drafter import DrafterSettings
 from .beginning import Beginning, Run
 from .saving import save_float16
-from .tables import Recipe, examples_of, load_clips, load_data, read_tables, settings_of, with_scenes
+from .tables import Recipe, examples_of, load_both, load_clips, read_tables, settings_of, with_scenes
 from .texts.captions import CaptionTask
 from .texts.text import TextSettings
 from .tokenizer import new_tokenizer
@@ -159,7 +159,7 @@ def run_transformer(
         data, heldout_data = load_clips(tables, "transformer", train, heldout)
         known = examples_of(tables).known_clips(data)
     else:
-        plain, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+        plain, heldout_data = load_both(tables, "transformer", train, heldout)
         plain = plain.more_often(more, UNLEARNED)
         data = with_scenes(tables, "transformer", plain)
         framed = tables.table("transformer").training.get("framed_share", 0) > 0

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..eval.runs.files import check_fields, check_same, hold, space_in, to_json, write_whole
+from ..eval.runs.files import (
+    LOCK,
+    check_fields,
+    check_same,
+    hold,
+    remove_all_leftovers,
+    space_in,
+    to_json,
+    write_whole,
+)
 from ..media.texts import parse_json
 from ..pipelines.adapters.lora import lora_layers
 from ..pipelines.base import ARPipeline
@@ -25,22 +34,37 @@ LATER = {"restarts": 0, "stages": "start"}
 
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
-    """Make the folder of a run, and keep other commands out of it. Of processes that train together the first one
-    does.
+    """Make the folder of a run, keep other commands out of it, and remove what a killed one left there. A folder in
+    which nothing was begun does not stay. Of processes that train together the first one does.
 
     Raises:
         ValueError: if another command uses it.
+        FullDisk: if its disk is full.
     """
     if processes()[0] > 0:
         yield
         return
     with space_in(out):
+        new = [folder for folder in (out, *out.parents) if not folder.exists()]
         out.mkdir(parents=True, exist_ok=True)
         lock = hold(out)
+        remove_all_leftovers(out)
         try:
             yield
         finally:
+            if lock.lock_counter == 1 and {path.name for path in out.iterdir()} <= {LOCK, SETTINGS}:
+                for name in (SETTINGS, LOCK):
+                    (out / name).unlink(missing_ok=True)
+                _remove_empty(new)
             lock.release()
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders, each in the next one, up to the first that is not empty."""
+    for folder in folders:
+        if any(folder.iterdir()):
+            break
+        folder.rmdir()
 
 
 def check_resumed(out: Path, settings: dict, done: int | None) -> None:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 
+from ..eval.runs.files import space_in
 from ..pipelines.base import ARPipeline
+from .cards import add_metadata
 from .processes import processes
 
 
-def save_float16(pipe: ARPipeline, folder: Path) -> None:
-    """Save a copy of a pipeline in float16, but for what stays in float32. A folder that exists is replaced when the new one is complete. Of
-    processes that train together the first one saves."""
+def save_float16(pipe: ARPipeline, folder: Path, **metadata: object) -> None:
+    """Save a copy of a pipeline in float16, but for what stays in float32, with `metadata` in its card. A folder that
+    exists is replaced when the new one is complete. Of processes that train together the first one saves."""
     if processes()[0] > 0:
         return
     halves = {
@@ -29,6 +31,7 @@ def save_float16(pipe: ARPipeline, folder: Path) -> None:
 
     def save(partial: Path) -> None:
         half.save_pretrained(partial)
+        add_metadata(partial, **metadata)
         # The path that a part was loaded from means nothing elsewhere.
         for file in partial.glob("*/config.json"):
             config = json.loads(file.read_text())
@@ -43,7 +46,12 @@ def replace_folder(folder: Path, save: Callable[[Path], object]) -> None:
     # The model card shows the name of the folder.
     partial, old = folder.with_name("partial") / folder.name, folder.with_name(folder.name + ".old")
     shutil.rmtree(partial.parent, ignore_errors=True)
-    save(partial)
+    try:
+        with space_in(folder.parent):
+            save(partial)
+    except BaseException:
+        shutil.rmtree(partial.parent, ignore_errors=True)
+        raise
     if folder.exists():
         # What a run that was killed here left.
         shutil.rmtree(old, ignore_errors=True)

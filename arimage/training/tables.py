@@ -1,6 +1,7 @@
 """The tables of a recipe: what each may hold, and the models, settings and data that they ask for."""
 
 import inspect
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,9 +18,10 @@ from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
 from .data.captioned import ImageCaptions, Pixels, is_captioned, load_captioned_images
 from .examples import Examples, load_examples
 from .loop import OptimizerSettings
-from .pixels import open_pixels
+from .pixels import PixelSource, open_pixels
 
 
+logger = logging.getLogger(__name__)
 Settings = TypeVar("Settings")
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -243,6 +245,31 @@ def load_data(recipe: Recipe, part: str, path: str | Path, scale: int = 1) -> Im
     return load_captioned_images(path, recipe.image_size * scale, **recipe.table(part).data.model_dump())
 
 
+def load_both(
+    recipe: Recipe, part: str, train: str | Path, heldout: str | Path
+) -> tuple[ImageCaptions, ImageCaptions]:
+    """`load_data` of a training set and of a held-out one."""
+    data, heldout_data = (load_data(recipe, part, path) for path in (train, heldout))
+    _warn_of_trained(data, heldout_data)
+    return data, heldout_data
+
+
+def _warn_of_trained(data: Pixels, heldout: Pixels) -> None:
+    """Say how many held-out images are trained too: their figures are not those of new ones."""
+    if isinstance(data, ImageCaptions) and isinstance(heldout, ImageCaptions):
+        trained = {image.numpy().tobytes() for image in data.images}
+        both = sum(image.numpy().tobytes() in trained for image in heldout.images)
+    elif isinstance(data, PixelSource) and isinstance(heldout, PixelSource):
+        both = data.shared_with(heldout)
+    else:
+        both = 0
+    if both:
+        logger.warning(
+            f"{both} of {len(heldout)} held-out images are in --data too: figures that the log calls held-out are "
+            "not those of new images, give others as --heldout"
+        )
+
+
 def load_pixels(
     recipe: Recipe,
     part: str,
@@ -269,7 +296,9 @@ def load_pixels(
             raise ValueError(f"{data} is read as a whole, and its split is {split}: leave the split out")
         return load_data(recipe, part, data, scale)
 
-    return load(train, split), load(heldout, heldout_split)
+    data, heldout_data = load(train, split), load(heldout, heldout_split)
+    _warn_of_trained(data, heldout_data)
+    return data, heldout_data
 
 
 def with_scenes(recipe: Recipe, part: str, data: ImageCaptions) -> ImageCaptions:

@@ -231,7 +231,7 @@ def train_tokenizer(
     }
     task.to(device)
     nn.Module.to(model, fast_dtype(device), memory_format=torch.channels_last)
-    fit(task, settings.optimizer, out, about=about)
+    fit(task, settings.optimizer, out, about=about, seed=settings.seed)
     model.float()
     model.codebook.weight.data.copy_(task.quantiser.codebook.codes)
     replace_folder(Path(out) / "tokenizer", nn.Module.to(model, memory_format=torch.contiguous_format).save_pretrained)

@@ -222,7 +222,7 @@ def train_upscaler(
         "data": data.about,
         "heldout": heldout.about,
     }
-    fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=report, about=about)
+    fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=report, about=about, seed=settings.seed)
     nn.Module.to(task.upscaler, torch.float32, memory_format=torch.contiguous_format)
     return pipe
 

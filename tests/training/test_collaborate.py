@@ -33,7 +33,7 @@ def pictures():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(collaborate_module, "load_data", lambda recipe, part, path: pictures())
+    monkeypatch.setattr(collaborate_module, "load_both", lambda recipe, part, *paths: (pictures(), pictures()))
 
 
 def train(out, drafter_scales=2, pipe=None):

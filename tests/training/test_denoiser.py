@@ -110,7 +110,7 @@ def test_training_reads_what_decoding_reads(monkeypatch):
 
 
 def test_the_command_saves_the_model_with_its_denoiser(tmp_path, monkeypatch):
-    monkeypatch.setattr(denoiser_module, "load_data", lambda recipe, part, path: pictures(4, 0))
+    monkeypatch.setattr(denoiser_module, "load_both", lambda recipe, part, *paths: (pictures(4, 0), pictures(4, 0)))
     part = {"optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0, "length": 4}}
     pipe = tiny_llamagen.text_pipeline()
     pipe.register_modules(denoiser=None)

@@ -63,6 +63,20 @@ def test_the_pairs_are_what_the_teacher_makes_of_the_noise(trained):
         assert torch.equal(state.tokens[0], task.tokens[i])
 
 
+def test_noise_that_is_called_held_out_is_not_trained(trained):
+    pipe, _, out = trained
+    task = distill_module.DistillTask(pipe.transformer, tiny_llamagen.text_pipeline(), PROMPTS, SETTINGS, out)
+    taken, predict = set(), task.losses
+    task.losses = lambda pairs, start: (taken.update(task.seeds[pairs].tolist()), predict(pairs, start))[1]
+    for step in range(20):
+        task.loss(step)
+    seen = set(taken)
+    taken.clear()
+    with torch.no_grad():
+        assert all(name.startswith("held-out") for name in task.report(0, out))
+    assert seen and taken and not seen & taken
+
+
 def test_only_the_student_is_trained(trained):
     pipe, before = trained[0], tiny_llamagen.text_pipeline()
     parts = {"teacher": before.transformer, "vq": before.vq, "text_encoder": before.text_encoder}

@@ -71,7 +71,7 @@ def test_only_the_drafter_is_trained(trained):
 
 
 def test_the_command_saves_the_model_with_its_drafter(tmp_path, monkeypatch):
-    monkeypatch.setattr(drafter_module, "load_data", lambda recipe, part, path: pictures(4, 0))
+    monkeypatch.setattr(drafter_module, "load_both", lambda recipe, part, *paths: (pictures(4, 0), pictures(4, 0)))
     part = {"optimizer": {"steps": 2, "learning_rate": 1e-3}, "training": {"samples_per_image": 0}}
     drafter_module.run_drafter(
         {"image_size": 8, "drafter": part}, tiny_llamagen.text_pipeline(), "train", "heldout", tmp_path

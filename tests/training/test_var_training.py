@@ -78,7 +78,7 @@ def pictures(count=4):
 
 def avoid_files(monkeypatch):
     """The data need no file."""
-    monkeypatch.setattr(recipe_module, "load_data", lambda recipe, part, path: pictures())
+    monkeypatch.setattr(recipe_module, "load_both", lambda recipe, part, *paths: (pictures(), pictures()))
 
 
 @pytest.fixture(autouse=True)

@@ -5,21 +5,29 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+LOCK = ".lock"
+# What the system says where a disk or a quota is full, or a file is as large as it may be.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_whole(path: Path, write: Callable[[Path], object], *, before: Path | None = None) -> None:
     """Replace `path` by what `write` writes to the file that it is given: on disk and complete, or not at all. Of
-    several commands that do so at the same time, the last one wins."""
+    several commands that do so at the same time, the last one wins. The old file is kept as `before`."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         write(temporary)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
+        if before is not None and path.exists():
+            os.replace(path, before)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -69,13 +77,20 @@ def append(path: Path, rows: list[dict]) -> None:
     sync_folder(path.parent)
 
 
+def remove_all_leftovers(folder: Path) -> None:
+    """Remove what commands that were killed in `write_whole` left in a folder, which no other command may use."""
+    for path in folder.iterdir():
+        if re.fullmatch(r"\..+\.[0-9a-f]{32}\.tmp", path.name):
+            path.unlink(missing_ok=True)
+
+
 def hold(folder: Path) -> FileLock:
     """Keep other commands out of a folder, until the lock is released or this process ends.
 
     Raises:
         ValueError: if another command uses it.
     """
-    lock = FileLock(folder / ".lock", blocking=False, is_singleton=True)
+    lock = FileLock(folder / LOCK, blocking=False, is_singleton=True)
     try:
         lock.acquire()
     except Timeout as error:
@@ -83,16 +98,41 @@ def hold(folder: Path) -> FileLock:
     return lock
 
 
+class FullDisk(OSError):
+    """A file could not be written since there is no room for it."""
+
+
+def full_disk(error: BaseException) -> str | None:
+    """The system's reason if an error, or one that it was raised in place of, says that there is no room for a file.
+    safetensors gives the number of the system's error as text only, and `torch.save` hides an error behind one of its
+    own."""
+    number = error.errno if isinstance(error, OSError) else None
+    # By its name, since `safetensors` is not imported for this.
+    if type(error).__name__ == "SafetensorError" and (said := re.search(r"os error (\d+)", str(error))):
+        number = int(said[1])
+    if number in FULL:
+        return os.strerror(number)
+    cause = error.__cause__ or error.__context__
+    return None if cause is None else full_disk(cause)
+
+
 @contextlib.contextmanager
-def space_in(folder: Path):
-    """Say what to do where the disk of a folder is full."""
+def space_in(folder: Path) -> Iterator[None]:
+    """Say what to do where the disk of a folder is full, whatever library wrote to it.
+
+    Raises:
+        FullDisk: if it is.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except FullDisk:
+        raise
+    except Exception as error:
+        reason = full_disk(error)
+        if reason is None:
             raise
-        raise OSError(
-            f"no space is left in {folder} ({error.strerror}): make room and repeat the command, which resumes the run"
+        raise FullDisk(
+            f"no space is left in {folder} ({reason}): make room and repeat the command, which resumes the run"
         ) from error
 
 

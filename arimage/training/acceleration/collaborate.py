@@ -12,7 +12,7 @@ from ...pipelines.var.pipeline_var import VARPipeline
 from ..data.captioned import ImageCaptions
 from ..resuming import digest
 from ..saving import save_float16
-from ..tables import Recipe, load_data, read_tables
+from ..tables import Recipe, load_both, read_tables
 from ..transformers.var import VARTransformerSettings, VARTransformerTask, var_settings
 
 
@@ -92,7 +92,7 @@ def run_collaborate(
         raise ValueError(f"--model is a {type(pipe).__name__} without texts or scales: give a VARPipeline of texts")
     tables, out = read_tables(recipe), Path(out)
     settings, count = collaborate_settings(tables), tables.table("collaborate").drafter_scales
-    data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+    data, heldout_data = load_both(tables, "transformer", train, heldout)
     pipe = train_collaborate(pipe, data, heldout_data, count, *settings, out)
     save_float16(pipe, out / "model")
     return pipe

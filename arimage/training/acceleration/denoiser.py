@@ -21,7 +21,7 @@ from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
 from ..resuming import of_data, of_pipeline, of_settings
 from ..saving import save_float16
-from ..tables import load_data, read_tables, settings_of
+from ..tables import load_both, read_tables, settings_of
 from .drafter import check_reads_texts, examples
 
 
@@ -192,7 +192,7 @@ def train_denoiser(
     task = DenoiserTask(denoiser, pipe, data, heldout, settings)
     pipe.register_modules(denoiser=denoiser)
     hook = None if on_report is None else lambda: on_report(pipe)
-    fit(task, settings.optimizer, out, on_report=hook, about=about)
+    fit(task, settings.optimizer, out, on_report=hook, about=about, seed=settings.seed)
     return pipe
 
 
@@ -207,7 +207,7 @@ def run_denoiser(
     check_reads_texts(pipe)
     tables, out = read_tables(recipe), Path(out)
     settings = settings_of(DenoiserSettings, tables.table("denoiser"), "denoiser")
-    data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+    data, heldout_data = load_both(tables, "transformer", train, heldout)
     pipe = train_denoiser(pipe, data, heldout_data, settings, out / "denoiser")
     save_float16(pipe, out / "model")
     return pipe

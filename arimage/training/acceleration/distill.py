@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ...decoding import FewStepDecoding, FlowDecoding
 from ...decoding.contract.noise import Purpose, normals
-from ...eval.runs.files import write_whole
+from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...eval.runs.prompts import read_prompts
 from ...options import fast_dtype
 from ...pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
@@ -121,12 +121,15 @@ class DistillTask(nn.Module):
             "seed": settings.seed,
             "pair_batch_size": settings.pair_batch_size,
         }
+        rank, count = processes()
         folder.mkdir(parents=True, exist_ok=True)
+        if rank == 0:
+            remove_all_leftovers(folder)
+        wait_for_all()
         batches = [
             (folder / f"{number:05}.safetensors", number, index, about)
             for number, index in enumerate(self.index.split(settings.pair_batch_size))
         ]
-        rank, count = processes()
         for batch in tqdm(batches[rank::count], desc="pairs", unit="batch", disable=True if rank else None):
             self.pair_batch(*batch)
         wait_for_all()
@@ -238,7 +241,8 @@ def train_distill(
     distilled.generation_config, distilled.known_captions = dict(pipe.generation_config), pipe.known_captions
     distilled.decoding = decoding
     hook = None if on_report is None else lambda: on_report(distilled)
-    fit(task, settings.optimizer, out, on_report=hook, about={**of_settings(settings), **teacher(pipe, prompts)})
+    about = {**of_settings(settings), **teacher(pipe, prompts)}
+    fit(task, settings.optimizer, out, on_report=hook, about=about, seed=settings.seed)
     student.float()
     return distilled
 

@@ -20,7 +20,7 @@ from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator
 from ..resuming import of_data, of_pipeline, of_settings
 from ..saving import save_float16
-from ..tables import load_data, read_tables, settings_of
+from ..tables import load_both, read_tables, settings_of
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def train_drafter(
     task = DrafterTask(drafter, pipe, data, heldout, settings)
     pipe.register_modules(drafter=drafter)
     hook = None if on_report is None else lambda: on_report(pipe)
-    fit(task, settings.optimizer, out, on_report=hook, about=about)
+    fit(task, settings.optimizer, out, on_report=hook, about=about, seed=settings.seed)
     return pipe
 
 
@@ -205,7 +205,7 @@ def run_drafter(
     check_reads_texts(pipe)
     tables, out = read_tables(recipe), Path(out)
     settings = settings_of(DrafterSettings, tables.table("drafter"), "drafter")
-    data, heldout_data = (load_data(tables, "transformer", path) for path in (train, heldout))
+    data, heldout_data = load_both(tables, "transformer", train, heldout)
     pipe = train_drafter(pipe, data, heldout_data, settings, out / "drafter")
     save_float16(pipe, out / "model")
     return pipe

@@ -13,7 +13,7 @@ from ...eval.runs.files import write_whole
 from ...eval.runs.generate import progress_bar
 from ...eval.runs.manifest import image_seed
 from ...pipelines.base import ARPipeline
-from ..loop import CHECKPOINT
+from ..loop import BEFORE, CHECKPOINT
 from ..losses import condition_of
 from ..resuming import check_metadata, digest, of_pipeline, to_metadata
 
@@ -86,6 +86,6 @@ def _read(file: Path, about: dict[str, Any]) -> torch.LongTensor:
             ) from error
         if theirs == to_metadata(about):
             return tokens
-        if (file.parent / CHECKPOINT).exists():
+        if any((file.parent / name).exists() for name in (CHECKPOINT, BEFORE)):
             check_metadata(file, theirs, about)
     return torch.empty(0, dtype=torch.long)

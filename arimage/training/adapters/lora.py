@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,11 @@ from pydantic import Field
 from torch import nn
 
 from ...eval.bench.measure import choose_decodings
-from ...eval.runs.files import remove_leftovers, write_whole
+from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
 from ...schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
+from ..cards import write_adapter_card
 from ..data.captioned import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
 from ..losses import condition_of, losses_of
@@ -100,8 +101,9 @@ def add_adapter(component: nn.Module, rank: int, alpha: float, targets: str) -> 
     component.eval()
 
 
-def save_adapter(pipe: ARPipeline, folder: Path, **about: Any) -> None:
-    """Write the adapter of a pipeline's component into a folder, with what `save_lora_weights` stores `about` it."""
+def save_adapter(pipe: ARPipeline, folder: Path, *, base: str, captions: Sequence[str]) -> None:
+    """Write the adapter of a pipeline's component into a folder, with the model and the captions that it was trained
+    on, and a model card."""
     from peft import get_peft_model_state_dict
 
     (key,) = pipe._lora_loadable_modules
@@ -112,8 +114,33 @@ def save_adapter(pipe: ARPipeline, folder: Path, **about: Any) -> None:
     }
     path = folder / LORA_WEIGHT_NAME_SAFE
     folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path)
-    write_whole(path, lambda file: type(pipe).save_lora_weights(folder, weight_name=file.name, **parts, **about))
+    remove_all_leftovers(folder)
+    write_whole(
+        path,
+        lambda file: type(pipe).save_lora_weights(
+            folder, weight_name=file.name, **parts, base=base, captions=captions
+        ),
+    )
+    write_adapter_card(pipe, folder, base, next(iter(captions), None))
+
+
+def split_pictures(data: Pairs, seed: int) -> tuple[Pairs, Pairs]:
+    """The captions of a tenth of the pictures, which are held out, and all others. A picture that has several captions
+    is on one side.
+
+    Raises:
+        ValueError: if there are fewer than two pictures.
+    """
+    rows: dict[bytes, list[int]] = {}
+    for number, picture in enumerate(data.pictures()):
+        rows.setdefault(picture, []).append(number)
+    if len(rows) < 2:
+        raise ValueError(f"there are {len(rows)} different pictures: give at least 2, since a tenth is held out")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+    chosen, count = list(rows.values()), max(1, len(rows) // 10)
+    parts = ([row for number in part for row in chosen[number]] for part in (order[:count], order[count:]))
+    heldout, trained = map(data.take, parts)
+    return heldout, trained
 
 
 class LoraTask(nn.Module):
@@ -132,8 +159,7 @@ class LoraTask(nn.Module):
     ):
         super().__init__()
         check_peft()
-        if len(data) < 2:
-            raise ValueError(f"there are {len(data)} pictures: give at least 2, since a tenth is held out")
+        heldout, trained = split_pictures(data, settings.seed)
         self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)
         if decoding is not None:
             # A report is too late to learn that it does not run.
@@ -150,9 +176,12 @@ class LoraTask(nn.Module):
         # The lowest held-out loss so far, and its step: buffers are part of a checkpoint.
         self.register_buffer("best", torch.tensor([torch.inf, 0.0]))
 
-        shuffled = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()
-        count = max(1, len(data) // 10)
-        self.heldout, self.data, self.prior = data.take(shuffled[:count]), data.take(shuffled[count:]), prior
+        if isinstance(prior, Pairs):
+            held = set(heldout.pictures())
+            prior = prior.take([i for i, picture in enumerate(prior.pictures()) if picture not in held])
+            if not len(prior):
+                raise ValueError("all prior pictures are among those that are held out: give others, or more of them")
+        self.heldout, self.data, self.prior = heldout, trained, prior
         self.tokens, self.heldout_tokens = self.encode(self.data), self.encode(self.heldout)
         self.old = None
         if prior is not None:
@@ -287,8 +316,15 @@ def check_lora(task: LoraTask, out: Path) -> None:
 def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -> None:
     """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
     shows what they change."""
-    optimizer = _optimizer(task.settings)
-    fit(task, optimizer, out, report_every_seconds=report_every_seconds, log_every=10, about=task.about)
+    fit(
+        task,
+        _optimizer(task.settings),
+        out,
+        report_every_seconds=report_every_seconds,
+        log_every=10,
+        about=task.about,
+        seed=task.settings.seed,
+    )
 
 
 def warning_of_poor_pictures(psnr: float, own: float | None) -> str | None:

@@ -1,6 +1,7 @@
 """Pictures with captions, in the layouts of diffusers' examples: a folder with metadata.jsonl or with NAME.txt next to
 each picture, or a parquet file."""
 
+import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,10 @@ class Pairs:
 
     def take(self, index: list[int]) -> "Pairs":
         return Pairs(self.images[index], [self.captions[i] for i in index])
+
+    def pictures(self) -> list[bytes]:
+        """A digest of each picture: equal where a picture has several captions."""
+        return [hashlib.sha256(image.numpy().tobytes()).digest() for image in self.images]
 
     def pixels(self, index: slice | list[int]) -> torch.Tensor:
         """float32 [B, 3, H, W] in [-1, 1]."""

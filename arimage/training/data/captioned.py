@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import BaseModel, Field
 
+from ...eval.runs.files import write_whole
 from ...media.files import open_image, to_levels, to_rgb
 from ...schema import Caption, Positive, check
 from ..resuming import of_data
@@ -201,4 +202,5 @@ def save_grid(images: torch.Tensor, path: Path, columns: int) -> None:
     """Save images [M, 3, S, S] in [0, 1] as one image, row by row, with white in place of missing ones."""
     images = F.pad(images.float().cpu(), [0] * 7 + [-len(images) % columns], value=1)
     grid = images.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2).flatten(0, 1).flatten(1, 2)
-    Image.fromarray((grid * 255).round().byte().numpy()).save(path)
+    image = Image.fromarray((grid * 255).round().byte().numpy())
+    write_whole(path, lambda file: image.save(file, "PNG"))

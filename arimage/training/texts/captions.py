@@ -210,4 +210,12 @@ class CaptionTask(nn.Module):
             "data": of_data(self.data),
             "heldout": of_data(self.frozen.heldout),
         }
-        fit(self, self.settings.optimizer, out, learning_rate_scales=scales, on_report=on_report, about=about)
+        fit(
+            self,
+            self.settings.optimizer,
+            out,
+            learning_rate_scales=scales,
+            on_report=on_report,
+            about=about,
+            seed=self.settings.seed,
+        )

@@ -104,4 +104,5 @@ def train_text_encoder(
         "model": text_encoder.config.to_diff_dict(),
         "data": of_data(data),
     }
-    fit(TextTask(tokenizer, text_encoder, data, settings).to(device), settings.optimizer, out, about=about)
+    task = TextTask(tokenizer, text_encoder, data, settings).to(device)
+    fit(task, settings.optimizer, out, about=about, seed=settings.seed)

@@ -26,6 +26,7 @@ from ..losses import losses_of, reads_text
 from ..tables import GenerationTable, Table, new_model
 from .cache import Index, TokenCache, image_tokenizer_of, norms_of
 from .encoders import load_encoder
+from .heldout import apart, hold_out
 from .task import TokenSettings, TokenTask
 
 
@@ -291,7 +292,8 @@ def begin_training(
     *,
     compile: bool = False,
 ) -> TokenTask:
-    """The training of a recipe on the cache in the folder `tokens`, which is also the held-out one by default.
+    """The training of a recipe on the cache in the folder `tokens`. No step sees an image of the cache in the folder
+    `heldout`, by default some of those in `tokens`, see `hold_out`.
 
     Args:
         start_from: name or folder of a trained pipeline, whose weights and shape are taken.
@@ -301,8 +303,12 @@ def begin_training(
         ValueError: if the parts do not fit.
     """
     cache = TokenCache(tokens)
-    held = cache if heldout is None else TokenCache(heldout)
-    check_heldout(cache, held)
+    if heldout is None:
+        trained, held = hold_out(cache)
+    else:
+        held = TokenCache(heldout)
+        check_heldout(cache, held)
+        trained = apart(cache, held)
     torch.manual_seed(settings.seed)
     pipe = trained_pipeline(recipe, settings, cache, start_from)
     if isinstance(pipe, CosmosPipeline):
@@ -319,7 +325,7 @@ def begin_training(
             raise ValueError(f"a {type(network).__name__} of transformers is not compiled here: leave out --compile")
         network.compile_repeated_blocks()
     _, captions = cache.read([0], [0])
-    return TokenTask(pipe, losses_of(pipe, captions[0]), cache, settings, heldout=held, base=start_from)
+    return TokenTask(pipe, losses_of(pipe, captions[0]), trained, settings, heldout=held, base=start_from)
 
 
 def plan_of(
@@ -347,6 +353,7 @@ def plan_of(
         "epochs in one process": images / len(cache),
         # Two per weight and token forward, two backward, and two for the gradient of a weight that is trained.
         "FLOP": (4 * parameters + 2 * trained) * images * cache.index.shape[0],
-        # Weights in 16 bits, and of the trained ones gradients, and in float32 masters, averages and two moments.
-        "bytes": 2 * parameters + 18 * trained,
+        # Weights in 16 bits, and of the trained ones in float32 masters, averages, two moments and gradients, next to
+        # which the parts of a step have theirs in 16 bits.
+        "bytes": 2 * parameters + (22 if optimizer.accumulate > 1 else 20) * trained,
     }

@@ -16,6 +16,7 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
+from ..cards import data_name, from_base
 from ..data.captioned import save_grid
 from ..loop import OptimizerSettings, fit
 from ..losses import Losses, condition_of, reads_text
@@ -24,10 +25,12 @@ from ..resuming import digest, of_settings
 from ..saving import save_float16
 from .batches import TokenBatch, TokenBatches
 from .cache import TokenCache
+from .heldout import Part, reported
 
 
-# Held-out images of a report, and those that it shows.
-HELD_OUT, SHOWN = 512, 8
+HELD_OUT_LOSS = "held-out loss"
+# The images of a sheet of samples.
+SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,19 @@ class TokenSettings:
 
 class TokenTask(nn.Module):
     """Teaches the transformer of a pipeline the tokens of a cache, as `losses` measure them. With an adapter, only the
-    adapter's weights are trained and kept."""
+    adapter's weights are trained and kept.
+
+    Reports are on images of `heldout`, which must not be in `cache`; None: on those that are trained, which the log
+    says."""
 
     def __init__(
         self,
         pipe: ARPipeline,
         losses: Losses,
-        cache: TokenCache,
+        cache: TokenCache | Part,
         settings: TokenSettings,
         *,
-        heldout: TokenCache,
+        heldout: TokenCache | Part | None,
         base: str | None = None,
     ):
         super().__init__()
@@ -74,13 +80,21 @@ class TokenTask(nn.Module):
         self.settings = settings
         # Not modules: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(
-            pipe=pipe, losses=losses, network=network, heldout=heldout, base=base, batches=None, next=None
+            pipe=pipe,
+            losses=losses,
+            network=network,
+            heldout=cache if heldout is None else heldout,
+            figure="loss of trained images" if heldout is None else HELD_OUT_LOSS,
+            base=base,
+            data=data_name(cache.index.about["data"]),
+            batches=None,
+            next=None,
         )
         self.about = {
             **of_settings(settings, "workers"),
             "model": digest(network),
             "tokens": cache.digest,
-            "heldout": heldout.digest,
+            "heldout": None if heldout is None else heldout.digest,
         }
         nn.Module.to(network, dtype=fast_dtype(pipe._execution_device.type))
         if settings.lora_rank:
@@ -90,6 +104,16 @@ class TokenTask(nn.Module):
         else:
             self.network = network
         self.frozen.batches = TokenBatches(cache, settings.batch_size, settings.dropout, settings.seed)
+
+    @property
+    def held_out(self) -> str:
+        """How many images are trained, and how many not, in words."""
+        frozen = self.frozen
+        if frozen.figure != HELD_OUT_LOSS:
+            return (
+                f"{len(frozen.batches.cache)} images are trained, too few to hold some out: give others as --heldout"
+            )
+        return f"{len(frozen.batches.cache)} images are trained, {len(frozen.heldout)} are held out"
 
     def _batch(self, step: int) -> TokenBatch:
         frozen, settings = self.frozen, self.settings
@@ -110,13 +134,13 @@ class TokenTask(nn.Module):
 
     def report(self, step: int, out: Path) -> dict[str, float]:
         heldout, size, found = self.frozen.heldout, self.settings.batch_size, []
-        for part in torch.arange(min(len(heldout), HELD_OUT)).split(size):
+        for part in reported(heldout).split(size):
             tokens, captions = heldout.read(part.tolist(), [0] * len(part))
             tokens, kept = tokens.to(self.frozen.pipe._execution_device), torch.zeros(len(part), dtype=torch.bool)
             generator = torch.Generator().manual_seed(self.settings.seed)
             found.append(self.frozen.losses(captions, tokens, kept, tokens.shape[1], generator).flatten(1).mean(1))
         self._save_samples(out / "samples.png")
-        return {"held-out loss": float(torch.cat(found).mean())}
+        return {self.frozen.figure: float(torch.cat(found).mean())}
 
     def _save_samples(self, path: Path) -> None:
         pipe, heldout = self.frozen.pipe, self.frozen.heldout
@@ -142,10 +166,12 @@ class TokenTask(nn.Module):
         does."""
         if processes()[0]:
             return
-        if not self.settings.lora_rank:
-            save_float16(self.frozen.pipe, out / "model")
-            return
-        save_adapter(self.frozen.pipe, out / "adapter", base=self.frozen.base, captions=[])
+        base = self.frozen.base
+        if self.settings.lora_rank:
+            save_adapter(self.frozen.pipe, out / "adapter", base=base, captions=[])
+        else:
+            begun = {} if base is None else from_base(base)
+            save_float16(self.frozen.pipe, out / "model", **begun, datasets=[self.frozen.data])
 
     def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
         """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
@@ -158,6 +184,7 @@ class TokenTask(nn.Module):
             about=self.about,
             on_report=lambda: self.save(out),
             log_with=log_with,
+            seed=self.settings.seed,
         )
         self.save(out)
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from pipelines.cosmos import tiny
 from training.tokens.test_cache import picture
-from training.tokens.test_task import check_processes, check_resuming, losses_in, recipe, train
+from training.tokens.test_task import FIGURE, check_processes, check_resuming, losses_in, recipe, train
 
 from arimage import AutoPipeline, cli
 from arimage.media.files import can_write_mp4, read_clip, write_video
@@ -230,7 +230,7 @@ def losses_before(path, tokens, folder, start_from=None):
     table = load_token_recipe(path)
     task = begin_training(table, token_settings(table), tokens, None, start_from, "cpu")
     with torch.no_grad():
-        return task.report(0, folder)["held-out loss"]
+        return task.report(0, folder)[FIGURE]
 
 
 @pytest.mark.every(2)

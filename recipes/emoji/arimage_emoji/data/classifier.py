@@ -100,7 +100,8 @@ def train_classifier(
     model = EmojiClassifier(num_classes=len(set(data.bases)), image_size=data.images.shape[-1])
     nn.Module.to(model, device, memory_format=torch.channels_last)
     about = {**of_settings(settings), "data": of_data(data), "heldout": of_data(heldout)}
-    fit(ClassifierTask(model, data, heldout, settings), settings.optimizer, out, about=about)
+    task = ClassifierTask(model, data, heldout, settings)
+    fit(task, settings.optimizer, out, about=about, seed=settings.seed)
     return nn.Module.to(model, memory_format=torch.contiguous_format)
 
 

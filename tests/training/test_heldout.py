@@ -1,0 +1,179 @@
+"""What is called held out was seen by no step."""
+
+import itertools
+
+import pytest
+import torch
+from pipelines.latent_llama import tiny as tiny_latents
+from pipelines.llamagen import tiny as tiny_llamagen
+
+from arimage.training.commands import train_app
+from arimage.training.data.captioned import ImageCaptions
+from arimage.training.losses import losses_of
+from arimage.training.tables import _warn_of_trained
+
+
+pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from training.tokens.test_cache import class_folders, encode, parquet  # noqa: E402
+from training.tokens.test_task import recipe  # noqa: E402
+
+from arimage.training.adapters.pairs import Pairs  # noqa: E402
+from arimage.training.pixels import open_pixels  # noqa: E402
+from arimage.training.tokens.cache import TokenCache  # noqa: E402
+from arimage.training.tokens.heldout import Part, hold_out  # noqa: E402
+from arimage.training.tokens.recipe import begin_training, load_token_recipe, token_settings  # noqa: E402
+
+
+# Commands that hold out by themselves, with the tests that say so: here, and of `distill` in `test_distill.py`.
+BY_THEMSELVES = {"model", "lora", "distill"}
+
+
+def test_every_command_is_given_what_it_holds_out_or_is_tested_here():
+    commands = {one.name: one.callback.__annotations__ for one in train_app.registered_commands if one.callback}
+    without = {name for name, options in commands.items() if "heldout" not in options}
+    optional = {name for name in commands.keys() - without if "None" in str(commands[name]["heldout"])}
+    # `tokens` trains nothing.
+    assert without | optional == BY_THEMSELVES | {"tokens"}
+
+
+def seen_and_judged(task):
+    """The tokens that the steps of an epoch take, and those that a report reads."""
+    judged, heldout = [], task.frozen.heldout
+    read = type(heldout).read
+
+    def reading(images, views):
+        tokens, texts = read(heldout, images, views)
+        judged.extend(tokens)
+        return tokens, texts
+
+    steps = range(len(task.frozen.batches.cache) // task.settings.batch_size + 1)
+    seen = torch.cat([task._batch(step).tokens for step in steps])
+    heldout.read = reading
+    return seen, judged
+
+
+def training(tmp_path, tokens, heldout=None):
+    table = load_token_recipe(recipe(tmp_path, steps=40))
+    return begin_training(table, token_settings(table, workers=0), tokens, heldout, None, "cpu")
+
+
+def test_training_on_tokens_holds_out_pictures_with_all_their_captions(tmp_path):
+    pipe = tiny_llamagen.text_pipeline()
+    pipe.save_pretrained(tmp_path / "model")
+    # Three captions of each of twenty pictures, in three rounds.
+    numbers = [*range(20)] * 3
+    parquet(tmp_path / "a.parquet", numbers, caption=[f"{number}, {i}" for i, number in enumerate(numbers)])
+    encode(pipe, tmp_path / "a.parquet", tmp_path / "tokens", model=str(tmp_path / "model"))
+    task = training(tmp_path, tmp_path / "tokens")
+    seen, judged = seen_and_judged(task)
+    with torch.no_grad():
+        figures = task.report(0, tmp_path)
+    assert list(figures) == ["held-out loss"] and judged
+    assert not {tuple(row) for row in seen.tolist()} & {tuple(row.tolist()) for row in judged}
+    assert len(task.frozen.heldout) == 2 and len(task.frozen.batches.cache) == 54
+
+
+def test_continuous_tokens_of_one_picture_are_found_though_rounded_otherwise(tmp_path):
+    pipe = tiny_latents.pipeline()
+    pipe.save_pretrained(tmp_path / "model")
+    parquet(tmp_path / "a.parquet", [*range(20)] * 2, label=[number % 2 for number in range(40)])
+    encode(pipe, tmp_path / "a.parquet", tmp_path / "tokens", model=str(tmp_path / "model"))
+    cache = TokenCache(tmp_path / "tokens")
+    for shard in range(len(cache.index.shards)):
+        # In another batch sums are rounded in another order.
+        tokens = cache._shard(shard)["tokens"].copy()
+        cache._shard(shard)["tokens"] = tokens * (1 + shard % 2 * 2**-10)
+    trained, held = hold_out(cache)
+    assert held is not None
+    ours, theirs = (one.read(list(range(len(one))), [0] * len(one))[0].flatten(1) for one in (trained, held))
+    assert len(trained) < 38 and torch.cdist(ours, theirs).min() > 0.1 * theirs.norm(dim=1).max()
+
+
+def test_every_class_keeps_an_image_and_few_images_are_all_trained(tmp_path):
+    pipe = tiny_llamagen.class_pipeline()
+    for count, names in ((1, "abcdefghij"), (2, "abcde"), (3, "abc")):
+        encode(pipe, class_folders(tmp_path / f"{count}", names, count), tmp_path / f"{count}-tokens")
+        cache = TokenCache(tmp_path / f"{count}-tokens")
+        trained, held = hold_out(cache)
+        _, classes = trained.read(list(range(len(trained))), [0] * len(trained))
+        assert set(classes) == {str(number) for number in range(len(names))}
+        assert (held is None) == (count != 2) and len(trained) == len(cache) - (count == 2)
+
+
+def test_images_of_the_heldout_set_are_not_trained(tmp_path, caplog):
+    pipe = tiny_llamagen.class_pipeline()
+    pipe.save_pretrained(tmp_path / "model")
+    data = class_folders(tmp_path / "data", "ab", 4)
+    encode(pipe, data, tmp_path / "tokens", model=str(tmp_path / "model"))
+    # Of each class the last two, and two that are not in the other set.
+    for name, number in itertools.product("ab", range(2)):
+        (data / name / f"{number}.png").unlink()
+    class_folders(tmp_path / "new", "ab", 6)
+    for name, number in itertools.product("ab", range(4, 6)):
+        (tmp_path / "new" / name / f"{number}.png").rename(data / name / f"{number}.png")
+    encode(pipe, data, tmp_path / "held", model=str(tmp_path / "model"))
+    task = training(tmp_path, tmp_path / "tokens", tmp_path / "held")
+    assert len(task.frozen.batches.cache) == 4 and "4 of 8 images" in caplog.text
+    seen, judged = seen_and_judged(task)
+    with torch.no_grad():
+        task.report(0, tmp_path)
+    assert not {tuple(row) for row in seen.tolist()} & {tuple(row.tolist()) for row in judged}
+    with pytest.raises(ValueError, match="all images .* give others as --heldout"):
+        training(tmp_path, tmp_path / "tokens", tmp_path / "tokens")
+
+
+def test_a_part_reads_what_it_says(tmp_path):
+    encode(tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens")
+    cache = TokenCache(tmp_path / "tokens")
+    every, _ = cache.read(list(range(9)), [0] * 9)
+    numbers = torch.tensor([0, 1, 4, 8]).numpy()
+    for part, places in ((Part(cache, numbers), [0, 1, 4, 8]), (Part(cache, numbers, without=True), [2, 3, 5, 6, 7])):
+        assert torch.equal(part.read(list(range(len(part))), [0] * len(part))[0], every[places])
+
+
+def test_an_adapter_holds_out_pictures_with_all_their_captions_and_from_the_prior():
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    from arimage.training.adapters.lora import LoraSettings, LoraTask
+
+    pipe = tiny_llamagen.text_pipeline()
+    images = torch.randint(256, (10, 3, *pipe.image_sizes[0]), dtype=torch.uint8).repeat(3, 1, 1, 1)
+    data = Pairs(images, [f"caption {number}" for number in range(30)])
+    task = LoraTask(pipe, data, LoraSettings(rank=2), base="tiny", prior=data.take(list(range(10))))
+    trained = {*task.data.pictures(), *task.prior.pictures()}
+    assert len(task.heldout) == 3 and len(set(task.heldout.pictures())) == 1 and len(trained) == 9
+    assert not trained & set(task.heldout.pictures())
+    with pytest.raises(ValueError, match="1 different pictures: give at least 2"):
+        LoraTask(pipe, data.take([0, 10, 20]), LoraSettings(rank=2), base="tiny")
+
+
+def test_heldout_images_that_are_trained_are_counted(caplog):
+    images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    sets = [
+        ImageCaptions(images[some], images[some, :1], [["a"]] * 3, ["a"] * 3, ["a"] * 3, torch.ones(3))
+        for some in (slice(0, 3), slice(1, 4))
+    ]
+    _warn_of_trained(*sets)
+    assert "2 of 3 held-out images are in --data too" in caplog.text
+
+
+def test_files_of_a_folder_that_are_in_both_sets_are_counted(tmp_path, caplog):
+    data = class_folders(tmp_path / "data")
+    sets = [open_pixels(data, 8, split=split) for split in ("train", "train[:4]", "train[4:]")]
+    _warn_of_trained(sets[2], sets[1])
+    assert not caplog.text
+    _warn_of_trained(sets[0], sets[1])
+    assert "4 of 4 held-out images are in --data too" in caplog.text
+
+
+def test_captions_of_a_batch_are_encoded_in_one_call():
+    pipe = tiny_llamagen.text_pipeline()
+    losses, calls = losses_of(pipe, "a red heart"), []
+    pipe.text_encoder.register_forward_hook(lambda *_: calls.append(1))
+    captions = ["a red heart", "cat", "a red heart", "a blue book"]
+    together = losses.conditions(captions)
+    assert len(calls) == 1
+    for name, value in together.items():
+        alone = torch.cat([losses.conditions([text])[name] for text in captions])
+        torch.testing.assert_close(value, alone)
+        # A resumed run has encoded others before.
+        assert torch.equal(value, losses.conditions(captions)[name])
