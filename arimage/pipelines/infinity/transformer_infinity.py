@@ -52,9 +52,8 @@ class Float32RMSNorm(nn.RMSNorm):
 
 class Float32LayerNorm(nn.LayerNorm):
     def forward(self, hidden):
-        return F.layer_norm(
-            hidden, self.normalized_shape, *(each.to(hidden.dtype) for each in (self.weight, self.bias)), self.eps
-        )
+        weight, bias = self.weight.to(hidden.dtype), self.bias.to(hidden.dtype)
+        return F.layer_norm(hidden, self.normalized_shape, weight, bias, self.eps)
 
 
 class CastingLinear(Linear):
