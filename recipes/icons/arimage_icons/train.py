@@ -50,15 +50,24 @@ STYLED, UNCONDITIONAL = 0.6, 0.1
 FARTHEST, RASTER, FIRST_PLACES, ORDERS = 0.7, 0.1, 32, 2048
 # The augmentation keeps its strength for this share of the time, and falls to a quarter until the end.
 STRONG = 0.6
+# Once the loss of `val` is so many nats above the best, the schedule goes by so many times as fast.
+WORSE, HURRY = 0.5, 4.0
 
 TEXT = {"d_model": 128, "d_kv": 32, "num_heads": 4, "d_ff": 512, "num_layers": 2, "dropout_rate": 0.0}
 WIDTH = {"hidden_size": 256, "intermediate_size": 704, "num_layers": 6, "num_attention_heads": 4}
+# In raster order a model learns pictures by heart sooner.
 MODELS = {
     "arpg": (
         ARPGTransformer,
-        {"place_embeddings": True, "condition_copies": 10, "reads_words": True, "num_condition_tokens": LENGTH},
+        {
+            "dropout": 0.1,
+            "place_embeddings": True,
+            "condition_copies": 10,
+            "reads_words": True,
+            "num_condition_tokens": LENGTH,
+        },
     ),
-    "llamagen": (LlamaGenTransformer, {"num_condition_tokens": 1}),
+    "llamagen": (LlamaGenTransformer, {"dropout": 0.2, "num_condition_tokens": 1}),
 }
 
 
@@ -77,7 +86,7 @@ class IconModel(nn.Module):
         self.kind = kind
         width = WIDTH | ({"hidden_size": 32, "intermediate_size": 64, "num_layers": 2} if tiny else {})
         given = {"conditioning": "text", "grid_size": grid_size, "vocab_size": codes, "caption_dim": TEXT["d_model"]}
-        self.transformer = build(**given, **width, **own, dropout=0.1)
+        self.transformer = build(**given, **width, **own)
         self.transformer.init_weights()
         self.text_encoder = T5EncoderModel(T5Config(vocab_size=vocab_size, pad_token_id=0, eos_token_id=1, **TEXT))
 
@@ -217,10 +226,13 @@ class Trainer:
 
 
 def save_weights(trainer: Trainer, path: Path, about: dict) -> None:
-    """The weights in the model, in float16."""
-    named = {name: value.detach().half().cpu().contiguous() for name, value in trainer.model.state_dict().items()}
+    """The averaged weights, in float16, and the codebook."""
+    named = {name: value.detach() for name, value in trainer.model.state_dict().items()}
     # T5 knows its word embeddings by two names.
     named.pop("text_encoder.encoder.embed_tokens.weight", None)
+    named |= dict(zip((name for name, _ in trainer.model.named_parameters()), trainer.weights.averages, strict=True))
+    named = {name: value.half().cpu().contiguous() for name, value in named.items()}
+    named["codebook"] = trainer.vq.code_vectors().cpu()
     partial = path.with_suffix(".partial")
     save_file(named, partial, {"about": json.dumps(about)})
     partial.replace(path)
@@ -230,6 +242,8 @@ def train(given: argparse.Namespace) -> None:
     began, name, out = time.monotonic(), given.model, given.out
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(given.seed)
+    # It refuses some shapes of masks, which other fused kernels take.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     device, dtype = given.device, fast_dtype(given.device)
     arrays, captions, vq = load_packed(given.data)
     tokenizer = word_tokenizer(caption for its in captions.values() for caption, _ in its)
@@ -240,7 +254,9 @@ def train(given: argparse.Namespace) -> None:
     model = IconModel(name, len(tokenizer), vq.config.codebook_size, side, given.tiny)
     model.start_from_patches(vq.code_vectors())
     if given.start is not None:
-        model.load_state_dict(load_file(given.start), strict=False)
+        earlier = load_file(given.start)
+        earlier = {key: value for key, value in earlier.items() if key != "codebook"}
+        model.load_state_dict(earlier, strict=False)
     nn.Module.to(model, device, dtype)
     parameters = sum(it.numel() for it in model.parameters())
     trainer = Trainer(model, vq.to(device), data, given.batch_size, given.compile, given.seed)
@@ -251,6 +267,7 @@ def train(given: argparse.Namespace) -> None:
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "torch": torch.__version__,
         "batch_size": given.batch_size,
+        "captions": sorted({caption for caption, _ in captions["train"]}),
         "words": tokenizer.convert_ids_to_tokens([*range(len(tokenizer))]),
         "transformer": {key: it for key, it in model.transformer.config.items() if not key.startswith("_")},
         "text": TEXT,
@@ -279,13 +296,17 @@ def train(given: argparse.Namespace) -> None:
     # The end leaves time for a last report and samples.
     until, first, step, best = began + 60 * given.minutes - given.closing, time.monotonic(), 1, float("inf")
     next_report, next_line, since, passed = first + given.report, first + 5, step, first
+    done, pace, before, length = 0.0, 1.0, first, max(until - first, 1.0)
     places = trainer.tokens["val"].shape[1]
     recent = []
 
     def keep(last: bool) -> None:
-        nonlocal best
+        nonlocal best, pace
         figures = trainer.report()
         write({"step": step, "pictures": step * given.batch_size, **figures})
+        if figures["val"] > best + WORSE:
+            # The pictures are learned by heart from here on.
+            pace = HURRY
         if figures["val"] < best:
             best = figures["val"]
             save_weights(trainer, out / f"{name}.safetensors", about | {"step": step, **figures})
@@ -295,10 +316,11 @@ def train(given: argparse.Namespace) -> None:
         else:
             trainer.go_on()
 
-    while (now := time.monotonic()) < until and (given.steps is None or step < given.steps):
-        done = (now - first) / max(until - first, 1e-6)
-        recent.append(trainer.step(done if given.steps is None else step / given.steps))
+    while done < 1 and (given.steps is None or step < given.steps):
+        recent.append(trainer.step(done))
         step += 1
+        now = time.monotonic()
+        done, before = done + pace * (now - before) / length, now
         if step % 8 == 0 and device == "cuda":
             # So that the host does not run ahead of the clock.
             torch.cuda.synchronize()
@@ -308,7 +330,7 @@ def train(given: argparse.Namespace) -> None:
             write({"step": step, "nats": round(mean, 2), "pictures per second": round(speed)})
             recent, since, passed = [], step, time.monotonic()
             next_line = passed + (5 if passed - first < 20 else 20)
-        if time.monotonic() > next_report and until - time.monotonic() > given.report / 2:
+        if time.monotonic() > next_report and (1 - done) * length > pace * given.report / 2:
             keep(last=False)
             next_report, since, passed = time.monotonic() + given.report, step, time.monotonic()
     keep(last=True)
