@@ -149,10 +149,19 @@ class Trainer:
         if compiled:
             self.losses = torch.compile(token_losses, dynamic=False)
         side = model.transformer.config.grid_size
-        self.farthest = order_of("farthest", (side, side), torch.arange(ORDERS)).to(self.device)
+        found = order_of("farthest", (side, side), torch.arange(ORDERS))
+        assert found is not None
+        self.farthest = found.to(self.device)
+        # As many pictures of `train` as `val` has, from all sets, say how much is learned by heart.
+        count = len(data["val"])
+        index = torch.arange(count, device=self.device) * len(data["train"]) // count
+        known = data["train"].pixels[index], data["train"].text[index]
+        others = {split: (data[split].pixels, data[split].text) for split in ("val", "test")}
         with torch.no_grad():
-            self.tokens = {name: self.encode(data[name].pixels) for name in ("val", "test")}
-            self.tokens["train"] = self.encode(data["train"].pixels[: len(data["val"])])
+            self.judged = {
+                split: (self.encode(pixels), text[:, 1])
+                for split, (pixels, text) in (others | {"train": known}).items()
+            }
         self.left = torch.empty(0, dtype=torch.long, device=self.device)
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -197,12 +206,11 @@ class Trainer:
 
     @torch.no_grad()
     def heldout(self, split: str, raster: bool = False) -> float:
-        """Nats per picture of a split under the weights in the model, with captions that name the style; of as many
-        pictures of `train`, without augmentation, as `val` has."""
-        total, tokens = 0.0, self.tokens[split]
+        """Nats per picture of a split under the weights in the model, with captions that name the style."""
+        total, (tokens, text) = 0.0, self.judged[split]
         for start in range(0, len(tokens), 512):
             part = tokens[start : start + 512]
-            condition = self.model.condition(self.data[split].text[start : start + 512, 1])
+            condition = self.model.condition(text[start : start + 512])
             order = None
             if self.model.any_order and not raster:
                 order = self.farthest[torch.arange(start, start + len(part), device=self.device) % ORDERS]
@@ -214,7 +222,7 @@ class Trainer:
         """Nats per picture of the averaged weights, which stay in the model."""
         self.weights.load(averaged=True)
         self.model.eval()
-        found = {split: round(self.heldout(split), 2) for split in ("val", "test", "train")}
+        found = {split: round(self.heldout(split), 2) for split in self.judged}
         if self.model.any_order:
             found["val, raster"] = round(self.heldout("val", raster=True), 2)
         return found
@@ -297,7 +305,7 @@ def train(given: argparse.Namespace) -> None:
     until, first, step, best = began + 60 * given.minutes - given.closing, time.monotonic(), 1, float("inf")
     next_report, next_line, since, passed = first + given.report, first + 5, step, first
     done, pace, before, length = 0.0, 1.0, first, max(until - first, 1.0)
-    places = trainer.tokens["val"].shape[1]
+    places = trainer.judged["val"][0].shape[1]
     recent = []
 
     def keep(last: bool) -> None:
@@ -337,7 +345,7 @@ def train(given: argparse.Namespace) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="the file that arimage_icons.pack wrote")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", choices=MODELS, default="arpg")
