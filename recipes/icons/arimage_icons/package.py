@@ -58,6 +58,25 @@ def load_run(path: Path) -> tuple[ARImagePipeline, dict]:
     return pipe, about
 
 
+def name_modules(folder: Path) -> None:
+    """Let the index of a saved pipeline name modules of arimage, in place of files with one import, which a package
+    does without."""
+    index = json.loads((folder / "model_index.json").read_text("utf-8"))
+    classes = [ARPGTransformer, LlamaGenTransformer, PatchVQModel]
+    modules = {kind.__name__: kind.__module__ for kind in classes}
+    index["_class_name"] = index["_class_name"][1]
+    for name, entry in list(index.items()):
+        if entry == [None, None]:
+            del index[name]
+        elif isinstance(entry, list) and entry[1] in modules:
+            index[name] = [modules[entry[1]], entry[1]]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    for file in folder.rglob("*.py"):
+        file.unlink()
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(0o644)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path, help="the .safetensors file of a run")
@@ -65,3 +84,4 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with torch.no_grad():
         save_float16(load_run(given.weights)[0], given.out)
+    name_modules(given.out)
