@@ -74,11 +74,11 @@ $(VENV)/bin/pip:
 	@test -n "$(PYTHON)" || { echo "arimage needs Python 3.11 or newer: none is on the path" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The models of emoji are a distribution of their own.
-$(VENV)/.installed: pyproject.toml recipes/emoji/pyproject.toml | $(VENV)/bin/pip
-	$(VENV)/bin/python -m pip install -e . -e recipes/emoji
+# The models of emoji and of icons are distributions of their own.
+$(VENV)/.installed: pyproject.toml recipes/emoji/pyproject.toml recipes/icons/pyproject.toml | $(VENV)/bin/pip
+	$(VENV)/bin/python -m pip install -e . -e recipes/emoji -e recipes/icons
 	touch $@
 
-$(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-release: $(VENV)/.installed-%: pyproject.toml recipes/emoji/pyproject.toml | $(VENV)/bin/pip
-	$(VENV)/bin/python -m pip install -e ".[$*]" -e recipes/emoji
+$(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-release: $(VENV)/.installed-%: pyproject.toml recipes/emoji/pyproject.toml recipes/icons/pyproject.toml | $(VENV)/bin/pip
+	$(VENV)/bin/python -m pip install -e ".[$*]" -e recipes/emoji -e recipes/icons
 	touch $(VENV)/.installed $@

@@ -30,6 +30,7 @@ _EXPORTS = {
     "NeighbourAcceptance": "decoding",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
+    "PatchVQModel": "tokenizers.vq_patches",
     "PathJacobiDecoding": "decoding",
     "PathSpeculativeDecoding": "decoding",
     "Sampling": "decoding",

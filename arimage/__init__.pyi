@@ -73,6 +73,7 @@ from .pipelines.var.transformer_var import VARTransformer
 from .tokenizers.upscaler import ImageUpscaler
 from .tokenizers.vq_frames import FramewiseVQModel
 from .tokenizers.vq_llamagen import LlamaGenVQModel
+from .tokenizers.vq_patches import PatchVQModel
 from .tokenizers.vq_var import VARVQModel
 
 __version__: str
@@ -135,6 +136,7 @@ __all__ = [
     "NextStepPipeline",
     "NextStepProjector",
     "ParallelJacobiDecoding",
+    "PatchVQModel",
     "PathJacobiDecoding",
     "PathSpeculativeDecoding",
     "RandARPipeline",

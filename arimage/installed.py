@@ -9,7 +9,7 @@ from pathlib import Path
 
 KINDS = ("models", "recipes", "prompts", "metrics", "protocols")
 # Names of models that begin so belong to a distribution of this project.
-DISTRIBUTIONS = {"emoji-": "arimage-emoji"}
+DISTRIBUTIONS = {"emoji-": "arimage-emoji", "icons-": "arimage-icons"}
 
 
 @dataclass(frozen=True)

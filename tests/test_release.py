@@ -1,4 +1,4 @@
-"""The metadata of both distributions agree with each other and with the workflows, which run what exists, pinned."""
+"""The metadata of all distributions agree with each other and with the workflows, which run what exists, pinned."""
 
 import re
 import subprocess
@@ -10,22 +10,27 @@ import pytest
 import yaml
 
 import arimage_emoji
+import arimage_icons
 from arimage import __version__, cli
 
 
 ROOT = Path(cli.__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EMOJI = tomllib.loads((ROOT / "recipes/emoji/pyproject.toml").read_text("utf-8"))["project"]
+RECIPES = [
+    tomllib.loads((ROOT / "recipes" / name / "pyproject.toml").read_text("utf-8"))["project"]
+    for name in ("emoji", "icons")
+]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CI = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
 CHECKS = CI["jobs"]["check"]["strategy"]["matrix"]["include"]
 
 
-def test_both_distributions_have_one_version_and_say_the_same_of_themselves():
-    assert arimage_emoji.__version__ == __version__
-    for key in ("requires-python", "license", "authors"):
-        assert EMOJI[key] == PROJECT[key]
-    assert set(EMOJI["classifiers"]) <= set(PROJECT["classifiers"])
+def test_all_distributions_have_one_version_and_say_the_same_of_themselves():
+    assert arimage_emoji.__version__ == arimage_icons.__version__ == __version__
+    for recipe in RECIPES:
+        for key in ("requires-python", "license", "authors"):
+            assert recipe[key] == PROJECT[key]
+        assert set(recipe["classifiers"]) <= set(PROJECT["classifiers"])
 
 
 def test_the_classifiers_name_the_versions_of_python_that_the_workflow_tries():

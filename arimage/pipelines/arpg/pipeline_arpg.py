@@ -4,6 +4,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ...tokenizers.vq_patches import PatchVQModel
 from ..kinds.any_order import AnyOrderPipeline
 from .family import FAMILY
 from .transformer_arpg import ARPGTokenModel, ARPGTransformer
@@ -14,7 +15,8 @@ class ARPGPipeline(AnyOrderPipeline):
 
     Args:
         transformer (`ARPGTransformer`): the any-order model, conditioned on a class or on text.
-        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        vq (`LlamaGenVQModel` or `PatchVQModel`, *optional*): turns its tokens into images. Without it calls return
+            tokens.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
             Without them a text-conditional pipeline takes `prompt_embeds`.
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
@@ -36,7 +38,7 @@ class ARPGPipeline(AnyOrderPipeline):
     def __init__(
         self,
         transformer: ARPGTransformer,
-        vq: LlamaGenVQModel | None = None,
+        vq: LlamaGenVQModel | PatchVQModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         upscaler: ImageUpscaler | None = None,

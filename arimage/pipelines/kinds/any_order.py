@@ -10,6 +10,7 @@ from diffusers.image_processor import PipelineImageInput
 
 from ...decoding import Decoding, GroupDecoding, Layout, Order, order_of
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ...tokenizers.vq_patches import PatchVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
@@ -46,7 +47,8 @@ class AnyOrderPipeline(UpscalingPipeline):
 
     Args:
         transformer: the any-order model.
-        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        vq (`LlamaGenVQModel` or `PatchVQModel`, *optional*): turns its tokens into images. Without it calls return
+            tokens.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
         parts: the optional components of a family: `tokenizer` and `text_encoder`, `upscaler`.
 
@@ -67,7 +69,7 @@ class AnyOrderPipeline(UpscalingPipeline):
     def __init__(
         self,
         transformer: ModelMixin,
-        vq: LlamaGenVQModel | None,
+        vq: LlamaGenVQModel | PatchVQModel | None,
         id2label: dict[int, str] | dict[str, str] | None = None,
         **parts,
     ):

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 from ...decoding import Layout
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ...tokenizers.vq_patches import PatchVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
@@ -40,8 +41,8 @@ class LlamaGenPipeline(UpscalingPipeline):
 
     Args:
         transformer (`LlamaGenTransformer`): the next-token model, conditioned on a class or on text.
-        vq (`LlamaGenVQModel`): decodes tokens to images. Both are needed to generate; `encode_prompt` works without
-            them.
+        vq (`LlamaGenVQModel` or `PatchVQModel`): decodes tokens to images. Both are needed to generate;
+            `encode_prompt` works without them.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
             Without them a text-conditional pipeline takes `prompt_embeds`.
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
@@ -65,7 +66,7 @@ class LlamaGenPipeline(UpscalingPipeline):
     def __init__(
         self,
         transformer: LlamaGenTransformer,
-        vq: LlamaGenVQModel,
+        vq: LlamaGenVQModel | PatchVQModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         text_encoder: T5EncoderModel | None = None,
         drafter: LlamaGenDrafter | None = None,

@@ -1,6 +1,7 @@
 """RandAR (https://arxiv.org/abs/2412.01827): images of a class, in any order."""
 
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ...tokenizers.vq_patches import PatchVQModel
 from ..kinds.any_order import AnyOrderPipeline
 from .family import FAMILY
 from .transformer_randar import RandARTokenModel, RandARTransformer
@@ -11,7 +12,8 @@ class RandARPipeline(AnyOrderPipeline):
 
     Args:
         transformer (`RandARTransformer`): the any-order model.
-        vq (`LlamaGenVQModel`, *optional*): turns its tokens into images. Without it calls return tokens.
+        vq (`LlamaGenVQModel` or `PatchVQModel`, *optional*): turns its tokens into images. Without it calls return
+            tokens.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
 
     Attributes:
@@ -27,7 +29,7 @@ class RandARPipeline(AnyOrderPipeline):
     def __init__(
         self,
         transformer: RandARTransformer,
-        vq: LlamaGenVQModel | None = None,
+        vq: LlamaGenVQModel | PatchVQModel | None = None,
         id2label: dict[int, str] | dict[str, str] | None = None,
     ):
         super().__init__(transformer, vq, id2label)

@@ -1,0 +1,8 @@
+"""Small models of icons for arimage that invent what they generate, and how they were trained."""
+
+from pathlib import Path
+
+
+__version__ = "0.1.0"
+
+MODELS = Path(__file__).parent / "assets"

@@ -1,0 +1,37 @@
+"""The packaged model invents: what it generates follows the prompt, and no two seeds give one picture."""
+
+import pytest
+import torch
+
+from arimage import AutoPipeline
+from arimage_icons import MODELS
+from arimage_icons.measure import apart, inks
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    pipe = AutoPipeline.from_pretrained(MODELS / "icons-arpg")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def test_packaged_weights_are_small():
+    assert sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file()) <= 25e6
+
+
+def test_seeds_give_different_icons_of_what_is_asked_in_few_exact_passes(pipe):
+    generator = torch.Generator().manual_seed(0)
+    output = pipe(
+        ["a filled heart", "an outlined heart"], num_images_per_prompt=3, generator=generator, output_type="pt"
+    )
+    assert output.images.shape == (6, 3, 64, 64) and output.stats.exact and output.stats.forward_passes <= 48
+    ink = inks(output.images * 2 - 1)
+    middle = ink.view(2, 3, 64, 64)[:, :, 24:36, 28:36].mean((2, 3))
+    assert middle[0].min() > 0.8 and middle[1].max() < 0.2
+    assert apart(ink[3:]) > 0.02 and all(len(torch.unique(it)) > 1 for it in ink)
+
+
+def test_words_that_it_does_not_know_are_said_with_the_nearest_names(pipe):
+    assert pipe.known_captions.knows("a thin house") and pipe.known_captions.knows("camera icon")
+    unknown = pipe.known_captions.check("a red cameraa", "icons-arpg")
+    assert unknown is not None and "camera" in unknown.nearest
