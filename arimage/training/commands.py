@@ -388,10 +388,10 @@ def tokens(
     dtype: Dtype = "float32",
 ) -> None:
     """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
-    from .data.source import open_source
     from .losses import reads_text
     from .tokens.cache import encode_tokens
     from .tokens.encoders import load_encoder
+    from .tokens.sources import open_source
 
     check(Items | None, limit, "--limit")
     for name, value in (("--shard-size", shard_size), ("--batch-size", batch_size)):

@@ -72,6 +72,9 @@ def test_an_odd_value_is_refused_by_its_name(component):
                 continue
             if value is None and "None" in str(parameter.annotation):
                 continue
+            # Classes are rows of a data set.
+            if value == 10**10 and parameter.name == "num_classes":
+                continue
             with (
                 pytest.raises(ValueError, match=rf"^{parameter.name}(\[\d\])? .*: (give|add)") as refusal,
                 torch.device("meta"),

@@ -103,7 +103,7 @@ def test_a_folder_is_read_resized_and_cropped(tmp_path):
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="cannot be opened"):
+    with pytest.raises(ValueError, match="has no images"):
         open_pixels(tmp_path, 8)
 
 
