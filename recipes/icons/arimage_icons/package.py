@@ -20,8 +20,16 @@ from .words import STYLES, word_tokenizer
 PIPELINES = {"arpg": (ARPGPipeline, ARPGTransformer), "llamagen": (LlamaGenPipeline, LlamaGenTransformer)}
 # Nothing is cut from the distribution: temperature 1, all tokens.
 SAMPLING = {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+# Patches whose pixels all lie so near to paper or ink are plain: their means have a grain that an eye sees.
+PLAIN = 0.9
 DECODINGS = {"arpg": {"window": 64}, "llamagen": {"window": 64, "init": "above"}}
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
+
+
+def plain(codebook: torch.Tensor) -> torch.Tensor:
+    """Patches [V, D] in [-1, 1], those that are almost paper or ink as pure white or black."""
+    sign = codebook.sign()
+    return torch.where(((codebook * sign[:, :1]) > PLAIN).all(1, keepdim=True), sign, codebook)
 
 
 def load_run(path: Path) -> tuple[ARImagePipeline, dict]:
@@ -31,7 +39,7 @@ def load_run(path: Path) -> tuple[ARImagePipeline, dict]:
         weights = {name: file.get_tensor(name).float() for name in file.keys()}
     codebook = weights.pop("codebook")
     vq = PatchVQModel(int(codebook.shape[1] ** 0.5), len(codebook), channels=1)
-    vq.load_state_dict({"codebook.weight": codebook})
+    vq.load_state_dict({"codebook.weight": plain(codebook)})
     tokenizer = word_tokenizer(about["words"][3:])
     if tokenizer.convert_ids_to_tokens([*range(len(tokenizer))]) != about["words"]:
         raise ValueError(f"{path} was trained with other words: package it with the version that trained it")

@@ -28,6 +28,8 @@ def test_seeds_give_different_icons_of_what_is_asked_in_few_exact_passes(pipe):
     ink = inks(output.images * 2 - 1)
     middle = ink.view(2, 3, 64, 64)[:, :, 24:36, 28:36].mean((2, 3))
     assert middle[0].min() > 0.8 and middle[1].max() < 0.2
+    # Paper has no grain.
+    assert (ink == 0).float().mean() > 0.5
     assert apart(ink[3:]) > 0.02 and all(len(torch.unique(it)) > 1 for it in ink)
 
 
