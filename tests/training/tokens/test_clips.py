@@ -174,7 +174,7 @@ def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path,
 
     def stops(where, *rest):
         seen.append(where)
-        if len(seen) == 6:
+        if seen[0] != "again" and ", row 6" in where:
             raise KeyboardInterrupt
         return plain(where, *rest)
 
