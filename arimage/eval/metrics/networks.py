@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ...convert.folder import damaged_files
 from ...models.weight_files import Depth, quiet
-from ...schema import check, read_object
+from ...schema import check, check_regular, read_object
 
 
 Network = TypeVar("Network", bound=PreTrainedModel)
@@ -25,7 +25,7 @@ def load_network(kind: type[Network], folder: Path, remedy: str) -> Network:
         remedy: what the user can do, for errors.
 
     Raises:
-        ValueError: if a file is damaged, or a weight is missing or of another shape, naming the file.
+        ValueError: if a file is damaged or a pipe, or a weight is missing or of another shape, naming the file.
     """
     config = folder / "config.json"
     settings = read_object(config)
@@ -33,8 +33,10 @@ def load_network(kind: type[Network], folder: Path, remedy: str) -> Network:
         check(Depth, part, config)
     names: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with damaged_files(file, remedy), safe_open(file, "pt") as weights:
-            names |= dict.fromkeys(weights.keys(), file)
+        with damaged_files(file, remedy):
+            check_regular(str(file), file, None)
+            with safe_open(file, "pt") as weights:
+                names |= dict.fromkeys(weights.keys(), file)
     with damaged_files(config, remedy), quiet():
         model, found = kind.from_pretrained(
             folder,

@@ -1,6 +1,7 @@
 """The CLIP score, against the model itself."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -83,6 +84,7 @@ def setting(**changes):
 DAMAGES = {
     "weights cut": ("model.safetensors", cut),
     "weights empty": ("model.safetensors", lambda path: path.write_bytes(b"")),
+    "weights a pipe": ("model.safetensors", lambda path: (path.unlink(), os.mkfifo(path))),
     "a weight of another shape": ("model.safetensors", other_shape),
     "config cut": ("config.json", cut),
     "config of another kind": ("config.json", lambda path: path.write_text("[]")),
