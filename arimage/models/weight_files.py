@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import T5PreTrainedModel
 from transformers.utils import logging
 
-from ..schema import Count, Flag, Layers, Positive, Text, Width, check, read_object
+from ..schema import Count, Flag, Layers, Positive, Text, Width, check, check_regular, read_object
 from .saved_files import WEIGHTS
 
 
@@ -253,6 +253,7 @@ def _shapes(files: list[Path]) -> dict[str, tuple[Path, tuple[int, ...]]]:
     """The file and shape of every weight, by its name."""
     shapes = {}
     for file in files:
+        check_regular(str(file), file, None)
         try:
             with safe_open(file, "pt") as weights:
                 shapes |= {key: (file, tuple(weights.get_slice(key).get_shape())) for key in weights.keys()}

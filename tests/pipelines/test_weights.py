@@ -1,6 +1,7 @@
 """Saved weights that do not fit their component are refused in one sentence before anything is loaded."""
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
@@ -126,6 +127,15 @@ def test_damaged_files_are_refused_by_name(damaged, family, component, content):
     folder, file = damaged(family, component)
     file.write_bytes(file.read_bytes()[:-100] if content is None else content)
     with pytest.raises(ValueError, match=f"{component}/{file.name} is damaged"):
+        AutoPipeline.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("component", ["vq", "text_encoder"])
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(damaged, component):
+    folder, file = damaged("llamagen", component)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=f"{component}/{file.name} is a pipe or a device: give a file"):
         AutoPipeline.from_pretrained(folder)
 
 
