@@ -174,9 +174,10 @@ class VideoJobs:
             job.status, job.progress = "completed", 100
         # The client reads it from the job.
         except Exception as error:
-            job.status, job.error = "failed", error
+            # It may say that the log has the reason.
             if not isinstance(error, Refused):
                 logger.exception("a video of %s failed", job.request.model)
+            job.error, job.status = error, "failed"
         finally:
             job.ended = time.time()
 
