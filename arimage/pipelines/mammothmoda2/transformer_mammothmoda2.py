@@ -4,7 +4,7 @@ vocabulary, feed-forward layers and a head of their own for the tokens of images
 import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ from ...models.cache_transformers import cache_argument
 from ...models.language_model import LanguageTokenModel, code_head
 from ...models.layers import additive, causal_mask
 from ...models.saved_files import check_savable, replace_files, weights_in
+from ...models.weight_files import check_found
 from ...schema import Whole, check
 
 
@@ -132,6 +133,20 @@ class MammothModa2LanguageModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         return self.gen_embed_tokens
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args, **kwargs) -> Any:
+        """See `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            ValueError: if a weight is missing, unexpected or of another shape.
+        """
+        with_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        if with_info:
+            return loaded
+        check_found(loaded[1], pretrained_model_name_or_path)
+        return loaded[0]
 
     def save_pretrained(self, save_directory: str | os.PathLike, *, variant: str | None = None, **options) -> None:
         """See `PreTrainedModel.save_pretrained`. What an earlier save wrote is replaced once all is written.

@@ -7,6 +7,7 @@ import torch
 from families import seeded
 from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 from pipelines.mammothmoda2.tiny import EXPECTED, VARIANTS
+from safetensors.torch import load_file, save_file
 
 from arimage import AutoPipeline, MammothModa2Pipeline
 
@@ -238,6 +239,18 @@ def test_a_saved_pipeline_is_the_same(pipe, variant, expected, tmp_path):
     close(out.images, wanted.images)
     shared = MammothModa2Pipeline.from_pipe(again)
     assert shared.transformer is again.transformer and shared.config.num_codes == 48
+
+
+@pytest.mark.parametrize(("key", "message"), [("gen_head.weight", "is missing"), ("other.weight", "is unexpected")])
+def test_a_language_model_alone_is_refused_with_other_weights(pipe, key, message, tmp_path):
+    pipe.language_model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    if weights.pop(key, None) is None:
+        weights[key] = torch.zeros(2)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"{key}' {message}"):
+        type(pipe.language_model).from_pretrained(tmp_path)
 
 
 def test_texts_are_prompts_with_a_header(text_pipe):
