@@ -2,10 +2,12 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -92,7 +94,7 @@ def rows(path) -> list[dict]:
     return pq.read_table(path).to_pylist()
 
 
-def test_every_rule_says_how_many_icons_it_left_out(built, package):
+def test_every_rule_says_how_many_icons_it_left_out(built):
     out, printed = built
     counts = {
         reason: int(count)
@@ -234,3 +236,14 @@ def test_the_notice_names_each_set_that_is_trained_on(built, package):
     assert "  Ada\n  MIT (SPDX: MIT)\n" in printed
     refused = subprocess.run([*command, out / "nothing"], capture_output=True, text=True)
     assert refused.returncode == 2 and "sets.json" in refused.stderr
+
+
+def test_the_text_of_each_licence_that_asks_for_it_lies_next_to_the_notice():
+    recipe = Path(__file__).parents[1]
+    notice = (recipe / "NOTICE").read_text("utf-8")
+    counts = [int(count.replace(",", "")) for count in re.findall(r"^\S.*\), ([\d,]+) icons$", notice, re.MULTILINE)]
+    assert (len(counts), sum(counts)) == (94, 29522)
+    licences = set(re.findall(r"SPDX: ([\w.-]+)\)", notice))
+    texts = {path.stem for path in recipe.glob("licenses/*.txt")}
+    # The last two ask for nothing, and the first is that of the recipe.
+    assert licences == LICENCES == texts | {"Apache-2.0", "CC0-1.0", "Unlicense"}

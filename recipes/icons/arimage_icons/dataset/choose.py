@@ -34,12 +34,15 @@ def caption_of(name: str) -> str:
 
 
 def in_two_tones(name: str) -> bool:
+    """Whether a name says that parts of its icon are grey."""
     words = f" {name.replace('-', ' ')} "
     return any(f" {tones} " in words for tones in RULES["two_tones"])
 
 
-def why_not(prefix: str, about: dict) -> str | None:
-    """Why a set is left out."""
+def why_not(prefix: str, about: dict | None) -> str | None:
+    """Why a set is left out, as a part of the report; None if it is used."""
+    if about is None:
+        return "in sets without a licence"
     if about.get("palette"):
         return "in sets with colours"
     licence = about["license"].get("spdx", about["license"]["title"])
@@ -52,7 +55,7 @@ def sets_used(collections: dict[str, dict], names: dict[str, dict[str, bool]], l
     """The sets whose icons may be used, in the order of `collections`."""
     used = []
     for prefix, icons in sorted(names.items()):
-        if reason := why_not(prefix, collections[prefix]) if prefix in collections else "in sets without a licence":
+        if reason := why_not(prefix, collections.get(prefix)):
             left_out[reason] += len(icons)
         else:
             used.append(prefix)
@@ -94,10 +97,13 @@ def with_captions(
 
 
 def choose(collections: dict[str, dict], names: dict[str, dict[str, bool]], left_out: Counter[str]) -> list[Icon]:
-    """The icons that are used, by set and name.
+    """The icons that are used, in the order of sets and names.
 
-    `collections` says what each set is, `names` which icons it has and whether it hides them, `left_out` gets the
-    count of icons that each rule leaves out."""
+    Args:
+        collections: what the package says about each set.
+        names: the icons of each set, and whether it hides them.
+        left_out: gets the number of icons that each rule leaves out.
+    """
     brands = {caption_of(name) for prefix in BRAND_SETS for name in names.get(prefix, {})} - PLAIN_WORDS
     icons = with_captions(collections, names, left_out)
     families: defaultdict[str, set[str]] = defaultdict(set)
