@@ -75,6 +75,7 @@ def tokenizer(
 ) -> None:
     """Train the image tokenizer of a recipe."""
     from .recipe import load_recipe
+    from .reconstructions import held_out_psnr
     from .resuming import alone_in
     from .tokenizer import run_tokenizer
 
@@ -83,6 +84,8 @@ def tokenizer(
     tables = load_recipe(recipe, "tokenizer")
     with alone_in(out):
         run_tokenizer(tables, data, heldout, out, choose_device(device), **options)
+        psnr = held_out_psnr(out / "tokenizer")
+    typer.echo(f"{out / 'tokenizer' / 'tokenizer'}: {psnr:.2f} dB")
 
 
 @train_app.command("transformer")
@@ -346,7 +349,7 @@ def lora(
 
 
 @train_app.command("tokens")
-@panels(data="split image_column caption_column label_column classes limit", tokens="model size views shard_size out")
+@panels(data="split image_column caption_column label_column classes limit", tokens="model size views augmentation shard_size out")
 def tokens(
     data: Annotated[
         str,
@@ -368,6 +371,13 @@ def tokens(
         Literal["centre", "centre-flip", "ten-crop"],
         typer.Option(help="The middle of an image, also mirrored, or ten crops, as LlamaGen takes them."),
     ] = "centre",
+    augmentation: Annotated[
+        str | None,
+        typer.Option(
+            help="Recipe whose table [augmentation] says how further copies of an image differ: the name of an "
+            "installed one, or a TOML file. Not for held-out images."
+        ),
+    ] = None,
     split: Annotated[
         str,
         typer.Option(
@@ -389,6 +399,8 @@ def tokens(
 ) -> None:
     """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
     from .losses import reads_text
+    from .recipe import load_recipe
+    from .tables import read_tables
     from .tokens.cache import encode_tokens
     from .tokens.encoders import load_encoder
     from .tokens.sources import open_source
@@ -396,6 +408,11 @@ def tokens(
     check(Items | None, limit, "--limit")
     for name, value in (("--shard-size", shard_size), ("--batch-size", batch_size)):
         check(Count, value, name)
+    changes = None
+    if augmentation is not None:
+        if views != "centre":
+            raise ValueError(f"--views is {views}, and --augmentation says which copies are encoded: leave out one")
+        changes = read_tables(load_recipe(augmentation, "augmentation")).augmentation
     names = None if classes is None else prompt_lines("--classes", classes, "names of classes")
     columns = {"image": image_column, "caption": caption_column, "label": label_column}
     chosen = choose_device(device)
@@ -410,6 +427,7 @@ def tokens(
         model=model,
         size=check(Pixels | None, size, "--size"),
         views=views,
+        augmentation=changes,
         shard_size=shard_size,
         batch_size=batch_size,
         limit=limit,

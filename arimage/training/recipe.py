@@ -8,6 +8,7 @@ from ..installed import installed_files, not_installed
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
 from ..pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from ..tokenizers.vq_patches import PatchVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .acceleration.collaborate import check_drafter_scales, collaborate_settings
 from .acceleration.denoiser import DenoiserSettings
@@ -100,6 +101,11 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.collaborate is not None and isinstance(vq, VARVQModel):
         check_drafter_scales(recipe.collaborate.drafter_scales, len(vq.config.scales))
     if recipe.transformer is not None:
+        if isinstance(vq, PatchVQModel):
+            raise ValueError(
+                "table [transformer]: the tokens of a PatchVQModel are trained by `arimage train tokens` and `arimage "
+                "train model`: leave it out"
+            )
         pipe, generation = task_of(recipe).trial(recipe, vq), recipe.table("generation")
         generation.give(pipe)
         lacking = missing(pipe.decoding.needs, pipe.traits)

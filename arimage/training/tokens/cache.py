@@ -1,38 +1,42 @@
 """A cache of tokens on disk: images or clips are encoded once, and training reads tokens instead of pixels.
 
 A folder with tokens.json, which says what the tokens are of, and shards: safetensors files with `tokens` [n, V, ...]
-of n images or clips in V views, and `labels` [n], or `captions` (bytes in UTF-8) with `ends` [n].
+of n images or clips in V views, and `labels` [n], or `captions` (bytes in UTF-8, several of an image separated by
+U+001E) with `ends` [n].
 """
 
 import hashlib
+import json
 import logging
 import reprlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from PIL import Image
 from pydantic import AfterValidator, BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from tqdm import tqdm
 
-from ...eval.runs.files import check_same, remove_leftovers, write_json, write_whole
+from ...eval.runs.files import check_same, remove_leftovers, to_json, write_json, write_whole
 from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
 from ..data.captioned import to_unit_range
-from ..data.row import Source, content_of, decode, decode_clip
+from ..data.row import SEPARATOR, Source, content_of, decode, decode_clip
 from ..losses import Losses, losses_of
 from ..processes import first_of_machine
 from ..resuming import alone_in, digest
+from .augmentation import Augmentation
 from .views import COUNTS, Views, views_of
 
 
@@ -50,7 +54,7 @@ T = TypeVar("T")
 class About(BaseModel):
     """What the tokens depend on: the model whose image tokenizer made them, a digest of its weights, the size of the
     images, their views, the data set, its columns, and the images of a shard; of clips also their `frames` and
-    `fps`."""
+    `fps`, and of copies that differ at random their `augmentation`."""
 
     model_config = COMPLETE
     model: Text
@@ -63,6 +67,7 @@ class About(BaseModel):
     shard_size: Count
     frames: Count | None = None
     fps: Count | None = None
+    augmentation: Augmentation | None = None
 
 
 def _as_about(about: dict[str, Any]) -> dict[str, Any]:
@@ -149,6 +154,11 @@ def _checked(index: Index) -> Index:
     return index
 
 
+def count_views(about: dict[str, Any]) -> int:
+    """How many views of each image were encoded."""
+    return about["augmentation"]["copies"] if "augmentation" in about else COUNTS[about["views"]]
+
+
 def read_index(folder: Path) -> Index:
     """The index of a folder.
 
@@ -169,6 +179,7 @@ def encode_tokens(
     model: str,
     size: int | None = None,
     views: Views = "centre",
+    augmentation: Augmentation | None = None,
     shard_size: int = 1024,
     batch_size: int = 32,
     limit: int | None = None,
@@ -180,6 +191,7 @@ def encode_tokens(
     Args:
         model: the name of the pipeline.
         size: pixels along each side of a view; by default the size that the pipeline generates.
+        augmentation: how the views differ, which are copies of the middle of an image.
         limit: read at most this many rows.
 
     Raises:
@@ -198,6 +210,9 @@ def encode_tokens(
     }
     if isinstance(pipe, CosmosPipeline):
         about |= {"frames": pipe.num_frames, "fps": pipe.config.fps}
+    if augmentation is not None:
+        # As in a file, where a tuple is a list.
+        about["augmentation"] = json.loads(to_json(asdict(augmentation)))
     with alone_in(out):
         remove_leftovers(out / INDEX)
         remove_leftovers(out / "*.safetensors")
@@ -351,19 +366,29 @@ def _rows(source: Source, start: int, about: dict[str, Any]) -> Iterator[tuple[s
 def _decoded(source: Source, start: int, about: dict[str, Any]) -> Iterator[_Row]:
     """The images or clips from row `start` on, decoded ahead in threads."""
     size, views, count = tuple(about["image_size"]), about["views"], about.get("frames")
+    augmentation = check(Augmentation, about["augmentation"], INDEX) if "augmentation" in about else None
+
+    def viewed(frames: list[Image.Image], text: str, digest: bytes) -> torch.Tensor:
+        """The views [V, 3, T, H, W] of the frames of a clip, or of an image."""
+        if augmentation is None:
+            return torch.stack([views_of(frame, size, views) for frame in frames], 2)
+        texts = [source.classes[int(text)]] if source.labelled and source.classes else text.split(SEPARATOR)
+        middles = torch.cat([views_of(frame, size, "centre") for frame in frames])
+        number = int.from_bytes(digest[:8])
+        return augmentation.copies_of(middles, augmentation.may_mirror(texts), number).transpose(1, 2)
 
     def decoded(where: str, file: Any, text: str) -> _Row:
         content = content_of(file)
         if count is None:
             # Read once, so that the digest is that of what is encoded.
             content = content if isinstance(content, bytes) else content.read_bytes()
-            image = decode(where, {"bytes": content, "path": None})
-            return _Row(views_of(image, size, views), text, _digest(content, text))
+            image, found = decode(where, {"bytes": content, "path": None}), _digest(content, text)
+            return _Row(viewed([image], text, found).squeeze(2), text, found)
         frames, found = decode_clip(where, file, count, about["fps"]), _digest(content, text)
         if len(frames) < count:
             logger.warning(f"{where}, has {len(frames)} frames of {about['fps']} per second, not {count}: left out")
             return _Row(None, text, found)
-        return _Row(torch.stack([views_of(frame, size, views) for frame in frames], 2), text, found)
+        return _Row(viewed(frames, text, found), text, found)
 
     return _ahead(decoded, _rows(source, start, about), AHEAD // (count or 1))
 
@@ -390,7 +415,7 @@ def _encode(
 ) -> tuple[torch.Tensor, list[str], Part | None]:
     """The tokens of views, in the smallest type that holds them, what belongs to each image, and the rows that were
     read, None if there were none."""
-    views = COUNTS[about["views"]]
+    views = count_views(about)
     count, texts, digests, done = max(1, batch_size // about.get("frames", 1)), [], [], 0
     tokens = torch.empty(0)
     while group := list(islice(rows, max(1, count // views))):
@@ -446,7 +471,7 @@ class TokenCache:
         if not self.index.complete:
             raise ValueError(f"{folder} is not finished: run `arimage train tokens` again, which resumes it")
         self._ends = np.cumsum([shard.count for shard in self.index.shards])
-        self.views = COUNTS[self.index.about["views"]]
+        self.views = count_views(self.index.about)
         self._open: dict[int, dict[str, np.ndarray]] = {}
         for number, shard in enumerate(self.index.shards):
             path = folder / shard.file
@@ -464,11 +489,14 @@ class TokenCache:
         # Processes that load batches open the files themselves.
         return self.__dict__ | {"_open": {}}
 
-    def read(self, images: list[int], views: list[int]) -> tuple[torch.Tensor, list[str]]:
+    def read(
+        self, images: list[int], views: list[int], variants: list[float] | None = None
+    ) -> tuple[torch.Tensor, list[str]]:
         """The tokens [B, ...] of some images, each in one of its views, int64 or float32, and their captions, or the
-        ids of their classes in digits."""
+        ids of their classes in digits. Of an image with several captions it is the first one, or that at the share
+        `variants` [B], in [0, 1), of them."""
         tokens, texts = [], []
-        for image, view in zip(images, views, strict=True):
+        for image, view, variant in zip(images, views, variants or [0.0] * len(images), strict=True):
             number = int(np.searchsorted(self._ends, image, side="right"))
             row = image - (int(self._ends[number - 1]) if number else 0)
             shard = self._shard(number)
@@ -477,9 +505,17 @@ class TokenCache:
                 texts.append(str(shard["labels"][row]))
             else:
                 first = shard["ends"][row - 1] if row else 0
-                texts.append(shard["captions"][first : shard["ends"][row]].tobytes().decode())
+                every = shard["captions"][first : shard["ends"][row]].tobytes().decode().split(SEPARATOR)
+                texts.append(every[int(variant * len(every))])
         found = np.stack(tokens)
         return torch.from_numpy(found.astype(np.float32 if found.dtype.kind == "f" else np.int64)), texts
+
+    def captions(self) -> Iterator[str]:
+        """All captions of all images."""
+        for number in range(len(self.index.shards)):
+            shard = self._shard(number)
+            for first, end in pairwise([0, *shard["ends"].tolist()]):
+                yield from shard["captions"][first:end].tobytes().decode().split(SEPARATOR)
 
     def _shard(self, number: int) -> dict[str, np.ndarray]:
         """The arrays of a shard, which are mapped, not read."""
