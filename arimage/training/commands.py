@@ -349,7 +349,10 @@ def lora(
 
 
 @train_app.command("tokens")
-@panels(data="split image_column caption_column label_column classes limit", tokens="model size views augmentation shard_size out")
+@panels(
+    data="split image_column caption_column label_column classes limit",
+    tokens="model size views augmentation shard_size out",
+)
 def tokens(
     data: Annotated[
         str,
@@ -443,7 +446,7 @@ def tokens(
 @train_app.command("model")
 @panels(
     data="tokens heldout",
-    training="recipe start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
+    training="recipe text_tokenizer start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
     reports="out report_every log_with push_to_hub dry_run",
 )
 def train_model(
@@ -451,7 +454,17 @@ def train_model(
     out: Out,
     recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")],
     heldout: Annotated[
-        Path | None, typer.Option(help="The same for held-out images. Default: a tenth of --tokens, at most 512.")
+        list[Path] | None,
+        typer.Option(
+            help="The same for held-out images; several are reported by the names of their folders. Default: a tenth "
+            "of --tokens, at most 512."
+        ),
+    ] = None,
+    text_tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the tokenizer of a new text encoder. Default: one that is learned from the captions."
+        ),
     ] = None,
     start_from: Annotated[
         str | None,
@@ -500,7 +513,8 @@ def train_model(
         return
     join_processes()
     with alone_in(out):
-        task = begin_training(table, settings, tokens, heldout, start_from, choose_device(device), compile=compile)
+        more = {"text_tokenizer": text_tokenizer, "compile": compile}
+        task = begin_training(table, settings, tokens, heldout or (), start_from, choose_device(device), **more)
         first = processes()[0] == 0
         if first:
             typer.echo(task.held_out, err=True)
@@ -510,8 +524,10 @@ def train_model(
     trained = out / ("adapter" if settings.lora_rank else "model")
     if not first:
         return
+    if settings.best is not None:
+        typer.echo(f"{out / 'best'}: lowest loss of {settings.best}, at step {int(task.lowest[1])}")
     if push_to_hub is not None:
-        upload(push_to_hub, trained)
+        upload(push_to_hub, trained if settings.best is None else out / "best")
     typer.echo(trained)
 
 

@@ -16,7 +16,7 @@ from .acceleration.distill import DistillSettings
 from .acceleration.drafter import DrafterSettings
 from .beginning import Beginning, Run
 from .saving import save_float16
-from .tables import Recipe, examples_of, load_both, load_clips, read_tables, settings_of, with_scenes
+from .tables import Recipe, examples_of, is_token_recipe, load_both, load_clips, read_tables, settings_of, with_scenes
 from .texts.captions import CaptionTask
 from .texts.text import TextSettings
 from .tokenizer import new_tokenizer
@@ -45,7 +45,8 @@ ADDITIONS = {"drafter": DrafterSettings, "distill": DistillSettings, "denoiser":
 
 def installed_recipes() -> dict[str, Path]:
     """The recipes of this package and of installed models, by their names."""
-    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed_files("recipes", "*.toml")]}
+    installed = [path for path in installed_files("recipes", "*.toml") if not is_token_recipe(path)]
+    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed]}
 
 
 def load_recipe(name_or_path: str | Path, *parts: str) -> dict:

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -216,14 +217,17 @@ def _made(recipe: Recipe, name: str, settings: object, where: object, *tables: s
     return found
 
 
+def is_token_recipe(path: Path) -> bool:
+    """Whether a recipe is one for `arimage train model`."""
+    return "pipeline" in tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 def examples_of(recipe: Recipe) -> Examples:
     """What makes the pictures or clips of a recipe."""
     return load_examples(recipe.examples)
 
 
-def settings_of(
-    kind: Callable[..., Settings], table: TrainingTable | TokenizerTable, name: str, **given
-) -> Settings:
+def settings_of(kind: Callable[..., Settings], table: TrainingTable | TokenizerTable, name: str, **given) -> Settings:
     """The settings that a table describes. The recipe cannot set the fields `given`.
 
     Raises:
