@@ -188,7 +188,8 @@ def losses_of(pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains
         orders, trains_text: those of `PrefixLosses`.
 
     Raises:
-        ValueError: if the family cannot be trained here, or not so, or the caption is not one of its classes.
+        ValueError: if the family cannot be trained here, or not in these orders, or the caption is not one of its
+            classes.
     """
     kind, videos = pipe.abilities.kind, pipe.abilities.generates_video
     if orders != RANDOM and not pipe.abilities.accepts("order"):
@@ -198,10 +199,6 @@ def losses_of(pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains
         )
     if orders.first_places and not isinstance(pipe, ARPGPipeline):
         raise ValueError(f"first_places is given, and a {type(pipe).__name__} predicts none: leave it out")
-    if trains_text and (not isinstance(pipe, ClassOrTextPipeline) or pipe.num_classes is not None):
-        raise ValueError(
-            f"the recipe has a table [text_encoder], and this {type(pipe).__name__} has none to train: leave it out"
-        )
     if isinstance(pipe, LatentLlamaPipeline):
         return LatentLosses(pipe, trains_text=trains_text)
     if isinstance(pipe, CosmosPipeline):

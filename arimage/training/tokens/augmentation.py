@@ -25,7 +25,8 @@ class Augmentation:
         copies: of each image, itself included.
         shift: most pixels of a shift along each side; whole ones where the copy is not scaled, so that edges stay
             sharp.
-        scale: most change of the size, as a share. Height and width differ by up to half of it.
+        scale: most change of the size, as a share; height and width change by up to a quarter of it more, apart from
+            each other.
         mirror: whether half of the copies are mirrored.
         mirror_except: words; an image is not mirrored if one of its captions, or the name of its class, has one.
         padding: what is outside of an image: "edge", its nearest pixels, or a colour (red, green, blue).

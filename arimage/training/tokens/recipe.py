@@ -22,6 +22,7 @@ from ...installed import installed_files
 from ...media.texts import read_text
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
+from ...pipelines.kinds.class_or_text import ClassOrTextPipeline
 from ...schema import Text, check
 from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
@@ -385,20 +386,28 @@ def begin_training(
         pipe._guardrail()
     (key,) = pipe._lora_loadable_modules
     network = pipe.components[key]
-    learns = (
-        []
-        if settings.lora_rank
-        else [network, *([] if recipe.text_encoder is None else [pipe.components.get("text_encoder")])]
-    )
+    learning = [] if settings.lora_rank else [network]
+    if recipe.text_encoder is not None and learning:
+        learning.append(_text_encoder_of(pipe))
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
-            part.requires_grad_(any(part is one for one in learns))
+            part.requires_grad_(any(part is one for one in learning))
     pipe.to(device)
     if compile:
         if not isinstance(network, ModelMixin):
             raise ValueError(f"a {type(network).__name__} of transformers is not compiled here: leave out --compile")
         network.compile_repeated_blocks()
     return TokenTask(pipe, trained, settings, heldout=held, base=start_from)
+
+
+def _text_encoder_of(pipe: ARPipeline) -> nn.Module:
+    """The text encoder that is trained too."""
+    encoder = pipe.components.get("text_encoder")
+    if encoder is None or not isinstance(pipe, ClassOrTextPipeline) or pipe.num_classes is not None:
+        raise ValueError(
+            f"the recipe has a table [text_encoder], and this {type(pipe).__name__} has none to train: leave it out"
+        )
+    return encoder
 
 
 def plan_of(
@@ -410,7 +419,7 @@ def plan_of(
     network = pipe.components[pipe._lora_loadable_modules[0]]
     parameters = trained = sum(weight.numel() for weight in network.parameters())
     if recipe.text_encoder is not None and not settings.lora_rank:
-        parameters = trained = trained + sum(weight.numel() for weight in pipe.components["text_encoder"].parameters())
+        parameters = trained = trained + sum(weight.numel() for weight in _text_encoder_of(pipe).parameters())
     if settings.lora_rank:
         layers = [network.get_submodule(name) for name in target_names(network, settings.lora_targets)]
         trained = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers)

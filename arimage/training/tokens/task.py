@@ -135,7 +135,7 @@ class TokenTask(nn.Module):
             next=None,
         )
         self.about = {
-            **of_settings(settings, "workers", "report_images", "best"),
+            **of_settings(settings, "workers", "report_images"),
             "model": digest(network),
             "tokens": cache.digest,
             "heldout": {name: held.digest for name, held in heldout.items()},
@@ -148,7 +148,9 @@ class TokenTask(nn.Module):
             self.weights = nn.ParameterList([one for one in network.parameters() if one.requires_grad])
         else:
             self.add_module(self.key, network)
+        self.learning_rate_scales = {}
         if self.trains_text:
+            self.learning_rate_scales = dict.fromkeys(TEXT, settings.text_learning_rate_scale)
             self.about["text"] = digest([pipe.tokenizer.backend_tokenizer.to_str(), digest(encoder)])
             self.text_encoder = nn.Module.to(encoder, dtype=dtype)
         if settings.best is not None:
@@ -254,9 +256,7 @@ class TokenTask(nn.Module):
             self,
             self.settings.optimizer,
             out / "transformer",
-            learning_rate_scales=dict.fromkeys(TEXT, self.settings.text_learning_rate_scale)
-            if self.trains_text
-            else {},
+            learning_rate_scales=self.learning_rate_scales,
             report_every_seconds=report_every_seconds,
             about=self.about,
             on_report=lambda: self.save(out),

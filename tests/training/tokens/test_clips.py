@@ -228,7 +228,7 @@ def losses_before(path, tokens, folder, start_from=None):
     from arimage.training.tokens.recipe import begin_training
 
     table = load_token_recipe(path)
-    task = begin_training(table, token_settings(table), tokens, None, start_from, "cpu")
+    task = begin_training(table, token_settings(table), tokens, (), start_from, "cpu")
     with torch.no_grad():
         return task.report(0, folder)[FIGURE]
 
