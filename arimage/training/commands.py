@@ -507,7 +507,7 @@ def train_model(
     given = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "workers": workers}
     settings = token_settings(table, **given, lora_rank=lora_rank, lora_targets=lora_targets)
     if dry_run:
-        plan = plan_of(table, settings, TokenCache(tokens), start_from)
+        plan = plan_of(table, settings, TokenCache(tokens), start_from, text_tokenizer)
         for name, value in plan.items():
             typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.2f}")
         return

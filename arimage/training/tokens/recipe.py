@@ -4,7 +4,7 @@ import inspect
 import math
 import reprlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -48,8 +48,9 @@ class TokenRecipe(Table):
     Attributes:
         pipeline: the name of the pipeline's class.
         model: the arguments of its transformer, without those that follow from the tokens and their captions.
-        text_encoder: the shape of a text encoder with random weights, which is trained too; that of a trained model to
-            start from is trained further. None: that of the model of the tokens as it is.
+        text_encoder: a text encoder that is trained too: its shape, or the trained model that it is taken from. With a
+            trained model to start from, that model's is trained further. None: that of the model of the tokens as it
+            is.
         optimizer: how it is trained.
         training: the fields of `TokenSettings` other than the optimizer.
         generation: the defaults of the trained pipeline.
@@ -165,8 +166,8 @@ def _arguments(network: type, cache: TokenCache, of_tokens: ARPipeline, text: tu
 def new_text(
     recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, folder: Path | None
 ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel] | None:
-    """The text encoder of a recipe with random weights, and its tokenizer: that in `folder`, or one that is learned
-    from the captions of a cache. None if the recipe has none.
+    """The text encoder of a recipe and its tokenizer: those of a trained pipeline, or random weights and the tokenizer
+    in `folder`, or one that is learned from the captions of a cache. None if the recipe has no text encoder.
 
     Raises:
         ValueError: if the tokens have classes, or the folder has no tokenizer with a padding token.
@@ -178,6 +179,13 @@ def new_text(
         return None
     if cache.index.labelled:
         raise ValueError("the recipe has a table [text_encoder], and the tokens have classes: leave it out")
+    if table.start_from is not None:
+        if folder is not None:
+            raise ValueError("--text-tokenizer is given, and text_encoder.start_from has its own: leave out one")
+        trained = AutoPipeline.from_pretrained(table.start_from, dtype=torch.float32)
+        tokenizer, encoder = trained.tokenizer, trained.text_encoder
+        tokenizer.model_max_length = settings.caption_length
+        return tokenizer, encoder
     if folder is None:
         tokenizer = train_text_tokenizer(cache.captions(), settings.text_vocab_size, settings.caption_length)
     else:
@@ -368,17 +376,17 @@ def begin_training(
         ValueError: if the parts do not fit.
     """
     cache = TokenCache(tokens)
-    held: dict[str, TokenCache | Part] = {}
+    held: Mapping[str, TokenCache | Part]
     if not heldout:
         trained, some = hold_out(cache)
-        held |= {} if some is None else {"": some}
+        held = {} if some is None else {"": some}
     else:
         caches = {folder.resolve().name: TokenCache(folder) for folder in heldout}
         if len(caches) < len(heldout):
             raise ValueError("--heldout names two folders that are called alike: rename one")
         for one in caches.values():
             check_heldout(cache, one)
-        trained, held = apart(cache, list(caches.values())), dict(caches)
+        trained, held = apart(cache, list(caches.values())), caches
     torch.manual_seed(settings.seed)
     pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer)
     if isinstance(pipe, CosmosPipeline):
@@ -411,11 +419,15 @@ def _text_encoder_of(pipe: ARPipeline) -> nn.Module:
 
 
 def plan_of(
-    recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, start_from: str | None = None
+    recipe: TokenRecipe,
+    settings: TokenSettings,
+    cache: TokenCache,
+    start_from: str | None = None,
+    text_tokenizer: Path | None = None,
 ) -> dict[str, Any]:
     """What a training needs: parameters, those that are trained, images or clips, tokens, steps, epochs, FLOP and the
     bytes of the weights and their optimizer. Activations come on top."""
-    pipe = trained_pipeline(recipe, settings, cache, start_from, fresh=False)
+    pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer, fresh=False)
     network = pipe.components[pipe._lora_loadable_modules[0]]
     parameters = trained = sum(weight.numel() for weight in network.parameters())
     if recipe.text_encoder is not None and not settings.lora_rank:

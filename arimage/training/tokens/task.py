@@ -111,7 +111,7 @@ class TokenTask(nn.Module):
         super().__init__()
         (self.key,) = pipe._lora_loadable_modules
         network, encoder = pipe.components[self.key], pipe.components.get("text_encoder")
-        self.trains_text = isinstance(encoder, nn.Module) and next(encoder.parameters()).requires_grad
+        self.trains_text = encoder is not None and next(encoder.parameters()).requires_grad
         caption = cache.read([0], [0])[1][0]
         losses, judge = (
             losses_of(pipe, caption, orders=orders, trains_text=self.trains_text)

@@ -176,6 +176,19 @@ def test_the_text_tokenizer_of_a_folder_is_taken(made, tmp_path):
         begin(tmp_path / "words", load_token_recipe(recipe(tmp_path)))
 
 
+def test_the_text_encoder_of_a_trained_model_begins(made, tmp_path):
+    pipe, tokens = tiny_llamagen.text_pipeline(), made / "LlamaGenPipeline-tokens"
+    pipe.save_pretrained(tmp_path / "model")
+    path = with_text(tmp_path, encoder={"start_from": f'"{tmp_path / "model"}"'})
+    table = load_token_recipe(path)
+    task = begin_training(table, token_settings(table), tokens, (), None, "cpu")
+    ours, theirs = task.text_encoder.state_dict(), pipe.text_encoder.state_dict()
+    assert all(torch.equal(ours[name].float(), weight.to(ours[name]).float()) for name, weight in theirs.items())
+    assert task.trains_text and task.frozen.pipe.tokenizer.get_vocab() == pipe.tokenizer.get_vocab()
+    with pytest.raises(ValueError, match="text_encoder.start_from has its own"):
+        begin_training(table, token_settings(table), tokens, (), None, "cpu", text_tokenizer=tmp_path)
+
+
 def test_a_text_encoder_is_trained_further_with_its_model(made, tmp_path):
     tokens = made / "LlamaGenPipeline-tokens"
     train(with_text(tmp_path, steps=2), tokens, tmp_path / "run")
