@@ -9,17 +9,15 @@ import hashlib
 import json
 import logging
 import reprlib
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from PIL import Image
 from pydantic import AfterValidator, BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -32,23 +30,21 @@ from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
 from ..data.captioned import to_unit_range
-from ..data.row import SEPARATOR, Source, content_of, decode, decode_clip
+from ..data.row import SEPARATOR, Source
 from ..losses import Losses, losses_of
 from ..processes import first_of_machine
 from ..resuming import alone_in, digest
 from .augmentation import Augmentation
-from .views import COUNTS, Views, views_of
+from .rows import AHEAD, Row, ahead, decoded_rows, row_digest, rows_of
+from .views import Views, count_views
 
 
 INDEX = "tokens.json"
 REMEDY = "give the folder of `arimage train tokens`, or make it again"
-# Images, or frames of clips, that are decoded ahead.
-AHEAD = 64
 # Shards that are open at a time: systems allow some 65,000 mapped files.
 OPEN = 4096
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class About(BaseModel):
@@ -154,11 +150,6 @@ def _checked(index: Index) -> Index:
     return index
 
 
-def count_views(about: dict[str, Any]) -> int:
-    """How many views of each image were encoded."""
-    return about["augmentation"]["copies"] if "augmentation" in about else COUNTS[about["views"]]
-
-
 def read_index(folder: Path) -> Index:
     """The index of a folder.
 
@@ -224,7 +215,7 @@ def encode_tokens(
             index = Index(about, (), source.labelled, 0, source.classes, norms, 0, False, record=record)
         if index.complete:
             return index
-        rows = iter(tqdm(_decoded(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
+        rows = iter(tqdm(decoded_rows(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
         while True:
             tokens, texts, part = _encode(losses, pipe._execution_device, islice(rows, shard_size), batch_size, about)
             if part is None:
@@ -281,7 +272,7 @@ def _resumed(out: Path, source: Source, about: dict[str, Any]) -> Index:
     if listing == index.record.listing:
         return index
     logger.info(f"{source.name} is not as it was listed before: the {index.rows} rows that were encoded are compared")
-    rows, first = _ahead(_row_digest, _rows(source, 0, about), AHEAD), 0
+    rows, first = ahead(row_digest, rows_of(source, 0, about), AHEAD), 0
     for part in index.record.parts:
         digests = list(islice(rows, part.rows))
         if _part(digests) != part:
@@ -331,87 +322,13 @@ def _with_shard(out: Path, index: Index, tokens: torch.Tensor, texts: list[str])
     return replace(index, shape=tuple(tokens.shape[2:]), num_classes=most)
 
 
-class _Row(NamedTuple):
-    """The views [V, 3, (T,) H, W] of an image or clip, None for one that is too short, what belongs to it, and a
-    digest of its file and that."""
-
-    pixels: torch.Tensor | None
-    text: str
-    digest: bytes
-
-
-def _digest(content: Path | bytes, text: str) -> bytes:
-    if isinstance(content, bytes):
-        found = hashlib.sha256(content)
-    else:
-        with open(content, "rb") as file:
-            found = hashlib.file_digest(file, "sha256")
-    return hashlib.sha256(found.digest() + text.encode()).digest()
-
-
-def _row_digest(where: str, file: Any, text: str) -> bytes:
-    return _digest(content_of(file), text)
-
-
 def _part(digests: list[bytes]) -> Part:
     return Part(len(digests), hashlib.sha256(b"".join(digests)).hexdigest())
 
 
-def _rows(source: Source, start: int, about: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """The rows of a data set from row `start` on."""
-    limit = about["limit"]
-    return islice(source.read(start), None if limit is None else max(limit - start, 0))
-
-
-def _decoded(source: Source, start: int, about: dict[str, Any]) -> Iterator[_Row]:
-    """The images or clips from row `start` on, decoded ahead in threads."""
-    size, views, count = tuple(about["image_size"]), about["views"], about.get("frames")
-    augmentation = check(Augmentation, about["augmentation"], INDEX) if "augmentation" in about else None
-
-    def viewed(frames: list[Image.Image], text: str, digest: bytes) -> torch.Tensor:
-        """The views [V, 3, T, H, W] of the frames of a clip, or of an image."""
-        if augmentation is None:
-            return torch.stack([views_of(frame, size, views) for frame in frames], 2)
-        texts = [source.classes[int(text)]] if source.labelled and source.classes else text.split(SEPARATOR)
-        middles = torch.cat([views_of(frame, size, "centre") for frame in frames])
-        number = int.from_bytes(digest[:8])
-        return augmentation.copies_of(middles, augmentation.may_mirror(texts), number).transpose(1, 2)
-
-    def decoded(where: str, file: Any, text: str) -> _Row:
-        content = content_of(file)
-        if count is None:
-            # Read once, so that the digest is that of what is encoded.
-            content = content if isinstance(content, bytes) else content.read_bytes()
-            image, found = decode(where, {"bytes": content, "path": None}), _digest(content, text)
-            return _Row(viewed([image], text, found).squeeze(2), text, found)
-        frames, found = decode_clip(where, file, count, about["fps"]), _digest(content, text)
-        if len(frames) < count:
-            logger.warning(f"{where}, has {len(frames)} frames of {about['fps']} per second, not {count}: left out")
-            return _Row(None, text, found)
-        return _Row(viewed(frames, text, found), text, found)
-
-    return _ahead(decoded, _rows(source, start, about), AHEAD // (count or 1))
-
-
-def _ahead(work: Callable[..., T], rows: Iterator[tuple[str, Any, str]], count: int) -> Iterator[T]:
-    """What `work` makes of each row, in their order, `count` of them ahead in threads."""
-    waiting: deque[Future[T]] = deque()
-    with ThreadPoolExecutor() as threads:
-        try:
-            for row in rows:
-                waiting.append(threads.submit(work, *row))
-                if len(waiting) > count:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for one in waiting:
-                one.cancel()
-
-
 @torch.no_grad()
 def _encode(
-    losses: Losses, device: torch.device, rows: Iterator[_Row], batch_size: int, about: dict[str, Any]
+    losses: Losses, device: torch.device, rows: Iterator[Row], batch_size: int, about: dict[str, Any]
 ) -> tuple[torch.Tensor, list[str], Part | None]:
     """The tokens of views, in the smallest type that holds them, what belongs to each image, and the rows that were
     read, None if there were none."""

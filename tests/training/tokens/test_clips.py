@@ -22,7 +22,7 @@ from arimage.media.files import can_write_mp4, read_clip, write_video
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.data.row import decode, decode_clip  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
-from arimage.training.tokens import cache as caches  # noqa: E402
+from arimage.training.tokens import rows  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
 from arimage.training.tokens.recipe import load_token_recipe, plan_of, token_settings  # noqa: E402
 from arimage.training.tokens.sources import open_source  # noqa: E402
@@ -170,7 +170,7 @@ def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path,
     assert index.rows == 7 and [shard.count for shard in index.shards] == [1, 2, 1]
     assert f"row 5 (4.webp), has 16 frames of {FPS} per second, not 17" in caplog.text
     assert TokenCache(tmp_path / "whole").read(list(range(4)), [0] * 4)[1] == [f"film {i}" for i in (0, 2, 3, 6)]
-    seen, plain = [], caches.decode_clip
+    seen, plain = [], rows.decode_clip
 
     def stops(where, *rest):
         seen.append(where)
@@ -178,14 +178,14 @@ def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path,
             raise KeyboardInterrupt
         return plain(where, *rest)
 
-    monkeypatch.setattr(caches, "decode_clip", stops)
+    monkeypatch.setattr(rows, "decode_clip", stops)
     with pytest.raises(KeyboardInterrupt):
         encode(pipe, data, tmp_path / "cut")
-    rows = read_index(tmp_path / "cut").rows
-    assert 0 < rows < 6
+    done = read_index(tmp_path / "cut").rows
+    assert 0 < done < 6
     seen[:] = ["again"] * 10
     encode(pipe, data, tmp_path / "cut")
-    assert len(seen) == 10 + 7 - rows
+    assert len(seen) == 10 + 7 - done
     assert TokenCache(tmp_path / "cut").digest == TokenCache(tmp_path / "whole").digest
     for i in range(7):
         write_video(film(i, 3), data / f"{i}.webp", FPS)
