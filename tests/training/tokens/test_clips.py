@@ -23,6 +23,7 @@ pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.data.row import decode, decode_clip  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.tokens import rows  # noqa: E402
+from arimage.training.tokens.augmentation import Augmentation  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
 from arimage.training.tokens.recipe import load_token_recipe, plan_of, token_settings  # noqa: E402
 from arimage.training.tokens.sources import open_source  # noqa: E402
@@ -160,6 +161,14 @@ def test_the_tokens_are_those_of_the_views(made, tmp_path):
         tokens, texts = cache.read([3], [view])
         assert texts == ["film 3"] and (tokens[0] != expected[view]).float().mean() < 0.1
     assert (expected[0] != expected[1]).float().mean() > 0.3
+
+
+def test_copies_of_a_clip_are_encoded(made, tmp_path):
+    encode(text_pipeline(), made / "data", tmp_path / "tokens", augmentation=Augmentation(3, shift=8))
+    cache, plain = TokenCache(tmp_path / "tokens"), TokenCache(made / "text-tokens")
+    views = [cache.read([2], [view])[0] for view in range(3)]
+    assert cache.views == 3 and (views[0] != plain.read([2], [0])[0]).float().mean() < 0.1
+    assert (views[1] != views[0]).float().mean() > 0.1 or (views[2] != views[0]).float().mean() > 0.1
 
 
 def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path, monkeypatch, caplog):
