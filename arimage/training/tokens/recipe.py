@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...auto import AutoPipeline
 from ...families import PIPELINES
-from ...installed import installed_files
+from ...installed import installed_files, not_installed
 from ...media.texts import read_text
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
@@ -78,7 +78,10 @@ def load_token_recipe(name_or_path: str) -> TokenRecipe:
     """
     path = token_recipes().get(name_or_path, Path(name_or_path))
     if not path.is_file():
-        raise ValueError(f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(token_recipes())}")
+        raise ValueError(
+            not_installed(name_or_path)
+            or f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(token_recipes())}"
+        )
     try:
         content = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:

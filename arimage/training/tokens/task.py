@@ -190,12 +190,13 @@ class TokenTask(nn.Module):
     def report(self, step: int, out: Path) -> dict[str, float]:
         """The loss of each held-out set, and OUT/best where that is the lowest so far."""
         frozen, figures = self.frozen, {}
+        what = "clip" if frozen.pipe.abilities.generates_video else "picture"
         for name, held in frozen.heldout.items():
-            loss = self._judge(held)
+            loss, count = self._judge(held)
             if len(frozen.heldout) == 1:
                 figures[HELD_OUT_LOSS if frozen.held_out else TRAINED_LOSS] = loss
             elif len(held.index.shape) == 1:
-                figures[f"nats per picture, {name}"] = loss * held.index.shape[0]
+                figures[f"nats per {what}, {name}"] = loss * count
             else:
                 # Continuous tokens have no likelihood.
                 figures[f"{HELD_OUT_LOSS}, {name}"] = loss
@@ -205,15 +206,16 @@ class TokenTask(nn.Module):
         self._save_samples(out / "samples.png")
         return figures
 
-    def _judge(self, heldout: TokenCache | Part) -> float:
-        """The mean loss of a token of held-out images."""
+    def _judge(self, heldout: TokenCache | Part) -> tuple[float, int]:
+        """The mean loss of a token of held-out images, and how many tokens of each are predicted."""
         found = []
         for part in reported(heldout, self.settings.report_images).split(self.settings.batch_size):
             tokens, captions = heldout.read(part.tolist(), [0] * len(part))
             tokens, kept = tokens.to(self.frozen.pipe._execution_device), torch.zeros(len(part), dtype=torch.bool)
             generator = torch.Generator().manual_seed(self.settings.seed)
-            found.append(self.frozen.judge(captions, tokens, kept, tokens.shape[1], generator).flatten(1).mean(1))
-        return float(torch.cat(found).mean())
+            found.append(self.frozen.judge(captions, tokens, kept, tokens.shape[1], generator).flatten(1))
+        losses = torch.cat(found)
+        return float(losses.mean(1).mean()), losses.shape[1]
 
     def _save_samples(self, path: Path) -> None:
         pipe, heldout = self.frozen.pipe, next(iter(self.frozen.heldout.values()))
