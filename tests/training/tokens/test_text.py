@@ -10,7 +10,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.lpd import tiny as tiny_lpd
 from pipelines.var import tiny as tiny_var
 from training.tokens.test_cache import class_folders, encode, parquet
-from training.tokens.test_task import check_resuming, recipe, state_of, train
+from training.tokens.test_task import check_processes, check_resuming, recipe, state_of, train
 
 from arimage import AutoPipeline
 
@@ -156,6 +156,11 @@ def test_the_text_learns_at_its_own_rate_and_the_groups_of_muon_have_its_names(m
 def test_a_run_with_text_resumes_bit_for_bit(made, tmp_path):
     path = with_text(tmp_path, "ARPGPipeline", "farthest_share = 0.5\nraster_share = 0.2\nfirst_places = 3")
     check_resuming(path, made / "ARPGPipeline-tokens", tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_text_encoder_as_one(made, tmp_path):
+    check_processes(with_text(tmp_path, learning_rate=1e-3), made / "LlamaGenPipeline-tokens", tmp_path)
 
 
 def test_the_text_tokenizer_of_a_folder_is_taken(made, tmp_path):
