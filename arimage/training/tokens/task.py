@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...options import fast_dtype
 from ...pipelines.base import ARPipeline
@@ -33,6 +34,8 @@ from .heldout import HELD_OUT, Part, reported
 HELD_OUT_LOSS, TRAINED_LOSS = "held-out loss", "loss of trained images"
 # The images of a sheet of samples.
 SHOWN = 8
+# All but cuDNN's, which refuses some shapes of masks.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # What learns at the learning rate of the text.
 TEXT = ("text_encoder.", "transformer.caption_projection.")
 
@@ -254,17 +257,18 @@ class TokenTask(nn.Module):
     def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
         """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
         that of `fit`."""
-        fit(
-            self,
-            self.settings.optimizer,
-            out / "transformer",
-            learning_rate_scales=self.learning_rate_scales,
-            report_every_seconds=report_every_seconds,
-            about=self.about,
-            on_report=lambda: self.save(out),
-            log_with=log_with,
-            seed=self.settings.seed,
-        )
+        with sdpa_kernel(ATTENTION):
+            fit(
+                self,
+                self.settings.optimizer,
+                out / "transformer",
+                learning_rate_scales=self.learning_rate_scales,
+                report_every_seconds=report_every_seconds,
+                about=self.about,
+                on_report=lambda: self.save(out),
+                log_with=log_with,
+                seed=self.settings.seed,
+            )
         self.save(out)
 
     def train(self, mode: bool = True) -> "TokenTask":
