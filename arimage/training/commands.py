@@ -75,6 +75,7 @@ def tokenizer(
 ) -> None:
     """Train the image tokenizer of a recipe."""
     from .recipe import load_recipe
+    from .reconstructions import held_out_psnr
     from .resuming import alone_in
     from .tokenizer import run_tokenizer
 
@@ -83,6 +84,8 @@ def tokenizer(
     tables = load_recipe(recipe, "tokenizer")
     with alone_in(out):
         run_tokenizer(tables, data, heldout, out, choose_device(device), **options)
+        psnr = held_out_psnr(out / "tokenizer")
+    typer.echo(f"{out / 'tokenizer' / 'tokenizer'}: {psnr:.2f} dB")
 
 
 @train_app.command("transformer")
@@ -346,7 +349,10 @@ def lora(
 
 
 @train_app.command("tokens")
-@panels(data="split image_column caption_column label_column classes limit", tokens="model size views shard_size out")
+@panels(
+    data="split image_column caption_column label_column classes limit",
+    tokens="model size views augmentation shard_size out",
+)
 def tokens(
     data: Annotated[
         str,
@@ -368,6 +374,13 @@ def tokens(
         Literal["centre", "centre-flip", "ten-crop"],
         typer.Option(help="The middle of an image, also mirrored, or ten crops, as LlamaGen takes them."),
     ] = "centre",
+    augmentation: Annotated[
+        str | None,
+        typer.Option(
+            help="Recipe whose table [augmentation] says how further copies of an image differ: the name of an "
+            "installed one, or a TOML file. Not for held-out images."
+        ),
+    ] = None,
     split: Annotated[
         str,
         typer.Option(
@@ -389,6 +402,8 @@ def tokens(
 ) -> None:
     """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
     from .losses import reads_text
+    from .recipe import load_recipe
+    from .tables import read_tables
     from .tokens.cache import encode_tokens
     from .tokens.encoders import load_encoder
     from .tokens.sources import open_source
@@ -396,6 +411,11 @@ def tokens(
     check(Items | None, limit, "--limit")
     for name, value in (("--shard-size", shard_size), ("--batch-size", batch_size)):
         check(Count, value, name)
+    changes = None
+    if augmentation is not None:
+        if views != "centre":
+            raise ValueError(f"--views is {views}, and --augmentation says which copies are encoded: leave out one")
+        changes = read_tables(load_recipe(augmentation, "augmentation")).augmentation
     names = None if classes is None else prompt_lines("--classes", classes, "names of classes")
     columns = {"image": image_column, "caption": caption_column, "label": label_column}
     chosen = choose_device(device)
@@ -410,6 +430,7 @@ def tokens(
         model=model,
         size=check(Pixels | None, size, "--size"),
         views=views,
+        augmentation=changes,
         shard_size=shard_size,
         batch_size=batch_size,
         limit=limit,
@@ -425,7 +446,7 @@ def tokens(
 @train_app.command("model")
 @panels(
     data="tokens heldout",
-    training="recipe start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
+    training="recipe text_tokenizer start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
     reports="out report_every log_with push_to_hub dry_run",
 )
 def train_model(
@@ -433,7 +454,17 @@ def train_model(
     out: Out,
     recipe: Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")],
     heldout: Annotated[
-        Path | None, typer.Option(help="The same for held-out images. Default: a tenth of --tokens, at most 512.")
+        list[Path] | None,
+        typer.Option(
+            help="The same for held-out images; several are reported by the names of their folders. Default: a tenth "
+            "of --tokens, at most 512."
+        ),
+    ] = None,
+    text_tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the tokenizer of a new text encoder. Default: one that is learned from the captions."
+        ),
     ] = None,
     start_from: Annotated[
         str | None,
@@ -476,13 +507,14 @@ def train_model(
     given = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "workers": workers}
     settings = token_settings(table, **given, lora_rank=lora_rank, lora_targets=lora_targets)
     if dry_run:
-        plan = plan_of(table, settings, TokenCache(tokens), start_from)
+        plan = plan_of(table, settings, TokenCache(tokens), start_from, text_tokenizer)
         for name, value in plan.items():
             typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.2f}")
         return
     join_processes()
     with alone_in(out):
-        task = begin_training(table, settings, tokens, heldout, start_from, choose_device(device), compile=compile)
+        more = {"text_tokenizer": text_tokenizer, "compile": compile}
+        task = begin_training(table, settings, tokens, heldout or (), start_from, choose_device(device), **more)
         first = processes()[0] == 0
         if first:
             typer.echo(task.held_out, err=True)
@@ -492,8 +524,10 @@ def train_model(
     trained = out / ("adapter" if settings.lora_rank else "model")
     if not first:
         return
+    if settings.best is not None:
+        typer.echo(f"{out / 'best'}: lowest loss of {settings.best}, at step {int(task.lowest[1])}")
     if push_to_hub is not None:
-        upload(push_to_hub, trained)
+        upload(push_to_hub, trained if settings.best is None else out / "best")
     typer.echo(trained)
 
 

@@ -5,14 +5,18 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from ..decoding.contract.orders import order_of
 from ..models.denoising_head import diffusion_tables
 from ..models.language_model import LanguageTokenModel
+from ..pipelines.arpg.pipeline_arpg import ARPGPipeline
 from ..pipelines.base import ARPipeline
 from ..pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ..pipelines.kinds.class_or_text import ClassOrTextPipeline
 from ..pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
 from ..pipelines.latent_llama.transformer_latent_llama import velocity
+from .orders import Orders
+
+
+RANDOM = Orders()
 
 
 class Losses(Protocol):
@@ -31,7 +35,7 @@ class Losses(Protocol):
         generator: torch.Generator,
     ) -> torch.Tensor:
         """Losses [B, K] of `tokens` [B, N]: of the first `count` ones where the order of generation is fixed, else of
-        all. The images `unconditional` [B] have no condition."""
+        all, and of first places. The images `unconditional` [B] have no condition."""
         ...
 
 
@@ -48,18 +52,30 @@ def reads_text(pipe: ARPipeline) -> bool:
 
 
 class PrefixLosses:
-    """Of transformers that read a class or a text as a prefix: in raster order, or in a new random order per image."""
+    """Of transformers that read a class or a text as a prefix: in raster order, or in an order of its own per image.
 
-    def __init__(self, pipe: ClassOrTextPipeline):
+    Args:
+        orders: those of an any-order model.
+        trains_text: whether the text encoder learns too.
+    """
+
+    def __init__(self, pipe: ClassOrTextPipeline, orders: Orders = RANDOM, trains_text: bool = False):
         self.pipe, self.any_order = pipe, pipe.abilities.accepts("order")
+        self.orders, self.trains_text = orders, trains_text
 
     def tokens(self, pixels: torch.Tensor) -> torch.LongTensor:
         return self.pipe.encode_image(pixels).flatten(1)
 
-    @torch.no_grad()
     def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        return self.pipe.encode_prefix(*self._condition(captions))
+
+    def _condition(self, captions: list[str]) -> tuple:
+        """The arguments of `encode_condition`."""
         given = condition_of(self.pipe, captions)
-        return self.pipe.encode_prefix(given.get("prompt"), given.get("class_labels"), None, None)
+        if "prompt" not in given:
+            return None, given["class_labels"], None, None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trains_text):
+            return None, None, *self.pipe.embed_prompt(given["prompt"])
 
     def conditions(self, captions: list[str]) -> dict[str, torch.Tensor]:
         """The conditions of the captions of a batch, each encoded once, in one call. They depend on nothing but the
@@ -74,11 +90,13 @@ class PrefixLosses:
             tokens = tokens[:, :count]
             logits = self.pipe.transformer.predict(tokens, **condition)
         else:
-            side = self.pipe.transformer.config.grid_size
-            order = order_of("random", (side, side), torch.randint(2**62, (len(tokens),), generator=generator))
-            assert order is not None
-            order = order.to(tokens.device)
-            logits = self.pipe.transformer.predict(tokens, order=order, **condition)
+            order = self.orders.sample(len(tokens), self.pipe.transformer.config.grid_size, generator)
+            condition["order"] = order = order.to(tokens.device)
+            if self.orders.first_places:
+                first = torch.randint(tokens.shape[1], (len(tokens), self.orders.first_places), generator=generator)
+                condition["first_places"] = first.to(tokens.device)
+                order = torch.cat([order, condition["first_places"]], dim=1)
+            logits = self.pipe.transformer.predict(tokens, **condition)
             tokens = tokens.gather(1, order)
         return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
 
@@ -90,8 +108,7 @@ class ScaleLosses(PrefixLosses):
         return torch.cat([part.flatten(1) for part in self.pipe.encode_image(pixels)], dim=1)
 
     def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
-        given = condition_of(self.pipe, captions)
-        return self.pipe.encode_condition(given.get("prompt"), given.get("class_labels"), None, None)
+        return self.pipe.encode_condition(*self._condition(captions))
 
     def __call__(self, captions, tokens, unconditional, count, generator):
         sides = self.pipe.transformer.config.scales
@@ -110,8 +127,8 @@ class LatentLosses(PrefixLosses):
 
     pipe: LatentLlamaPipeline
 
-    def __init__(self, pipe: LatentLlamaPipeline):
-        super().__init__(pipe)
+    def __init__(self, pipe: LatentLlamaPipeline, *, trains_text: bool = False):
+        super().__init__(pipe, trains_text=trains_text)
         self._kept = torch.tensor(diffusion_tables(pipe.transformer.config.num_train_timesteps).alphas_cumprod)
 
     def tokens(self, pixels: torch.Tensor) -> torch.FloatTensor:
@@ -163,25 +180,34 @@ class LanguageLosses:
         return F.cross_entropy(model.predict(tokens, unconditional).transpose(1, 2), tokens, reduction="none")
 
 
-def losses_of(pipe: ARPipeline, caption: str) -> Losses:
+def losses_of(pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains_text: bool = False) -> Losses:
     """The losses of the family of a pipeline.
 
     Args:
         caption: that of one of the pictures.
+        orders, trains_text: those of `PrefixLosses`.
 
     Raises:
-        ValueError: if the family cannot be trained here, or the caption is not one of its classes.
+        ValueError: if the family cannot be trained here, or not in these orders, or the caption is not one of its
+            classes.
     """
     kind, videos = pipe.abilities.kind, pipe.abilities.generates_video
+    if orders != RANDOM and not pipe.abilities.accepts("order"):
+        raise ValueError(
+            f"raster_share, farthest_share or first_places is given, and a {type(pipe).__name__} has one order: leave "
+            "it out"
+        )
+    if orders.first_places and not isinstance(pipe, ARPGPipeline):
+        raise ValueError(f"first_places is given, and a {type(pipe).__name__} predicts none: leave it out")
     if isinstance(pipe, LatentLlamaPipeline):
-        return LatentLosses(pipe)
+        return LatentLosses(pipe, trains_text=trains_text)
     if isinstance(pipe, CosmosPipeline):
         pipe.check_text(caption if reads_text(pipe) else None, None)
         return VideoLosses(pipe)
     if kind == "scales" and isinstance(pipe, ClassOrTextPipeline):
-        return ScaleLosses(pipe)
+        return ScaleLosses(pipe, trains_text=trains_text)
     if kind == "tokens" and isinstance(pipe, ClassOrTextPipeline):
-        return PrefixLosses(pipe)
+        return PrefixLosses(pipe, orders, trains_text)
     if kind == "tokens" and not videos and len(pipe._lora_loadable_modules) == 1:
         with torch.no_grad():
             model = pipe.prepare(**condition_of(pipe, [caption])).model

@@ -8,6 +8,7 @@ from ..installed import installed_files, not_installed
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
 from ..pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from ..tokenizers.vq_patches import PatchVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .acceleration.collaborate import check_drafter_scales, collaborate_settings
 from .acceleration.denoiser import DenoiserSettings
@@ -15,7 +16,7 @@ from .acceleration.distill import DistillSettings
 from .acceleration.drafter import DrafterSettings
 from .beginning import Beginning, Run
 from .saving import save_float16
-from .tables import Recipe, examples_of, load_both, load_clips, read_tables, settings_of, with_scenes
+from .tables import Recipe, examples_of, is_token_recipe, load_both, load_clips, read_tables, settings_of, with_scenes
 from .texts.captions import CaptionTask
 from .texts.text import TextSettings
 from .tokenizer import new_tokenizer
@@ -44,7 +45,8 @@ ADDITIONS = {"drafter": DrafterSettings, "distill": DistillSettings, "denoiser":
 
 def installed_recipes() -> dict[str, Path]:
     """The recipes of this package and of installed models, by their names."""
-    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed_files("recipes", "*.toml")]}
+    installed = [path for path in installed_files("recipes", "*.toml") if not is_token_recipe(path)]
+    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed]}
 
 
 def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
@@ -100,6 +102,11 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.collaborate is not None and isinstance(vq, VARVQModel):
         check_drafter_scales(recipe.collaborate.drafter_scales, len(vq.config.scales))
     if recipe.transformer is not None:
+        if isinstance(vq, PatchVQModel):
+            raise ValueError(
+                "table [transformer]: the tokens of a PatchVQModel are trained by `arimage train tokens` and `arimage "
+                "train model`: leave it out"
+            )
         pipe, generation = task_of(recipe).trial(recipe, vq), recipe.table("generation")
         generation.give(pipe)
         lacking = missing(pipe.decoding.needs, pipe.traits)

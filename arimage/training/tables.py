@@ -2,13 +2,14 @@
 
 import inspect
 import logging
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import psutil
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
 from ..decoding import decoding_from_name
@@ -19,6 +20,7 @@ from .data.captioned import ImageCaptions, Pixels, is_captioned, load_captioned_
 from .examples import Examples, load_examples
 from .loop import OptimizerSettings
 from .pixels import PixelSource, open_pixels
+from .tokens.augmentation import Augmentation
 
 
 logger = logging.getLogger(__name__)
@@ -55,11 +57,26 @@ class ModelTable(TrainingTable):
     model: dict[str, Any]
 
 
-class TokenizerTable(ModelTable):
-    kind: Literal["LlamaGenVQModel", "VARVQModel"] = Field("LlamaGenVQModel", alias="class")
+class TokenizerTable(Table):
+    """As `ModelTable`, but that a `PatchVQModel` has no network to optimize."""
+
+    kind: Literal["LlamaGenVQModel", "VARVQModel", "PatchVQModel"] = Field("LlamaGenVQModel", alias="class")
+    model: dict[str, Any]
+    optimizer: OptimizerSettings | None = None
+    training: dict[str, Any] = {}
     start_from: Text | None = None
     data: DataTable = DataTable()
     scenes: Any = None
+
+    @model_validator(mode="after")
+    def check_optimizer(self) -> Self:
+        needless = {"optimizer": self.optimizer, "start_from": self.start_from}
+        if self.kind == "PatchVQModel":
+            for name in [name for name, value in needless.items() if value is not None]:
+                raise ValueError(f"{name} is given, and a PatchVQModel has no network: leave it out")
+        elif self.optimizer is None:
+            raise ValueError("optimizer is missing: add it")
+        return self
 
 
 class TransformerTable(ModelTable):
@@ -132,10 +149,12 @@ class Recipe(Table):
     Attributes:
         examples: the module that makes pictures (the tables `scenes` of what is trained) or clips (the table `clips`)
             from those of the data set; see `Examples`.
+        augmentation: how copies of an image differ that `arimage train tokens` encodes.
     """
 
     examples: Text | None = None
     image_size: Annotated[int, Field(strict=True, ge=8, le=2**11)]
+    augmentation: Augmentation | None = None
     clips: Any = None
     tokenizer: TokenizerTable | None = None
     text_encoder: TextEncoderTable | None = None
@@ -198,18 +217,25 @@ def _made(recipe: Recipe, name: str, settings: object, where: object, *tables: s
     return found
 
 
+def is_token_recipe(path: Path) -> bool:
+    """Whether a recipe is one for `arimage train model`."""
+    return "pipeline" in tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 def examples_of(recipe: Recipe) -> Examples:
     """What makes the pictures or clips of a recipe."""
     return load_examples(recipe.examples)
 
 
-def settings_of(kind: Callable[..., Settings], table: TrainingTable, name: str, **given) -> Settings:
+def settings_of(kind: Callable[..., Settings], table: TrainingTable | TokenizerTable, name: str, **given) -> Settings:
     """The settings that a table describes. The recipe cannot set the fields `given`.
 
     Raises:
         ValueError: if a setting is not one of `kind`, or of a wrong type or range.
     """
-    given, where = {"optimizer": table.optimizer, **given}, f"table [{name}.training]"
+    where = f"table [{name}.training]"
+    if table.optimizer is not None:
+        given = {"optimizer": table.optimizer, **given}
     for field in table.training.keys() & given.keys():
         raise ValueError(f"{where}: {field} is not a setting: leave it out")
     return check(kind, table.training | given, where)

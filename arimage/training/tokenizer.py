@@ -15,18 +15,23 @@ from ..options import fast_dtype
 from ..pipelines.saving.saved_folder import stored_elsewhere
 from ..schema import COMPLETE, Batch, Decay, Number, Rows, Seed, Share, Steps, read_object
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
+from ..tokenizers.vq_patches import PatchVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .clips import frames_of
-from .data.captioned import ImageCaptions, Pixels, save_grid, to_unit_range
+from .data.captioned import ImageCaptions, Pixels, to_unit_range
 from .loop import OptimizerSettings, fit
+from .patches import PatchSettings, train_patches
 from .quantisers import ResidualQuantiser, SphericalQuantiser
+from .reconstructions import report_reconstructions
 from .resuming import digest, of_settings
 from .saving import replace_folder
 from .tables import Recipe, load_clips, load_pixels, new_model, read_tables, settings_of, with_scenes
 
 
 QUANTISERS = {LlamaGenVQModel: SphericalQuantiser, VARVQModel: ResidualQuantiser}
-TOKENIZERS = {tokenizer.__name__: tokenizer for tokenizer in QUANTISERS}
+# Those with networks, which are trained, and all.
+NETWORKS = {tokenizer.__name__: tokenizer for tokenizer in QUANTISERS}
+TOKENIZERS = {**NETWORKS, PatchVQModel.__name__: PatchVQModel}
 
 
 @dataclass(frozen=True)
@@ -150,18 +155,7 @@ class TokenizerTask(nn.Module):
     def report(self, step: int, out: Path) -> dict[str, float]:
         """Held-out images next to their reconstructions, from the first scale to all of them, and the mean PSNR in
         dB."""
-        every = range(len(self.heldout))
-        shown, _ = self.heldout.read(every[:: max(1, len(every) // 16)][:16])
-        partial = [self.decode(latents).clamp(-1, 1).cpu() for latents in self.quantised(shown)]
-        rows = torch.stack([to_unit_range(shown), *partial], dim=1)
-        columns = rows.shape[1] * max(1, 8 // rows.shape[1])
-        save_grid((rows.flatten(0, 1) + 1) / 2, out / "reconstructions.png", columns)
-        errors = []
-        for start in every[::64]:
-            images, _ = self.heldout.read(every[start : start + 64])
-            error = self.decode(self.quantised(images)[-1]).clamp(-1, 1).cpu() - to_unit_range(images)
-            errors.append(error.pow(2).flatten(1).mean(-1))
-        return {"held-out PSNR": float((10 * torch.log10(4 / torch.cat(errors))).mean())}
+        return report_reconstructions(self.heldout, self.quantised, self.decode, out)
 
 
 def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> LlamaGenVQModel | VARVQModel:
@@ -182,9 +176,9 @@ def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> Ll
             f"{start_from} is not a tokenizer: give an installed model's name or a folder of save_pretrained"
         )
     kind = read_object(folder / "config.json").get("_class_name")
-    if kind not in TOKENIZERS:
-        raise ValueError(f"{start_from} holds a {kind}: start from one of {', '.join(TOKENIZERS)}")
-    trained = TOKENIZERS[kind].from_pretrained(folder)
+    if kind not in NETWORKS:
+        raise ValueError(f"{start_from} holds a {kind}: start from one of {', '.join(NETWORKS)}")
+    trained = NETWORKS[kind].from_pretrained(folder)
     for name in ("channels", "channel_multipliers", "layers_per_block", "norm_num_groups"):
         # As in the file, where a tuple is a list.
         theirs, ours = (json.dumps(tokenizer.config[name]) for tokenizer in (trained, model))
@@ -238,7 +232,7 @@ def train_tokenizer(
     return model
 
 
-def _check_size(model: LlamaGenVQModel | VARVQModel, size: int) -> None:
+def _check_size(model: LlamaGenVQModel | VARVQModel | PatchVQModel, size: int) -> None:
     """Refuse a `size` in pixels that is not a whole number of tokens."""
     factor = model.scale_factor
     if size % factor:
@@ -252,20 +246,25 @@ def _check_size(model: LlamaGenVQModel | VARVQModel, size: int) -> None:
         )
 
 
-def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel:
+def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel | PatchVQModel:
     """The tokenizer of a recipe, without memory for its weights.
 
     Raises:
         ValueError: if its settings do not fit each other.
     """
     table = recipe.table("tokenizer")
+    if table.kind == PatchVQModel.__name__:
+        settings_of(PatchSettings, table, "tokenizer")
+        patches = new_model(PatchVQModel, table.model, "tokenizer.model")
+        _check_size(patches, recipe.image_size)
+        return patches
     settings = settings_of(TokenizerSettings, table, "tokenizer")
     if settings.codebook_start >= settings.optimizer.steps:
         raise ValueError(
             f"table [tokenizer.training]: codebook_start is {settings.codebook_start}: give less than the "
             f"{settings.optimizer.steps} steps of the training"
         )
-    model = new_model(TOKENIZERS[table.kind], table.model, "tokenizer.model")
+    model = new_model(NETWORKS[table.kind], table.model, "tokenizer.model")
     _check_size(model, recipe.image_size)
     # K-means of each scale starts a share of the codes.
     sides = model.config.scales if isinstance(model, VARVQModel) else [recipe.image_size // model.scale_factor]
@@ -287,7 +286,7 @@ def run_tokenizer(
     out: str | Path,
     device: str,
     **options: Any,
-) -> LlamaGenVQModel | VARVQModel:
+) -> LlamaGenVQModel | VARVQModel | PatchVQModel:
     """Train the tokenizer of `recipe` on `train`, and save it in `out`/tokenizer/tokenizer. `train`, `heldout` and
     `options` are those of `load_pixels`.
 
@@ -297,20 +296,15 @@ def run_tokenizer(
     tables = read_tables(recipe)
     new_tokenizer(tables)
     table = tables.table("tokenizer")
-    settings = settings_of(TokenizerSettings, table, "tokenizer")
+    patches = table.kind == PatchVQModel.__name__
+    settings = settings_of(PatchSettings if patches else TokenizerSettings, table, "tokenizer")
     if tables.clips is not None:
         data, heldout_data = map(frames_of, load_clips(tables, "tokenizer", train, heldout))
     else:
         data, heldout_data = load_pixels(tables, "tokenizer", train, heldout, seed=settings.seed, **options)
         if isinstance(data, ImageCaptions):
             data = with_scenes(tables, "tokenizer", data)
-    return train_tokenizer(
-        table.model,
-        data,
-        heldout_data,
-        settings,
-        Path(out) / "tokenizer",
-        device,
-        model_class=TOKENIZERS[table.kind],
-        start_from=table.start_from,
-    )
+    parts = table.model, data, heldout_data, settings, Path(out) / "tokenizer", device
+    if patches:
+        return train_patches(*parts)
+    return train_tokenizer(*parts, model_class=NETWORKS[table.kind], start_from=table.start_from)

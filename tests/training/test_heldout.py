@@ -7,6 +7,7 @@ import torch
 from pipelines.latent_llama import tiny as tiny_latents
 from pipelines.llamagen import tiny as tiny_llamagen
 
+from arimage import AutoPipeline
 from arimage.training.commands import train_app
 from arimage.training.data.captioned import ImageCaptions
 from arimage.training.losses import losses_of
@@ -38,7 +39,7 @@ def test_every_command_is_given_what_it_holds_out_or_is_tested_here():
 
 def seen_and_judged(task):
     """The tokens that the steps of an epoch take, and those that a report reads."""
-    judged, heldout = [], task.frozen.heldout
+    judged, (heldout,) = [], task.frozen.heldout.values()
     read = type(heldout).read
 
     def reading(images, views):
@@ -52,7 +53,7 @@ def seen_and_judged(task):
     return seen, judged
 
 
-def training(tmp_path, tokens, heldout=None):
+def training(tmp_path, tokens, *heldout):
     table = load_token_recipe(recipe(tmp_path, steps=40))
     return begin_training(table, token_settings(table, workers=0), tokens, heldout, None, "cpu")
 
@@ -70,7 +71,7 @@ def test_training_on_tokens_holds_out_pictures_with_all_their_captions(tmp_path)
         figures = task.report(0, tmp_path)
     assert list(figures) == ["held-out loss"] and judged
     assert not {tuple(row) for row in seen.tolist()} & {tuple(row.tolist()) for row in judged}
-    assert len(task.frozen.heldout) == 2 and len(task.frozen.batches.cache) == 54
+    assert len(task.frozen.heldout[""]) == 2 and len(task.frozen.batches.cache) == 54
 
 
 def test_continuous_tokens_of_one_picture_are_found_though_rounded_otherwise(tmp_path):
@@ -177,3 +178,74 @@ def test_captions_of_a_batch_are_encoded_in_one_call():
         torch.testing.assert_close(value, alone)
         # A resumed run has encoded others before.
         assert torch.equal(value, losses.conditions(captions)[name])
+
+
+@pytest.fixture
+def sets(tmp_path):
+    """Tokens of classes to train on, and of two held-out sets, one of which shares an image with them."""
+    pipe = tiny_llamagen.class_pipeline()
+    pipe.save_pretrained(tmp_path / "model")
+    for name, first in {"tokens": 0, "val": 5, "test": 9}.items():
+        data = tmp_path / "data" / name
+        data.mkdir(parents=True)
+        parquet(data / "a.parquet", range(first, first + 6), label=[0, 1] * 3)
+        encode(pipe, data / "a.parquet", tmp_path / name, model=str(tmp_path / "model"))
+    return tmp_path
+
+
+def run_of(sets, best=None, steps=3, heldout=("val", "test")):
+    training = "" if best is None else f'best = "{best}"'
+    table = load_token_recipe(recipe(sets, training=training, steps=steps))
+    folders = [sets / name for name in heldout]
+    return begin_training(table, token_settings(table, workers=0), sets / "tokens", folders, None, "cpu")
+
+
+def test_several_sets_are_held_out_and_reported_by_their_names(sets, caplog):
+    task = run_of(sets)
+    assert len(task.frozen.batches.cache) == 5 and "5 images are trained, 12 are held out" in task.held_out
+    assert "1 of 6 images" in caplog.text
+    with torch.no_grad():
+        figures = task.report(0, sets)
+        mean = {name: run_of(sets, heldout=[name]).report(0, sets)["held-out loss"] for name in ("val", "test")}
+    count = task.frozen.heldout["val"].index.shape[0]
+    assert figures == {f"nats per picture, {name}": pytest.approx(count * mean[name]) for name in ("val", "test")}
+    (sets / "other").mkdir()
+    (sets / "val").rename(sets / "other" / "test")
+    with pytest.raises(ValueError, match="two folders that are called alike"):
+        run_of(sets, heldout=["other/test", "test"])
+
+
+def test_the_weights_of_the_lowest_loss_are_kept(sets, monkeypatch):
+    task = run_of(sets, best="test")
+    out = sets / "run" / "transformer"
+    out.mkdir(parents=True)
+    losses = iter([9.0, 3.0, 9.0, 2.0, 9.0, 2.5])
+    monkeypatch.setattr(task, "_judge", lambda held: (next(losses), 16))
+    with torch.no_grad():
+        kept = []
+        for step in range(3):
+            task.report(step, out)
+            kept.append((sets / "run" / "best").stat().st_mtime_ns)
+            task.transformer.head.weight.add_(1)
+    assert task.lowest.tolist() == [2.0, 1.0] and kept[0] < kept[1] == kept[2]
+    pipe = AutoPipeline.from_pretrained(sets / "run" / "best", dtype=torch.float32)
+    torch.testing.assert_close(pipe.transformer.head.weight, task.transformer.head.weight - 2, atol=1e-2, rtol=1e-2)
+
+
+def test_a_resumed_run_remembers_the_lowest_loss(sets):
+    task = run_of(sets, best="val")
+    task.fit(sets / "run")
+    assert (sets / "run" / "best" / "model_index.json").is_file() and task.lowest[0] < torch.inf
+    again = run_of(sets, best="val", steps=6)
+    again.frozen.judge = lambda *given: torch.full((6, 1), 99.0)
+    again.fit(sets / "run")
+    assert torch.equal(again.lowest, task.lowest)
+    with pytest.raises(ValueError, match="best = 'val' and you ask for 'test'"):
+        run_of(sets, best="test", steps=9).fit(sets / "run")
+
+
+def test_a_set_that_there_is_not_cannot_choose_the_weights(sets):
+    with pytest.raises(ValueError, match="best is 'dev', .* those are val, test"):
+        run_of(sets, best="dev")
+    with pytest.raises(ValueError, match="best is 'val', .* give --heldout"):
+        run_of(sets, best="val", heldout=())

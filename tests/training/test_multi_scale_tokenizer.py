@@ -303,5 +303,5 @@ def test_scales_that_do_not_fit_the_images_are_refused(folder, tmp_path):
 def test_an_unknown_class_is_refused(folder, tmp_path):
     recipe = copy.deepcopy(RECIPE)
     recipe["tokenizer"]["class"] = "VQModel"
-    with pytest.raises(ValueError, match="tokenizer.class is 'VQModel': give 'LlamaGenVQModel' or 'VARVQModel'"):
+    with pytest.raises(ValueError, match="tokenizer.class is 'VQModel': give 'LlamaGenVQModel'"):
         run_tokenizer(recipe, folder, folder, tmp_path, "cpu")

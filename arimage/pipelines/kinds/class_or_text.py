@@ -132,6 +132,12 @@ class ClassOrTextPipeline(ARImagePipeline):
             ValueError: if `prompt` is not text, `max_sequence_length` is not a number of tokens, or the pipeline has
                 no text encoder.
         """
+        return self.embed_prompt(prompt, max_sequence_length)
+
+    def embed_prompt(
+        self, prompt: str | list[str], max_sequence_length: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`encode_prompt`, differentiable, for training."""
         self._check_encoder()
         self.check_offloading()
         prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens

@@ -2,6 +2,7 @@
 
 import html
 import re
+from functools import lru_cache
 from urllib.parse import unquote_plus
 
 import ftfy
@@ -80,6 +81,8 @@ def _clean_once(caption: str) -> str:
     return _replace(caption, _AFTER_UNESCAPING).strip()
 
 
+# A training cleans the same captions in every epoch.
+@lru_cache(maxsize=2**14)
 def clean_caption(caption: str) -> str:
     """A caption in lower case without links, file names, codes, mark-up and odd punctuation."""
     # Twice, as in the original: what the first round leaves may be cleaned by the second.

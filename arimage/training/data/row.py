@@ -17,6 +17,8 @@ from ...schema import check_encodable
 
 # Ids of classes are below.
 MOST_CLASSES = 2**40
+# Between the captions of a row that has several: ASCII's separator of records.
+SEPARATOR = "\x1e"
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Source:
     left_out: int = 0
 
     def read(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """From row `start` on: what errors call the row, its encoded image or video, and its caption, or the id of
-        its class in digits.
+        """From row `start` on: what errors call the row, its encoded image or video, and its caption, several with
+        `SEPARATOR` between them, or the id of its class in digits.
 
         Raises:
             ValueError: if a row has no image, no video, no caption or no class, or cannot be read.
@@ -82,7 +84,7 @@ class Source:
             yield where, image, self.text_of(where, text)
 
     def text_of(self, where: str, text: Any) -> str:
-        """The caption of a row, or the id of its class in digits; "" where there is neither.
+        """The caption of a row, a text or a list of them, or the id of its class in digits; "" where there is neither.
 
         Raises:
             ValueError: if it is not one.
@@ -91,7 +93,13 @@ class Source:
             return ""
         if text is None:
             raise ValueError(f"{where}, has no {self.text}: leave the row out")
-        return str(self._class(where, text)) if self.labelled else caption_of(where, text)
+        if self.labelled:
+            return str(self._class(where, text))
+        if isinstance(text, list):
+            if not text:
+                raise ValueError(f"{where}, has no {self.text}: leave the row out")
+            return SEPARATOR.join(caption_of(where, one) for one in text)
+        return caption_of(where, text)
 
     @cached_property
     def _number(self) -> dict[str, int]:
@@ -116,7 +124,7 @@ class Source:
 
 
 def caption_of(where: str, text: Any) -> str:
-    """The caption of a row, without blanks around it.
+    """A caption of a row, without blanks around it.
 
     Raises:
         ValueError: if it is not one.
@@ -126,7 +134,7 @@ def caption_of(where: str, text: Any) -> str:
     if not text.strip():
         raise ValueError(f"{where}, has an empty caption: leave the row out")
     check_encodable(f"caption of {where}", text)
-    return text.strip()
+    return text.replace(SEPARATOR, " ").strip()
 
 
 def matched_classes(data: str, found: list[str], given: list[str]) -> list[int]:

@@ -1,7 +1,7 @@
 """What the training of every text-conditional transformer shares: captions, their encoder, noise, and sample
 images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,11 @@ from ..data.captioned import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit
 from ..resuming import digest, of_data, of_settings
 from .drawing import draw_captions
+
+
+CaptionLength = Annotated[int, Field(strict=True, ge=2, le=2**10)]
+# The 256 bytes and two special tokens are in every vocabulary.
+TextVocabulary = Annotated[int, Field(strict=True, ge=258, le=2**17)]
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,8 @@ class CaptionSettings:
     noisy_share: Share = 0.0
     most_noise: Share = 0.7
     text_learning_rate_scale: Number = 0.2
-    caption_length: Annotated[int, Field(strict=True, ge=2, le=2**10)] = 24
-    # The 256 bytes and two special tokens are in every vocabulary.
-    text_vocab_size: Annotated[int, Field(strict=True, ge=258, le=2**17)] = 2048
+    caption_length: CaptionLength = 24
+    text_vocab_size: TextVocabulary = 2048
     sample_prompts: Annotated[tuple[Text, ...], Field(min_length=1, max_length=100)] = ("a red heart",)
     sampling: dict[str, Any] = field(default_factory=dict)
     seed: Seed = 0
@@ -78,7 +82,7 @@ class CaptionSettings:
         return replace(self, **changes, stages=())
 
 
-def train_text_tokenizer(captions: list[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+def train_text_tokenizer(captions: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
     """A lower-casing byte-level BPE with T5's special tokens, learned from `captions`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])

@@ -36,8 +36,11 @@ class TokenBatches(Dataset):
     """The batch of every step: each image once per epoch in a new order, in a random view. A batch depends on nothing
     but the step, and processes that train together take parts of the one that a single process would take."""
 
-    def __init__(self, cache: TokenCache | Part, batch_size: int, dropout: float, seed: int):
+    def __init__(
+        self, cache: TokenCache | Part, batch_size: int, dropout: float, seed: int, primary_share: float = 0.5
+    ):
         self.cache, self.batch_size, self.dropout, self.seed = cache, batch_size, dropout, seed
+        self.primary_share = primary_share
         self.rank, self.count = processes()
         self.epochs = Epochs(len(cache), seed)
 
@@ -48,7 +51,9 @@ class TokenBatches(Dataset):
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, step))
         views = torch.randint(self.cache.views, (every,), generator=generator)[part]
         dropped = torch.rand(every, generator=generator)[part] < self.dropout
-        return TokenBatch(*self.cache.read(images, views.tolist()), dropped)
+        primary, variants = torch.rand(2, every, generator=generator)[:, part]
+        variants = variants.masked_fill(primary < self.primary_share, 0)
+        return TokenBatch(*self.cache.read(images, views.tolist(), variants.tolist()), dropped)
 
     def from_step(self, start: int, steps: int, workers: int) -> Iterator[TokenBatch]:
         """The batches from the step `start` on, prepared by `workers` processes, or by this one if 0."""

@@ -1,19 +1,20 @@
 """A cache of tokens on disk: images or clips are encoded once, and training reads tokens instead of pixels.
 
 A folder with tokens.json, which says what the tokens are of, and shards: safetensors files with `tokens` [n, V, ...]
-of n images or clips in V views, and `labels` [n], or `captions` (bytes in UTF-8) with `ends` [n].
+of n images or clips in V views, and `labels` [n], or `captions` (bytes in UTF-8, several of an image separated by
+U+001E) with `ends` [n].
 """
 
 import hashlib
+import json
 import logging
 import reprlib
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -23,34 +24,33 @@ from safetensors.torch import save_file
 from torch import nn
 from tqdm import tqdm
 
-from ...eval.runs.files import check_same, remove_leftovers, write_json, write_whole
+from ...eval.runs.files import check_same, remove_leftovers, to_json, write_json, write_whole
 from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
 from ..data.captioned import to_unit_range
-from ..data.row import Source, content_of, decode, decode_clip
+from ..data.row import SEPARATOR, Source
 from ..losses import Losses, losses_of
 from ..processes import first_of_machine
 from ..resuming import alone_in, digest
-from .views import COUNTS, Views, views_of
+from .augmentation import Augmentation
+from .rows import AHEAD, Row, ahead, decoded_rows, row_digest, rows_of
+from .views import Views, count_views
 
 
 INDEX = "tokens.json"
 REMEDY = "give the folder of `arimage train tokens`, or make it again"
-# Images, or frames of clips, that are decoded ahead.
-AHEAD = 64
 # Shards that are open at a time: systems allow some 65,000 mapped files.
 OPEN = 4096
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class About(BaseModel):
     """What the tokens depend on: the model whose image tokenizer made them, a digest of its weights, the size of the
     images, their views, the data set, its columns, and the images of a shard; of clips also their `frames` and
-    `fps`."""
+    `fps`, and of copies that differ at random their `augmentation`."""
 
     model_config = COMPLETE
     model: Text
@@ -63,6 +63,7 @@ class About(BaseModel):
     shard_size: Count
     frames: Count | None = None
     fps: Count | None = None
+    augmentation: Augmentation | None = None
 
 
 def _as_about(about: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +170,7 @@ def encode_tokens(
     model: str,
     size: int | None = None,
     views: Views = "centre",
+    augmentation: Augmentation | None = None,
     shard_size: int = 1024,
     batch_size: int = 32,
     limit: int | None = None,
@@ -180,6 +182,7 @@ def encode_tokens(
     Args:
         model: the name of the pipeline.
         size: pixels along each side of a view; by default the size that the pipeline generates.
+        augmentation: how the views differ, which are copies of the middle of an image.
         limit: read at most this many rows.
 
     Raises:
@@ -198,6 +201,9 @@ def encode_tokens(
     }
     if isinstance(pipe, CosmosPipeline):
         about |= {"frames": pipe.num_frames, "fps": pipe.config.fps}
+    if augmentation is not None:
+        # As in a file, where a tuple is a list.
+        about["augmentation"] = json.loads(to_json(asdict(augmentation)))
     with alone_in(out):
         remove_leftovers(out / INDEX)
         remove_leftovers(out / "*.safetensors")
@@ -209,7 +215,7 @@ def encode_tokens(
             index = Index(about, (), source.labelled, 0, source.classes, norms, 0, False, record=record)
         if index.complete:
             return index
-        rows = iter(tqdm(_decoded(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
+        rows = iter(tqdm(decoded_rows(source, index.rows, about), initial=index.rows, unit="row", mininterval=5))
         while True:
             tokens, texts, part = _encode(losses, pipe._execution_device, islice(rows, shard_size), batch_size, about)
             if part is None:
@@ -266,7 +272,7 @@ def _resumed(out: Path, source: Source, about: dict[str, Any]) -> Index:
     if listing == index.record.listing:
         return index
     logger.info(f"{source.name} is not as it was listed before: the {index.rows} rows that were encoded are compared")
-    rows, first = _ahead(_row_digest, _rows(source, 0, about), AHEAD), 0
+    rows, first = ahead(row_digest, rows_of(source, 0, about), AHEAD), 0
     for part in index.record.parts:
         digests = list(islice(rows, part.rows))
         if _part(digests) != part:
@@ -316,81 +322,17 @@ def _with_shard(out: Path, index: Index, tokens: torch.Tensor, texts: list[str])
     return replace(index, shape=tuple(tokens.shape[2:]), num_classes=most)
 
 
-class _Row(NamedTuple):
-    """The views [V, 3, (T,) H, W] of an image or clip, None for one that is too short, what belongs to it, and a
-    digest of its file and that."""
-
-    pixels: torch.Tensor | None
-    text: str
-    digest: bytes
-
-
-def _digest(content: Path | bytes, text: str) -> bytes:
-    if isinstance(content, bytes):
-        found = hashlib.sha256(content)
-    else:
-        with open(content, "rb") as file:
-            found = hashlib.file_digest(file, "sha256")
-    return hashlib.sha256(found.digest() + text.encode()).digest()
-
-
-def _row_digest(where: str, file: Any, text: str) -> bytes:
-    return _digest(content_of(file), text)
-
-
 def _part(digests: list[bytes]) -> Part:
     return Part(len(digests), hashlib.sha256(b"".join(digests)).hexdigest())
 
 
-def _rows(source: Source, start: int, about: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """The rows of a data set from row `start` on."""
-    limit = about["limit"]
-    return islice(source.read(start), None if limit is None else max(limit - start, 0))
-
-
-def _decoded(source: Source, start: int, about: dict[str, Any]) -> Iterator[_Row]:
-    """The images or clips from row `start` on, decoded ahead in threads."""
-    size, views, count = tuple(about["image_size"]), about["views"], about.get("frames")
-
-    def decoded(where: str, file: Any, text: str) -> _Row:
-        content = content_of(file)
-        if count is None:
-            # Read once, so that the digest is that of what is encoded.
-            content = content if isinstance(content, bytes) else content.read_bytes()
-            image = decode(where, {"bytes": content, "path": None})
-            return _Row(views_of(image, size, views), text, _digest(content, text))
-        frames, found = decode_clip(where, file, count, about["fps"]), _digest(content, text)
-        if len(frames) < count:
-            logger.warning(f"{where}, has {len(frames)} frames of {about['fps']} per second, not {count}: left out")
-            return _Row(None, text, found)
-        return _Row(torch.stack([views_of(frame, size, views) for frame in frames], 2), text, found)
-
-    return _ahead(decoded, _rows(source, start, about), AHEAD // (count or 1))
-
-
-def _ahead(work: Callable[..., T], rows: Iterator[tuple[str, Any, str]], count: int) -> Iterator[T]:
-    """What `work` makes of each row, in their order, `count` of them ahead in threads."""
-    waiting: deque[Future[T]] = deque()
-    with ThreadPoolExecutor() as threads:
-        try:
-            for row in rows:
-                waiting.append(threads.submit(work, *row))
-                if len(waiting) > count:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for one in waiting:
-                one.cancel()
-
-
 @torch.no_grad()
 def _encode(
-    losses: Losses, device: torch.device, rows: Iterator[_Row], batch_size: int, about: dict[str, Any]
+    losses: Losses, device: torch.device, rows: Iterator[Row], batch_size: int, about: dict[str, Any]
 ) -> tuple[torch.Tensor, list[str], Part | None]:
     """The tokens of views, in the smallest type that holds them, what belongs to each image, and the rows that were
     read, None if there were none."""
-    views = COUNTS[about["views"]]
+    views = count_views(about)
     count, texts, digests, done = max(1, batch_size // about.get("frames", 1)), [], [], 0
     tokens = torch.empty(0)
     while group := list(islice(rows, max(1, count // views))):
@@ -446,7 +388,7 @@ class TokenCache:
         if not self.index.complete:
             raise ValueError(f"{folder} is not finished: run `arimage train tokens` again, which resumes it")
         self._ends = np.cumsum([shard.count for shard in self.index.shards])
-        self.views = COUNTS[self.index.about["views"]]
+        self.views = count_views(self.index.about)
         self._open: dict[int, dict[str, np.ndarray]] = {}
         for number, shard in enumerate(self.index.shards):
             path = folder / shard.file
@@ -464,11 +406,14 @@ class TokenCache:
         # Processes that load batches open the files themselves.
         return self.__dict__ | {"_open": {}}
 
-    def read(self, images: list[int], views: list[int]) -> tuple[torch.Tensor, list[str]]:
+    def read(
+        self, images: list[int], views: list[int], variants: list[float] | None = None
+    ) -> tuple[torch.Tensor, list[str]]:
         """The tokens [B, ...] of some images, each in one of its views, int64 or float32, and their captions, or the
-        ids of their classes in digits."""
+        ids of their classes in digits. Of an image with several captions it is the first one, or that at the share
+        `variants` [B], in [0, 1), of them."""
         tokens, texts = [], []
-        for image, view in zip(images, views, strict=True):
+        for image, view, variant in zip(images, views, variants or [0.0] * len(images), strict=True):
             number = int(np.searchsorted(self._ends, image, side="right"))
             row = image - (int(self._ends[number - 1]) if number else 0)
             shard = self._shard(number)
@@ -477,9 +422,17 @@ class TokenCache:
                 texts.append(str(shard["labels"][row]))
             else:
                 first = shard["ends"][row - 1] if row else 0
-                texts.append(shard["captions"][first : shard["ends"][row]].tobytes().decode())
+                every = shard["captions"][first : shard["ends"][row]].tobytes().decode().split(SEPARATOR)
+                texts.append(every[int(variant * len(every))])
         found = np.stack(tokens)
         return torch.from_numpy(found.astype(np.float32 if found.dtype.kind == "f" else np.int64)), texts
+
+    def captions(self) -> Iterator[str]:
+        """All captions of all images."""
+        for number in range(len(self.index.shards)):
+            shard = self._shard(number)
+            for first, end in pairwise([0, *shard["ends"].tolist()]):
+                yield from shard["captions"][first:end].tobytes().decode().split(SEPARATOR)
 
     def _shard(self, number: int) -> dict[str, np.ndarray]:
         """The arrays of a shard, which are mapped, not read."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -34,14 +34,16 @@ class Part:
     def __len__(self) -> int:
         return len(self.cache) - len(self.numbers) if self.without else len(self.numbers)
 
-    def read(self, images: list[int], views: list[int]) -> tuple[torch.Tensor, list[str]]:
+    def read(
+        self, images: list[int], views: list[int], variants: list[float] | None = None
+    ) -> tuple[torch.Tensor, list[str]]:
         """`TokenCache.read`."""
         places = np.array(images, dtype=np.int64)
         if self.without:
             numbers = places + np.searchsorted(self._before, places, side="right")
         else:
             numbers = self.numbers[places]
-        return self.cache.read(numbers.tolist(), views)
+        return self.cache.read(numbers.tolist(), views, variants)
 
 
 def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
@@ -70,28 +72,32 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
     return Part(cache, np.union1d(every, _copies(cache, kept)), without=True), kept
 
 
-def apart(cache: TokenCache, heldout: TokenCache) -> TokenCache | Part:
-    """The images of a cache to train on: those that are not in `heldout` too.
+def apart(cache: TokenCache, heldout: Sequence[TokenCache]) -> TokenCache | Part:
+    """The images of a cache to train on: those that are in none of `heldout` too.
 
     Raises:
         ValueError: if there are none.
     """
-    same = np.flatnonzero(np.isin(_fingerprints(cache), _fingerprints(heldout)))
-    found = np.union1d(same, _copies(cache, heldout))
-    if not len(found):
-        return cache
-    if len(found) == len(cache):
+    marks, every = _fingerprints(cache), np.empty(0, np.int64)
+    for held in heldout:
+        found = np.union1d(np.flatnonzero(np.isin(marks, _fingerprints(held))), _copies(cache, held))
+        if len(found):
+            logger.warning(
+                f"{len(found)} of {len(cache)} images of {cache.folder} are in {held.folder} too: not trained"
+            )
+        every = np.union1d(every, found)
+    if len(every) == len(cache):
+        folders = " and ".join(str(held.folder) for held in heldout)
         raise ValueError(
-            f"all images of {cache.folder} are in {heldout.folder} too: give others as --heldout, or leave it out"
+            f"all images of {cache.folder} are in {folders} too: give others as --heldout, or leave it out"
         )
-    logger.warning(f"{len(found)} of {len(cache)} images of {cache.folder} are in {heldout.folder} too: not trained")
-    return Part(cache, found, without=True)
+    return Part(cache, every, without=True) if len(every) else cache
 
 
-def reported(heldout: TokenCache | Part) -> torch.Tensor:
-    """The numbers of the images that reports are on: all, or `HELD_OUT` at equal distances, since classes may come one
+def reported(heldout: TokenCache | Part, most: int = HELD_OUT) -> torch.Tensor:
+    """The numbers of the images that reports are on: all, or `most` at equal distances, since classes may come one
     after the other."""
-    return torch.linspace(0, len(heldout) - 1, min(len(heldout), HELD_OUT)).long()
+    return torch.linspace(0, len(heldout) - 1, min(len(heldout), most)).long()
 
 
 def _copies(cache: TokenCache, heldout: TokenCache | Part) -> np.ndarray:

@@ -4,6 +4,7 @@ import inspect
 import math
 import reprlib
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,24 +14,30 @@ import numpy as np
 import torch
 from diffusers import ModelMixin
 from torch import nn
+from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...auto import AutoPipeline
 from ...families import PIPELINES
+from ...installed import installed_files, not_installed
 from ...media.texts import read_text
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
+from ...pipelines.kinds.class_or_text import ClassOrTextPipeline
 from ...schema import Text, check
 from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
-from ..losses import losses_of, reads_text
-from ..tables import GenerationTable, Table, new_model
+from ..losses import reads_text
+from ..tables import GenerationTable, Table, TextEncoderTable, is_token_recipe, new_model
+from ..texts.captions import new_text_encoder, train_text_tokenizer
 from .cache import Index, TokenCache, image_tokenizer_of, norms_of
 from .encoders import load_encoder
-from .heldout import apart, hold_out
+from .heldout import Part, apart, hold_out
 from .task import TokenSettings, TokenTask
 
 
 RECIPES = Path(__file__).parent / "recipes"
+# The argument of a transformer that says how many tokens of a text it reads.
+READ = "num_condition_tokens"
 # What the arguments of a transformer have in common with those of the model whose image tokenizer made the tokens.
 OF_TOKENS = ("vocab_size", "grid_size", "scales", "codebook_dim", "token_dim", "patch_size")
 
@@ -41,6 +48,9 @@ class TokenRecipe(Table):
     Attributes:
         pipeline: the name of the pipeline's class.
         model: the arguments of its transformer, without those that follow from the tokens and their captions.
+        text_encoder: a text encoder that is trained too: its shape, or the trained model that it is taken from. With a
+            trained model to start from, that model's is trained further. None: that of the model of the tokens as it
+            is.
         optimizer: how it is trained.
         training: the fields of `TokenSettings` other than the optimizer.
         generation: the defaults of the trained pipeline.
@@ -48,25 +58,30 @@ class TokenRecipe(Table):
 
     pipeline: Text
     model: dict[str, Any] = {}
+    text_encoder: TextEncoderTable | None = None
     optimizer: OptimizerSettings
     training: dict[str, Any] = {}
     generation: GenerationTable | None = None
 
 
 def token_recipes() -> dict[str, Path]:
-    """The recipes of this package, by their names."""
-    return {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
+    """The recipes of this package and of installed models, by their names."""
+    installed = [path for path in installed_files("recipes", "*.toml") if is_token_recipe(path)]
+    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed]}
 
 
 def load_token_recipe(name_or_path: str) -> TokenRecipe:
-    """A recipe of this package by its name, or of a TOML file.
+    """A recipe of `token_recipes` by its name, or of a TOML file.
 
     Raises:
         ValueError: if there is none, or a setting is wrong.
     """
     path = token_recipes().get(name_or_path, Path(name_or_path))
     if not path.is_file():
-        raise ValueError(f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(token_recipes())}")
+        raise ValueError(
+            not_installed(name_or_path)
+            or f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(token_recipes())}"
+        )
     try:
         content = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -89,9 +104,16 @@ def token_settings(recipe: TokenRecipe, **given: Any) -> TokenSettings:
     return check(TokenSettings, recipe.training | given | {"optimizer": changed}, "table [training]")
 
 
-def new_pipeline(recipe: TokenRecipe, cache: TokenCache, of_tokens: ARPipeline, *, fresh: bool = True) -> ARPipeline:
+def new_pipeline(
+    recipe: TokenRecipe,
+    cache: TokenCache,
+    of_tokens: ARPipeline,
+    *,
+    text: tuple[PreTrainedTokenizerFast, T5EncoderModel] | None = None,
+    fresh: bool = True,
+) -> ARPipeline:
     """The pipeline of a recipe with random weights, or with none (`fresh` is False). Its image tokenizer is that of
-    `of_tokens`, which made the tokens, and so is its text encoder if they have captions.
+    `of_tokens`, which made the tokens, and so is its text encoder if they have captions and none is given as `text`.
 
     Raises:
         ValueError: if the tokens do not fit the recipe, or one of its settings is wrong.
@@ -101,7 +123,9 @@ def new_pipeline(recipe: TokenRecipe, cache: TokenCache, of_tokens: ARPipeline, 
     if network is None or not hasattr(network, "init_weights"):
         raise ValueError(f"a {recipe.pipeline} is not trained from random weights: give --start-from and a model")
     _check_kind(kind, cache)
-    given, parts = _arguments(network, cache, of_tokens)
+    given, parts = _arguments(network, cache, of_tokens, text)
+    # The state of the last token of a text is enough for some.
+    given = {name: value for name, value in given.items() if text is None or name != READ or name not in recipe.model}
     transformer = new_model(network, recipe.model, "model", **given)
     if fresh:
         transformer = network(**given, **recipe.model)
@@ -112,7 +136,7 @@ def new_pipeline(recipe: TokenRecipe, cache: TokenCache, of_tokens: ARPipeline, 
     return pipe
 
 
-def _arguments(network: type, cache: TokenCache, of_tokens: ARPipeline) -> tuple[dict, dict]:
+def _arguments(network: type, cache: TokenCache, of_tokens: ARPipeline, text: tuple | None) -> tuple[dict, dict]:
     """The arguments of a transformer that follow from tokens and captions, and the other parts of its pipeline."""
     source = of_tokens.components["transformer"].config
     known = inspect.signature(network).parameters.keys()
@@ -127,15 +151,54 @@ def _arguments(network: type, cache: TokenCache, of_tokens: ARPipeline) -> tuple
         names = cache.index.classes
         parts = {"id2label": None if names is None else dict(enumerate(names))}
         return given | {"conditioning": "class", "num_classes": cache.index.num_classes}, parts
-    encoder = of_tokens.components.get("text_encoder")
+    if text is not None:
+        tokenizer, encoder = text
+        length = tokenizer.model_max_length
+    else:
+        tokenizer, encoder = (of_tokens.components.get(name) for name in ("tokenizer", "text_encoder"))
+        length = source.get(READ)
     if encoder is None:
         raise ValueError(
-            f"the tokens have captions, and {cache.index.about['model']} has no text encoder: make them with a model "
-            "that has one"
+            f"the tokens have captions, and {cache.index.about['model']} has no text encoder: add a table "
+            "[text_encoder] to the recipe, or make them with a model that has one"
         )
-    text = {"caption_dim": encoder.config.d_model, "num_condition_tokens": source.num_condition_tokens}
-    parts = {"tokenizer": of_tokens.components["tokenizer"], "text_encoder": encoder}
-    return given | {"conditioning": "text", **text}, parts
+    text_given = {"conditioning": "text", "caption_dim": encoder.config.d_model, READ: length}
+    return given | text_given, {"tokenizer": tokenizer, "text_encoder": encoder}
+
+
+def new_text(
+    recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, folder: Path | None
+) -> tuple[PreTrainedTokenizerFast, T5EncoderModel] | None:
+    """The text encoder of a recipe and its tokenizer: those of a trained pipeline, or random weights and the tokenizer
+    in `folder`, or one that is learned from the captions of a cache. None if the recipe has no text encoder.
+
+    Raises:
+        ValueError: if the tokens have classes, or the folder has no tokenizer with a padding token.
+    """
+    table = recipe.text_encoder
+    if table is None:
+        if folder is not None:
+            raise ValueError("--text-tokenizer is given, and the recipe has no table [text_encoder]: add it")
+        return None
+    if cache.index.labelled:
+        raise ValueError("the recipe has a table [text_encoder], and the tokens have classes: leave it out")
+    if table.start_from is not None:
+        if folder is not None:
+            raise ValueError("--text-tokenizer is given, and text_encoder.start_from has its own: leave out one")
+        trained = AutoPipeline.from_pretrained(table.start_from, dtype=torch.float32)
+        tokenizer, encoder = trained.tokenizer, trained.text_encoder
+        tokenizer.model_max_length = settings.caption_length
+        return tokenizer, encoder
+    if folder is None:
+        tokenizer = train_text_tokenizer(cache.captions(), settings.text_vocab_size, settings.caption_length)
+    else:
+        if not (folder / "tokenizer.json").is_file():
+            raise ValueError(f"{folder} has no tokenizer.json: give the folder of a tokenizer of transformers")
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        if tokenizer.pad_token_id is None or tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer in {folder} has no token for padding or for the end: give another one")
+    tokenizer.model_max_length = settings.caption_length
+    return tokenizer, new_text_encoder(tokenizer, table.model_dump(exclude={"start_from"}))
 
 
 def _check_kind(kind: type[ARPipeline], cache: TokenCache) -> None:
@@ -262,15 +325,25 @@ def _check_tokenizer(pipe: ARPipeline, cache: TokenCache, what: str) -> None:
 
 
 def trained_pipeline(
-    recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, start_from: str | None, *, fresh: bool = True
+    recipe: TokenRecipe,
+    settings: TokenSettings,
+    cache: TokenCache,
+    start_from: str | None,
+    *,
+    text_tokenizer: Path | None = None,
+    fresh: bool = True,
 ) -> ARPipeline:
     """The pipeline that a training begins with: that of `start_from` or, with random weights, of the recipe; see
-    `with_classes` and `new_pipeline`.
+    `with_classes`, `new_pipeline` and `new_text`.
 
     Raises:
         ValueError: if the tokens do not fit it, or an adapter has no trained model.
     """
     if start_from is not None:
+        if text_tokenizer is not None:
+            raise ValueError(
+                "--text-tokenizer and --start-from are given, and a trained model has its own: leave out one"
+            )
         pipe = AutoPipeline.from_pretrained(start_from, dtype=torch.float32)
         return with_classes(pipe, cache, adapter=settings.lora_rank > 0)
     if settings.lora_rank:
@@ -279,63 +352,89 @@ def trained_pipeline(
     of_tokens = load_encoder(cache.index.about["model"], load)
     if fresh:
         _check_tokenizer(of_tokens, cache, "that has another one now")
-    return new_pipeline(recipe, cache, of_tokens, fresh=fresh)
+    text = new_text(recipe, settings, cache, text_tokenizer)
+    return new_pipeline(recipe, cache, of_tokens, text=text, fresh=fresh)
 
 
 def begin_training(
     recipe: TokenRecipe,
     settings: TokenSettings,
     tokens: Path,
-    heldout: Path | None,
+    heldout: Sequence[Path],
     start_from: str | None,
     device: str,
     *,
+    text_tokenizer: Path | None = None,
     compile: bool = False,
 ) -> TokenTask:
-    """The training of a recipe on the cache in the folder `tokens`. No step sees an image of the cache in the folder
+    """The training of a recipe on the cache in the folder `tokens`. No step sees an image of the caches in the folders
     `heldout`, by default some of those in `tokens`, see `hold_out`.
 
     Args:
         start_from: name or folder of a trained pipeline, whose weights and shape are taken.
+        text_tokenizer: folder of the tokenizer of a new text encoder, see `new_text`.
         compile: whether to compile the blocks of the transformer.
 
     Raises:
         ValueError: if the parts do not fit.
     """
     cache = TokenCache(tokens)
-    if heldout is None:
-        trained, held = hold_out(cache)
+    held: Mapping[str, TokenCache | Part]
+    if not heldout:
+        trained, some = hold_out(cache)
+        held = {} if some is None else {"": some}
     else:
-        held = TokenCache(heldout)
-        check_heldout(cache, held)
-        trained = apart(cache, held)
+        caches = {folder.resolve().name: TokenCache(folder) for folder in heldout}
+        if len(caches) < len(heldout):
+            raise ValueError("--heldout names two folders that are called alike: rename one")
+        for one in caches.values():
+            check_heldout(cache, one)
+        trained, held = apart(cache, list(caches.values())), caches
     torch.manual_seed(settings.seed)
-    pipe = trained_pipeline(recipe, settings, cache, start_from)
+    pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer)
     if isinstance(pipe, CosmosPipeline):
         # A report is too late to learn that samples need a package.
         pipe._guardrail()
     (key,) = pipe._lora_loadable_modules
     network = pipe.components[key]
+    learning = [] if settings.lora_rank else [network]
+    if recipe.text_encoder is not None and learning:
+        learning.append(_text_encoder_of(pipe))
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
-            part.requires_grad_(part is network and not settings.lora_rank)
+            part.requires_grad_(any(part is one for one in learning))
     pipe.to(device)
     if compile:
         if not isinstance(network, ModelMixin):
             raise ValueError(f"a {type(network).__name__} of transformers is not compiled here: leave out --compile")
         network.compile_repeated_blocks()
-    _, captions = cache.read([0], [0])
-    return TokenTask(pipe, losses_of(pipe, captions[0]), trained, settings, heldout=held, base=start_from)
+    return TokenTask(pipe, trained, settings, heldout=held, base=start_from)
+
+
+def _text_encoder_of(pipe: ARPipeline) -> nn.Module:
+    """The text encoder that is trained too."""
+    encoder = pipe.components.get("text_encoder")
+    if encoder is None or not isinstance(pipe, ClassOrTextPipeline) or pipe.num_classes is not None:
+        raise ValueError(
+            f"the recipe has a table [text_encoder], and this {type(pipe).__name__} has none to train: leave it out"
+        )
+    return encoder
 
 
 def plan_of(
-    recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, start_from: str | None = None
+    recipe: TokenRecipe,
+    settings: TokenSettings,
+    cache: TokenCache,
+    start_from: str | None = None,
+    text_tokenizer: Path | None = None,
 ) -> dict[str, Any]:
     """What a training needs: parameters, those that are trained, images or clips, tokens, steps, epochs, FLOP and the
     bytes of the weights and their optimizer. Activations come on top."""
-    pipe = trained_pipeline(recipe, settings, cache, start_from, fresh=False)
+    pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer, fresh=False)
     network = pipe.components[pipe._lora_loadable_modules[0]]
     parameters = trained = sum(weight.numel() for weight in network.parameters())
+    if recipe.text_encoder is not None and not settings.lora_rank:
+        parameters = trained = trained + sum(weight.numel() for weight in _text_encoder_of(pipe).parameters())
     if settings.lora_rank:
         layers = [network.get_submodule(name) for name in target_names(network, settings.lora_targets)]
         trained = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers)

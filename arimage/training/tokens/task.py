@@ -1,6 +1,6 @@
 """Training of a whole transformer, or of an adapter of it, on a cache of tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,27 +10,34 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...options import fast_dtype
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from ...schema import COMPLETE, Batch, Positive, Seed, Share, Whole, Workers
+from ...schema import COMPLETE, Batch, Count, Number, Positive, Seed, Share, Text, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
 from ..cards import data_name, from_base
 from ..data.captioned import save_grid
 from ..loop import OptimizerSettings, fit
-from ..losses import Losses, condition_of, reads_text
+from ..losses import condition_of, losses_of, reads_text
+from ..orders import Orders
 from ..processes import batch_generator, processes
 from ..resuming import digest, of_settings
 from ..saving import save_float16
+from ..texts.captions import CaptionLength, TextVocabulary
 from .batches import TokenBatch, TokenBatches
 from .cache import TokenCache
-from .heldout import Part, reported
+from .heldout import HELD_OUT, Part, reported
 
 
-HELD_OUT_LOSS = "held-out loss"
+HELD_OUT_LOSS, TRAINED_LOSS = "held-out loss", "loss of trained images"
 # The images of a sheet of samples.
 SHOWN = 8
+# All but cuDNN's, which refuses some shapes of masks.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# What learns at the learning rate of the text.
+TEXT = ("text_encoder.", "transformer.caption_projection.")
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,15 @@ class TokenSettings:
     Attributes:
         batch_size: images per process and step, or per part of a step, see `OptimizerSettings.accumulate`.
         dropout: the share of images that are learned without their class or caption.
+        primary_share: the share of images with several captions that are learned with the first one, as reports have
+            it; the others with any of them.
+        raster_share, farthest_share, first_places: those of `Orders`, for models of any order.
+        caption_length, text_vocab_size: how many tokens a new text encoder reads, and those of a text tokenizer that
+            is learned from the captions.
+        text_learning_rate_scale: of the learning rate, for a text encoder that is trained too, and for the projection
+            of its states.
+        report_images: the most images of a held-out set that a report is on.
+        best: the name of the held-out set at whose lowest loss so far the weights are also kept as OUT/best.
         workers: processes that prepare batches.
         lora_rank: rank of an adapter, which is trained in place of the whole transformer; 0 for none.
         lora_alpha: the adapter is scaled by alpha / rank.
@@ -49,6 +65,15 @@ class TokenSettings:
     optimizer: OptimizerSettings
     batch_size: Batch = 32
     dropout: Annotated[Share, Field(lt=1)] = 0.1
+    primary_share: Share = 0.5
+    raster_share: Share = 0.0
+    farthest_share: Share = 0.0
+    first_places: Whole = 0
+    caption_length: CaptionLength = 24
+    text_vocab_size: TextVocabulary = 2048
+    text_learning_rate_scale: Number = 0.2
+    report_images: Count = HELD_OUT
+    best: Text | None = None
     workers: Workers = 2
     lora_rank: Whole = 0
     lora_alpha: Positive = 16.0
@@ -56,64 +81,97 @@ class TokenSettings:
     seed: Seed = 0
     __pydantic_config__ = COMPLETE
 
+    def __post_init__(self):
+        self.orders  # noqa: B018 what it refuses
+
+    @property
+    def orders(self) -> Orders:
+        """Those that are learned."""
+        return Orders(self.raster_share, self.farthest_share, self.first_places)
+
+    @property
+    def reported_orders(self) -> Orders:
+        """Those of reports: farthest ones, as images are generated, or random ones if no others are learned."""
+        return Orders(farthest_share=float(self.farthest_share > 0))
+
 
 class TokenTask(nn.Module):
-    """Teaches the transformer of a pipeline the tokens of a cache, as `losses` measure them. With an adapter, only the
-    adapter's weights are trained and kept.
+    """Teaches the transformer of a pipeline the tokens of a cache, and with it the text encoder if it requires
+    gradients. With an adapter, only the adapter's weights are trained and kept.
 
-    Reports are on images of `heldout`, which must not be in `cache`; None: on those that are trained, which the log
-    says."""
+    Reports are on images of `heldout`, sets by their names, which must not be in `cache`; if there are none, on those
+    that are trained, which the log says. One set whose name is "" is that of `hold_out`."""
 
     def __init__(
         self,
         pipe: ARPipeline,
-        losses: Losses,
         cache: TokenCache | Part,
         settings: TokenSettings,
         *,
-        heldout: TokenCache | Part | None,
+        heldout: Mapping[str, TokenCache | Part],
         base: str | None = None,
     ):
         super().__init__()
         (self.key,) = pipe._lora_loadable_modules
-        network = pipe.components[self.key]
+        network, encoder = pipe.components[self.key], pipe.components.get("text_encoder")
+        self.trains_text = encoder is not None and next(encoder.parameters()).requires_grad
+        caption = cache.read([0], [0])[1][0]
+        losses, judge = (
+            losses_of(pipe, caption, orders=orders, trains_text=self.trains_text)
+            for orders in (settings.orders, settings.reported_orders)
+        )
+        if settings.best is not None and settings.best not in heldout:
+            names = f"those are {', '.join(heldout)}" if any(heldout) else "there is none: give --heldout"
+            raise ValueError(f"best is {settings.best!r}, which is not the name of a held-out set, and {names}")
         self.settings = settings
         # Not modules: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(
             pipe=pipe,
             losses=losses,
+            judge=judge,
             network=network,
-            heldout=cache if heldout is None else heldout,
-            figure="loss of trained images" if heldout is None else HELD_OUT_LOSS,
+            held_out=len(heldout) > 0,
+            heldout=dict(heldout) or {"": cache},
             base=base,
             data=data_name(cache.index.about["data"]),
             batches=None,
             next=None,
         )
         self.about = {
-            **of_settings(settings, "workers"),
+            **of_settings(settings, "workers", "report_images"),
             "model": digest(network),
             "tokens": cache.digest,
-            "heldout": None if heldout is None else heldout.digest,
+            "heldout": {name: held.digest for name, held in heldout.items()},
         }
-        nn.Module.to(network, dtype=fast_dtype(pipe._execution_device.type))
+        dtype = fast_dtype(pipe._execution_device.type)
+        nn.Module.to(network, dtype=dtype)
         if settings.lora_rank:
             torch.manual_seed(settings.seed)
             add_adapter(network, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
             self.weights = nn.ParameterList([one for one in network.parameters() if one.requires_grad])
         else:
-            self.network = network
-        self.frozen.batches = TokenBatches(cache, settings.batch_size, settings.dropout, settings.seed)
+            self.add_module(self.key, network)
+        self.learning_rate_scales = {}
+        if self.trains_text:
+            self.learning_rate_scales = dict.fromkeys(TEXT, settings.text_learning_rate_scale)
+            self.about["text"] = digest([pipe.tokenizer.backend_tokenizer.to_str(), digest(encoder)])
+            self.text_encoder = nn.Module.to(encoder, dtype=dtype)
+        if settings.best is not None:
+            # The lowest loss so far, and its step: buffers are part of a checkpoint.
+            self.register_buffer("lowest", torch.tensor([torch.inf, 0.0], dtype=torch.float64))
+        more = {"primary_share": settings.primary_share}
+        self.frozen.batches = TokenBatches(cache, settings.batch_size, settings.dropout, settings.seed, **more)
 
     @property
     def held_out(self) -> str:
         """How many images are trained, and how many not, in words."""
         frozen = self.frozen
-        if frozen.figure != HELD_OUT_LOSS:
+        if not frozen.held_out:
             return (
                 f"{len(frozen.batches.cache)} images are trained, too few to hold some out: give others as --heldout"
             )
-        return f"{len(frozen.batches.cache)} images are trained, {len(frozen.heldout)} are held out"
+        count = sum(len(held) for held in frozen.heldout.values())
+        return f"{len(frozen.batches.cache)} images are trained, {count} are held out"
 
     def _batch(self, step: int) -> TokenBatch:
         frozen, settings = self.frozen, self.settings
@@ -133,17 +191,37 @@ class TokenTask(nn.Module):
         return loss, {"loss": loss.detach()}
 
     def report(self, step: int, out: Path) -> dict[str, float]:
-        heldout, size, found = self.frozen.heldout, self.settings.batch_size, []
-        for part in reported(heldout).split(size):
+        """The loss of each held-out set, and OUT/best where that is the lowest so far."""
+        frozen, figures = self.frozen, {}
+        what = "clip" if frozen.pipe.abilities.generates_video else "picture"
+        for name, held in frozen.heldout.items():
+            loss, count = self._judge(held)
+            if len(frozen.heldout) == 1:
+                figures[HELD_OUT_LOSS if frozen.held_out else TRAINED_LOSS] = loss
+            elif len(held.index.shape) == 1:
+                figures[f"nats per {what}, {name}"] = loss * count
+            else:
+                # Continuous tokens have no likelihood.
+                figures[f"{HELD_OUT_LOSS}, {name}"] = loss
+            if name == self.settings.best and loss < self.lowest[0]:
+                self.lowest.copy_(torch.tensor([loss, step]))
+                self._save(out.with_name("best"))
+        self._save_samples(out / "samples.png")
+        return figures
+
+    def _judge(self, heldout: TokenCache | Part) -> tuple[float, int]:
+        """The mean loss of a token of held-out images, and how many tokens of each are predicted."""
+        found = []
+        for part in reported(heldout, self.settings.report_images).split(self.settings.batch_size):
             tokens, captions = heldout.read(part.tolist(), [0] * len(part))
             tokens, kept = tokens.to(self.frozen.pipe._execution_device), torch.zeros(len(part), dtype=torch.bool)
             generator = torch.Generator().manual_seed(self.settings.seed)
-            found.append(self.frozen.losses(captions, tokens, kept, tokens.shape[1], generator).flatten(1).mean(1))
-        self._save_samples(out / "samples.png")
-        return {self.frozen.figure: float(torch.cat(found).mean())}
+            found.append(self.frozen.judge(captions, tokens, kept, tokens.shape[1], generator).flatten(1))
+        losses = torch.cat(found)
+        return float(losses.mean(1).mean()), losses.shape[1]
 
     def _save_samples(self, path: Path) -> None:
-        pipe, heldout = self.frozen.pipe, self.frozen.heldout
+        pipe, heldout = self.frozen.pipe, next(iter(self.frozen.heldout.values()))
         images = torch.linspace(0, len(heldout) - 1, min(SHOWN, len(heldout))).long().tolist()
         tokens, captions = heldout.read(images, [0] * len(images))
         given = condition_of(pipe, captions) if reads_text(pipe) else {}
@@ -162,30 +240,35 @@ class TokenTask(nn.Module):
         save_grid(shown, path, columns)
 
     def save(self, out: Path) -> None:
-        """Write OUT/model, the pipeline in float16, or OUT/adapter. Of processes that train together the first one
-        does."""
+        """Write OUT/model, the pipeline in float16, or OUT/adapter."""
+        self._save(out / ("adapter" if self.settings.lora_rank else "model"))
+
+    def _save(self, folder: Path) -> None:
+        """Write the pipeline or the adapter. Of processes that train together the first one does."""
         if processes()[0]:
             return
         base = self.frozen.base
         if self.settings.lora_rank:
-            save_adapter(self.frozen.pipe, out / "adapter", base=base, captions=[])
+            save_adapter(self.frozen.pipe, folder, base=base, captions=[])
         else:
             begun = {} if base is None else from_base(base)
-            save_float16(self.frozen.pipe, out / "model", **begun, datasets=[self.frozen.data])
+            save_float16(self.frozen.pipe, folder, **begun, datasets=[self.frozen.data])
 
     def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
         """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
         that of `fit`."""
-        fit(
-            self,
-            self.settings.optimizer,
-            out / "transformer",
-            report_every_seconds=report_every_seconds,
-            about=self.about,
-            on_report=lambda: self.save(out),
-            log_with=log_with,
-            seed=self.settings.seed,
-        )
+        with sdpa_kernel(ATTENTION):
+            fit(
+                self,
+                self.settings.optimizer,
+                out / "transformer",
+                learning_rate_scales=self.learning_rate_scales,
+                report_every_seconds=report_every_seconds,
+                about=self.about,
+                on_report=lambda: self.save(out),
+                log_with=log_with,
+                seed=self.settings.seed,
+            )
         self.save(out)
 
     def train(self, mode: bool = True) -> "TokenTask":

@@ -1,6 +1,6 @@
 """The views of an image, or of a frame, that tokens are made of: crops and mirrored crops, as the papers take them."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,11 @@ Views = Literal["centre", "centre-flip", "ten-crop"]
 COUNTS: dict[str, int] = {"centre": 1, "centre-flip": 2, "ten-crop": 10}
 # How much larger an image is than the ten crops of it (LlamaGen, https://arxiv.org/abs/2406.06525).
 TEN_CROP = 1.1
+
+
+def count_views(about: dict[str, Any]) -> int:
+    """How many views of each image a cache has, by its `About`."""
+    return about["augmentation"]["copies"] if "augmentation" in about else COUNTS[about["views"]]
 
 
 def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:

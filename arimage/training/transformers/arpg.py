@@ -1,7 +1,6 @@
 """Training of a text-conditional ARPG transformer in many orders."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,23 +12,15 @@ from ...pipelines.arpg.pipeline_arpg import ARPGPipeline
 from ...pipelines.arpg.transformer_arpg import ARPGTransformer
 from ...pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from ...schema import Share, Whole
+from ..orders import Orders
 from ..processes import batch_generator
 from .llamagen import TransformerSettings, TransformerTask
-
-
-# To find one takes a step per place.
-FARTHEST_ORDERS = 4096
 
 
 @dataclass(frozen=True)
 class ARPGSettings(TransformerSettings):
     """How an ARPG transformer is trained, besides `TransformerSettings`, whose first tokens are those of an image's
-    order.
-
-    Each image of a step has an order of its own: raster for `raster_share` of them, farthest for `farthest_share`, and
-    random for the others. `first_places` random places are also predicted as if they were the first of an order: the
-    caption alone decides them, and with them what the image is of.
-    """
+    order. `raster_share`, `farthest_share` and `first_places` are those of `Orders`."""
 
     raster_share: Share = 0.25
     farthest_share: Share = 0.25
@@ -37,8 +28,11 @@ class ARPGSettings(TransformerSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.raster_share + self.farthest_share > 1:
-            raise ValueError("raster_share and farthest_share are more than 1 together: give less")
+        self.orders  # noqa: B018 what it refuses
+
+    @property
+    def orders(self) -> Orders:
+        return Orders(self.raster_share, self.farthest_share, self.first_places)
 
 
 class ARPGTask(TransformerTask):
@@ -62,21 +56,9 @@ class ARPGTask(TransformerTask):
                 weights[f"query_blocks.{int(layer) - half}.{part}"] = weights[name]
         return weights
 
-    @cached_property
-    def farthest(self) -> torch.LongTensor:
-        """Farthest orders [`FARTHEST_ORDERS`, N], from which those of the images are taken."""
-        found = order_of("farthest", (self.transformer.config.grid_size,) * 2, torch.arange(FARTHEST_ORDERS))
-        assert found is not None
-        return found
-
     def orders(self, count: int, generator: torch.Generator) -> torch.LongTensor:
         """The places by rank of `count` images, [B, N]."""
-        settings, side = self.settings, self.transformer.config.grid_size
-        share = torch.rand(count, 1, generator=generator)
-        random = torch.rand(count, side * side, generator=generator).argsort(1)
-        chosen = torch.randint(FARTHEST_ORDERS, (count,), generator=generator)
-        order = torch.where(share < settings.farthest_share, self.farthest[chosen], random)
-        return torch.where(share > 1 - settings.raster_share, torch.arange(side * side), order)
+        return self.settings.orders.sample(count, self.transformer.config.grid_size, generator)
 
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         generator = batch_generator(self.settings.seed, step)

@@ -6,3 +6,4 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 MODELS = Path(__file__).parent / "assets"
+RECIPES = Path(__file__).parent / "recipes"

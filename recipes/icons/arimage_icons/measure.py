@@ -1,20 +1,33 @@
 """`python -m arimage_icons.measure`: passes of a model, how much its seeds differ, and whether it copies."""
 
 import argparse
+import io
 import json
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
+from PIL import Image
 from torchvision.utils import save_image
 
 from arimage import AutoPipeline
 from arimage.decoding import decoding_from_name
 from arimage.pipelines.base import ARImagePipeline
 
-from .data import load_packed
-from .pack import ink
+
+def read(path: Path) -> tuple[np.ndarray, list[str]]:
+    """The pictures uint8 [N, H, W] of a file of the data set, and their names."""
+    table = pq.read_table(path, columns=["image", "caption"]).to_pydict()
+    pixels = [np.asarray(Image.open(io.BytesIO(image["bytes"])).convert("L")) for image in table["image"]]
+    return np.stack(pixels), table["caption"]
+
+
+def ink(pixels: torch.Tensor) -> torch.Tensor:
+    """Grey pixels uint8 [B, H, W] as images [B, 3, H, W] in [-1, 1]."""
+    return (pixels.float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
 
 
 def inks(images: torch.Tensor) -> torch.Tensor:
@@ -67,9 +80,11 @@ def passes(pipe: ARImagePipeline, prompts: list[str], windows: list[int]) -> dic
 
 def measure(model: str, data: Path, out: Path, prompts: int, seeds: int, windows: list[int]) -> dict:
     """The figures, which `out` receives with a sheet of the samples."""
-    arrays, captions, vq = load_packed(data)
-    names = {split: [caption for caption, _ in rows] for split, rows in captions.items()}
+    arrays, names = {}, {}
+    for split in ("train", "val", "test"):
+        arrays[split], names[split] = read(data / f"{split}.parquet")
     pipe = AutoPipeline.from_pretrained(model)
+    vq = pipe.vq
     pipe.set_progress_bar_config(disable=True)
     common = [name for name, _ in Counter(names["train"]).most_common(300)]
     chosen = [common[i] for i in torch.randperm(300, generator=torch.Generator().manual_seed(0))[:prompts].tolist()]
@@ -111,7 +126,7 @@ def measure(model: str, data: Path, out: Path, prompts: int, seeds: int, windows
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="a name or a folder")
-    parser.add_argument("--data", type=Path, required=True, help="the file that arimage_icons.pack wrote")
+    parser.add_argument("--data", type=Path, required=True, help="folder with train, val and test.parquet")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=40, help="concepts, of the 300 commonest")
     parser.add_argument("--seeds", type=int, default=4)

@@ -1,17 +1,28 @@
-"""`python -m arimage_icons.package`: a folder of a pipeline from the weights of a run."""
+"""`python -m arimage_icons.package`: the folder of a packaged model from what `arimage train model` wrote, or from the
+weights of the script that trained before it."""
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import torch
 from safetensors import safe_open
 from transformers import T5Config, T5EncoderModel
 
-from arimage import ARPGPipeline, ARPGTransformer, LlamaGenPipeline, LlamaGenTransformer, PatchVQModel
+from arimage import (
+    ARPGPipeline,
+    ARPGTransformer,
+    AutoPipeline,
+    LlamaGenPipeline,
+    LlamaGenTransformer,
+    PatchVQModel,
+)
 from arimage.decoding import decoding_from_name
 from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.text.known import KnownCaptions
+from arimage.training.patches import plain
 from arimage.training.saving import save_float16
 
 from .words import STYLES, word_tokenizer
@@ -20,26 +31,25 @@ from .words import STYLES, word_tokenizer
 PIPELINES = {"arpg": (ARPGPipeline, ARPGTransformer), "llamagen": (LlamaGenPipeline, LlamaGenTransformer)}
 # Nothing is cut from the distribution: temperature 1, all tokens.
 SAMPLING = {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-# Patches whose pixels all lie so near to paper or ink are plain: their means have a grain that an eye sees.
+# The patches of earlier runs, see `PatchSettings`.
 PLAIN = 0.9
 DECODINGS = {"arpg": {"window": 64}, "llamagen": {"window": 64, "init": "above"}}
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
 
 
-def plain(codebook: torch.Tensor) -> torch.Tensor:
-    """Patches [V, D] in [-1, 1], those that are almost paper or ink as pure white or black."""
-    sign = codebook.sign()
-    return torch.where(((codebook * sign[:, :1]) > PLAIN).all(1, keepdim=True), sign, codebook)
+def known(names: Iterable[str]) -> KnownCaptions:
+    """What a model knows that was trained on icons with these names."""
+    return KnownCaptions({name: [] for name in sorted(set(names))}, {"style": [*STYLES]}, list(PATTERNS))
 
 
 def load_run(path: Path) -> tuple[ARImagePipeline, dict]:
-    """The pipeline of the weights that `arimage_icons.train` wrote, in float32, and what the run says about itself."""
+    """The pipeline of the weights that the earlier script wrote, in float32, and what the run says about itself."""
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
         weights = {name: file.get_tensor(name).float() for name in file.keys()}
     codebook = weights.pop("codebook")
     vq = PatchVQModel(int(codebook.shape[1] ** 0.5), len(codebook), channels=1)
-    vq.load_state_dict({"codebook.weight": plain(codebook)})
+    vq.load_state_dict({"codebook.weight": plain(codebook, PLAIN)})
     tokenizer = word_tokenizer(about["words"][3:])
     if tokenizer.convert_ids_to_tokens([*range(len(tokenizer))]) != about["words"]:
         raise ValueError(f"{path} was trained with other words: package it with the version that trained it")
@@ -60,9 +70,7 @@ def load_run(path: Path) -> tuple[ARImagePipeline, dict]:
     pipe = build(vq=vq.eval(), tokenizer=tokenizer, **parts)
     pipe.generation_config = dict(SAMPLING)
     pipe.decoding = decoding_from_name("sjd-coupled", **DECODINGS[about["model"]])
-    pipe.known_captions = KnownCaptions(
-        {caption: [] for caption in about["captions"]}, {"style": [*STYLES]}, list(PATTERNS)
-    )
+    pipe.known_captions = known(about["captions"])
     return pipe, about
 
 
@@ -85,11 +93,25 @@ def name_modules(folder: Path) -> None:
         file.chmod(0o644)
 
 
+def package(source: Path, out: Path, data: Path | None = None) -> None:
+    """Write the folder `out` from the folder of a pipeline, which knows the names in train.parquet of `data`, or from
+    the file of an earlier run."""
+    if source.is_dir():
+        pipe = AutoPipeline.from_pretrained(source, dtype=torch.float32)
+        if data is None:
+            raise ValueError(f"{source} does not say which names it was trained on: give --data")
+        pipe.known_captions = known(pq.read_table(data / "train.parquet", columns=["caption"])["caption"].to_pylist())
+    else:
+        pipe, _ = load_run(source)
+    with torch.no_grad():
+        save_float16(pipe, out)
+    name_modules(out)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("weights", type=Path, help="the .safetensors file of a run")
+    parser.add_argument("source", type=Path, help="OUT/best of a training, or the .safetensors file of an earlier one")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--data", type=Path, help="folder with train.parquet, of OUT/best")
     given = parser.parse_args()
-    with torch.no_grad():
-        save_float16(load_run(given.weights)[0], given.out)
-    name_modules(given.out)
+    package(given.source, given.out, given.data)

@@ -42,14 +42,6 @@ SET_STYLES = {
 _SAME = {"filled": "fill|solid", "outlined": "outline|line art"}
 _ARTICLES = r"\b(?:an?|the|of|icons?)\b"
 
-# A mirror image of these shows something else.
-_HAS_SIDES = re.compile(
-    r"\b(left|right|arrow|chevron|text|align|letter|number|sort|back|next|previous|forward|undo|redo|rewind|skip|"
-    r"indent|login|logout|log|sign|question|export|import|send|reply|play|code|font|bold|italic|abc|az|copyright|"
-    r"dollar|euro|key|speaker|volume|first|last|start|end|book|translate|calendar|alarm|clock|history|percent|"
-    r"backspace|backward|fast|signature|subscript|superscript|list|terminal|sum|sigma|infinity|number)\b"
-)
-
 
 def styles_of(caption: str, name: str, icon_set: str) -> list[str]:
     """The words of style of an icon, in the order of `STYLES`: those of its name that its caption does not have, and
@@ -59,11 +51,6 @@ def styles_of(caption: str, name: str, icon_set: str) -> list[str]:
     if icon_set in SET_STYLES and not found:
         found = [SET_STYLES[icon_set]]
     return [] if {"filled", "outlined"} <= set(found) else found
-
-
-def has_sides(caption: str) -> bool:
-    """Whether the mirror image of an icon with this caption may show something else."""
-    return _HAS_SIDES.search(caption) is not None
 
 
 def word_tokenizer(captions: Iterable[str]) -> PreTrainedTokenizerFast:

@@ -1,8 +1,9 @@
 """From pictures of icons to a folder of a pipeline that generates them."""
 
-import argparse
 import io
 import json
+import re
+import sys
 from collections import Counter
 
 import numpy as np
@@ -11,16 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from transformers import PreTrainedTokenizerFast
 
-from arimage import AutoPipeline
-from arimage_icons.augment import SHIFT, augmented
-from arimage_icons.data import Icons, load_packed
+import arimage
+from arimage import AutoPipeline, cli
+from arimage.training.recipe import load_recipe
+from arimage.training.tables import read_tables
+from arimage.training.tokens.recipe import load_token_recipe, token_settings
+from arimage_icons import RECIPES
+from arimage_icons.captions import captions_of, write_captions
 from arimage_icons.measure import compare, likeness
 from arimage_icons.notice import lines
-from arimage_icons.pack import pack
-from arimage_icons.package import load_run
-from arimage_icons.train import train
-from arimage_icons.words import has_sides, styles_of, word_tokenizer
+from arimage_icons.package import package
+from arimage_icons.words import styles_of, word_tokenizer
 
 
 NAMES = [("heart", "set", "heart-filled"), ("home", "pixelarticons", "home"), ("arrow left", "set", "arrow-left-line")]
@@ -42,14 +46,34 @@ def png(pixels: np.ndarray) -> dict:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory):
+def data(tmp_path_factory):
+    """The files of a small data set with captions, and the tokenizer of their words."""
     folder = tmp_path_factory.mktemp("icons")
     for split, count in {"train": 12, "val": 3, "test": 3}.items():
         caption, icon_set, name = zip(*(NAMES[i % 3] for i in range(count)), strict=True)
-        columns = {"image": [png(picture(i)) for i in range(count)], "caption": caption, "set": icon_set, "name": name}
+        # No picture of one split is in another.
+        images = [png(picture(i + 100 * len(split))) for i in range(count)]
+        columns = {"image": images, "caption": caption, "set": icon_set, "name": name}
         pq.write_table(pa.table(columns), folder / f"{split}.parquet")
-    pack(folder, folder / "icons.npz", codebook_size=16)
-    return folder / "icons.npz"
+    write_captions(folder, folder / "captioned")
+    return folder / "captioned"
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["arimage", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+
+
+def changed(recipe, folder, **settings):
+    """A recipe with other settings."""
+    text = (RECIPES / f"{recipe}.toml").read_text()
+    for name, value in settings.items():
+        text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+        assert count
+    (folder / f"{recipe}.toml").write_text(text)
+    return folder / f"{recipe}.toml"
 
 
 def test_captions_name_styles_that_names_and_sets_say():
@@ -58,7 +82,6 @@ def test_captions_name_styles_that_names_and_sets_say():
     assert styles_of("heart", "heart", "pixelarticons") == ["pixel"]
     assert styles_of("line chart", "line-chart", "ri") == []
     assert styles_of("heart", "heart-outline-filled", "ri") == []
-    assert has_sides("arrow left") and not has_sides("heart")
 
 
 def test_the_tokenizer_reads_words_and_leaves_out_articles():
@@ -72,50 +95,66 @@ def test_the_tokenizer_reads_words_and_leaves_out_articles():
     assert words("a wombat") == ["<unk>", "</s>"]
 
 
-def test_augmented_pictures_are_shifted_by_whole_pixels_or_scaled_and_mirrored_where_they_may_be():
-    pixels = torch.from_numpy(np.stack([picture(0)] * 64))
-    may_mirror = torch.arange(64) < 32
-    generator = torch.Generator().manual_seed(0)
-    still, expected = augmented(pixels, may_mirror, 0.0, generator), pixels[0].float()
-    mirrored = (still - expected.flip(-1)).abs().amax((1, 2)) < 0.5
-    assert 8 < mirrored.sum() < 24 and not mirrored[32:].any()
-    assert (still[~mirrored] - expected).abs().max() < 0.5
-    moved = augmented(pixels, may_mirror & False, 1.0, generator)
-    assert moved.shape == pixels.shape and moved.min() >= 0 and moved.max() <= 255
-    shifts = [(row, column) for row in range(-SHIFT, SHIFT + 1) for column in range(-SHIFT, SHIFT + 1)]
-    shifted = [expected.roll(it, (0, 1)) for it in shifts]
-    whole = torch.stack([(moved - other).abs().amax((1, 2)) for other in shifted]).amin(0) < 0.5
-    # One in five keeps its place, and of the others half are only shifted.
-    assert 24 < whole.sum() < 56
+def test_captions_come_with_and_without_words_of_style(data):
+    table = pq.read_table(data / "test.parquet")
+    assert table["captions"].to_pylist() == [
+        ["filled heart", "heart"],
+        ["pixel home", "home"],
+        ["outlined arrow left", "arrow left"],
+    ]
+    assert table.column_names == ["image", "caption", "set", "name", "captions"]
+    assert captions_of("line chart", "line-chart", "ri") == ["line chart"]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(data / "words")
+    assert tokenizer.get_vocab() == word_tokenizer(["heart", "home", "arrow left"]).get_vocab()
 
 
-def test_a_packed_file_gives_back_pictures_captions_and_a_codebook(packed):
-    arrays, captions, vq = load_packed(packed)
-    assert (arrays["train"][5] == picture(5)).all() and arrays["val"].shape == (3, 64, 64)
-    assert captions["test"] == [["heart", ["filled"]], ["home", ["pixel"]], ["arrow left", ["outlined"]]]
-    assert vq.scale_factor == 4 and vq.config.codebook_size == 16
-    tokenizer = word_tokenizer(caption for rows in captions.values() for caption, _ in rows)
-    icons = Icons.of(arrays["val"], captions["val"], tokenizer, "cpu")
-    assert icons.may_mirror.tolist() == [True, True, False]
-    assert tokenizer.batch_decode(icons.text[2], skip_special_tokens=True) == ["arrow left", "outlined arrow left"]
+def test_the_recipes_are_found_by_their_names_and_fit_their_models():
+    assert {path.stem for path in RECIPES.glob("*.toml")} == {"icons-patches", "icons-arpg", "icons-llamagen"}
+    changes = read_tables(load_recipe(RECIPES / "icons-patches.toml", "tokenizer", "augmentation")).augmentation
+    assert changes is not None and changes.may_mirror(["filled heart", "heart"])
+    assert not changes.may_mirror(["outlined arrow left", "arrow left"])
+    for name, parameters in (("icons-arpg", 4_989_184), ("icons-llamagen", 5_180_672)):
+        table = load_token_recipe(str(RECIPES / f"{name}.toml"))
+        assert token_settings(table).best == "val"
+        kind = getattr(arimage, table.pipeline.replace("Pipeline", "Transformer"))
+        with torch.device("meta"):
+            model = kind(
+                conditioning="text",
+                vocab_size=512,
+                grid_size=16,
+                caption_dim=128,
+                num_condition_tokens=8,
+                **table.model,
+            )
+        assert sum(weight.numel() for weight in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("kind", ["arpg", "llamagen"])
-def test_a_trained_model_becomes_a_pipeline(kind, packed, tmp_path):
-    given = {"model": kind, "data": packed, "out": tmp_path, "minutes": 1.0, "closing": 0.0, "report": 60.0}
-    more = {"steps": 2, "batch_size": 4, "device": "cpu", "start": None, "compile": False, "tiny": True, "seed": 0}
-    train(argparse.Namespace(**given, **more))
-    log = [json.loads(line) for line in (tmp_path / f"{kind}.jsonl").read_text().splitlines()]
-    assert next(row for row in log if "val" in row).keys() >= {"step", "val", "test", "train"}
-    assert Image.open(tmp_path / f"{kind}.png").size == (64, 64)
-    pipe, about = load_run(tmp_path / f"{kind}.safetensors")
-    assert about["model"] == kind and about["captions"] == ["arrow left", "heart", "home"]
-    pipe.save_pretrained(tmp_path / "icons")
+@pytest.mark.parametrize("name", ["icons-arpg", pytest.param("icons-llamagen", marks=pytest.mark.slow)])
+def test_the_commands_train_a_model_that_is_packaged(name, data, tmp_path, monkeypatch):
+    recipe = changed("icons-patches", tmp_path, codebook_size=16, copies=3)
+    words = ["--data", data / "train.parquet", "--heldout", data / "test.parquet", "--workers", 0, "--device", "cpu"]
+    run(monkeypatch, "train", "tokenizer", "--recipe", recipe, *words, "--out", tmp_path / "run")
+    for split in ("train", "val", "test"):
+        words = ["--data", data / f"{split}.parquet", "--caption", "captions", "--device", "cpu"]
+        words += ["--augmentation", recipe] if split == "train" else []
+        words += ["--model", tmp_path / "run" / "tokenizer" / "tokenizer", "--out", tmp_path / "tokens" / split]
+        run(monkeypatch, "train", "tokens", *words)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "d_model": 32, "d_ff": 64}
+    recipe = changed(name, tmp_path, steps=2, batch_size=4, workers=0, warmup_steps=1, **small)
+    words = ["--recipe", recipe, "--text-tokenizer", data / "words", "--device", "cpu", "--out", tmp_path / "out"]
+    words += ["--tokens", tmp_path / "tokens" / "train", "--heldout", tmp_path / "tokens" / "val"]
+    run(monkeypatch, "train", "model", *words, "--heldout", tmp_path / "tokens" / "test")
+    row = json.loads((tmp_path / "out" / "transformer" / "log.jsonl").read_text().splitlines()[-1])
+    assert row.keys() == {"step", "nats per picture, val", "nats per picture, test"}
+    package(tmp_path / "out" / "best", tmp_path / "icons", data)
     loaded = AutoPipeline.from_pretrained(tmp_path / "icons")
     loaded.set_progress_bar_config(disable=True)
     output = loaded("a filled heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(0))
     assert output.images[0].size == (64, 64) and output.stats.exact
     assert loaded.known_captions.knows("a thin home") and not loaded.known_captions.knows("a wombat")
+    assert not list((tmp_path / "icons").rglob("*.py"))
+    with pytest.raises(ValueError, match="--data"):
+        package(tmp_path / "out" / "best", tmp_path / "other")
 
 
 def test_copies_are_found_and_their_names():

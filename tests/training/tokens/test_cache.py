@@ -21,6 +21,7 @@ pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.data.row import decode  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.tokens import cache as caches  # noqa: E402
+from arimage.training.tokens import rows  # noqa: E402
 from arimage.training.tokens.cache import INDEX, TokenCache, encode_tokens, read_index  # noqa: E402
 from arimage.training.tokens.sources import open_source  # noqa: E402
 from arimage.training.tokens.views import centre_crop, views_of  # noqa: E402
@@ -198,7 +199,7 @@ def test_captions_come_back(tmp_path):
 def test_an_interrupted_encoding_goes_on(tmp_path, monkeypatch):
     pipe, data = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data")
     encode(pipe, data, tmp_path / "whole")
-    seen, stopping, plain = [], [True], caches.decode
+    seen, stopping, plain = [], [True], rows.decode
 
     def stops(where, image):
         seen.append(where)
@@ -206,7 +207,7 @@ def test_an_interrupted_encoding_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return plain(where, image)
 
-    monkeypatch.setattr(caches, "decode", stops)
+    monkeypatch.setattr(rows, "decode", stops)
     with pytest.raises(KeyboardInterrupt):
         encode(pipe, data, tmp_path / "cut")
     assert not read_index(tmp_path / "cut").complete
@@ -217,7 +218,7 @@ def test_an_interrupted_encoding_goes_on(tmp_path, monkeypatch):
     # The first shard was whole.
     assert len(seen) == 5
     assert TokenCache(tmp_path / "cut").digest == TokenCache(tmp_path / "whole").digest
-    monkeypatch.setattr(caches, "decode", None)
+    monkeypatch.setattr(rows, "decode", None)
     assert encode(pipe, data, tmp_path / "cut").complete
 
 
@@ -368,7 +369,7 @@ def test_another_revision_of_the_hub_is_compared(tmp_path, monkeypatch):
     at("one")
     with monkeypatch.context() as patch:
         # Nothing is read.
-        patch.setattr(caches, "content_of", None)
+        patch.setattr(rows, "content_of", None)
         at("one")
     assert at("two").rows == 9
     every = open_source(data).rows
@@ -398,11 +399,11 @@ def test_a_copy_of_the_data_is_not_encoded_again(tmp_path, monkeypatch):
     pipe, data, out = tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens"
     encode(pipe, data, out)
     copied = shutil.copytree(data, tmp_path / "copied", copy_function=shutil.copyfile)
-    monkeypatch.setattr(caches, "decode", None)
+    monkeypatch.setattr(rows, "decode", None)
     digest = TokenCache(out).digest
     assert encode(pipe, copied, out).complete and TokenCache(out).digest == digest
     # Neither is read a second time.
-    monkeypatch.setattr(caches, "content_of", None)
+    monkeypatch.setattr(rows, "content_of", None)
     assert encode(pipe, copied, out).complete
 
 

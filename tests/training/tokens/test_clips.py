@@ -22,7 +22,8 @@ from arimage.media.files import can_write_mp4, read_clip, write_video
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.data.row import decode, decode_clip  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
-from arimage.training.tokens import cache as caches  # noqa: E402
+from arimage.training.tokens import rows  # noqa: E402
+from arimage.training.tokens.augmentation import Augmentation  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
 from arimage.training.tokens.recipe import load_token_recipe, plan_of, token_settings  # noqa: E402
 from arimage.training.tokens.sources import open_source  # noqa: E402
@@ -162,6 +163,14 @@ def test_the_tokens_are_those_of_the_views(made, tmp_path):
     assert (expected[0] != expected[1]).float().mean() > 0.3
 
 
+def test_copies_of_a_clip_are_encoded(made, tmp_path):
+    encode(text_pipeline(), made / "data", tmp_path / "tokens", augmentation=Augmentation(3, shift=8))
+    cache, plain = TokenCache(tmp_path / "tokens"), TokenCache(made / "text-tokens")
+    views = [cache.read([2], [view])[0] for view in range(3)]
+    assert cache.views == 3 and (views[0] != plain.read([2], [0])[0]).float().mean() < 0.1
+    assert (views[1] != views[0]).float().mean() > 0.1 or (views[2] != views[0]).float().mean() > 0.1
+
+
 def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path, monkeypatch, caplog):
     pipe, data = text_pipeline(), clips(tmp_path / "data", 7)
     for i in (1, 4, 5):
@@ -170,7 +179,7 @@ def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path,
     assert index.rows == 7 and [shard.count for shard in index.shards] == [1, 2, 1]
     assert f"row 5 (4.webp), has 16 frames of {FPS} per second, not 17" in caplog.text
     assert TokenCache(tmp_path / "whole").read(list(range(4)), [0] * 4)[1] == [f"film {i}" for i in (0, 2, 3, 6)]
-    seen, plain = [], caches.decode_clip
+    seen, plain = [], rows.decode_clip
 
     def stops(where, *rest):
         seen.append(where)
@@ -178,14 +187,14 @@ def test_short_videos_are_left_out_and_an_interrupted_encoding_goes_on(tmp_path,
             raise KeyboardInterrupt
         return plain(where, *rest)
 
-    monkeypatch.setattr(caches, "decode_clip", stops)
+    monkeypatch.setattr(rows, "decode_clip", stops)
     with pytest.raises(KeyboardInterrupt):
         encode(pipe, data, tmp_path / "cut")
-    rows = read_index(tmp_path / "cut").rows
-    assert 0 < rows < 6
+    done = read_index(tmp_path / "cut").rows
+    assert 0 < done < 6
     seen[:] = ["again"] * 10
     encode(pipe, data, tmp_path / "cut")
-    assert len(seen) == 10 + 7 - rows
+    assert len(seen) == 10 + 7 - done
     assert TokenCache(tmp_path / "cut").digest == TokenCache(tmp_path / "whole").digest
     for i in range(7):
         write_video(film(i, 3), data / f"{i}.webp", FPS)
@@ -228,7 +237,7 @@ def losses_before(path, tokens, folder, start_from=None):
     from arimage.training.tokens.recipe import begin_training
 
     table = load_token_recipe(path)
-    task = begin_training(table, token_settings(table), tokens, None, start_from, "cpu")
+    task = begin_training(table, token_settings(table), tokens, (), start_from, "cpu")
     with torch.no_grad():
         return task.report(0, folder)[FIGURE]
 

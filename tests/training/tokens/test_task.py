@@ -72,7 +72,7 @@ def recipe(folder, pipeline="LlamaGenPipeline", model=None, training="", **optim
     return str(path)
 
 
-def train(path, tokens, out, *, heldout=None, start_from=None, **given):
+def train(path, tokens, out, *, heldout=(), start_from=None, **given):
     table = load_token_recipe(path)
     settings = token_settings(table, **given)
     task = begin_training(table, settings, tokens, heldout, start_from, "cpu")
@@ -141,7 +141,7 @@ def test_every_family_learns_its_images(made, tmp_path, pipeline):
         name: value.shape for name, value in first.transformer.state_dict().items()
     }
     table = load_token_recipe(path)
-    untrained = begin_training(table, token_settings(table), made / f"{pipeline}-tokens", None, None, "cpu")
+    untrained = begin_training(table, token_settings(table), made / f"{pipeline}-tokens", (), None, "cpu")
     with torch.no_grad():
         before = untrained.report(0, tmp_path)[FIGURE]
     assert losses_in(tmp_path / "run")[-1] < 0.95 * before
@@ -158,7 +158,7 @@ def test_captions_are_trained_with_the_text_encoder_of_the_tokens(tmp_path):
     assert trained.transformer.config.conditioning == "text" and trained.num_classes is None
     text = trained.text_encoder.state_dict()
     assert all(torch.equal(text[name], value.half()) for name, value in pipe.text_encoder.state_dict().items())
-    assert task.frozen.network is task.network and trained("picture 1", output_type="pt").images.isfinite().all()
+    assert task.frozen.network is task.transformer and trained("picture 1", output_type="pt").images.isfinite().all()
 
 
 # Runs
@@ -172,7 +172,7 @@ def check_resuming(path, tokens, tmp_path):
     """A run that is killed at step 7 and resumed ends with the weights of a whole one."""
     train(path, tokens, tmp_path / "whole")
     table = load_token_recipe(path)
-    task = begin_training(table, token_settings(table, workers=1), tokens, None, None, "cpu")
+    task = begin_training(table, token_settings(table, workers=1), tokens, (), None, "cpu")
     plain, calls = task.loss, []
 
     def stops(step):
@@ -191,6 +191,7 @@ def check_resuming(path, tokens, tmp_path):
             task.settings.optimizer,
             tmp_path / "cut" / "transformer",
             about=task.about,
+            learning_rate_scales=task.learning_rate_scales,
             checkpoint_every_seconds=0,
         )
     assert state_of(tmp_path / "cut")["step"] == 7
@@ -303,7 +304,7 @@ def test_heldout_tokens_of_other_classes_are_refused_before_any_step(made, tmp_p
         parquet(tmp_path / "data.parquet", range(3), **column)
         encode(pipe, tmp_path / "data.parquet", tmp_path / "held")
     with pytest.raises(ValueError, match="held holds tokens of .*(classes|captions), .*: encode it with the same"):
-        train(recipe(tmp_path), tokens, tmp_path / "run", heldout=tmp_path / "held")
+        train(recipe(tmp_path), tokens, tmp_path / "run", heldout=[tmp_path / "held"])
     assert not (tmp_path / "run").exists()
 
 
@@ -404,7 +405,7 @@ def test_an_adapter_is_trained_by_the_same_command(made, tmp_path, capsys, monke
 def test_a_compiled_training_learns_the_same(made, tmp_path):
     tokens, table = made / "LlamaGenPipeline-tokens", load_token_recipe(recipe(tmp_path, steps=3, learning_rate=1e-3))
     for compile in (False, True):
-        task = begin_training(table, token_settings(table), tokens, None, None, "cpu", compile=compile)
+        task = begin_training(table, token_settings(table), tokens, (), None, "cpu", compile=compile)
         task.fit(tmp_path / f"run{compile}")
     found = [losses_in(tmp_path / f"run{compile}")[-1] for compile in (False, True)]
     assert found[0] == pytest.approx(found[1], abs=1e-3)
@@ -413,7 +414,7 @@ def test_a_compiled_training_learns_the_same(made, tmp_path):
 # Plans and refusals
 
 
-@pytest.mark.parametrize("name", token_recipes())
+@pytest.mark.parametrize("name", [name for name in token_recipes() if name.startswith("imagenet")])
 def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
     table = load_token_recipe(name)
     expected = {"imagenet-llamagen-b": (111e6, 300), "imagenet-var-d16": (310e6, 200), "imagenet-arpg-l": (320e6, 400)}
@@ -446,7 +447,7 @@ def test_the_plan_of_an_adapter_counts_its_weights(made, tmp_path):
     table = load_token_recipe(recipe(tmp_path))
     settings = token_settings(table, lora_rank=2, lora_targets="all")
     plan = plan_of(table, settings, TokenCache(tmp_path / "tokens"), str(base))
-    task = begin_training(table, settings, tmp_path / "tokens", None, str(base), "cpu")
+    task = begin_training(table, settings, tmp_path / "tokens", (), str(base), "cpu")
     assert plan["trained parameters"] == sum(weight.numel() for weight in task.parameters())
     assert plan["parameters"] == sum(p.numel() for p in tiny_llamagen.class_pipeline().transformer.parameters())
 
@@ -476,4 +477,4 @@ def test_odd_trainings_are_refused(made, tmp_path):
     with pytest.raises(ValueError, match="the model to start from has another one"):
         train(recipe(tmp_path), tokens, tmp_path / "run", start_from=str(tmp_path / "other"))
     with pytest.raises(ValueError, match="holds tokens of another image tokenizer or size"):
-        train(recipe(tmp_path), tokens, tmp_path / "run", heldout=made / "VARPipeline-tokens")
+        train(recipe(tmp_path), tokens, tmp_path / "run", heldout=[made / "VARPipeline-tokens"])
