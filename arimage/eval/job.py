@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..training.pixels import PixelSource, open_pixels
 from .metrics.clip_score import ClipExtractor
 from .metrics.dinov2 import Dinov2Extractor
 from .metrics.features import Extractor, Resize, Space, extract, image_paths
@@ -21,6 +22,7 @@ from .metrics.reference import (
     read_spatial_statistics,
     write_statistics,
 )
+from .metrics.small_versions import SIDE, small_versions
 from .metrics.standard_errors import Estimate
 from .runs.files import write_json
 from .runs.run_folder import MANIFEST, prompts_of, read_rows
@@ -43,6 +45,9 @@ class Job:
         frames: how many frames of each video `fvd` compares; by default as many as the first video of the run has.
         skip_damaged: leave out images of the reference that cannot be read.
         dinov2: the source of `Dinov2Extractor`.
+        train: for `nearest`, the training set, as `open_pixels` takes it.
+        held_out: for `nearest`, real images that training did not see, of which the same is said.
+        sheet: for `nearest`, a .png file to write.
     """
 
     run: Path
@@ -57,6 +62,9 @@ class Job:
     frames: int | None = None
     skip_damaged: bool = False
     dinov2: str | Path | None = None
+    train: str | Path | None = None
+    held_out: str | Path | None = None
+    sheet: Path | None = None
 
     @property
     def is_run(self) -> bool:
@@ -116,6 +124,21 @@ class Job:
         if not self.is_run:
             return extract_reference(self.images, extractor, batch_size=self.batch_size, size=size)
         return extract(self.paths, extractor, cache=self.run / "features", batch_size=self.batch_size, size=size)
+
+    @cached_property
+    def small_versions(self) -> np.ndarray:
+        return small_versions(self.paths)
+
+    @cached_property
+    def examples(self) -> PixelSource:
+        """The training set."""
+        if self.train is None:
+            raise ValueError("--train is missing: name the training set, a folder of images or shards")
+        return open_pixels(self.train, SIDE)
+
+    @cached_property
+    def held_out_images(self) -> PixelSource | None:
+        return None if self.held_out is None else open_pixels(self.held_out, SIDE)
 
     @cached_property
     def against(self) -> Reference:

@@ -6,3 +6,5 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 MODELS = Path(__file__).parent / "assets"
+# What judges generated icons, see `arimage_icons.judge`.
+JUDGE = MODELS / "icons-judge"
