@@ -25,7 +25,7 @@ from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Statistics, read_folder
 from .metrics.small_versions import SIDE
 from .metrics.standard_errors import Estimate, mean_estimate
-from .sheet import Neighbours, chosen_images, write_sheet
+from .sheet import IMAGES, Neighbours, chosen_images, write_sheet
 
 
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
@@ -235,49 +235,40 @@ def _fvd(job: Job) -> dict[str, dict]:
 _SMALL = f"{SIDE}x{SIDE}"
 
 
-def _groups(job: Job) -> list[str]:
-    """The prompt or class of each image; none of images that are not a run."""
-    if not job.is_run:
-        return [""] * job.count
-    return [str(row.get("prompt", row.get("class_label"))) for row in job.rows]
-
-
 def _diversity(job: Job) -> dict[str, dict]:
     pixels = job.small_versions
-    found = diversity(pixels.reshape(len(pixels), -1), np.array(_groups(job)))
+    found = diversity(pixels.reshape(len(pixels), -1), _conditions(job))
     return {name: job.entry(one, "images of the run", None, size=_SMALL) for name, one in found.items()}
 
 
+def _conditions(job: Job) -> np.ndarray:
+    """The prompt or class of each image of a run, by its number."""
+    return np.array([row["class_label"] for row in job.rows]) if job.prompts is None else job.prompts
+
+
 def _nearest(job: Job) -> dict[str, dict]:
-    examples, held_out = job.examples, job.held_out_images
-    label = f"{_name(job.train, examples)}: {len(examples)} training examples"
-    ours, theirs = job.small_versions, None
-    if held_out is not None:
-        theirs = held_out.read(range(len(held_out)))[0].numpy()
-    pixels = ours if theirs is None else np.concatenate([ours, theirs])
-    values, index = nearest(pixels, examples, device=job.device)
+    examples, held_out, ours = job.examples, job.held_out_images, job.small_versions
+    theirs = ours[:0] if held_out is None else held_out.read(range(len(held_out)))[0].numpy()
+    values, index = nearest(np.concatenate([ours, theirs]), examples, device=job.device)
     values, real = values[: len(ours)], values[len(ours) :]
+    label = f"{_name(job.train, examples)}: {len(examples)} training examples"
     found = nearest_estimates(values, job.prompts)
     entries = {name: job.entry(one, label, None, size=_SMALL) for name, one in found.items()}
     if held_out is not None:
         of = f"{_name(job.held_out, held_out)}, held out, against {label}"
-        for name, one in nearest_estimates(real).items():
-            entries[f"held-out-{name}"] = entry(one, len(real), of, None, size=_SMALL)
+        found = nearest_estimates(real)
+        entries |= {f"held-out-{name}": entry(one, len(real), of, None, size=_SMALL) for name, one in found.items()}
     if job.is_run:
         write_scores(job.run, "nearest", values)
     if job.sheet is not None:
-        groups = _groups(job)
-        write_sheet(
-            job.sheet,
-            [
-                Neighbours(
-                    " ".join([groups[some[0]], *(f"{values[number]:.2f}" for number in some)]),
-                    ours[some],
-                    examples.read(index[some].tolist())[0].numpy(),
-                )
-                for some in chosen_images(groups if job.is_run else np.arange(len(ours)) // 4)
-            ],
-        )
+        cells = []
+        # Images that are not a run have no prompts: some at a time.
+        for some in chosen_images(_conditions(job) if job.is_run else np.arange(len(ours)) // IMAGES):
+            row = job.rows[some[0]] if job.is_run else {}
+            title = [row.get("prompt", row.get("class_label", "")), *(f"{values[number]:.2f}" for number in some)]
+            read = examples.read(index[some].tolist())[0].numpy()
+            cells.append(Neighbours(" ".join(map(str, title)), ours[some], read))
+        write_sheet(job.sheet, cells)
     return entries
 
 

@@ -1,6 +1,5 @@
 """A sheet to look at: images, and under each its nearest training example."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +23,10 @@ class Neighbours:
     examples: np.ndarray
 
 
-def chosen_images(prompts: Iterable[object]) -> list[list[int]]:
+def chosen_images(prompts: np.ndarray) -> list[list[int]]:
     """The numbers of the first `IMAGES` images of each of the first `PROMPTS` prompts, of the prompt of each image."""
-    found: dict[object, list[int]] = {}
-    for number, prompt in enumerate(prompts):
+    found: dict[int, list[int]] = {}
+    for number, prompt in enumerate(prompts.tolist()):
         if prompt in found or len(found) < PROMPTS:
             found.setdefault(prompt, []).append(number)
     return [numbers[:IMAGES] for numbers in found.values()]

@@ -53,7 +53,7 @@ def nearest(
             numbers = range(start, min(start + block, len(examples)))
             read = torch.cat([found for found, _ in pool.map(lambda number: examples.read([number]), numbers)])
             others = contrasts(read.to(device))
-            for rows in torch.arange(len(pixels)).split(block):
+            for rows in (slice(first, first + block) for first in range(0, len(pixels), block)):
                 found, at = likeness(contrasts(torch.from_numpy(pixels[rows]).to(device)), others).max(1)
                 nearer = found > best[rows]
                 best[rows] = torch.where(nearer, found, best[rows])
