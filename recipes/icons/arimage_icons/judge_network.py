@@ -64,31 +64,29 @@ class IconJudge(ModelMixin, ConfigMixin):
 
 
 def concepts_of(prompts: Sequence[str], concepts: Sequence[str]) -> list[int]:
-    """The number of the concept that each prompt names, with or without words of style.
+    """The number of the concept that each prompt names, with or without words of style before it.
 
     Raises:
         ValueError: if a prompt names none.
     """
-    tokenizer = word_tokenizer(concepts)
-
-    def words(text: str) -> list[str]:
-        return tokenizer.tokenize(text)
-
+    words = word_tokenizer(concepts).tokenize
     number = {tuple(words(name)): place for place, name in reversed([*enumerate(concepts)])}
     found = []
     for prompt in prompts:
         asked = words(prompt)
-        plain = [word for word in asked if word not in STYLES]
-        place = number.get(tuple(asked), number.get(tuple(plain)))
-        if place is None:
+        # Words of style come first; some are in names, too.
+        while tuple(asked) not in number and asked and asked[0] in STYLES:
+            asked = asked[1:]
+        if tuple(asked) not in number:
             raise ValueError(f"the prompt {prompt!r} names no icon that the judge knows: use the names of icons")
-        found.append(place)
+        found.append(number[tuple(asked)])
     return found
 
 
 @torch.no_grad()
 def verdicts(model: IconJudge, pixels: torch.Tensor, concepts: Sequence[int]) -> torch.Tensor:
     """Whether the five likeliest concepts of pictures [N, 64, 64], from 0 to 255, the likeliest first, are those that
-    they should show: bool [N, 5]."""
-    parts = [model(part.to(model.device).float()).topk(5).indices.cpu() for part in pixels.split(256)]
+    they should show: bool [N, 5], or fewer if there are fewer concepts."""
+    most = min(5, len(model.config.concepts))
+    parts = [model(part.to(model.device).float()).topk(most).indices.cpu() for part in pixels.split(256)]
     return torch.cat(parts) == torch.tensor(concepts)[:, None]

@@ -15,7 +15,6 @@ from PIL import Image
 from arimage import AutoPipeline
 from arimage_icons.augment import SHIFT, augmented
 from arimage_icons.data import Icons, load_packed
-from arimage_icons.measure import compare, likeness
 from arimage_icons.notice import lines
 from arimage_icons.pack import pack
 from arimage_icons.package import load_run
@@ -116,14 +115,6 @@ def test_a_trained_model_becomes_a_pipeline(kind, packed, tmp_path):
     output = loaded("a filled heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(0))
     assert output.images[0].size == (64, 64) and output.stats.exact
     assert loaded.known_captions.knows("a thin home") and not loaded.known_captions.knows("a wombat")
-
-
-def test_copies_are_found_and_their_names():
-    train_inks = torch.eye(8)
-    made = torch.eye(8)[:3] + 0.5 * torch.eye(8)[3:6]
-    assert torch.allclose(likeness(train_inks, train_inks), torch.eye(8))
-    found = compare(torch.cat([made, train_inks[:1]]), ["a", "b", "c", "a"], train_inks, [*"abcdefgh"])
-    assert found["above 0.95"] == 0.25 and found["name among 5 nearest"] == 1.0
 
 
 def test_the_notice_names_author_and_licence():
