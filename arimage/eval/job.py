@@ -133,7 +133,10 @@ class Job:
     def examples(self) -> PixelSource:
         """The training set."""
         if self.train is None:
-            raise ValueError("--train is missing: name the training set, a folder of images or shards")
+            raise ValueError(
+                "--train is missing: nearest needs the training set, a folder of images or shards, which only "
+                "`arimage eval score` takes"
+            )
         return open_pixels(self.train, SIDE)
 
     @cached_property

@@ -67,7 +67,7 @@ class JudgeSettings:
     the tokenizer gives them back."""
 
     optimizer: OptimizerSettings = OptimizerSettings(
-        steps=2200, learning_rate=4e-3, weight_decay=0.05, ema_decay=0.99, warmup_steps=200, final_share=0.0
+        steps=1400, learning_rate=4e-3, weight_decay=0.05, ema_decay=0.99, warmup_steps=200, final_share=0.0
     )
     batch_size: int = 128
     label_smoothing: float = 0.1
