@@ -261,15 +261,20 @@ def _nearest(job: Job) -> dict[str, dict]:
     if job.is_run:
         write_scores(job.run, "nearest", values)
     if job.sheet is not None:
-        cells = []
-        # Images that are not a run have no prompts: some at a time.
-        for some in chosen_images(_conditions(job) if job.is_run else np.arange(len(ours)) // IMAGES):
-            row = job.rows[some[0]] if job.is_run else {}
-            title = [row.get("prompt", row.get("class_label", "")), *(f"{values[number]:.2f}" for number in some)]
-            read = examples.read(index[some].tolist())[0].numpy()
-            cells.append(Neighbours(" ".join(map(str, title)), ours[some], read))
-        write_sheet(job.sheet, cells)
+        _write_sheet(job, job.sheet, values, index)
     return entries
+
+
+def _write_sheet(job: Job, path: Path, values: np.ndarray, index: np.ndarray) -> None:
+    """Write some of the images over their nearest examples, with their likeness and their prompt or class."""
+    cells = []
+    # Images that are not a run have no prompts: some at a time.
+    for some in chosen_images(_conditions(job) if job.is_run else np.arange(job.count) // IMAGES):
+        row = job.rows[some[0]] if job.is_run else {}
+        title = [*(f"{values[number]:.2f}" for number in some), str(row.get("prompt", row.get("class_label", "")))]
+        examples = job.examples.read(index[some].tolist())[0].numpy()
+        cells.append(Neighbours(" ".join(title), job.small_versions[some], examples))
+    write_sheet(path, cells)
 
 
 def _name(data: str | Path | None, images: PixelSource) -> str:

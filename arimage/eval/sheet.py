@@ -12,6 +12,8 @@ from .runs.files import write_whole
 # Prompts of a sheet, next to each other in a line, and images of each.
 PROMPTS, LINE, IMAGES = 12, 3, 4
 TITLE, GAP = 14, 6
+# Letters that fit over the images.
+LETTERS = 44
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def write_sheet(path: Path, cells: list[Neighbours]) -> None:
     draw = ImageDraw.Draw(sheet)
     for number, cell in enumerate(cells):
         left, top = number % LINE * width, number // LINE * height
-        draw.text((left + 2, top), cell.title, "black")
+        draw.text((left + 2, top), " ".join(cell.title.split())[:LETTERS], "black")
         for row, pixels in enumerate((cell.images, cell.examples)):
             together = pixels.transpose(2, 0, 3, 1).reshape(side, -1, 3)
             sheet.paste(Image.fromarray(together), (left, top + TITLE + row * side))
