@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..training.pixels import PixelSource
 from .job import Job, entry, extract_reference, warn_of_few, write_scores
 from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
@@ -277,7 +276,8 @@ def _write_sheet(job: Job, path: Path, values: np.ndarray, index: np.ndarray) ->
     write_sheet(path, cells)
 
 
-def _name(data: str | Path | None, images: PixelSource) -> str:
+def _name(data: str | Path | None, images: Any) -> str:
+    """What a data set is called in a reference: its name, and a digest of some of its images."""
     return f"{Path(str(data)).name}, sha256 of samples {images.about['images'][:8]}"
 
 

@@ -5,10 +5,10 @@ import os
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..training.pixels import PixelSource, open_pixels
 from .metrics.clip_score import ClipExtractor
 from .metrics.dinov2 import Dinov2Extractor
 from .metrics.features import Extractor, Resize, Space, extract, image_paths
@@ -27,6 +27,9 @@ from .metrics.standard_errors import Estimate
 from .runs.files import write_json
 from .runs.run_folder import MANIFEST, prompts_of, read_rows
 
+
+if TYPE_CHECKING:
+    from ..training.pixels import PixelSource
 
 logger = logging.getLogger(__name__)
 
@@ -130,18 +133,18 @@ class Job:
         return small_versions(self.paths)
 
     @cached_property
-    def examples(self) -> PixelSource:
+    def examples(self) -> "PixelSource":
         """The training set."""
         if self.train is None:
             raise ValueError(
                 "--train is missing: nearest needs the training set, a folder of images or shards, which only "
                 "`arimage eval score` takes"
             )
-        return open_pixels(self.train, SIDE)
+        return _open_pixels(self.train)
 
     @cached_property
-    def held_out_images(self) -> PixelSource | None:
-        return None if self.held_out is None else open_pixels(self.held_out, SIDE)
+    def held_out_images(self) -> "PixelSource | None":
+        return None if self.held_out is None else _open_pixels(self.held_out)
 
     @cached_property
     def against(self) -> Reference:
@@ -186,6 +189,13 @@ class Job:
     def of_prompts(self, some: np.ndarray) -> np.ndarray | None:
         """The prompts of some of the images, given by their ids."""
         return None if self.prompts is None else self.prompts[some]
+
+
+def _open_pixels(data: str | Path) -> "PixelSource":
+    # It needs arimage[train], as no other metric does.
+    from ..training.pixels import open_pixels
+
+    return open_pixels(data, SIDE)
 
 
 def extract_reference(images: Reference, extractor: Extractor, **settings) -> np.ndarray:
