@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from arimage import AutoPipeline
-from arimage_icons import MODELS
+from arimage_icons import JUDGE, MODELS
+from arimage_icons.judge_network import IconJudge, concepts_of, verdicts
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +38,17 @@ def test_words_that_it_does_not_know_are_said_with_the_nearest_names(pipe):
     assert pipe.known_captions.knows("a thin house") and pipe.known_captions.knows("camera icon")
     unknown = pipe.known_captions.check("a red cameraa", "icons-arpg")
     assert unknown is not None and "camera" in unknown.nearest
+
+
+def test_the_judge_knows_signs_that_it_never_saw():
+    down, across = torch.meshgrid(torch.arange(64) - 31.5, torch.arange(64) - 31.5, indexing="ij")
+    beam, lines = down.abs() < 3, (down.abs() < 3) | ((down.abs() - 16).abs() < 3)
+    ink = [
+        ((down**2 + across**2).sqrt() - 24).abs() < 2.5,
+        (beam & (across.abs() < 22)) | (beam.T & (down.abs() < 22)),
+        lines & (across.abs() < 24),
+    ]
+    judge = IconJudge.from_pretrained(JUDGE).eval()
+    names = concepts_of(["a circle", "a bold plus", "menu icon"], judge.config.concepts)
+    assert verdicts(judge, 255 * (1 - torch.stack(ink).float()), names)[:, 0].all()
+    assert sum(path.stat().st_size for path in JUDGE.iterdir()) < 3e6
