@@ -10,7 +10,7 @@ ENV PATH=/opt/arimage/bin:$PATH
 RUN if [ "$DEVICE" = cuda ]; then index=https://pypi.org/simple; else index=https://download.pytorch.org/whl/cpu; fi \
     && pip install --index-url "$index" "torch>=2.9" "torchvision>=0.24"
 COPY . /src
-RUN pip install "/src[app,lora,serve,video]" /src/recipes/emoji
+RUN pip install "/src[app,lora,serve,video]" /src/recipes/emoji /src/recipes/icons
 
 FROM python:3.12-slim
 ARG DEVICE=cpu

@@ -129,6 +129,8 @@ def test_without_the_models_of_emoji_everything_that_needs_them_says_what_to_ins
     assert error.startswith("arimage: emoji-arpg belongs to arimage-emoji") and error.endswith("with --model\n")
     with pytest.raises(ValueError, match="unknown metric 'retrieval': choose among fid, "):
         check_metrics(Job(None), ["retrieval"])
+    with pytest.raises(ValueError, match=r'^icons-arpg belongs to arimage-icons, .*"arimage\[icons\]"'):
+        AutoPipeline.from_pretrained("icons-arpg")
 
 
 def test_other_names_belong_to_no_distribution():

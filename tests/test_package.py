@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from arimage import __version__, cli
 
 
 ROOT = Path(cli.__file__).parents[1]
-EMOJI = ROOT / "recipes" / "emoji"
+EMOJI, ICONS = ROOT / "recipes" / "emoji", ROOT / "recipes" / "icons"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 # PyPI refuses files over 100 MB.
@@ -55,14 +56,23 @@ def test_the_models_of_emoji_are_a_distribution_of_their_own():
     assert {f"arimage_emoji/{part}" for part in parts} <= names
 
 
+def test_the_models_of_icons_are_a_distribution_of_their_own():
+    names = {file.distribution_path for file in WheelBuilder(str(ICONS)).recurse_included_files()}
+    assert {f"arimage_icons/{part}" for part in ("assets/icons-arpg/model_index.json", "dataset/rules.toml")} <= names
+    assert all(name.startswith("arimage_icons/") for name in names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("builder", [SdistBuilder, WheelBuilder])
-@pytest.mark.parametrize(("root", "most"), [(ROOT, 2 * 10**6), (EMOJI, MOST_BYTES)])
-def test_files_of_a_release_are_small_enough(builder, root, most, tmp_path):
+@pytest.mark.parametrize(("root", "most"), [(ROOT, 2 * 10**6), (EMOJI, MOST_BYTES), (ICONS, MOST_BYTES)])
+def test_files_of_a_release_are_small_enough_and_wheels_hold_the_licences(builder, root, most, tmp_path):
     (built,) = builder(str(root)).build(directory=str(tmp_path), versions=["standard"])
     assert Path(built).stat().st_size < most
     if builder is SdistBuilder:
         assert not [name for name in tarfile.open(built).getnames() if "/tests/" in name]
+    else:
+        licences = {Path(name).name for name in zipfile.ZipFile(built).namelist() if ".dist-info/licenses/" in name}
+        assert licences == {"LICENSE", "NOTICE", *(path.name for path in root.glob("licenses/*"))}
 
 
 def test_env_prints_versions_devices_and_caches(monkeypatch, tmp_path):

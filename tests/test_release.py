@@ -16,10 +16,7 @@ from arimage import __version__, cli
 
 ROOT = Path(cli.__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-RECIPES = [
-    tomllib.loads((ROOT / "recipes" / name / "pyproject.toml").read_text("utf-8"))["project"]
-    for name in ("emoji", "icons")
-]
+RECIPES = [tomllib.loads(path.read_text("utf-8"))["project"] for path in sorted(ROOT.glob("recipes/*/pyproject.toml"))]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CI = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
 CHECKS = CI["jobs"]["check"]["strategy"]["matrix"]["include"]
@@ -31,6 +28,20 @@ def test_all_distributions_have_one_version_and_say_the_same_of_themselves():
         for key in ("requires-python", "license", "authors"):
             assert recipe[key] == PROJECT[key]
         assert set(recipe["classifiers"]) <= set(PROJECT["classifiers"])
+
+
+def test_every_distribution_is_an_extra_in_the_container_and_published():
+    names = [recipe["name"].removeprefix("arimage-") for recipe in RECIPES]
+    assert names == ["emoji", "icons"]
+    extras = PROJECT["optional-dependencies"]
+    assert [extras[name] for name in names] == [[f"arimage-{name}>=0.1,<0.2"] for name in names]
+    assert set(names) <= set(re.findall(r"[\w-]+", extras["all"][0]))
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))["jobs"]
+    published = [row["project"] for row in release["publish"]["strategy"]["matrix"]["include"]]
+    assert published == ["arimage", *(f"arimage-{name}" for name in names)]
+    checked = str(release["build"]["steps"])
+    dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
+    assert all(f"dist/arimage_{name}-" in checked and f"/src/recipes/{name}" in dockerfile for name in names)
 
 
 def test_the_classifiers_name_the_versions_of_python_that_the_workflow_tries():

@@ -2,13 +2,13 @@
 
 import argparse
 import json
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow.parquet as pq
+from .dataset.source import WANTED, read_collections
 
 
-def lines(collections: dict, counts: Counter[str]) -> list[str]:
+def lines(collections: dict, counts: Mapping[str, int]) -> list[str]:
     """What NOTICE says about each set: its name, its author, its licence, and how many icons were trained on."""
     found = []
     for name, count in sorted(counts.items()):
@@ -24,8 +24,12 @@ def lines(collections: dict, counts: Counter[str]) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--collections", type=Path, required=True, help="collections.json of @iconify/json")
-    parser.add_argument("--train", type=Path, required=True, help="train.parquet")
+    parser.add_argument("--package", type=Path, required=True, help=f"what `npm pack {WANTED}` wrote, or its folder")
+    parser.add_argument("--data", type=Path, required=True, help="the folder that arimage_icons.build wrote")
     given = parser.parse_args()
-    sets = Counter(pq.read_table(given.train, columns=["set"])["set"].to_pylist())
-    print("\n".join(lines(json.loads(given.collections.read_text("utf-8")), sets)))
+    try:
+        sets = json.loads((given.data / "sets.json").read_text("utf-8"))
+        collections = read_collections(given.package)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    print("\n".join(lines(collections, {name: train for name, (_, train, _) in sets.items() if train})))
