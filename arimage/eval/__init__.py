@@ -14,6 +14,8 @@ def score_images(
     inception_weights: str | Path | None = None,
     clip: str | Path | None = None,
     dinov2: str | Path | None = None,
+    train: str | Path | None = None,
+    held_out: str | Path | None = None,
     resize: Literal["clean", "tf1"] = "clean",
     size: int | None = None,
     batch_size: int = 32,
@@ -27,11 +29,13 @@ def score_images(
             next to the images.
         reference: real images in one of these forms, or for "fid" and "sfid" a .npz of statistics. "isc" and "clip"
             need none.
-        metrics: names of metrics, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2" and "cmmd", or a text with
-            commas between them. Others need the prompts or videos of a run.
+        metrics: names of metrics, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd" and "nearest", or a
+            text with commas between them. Others need the prompts or videos of a run.
         inception_weights: the file of the Inception network; by default that of `ARIMAGE_INCEPTION_WEIGHTS`.
         clip: for "cmmd" and metrics that begin with "clip", a folder with a CLIP model.
         dinov2: for "fd-dinov2", a folder with a DINOv2 model of transformers, or a Hub id to download one.
+        train: for "nearest", the training set: a folder of images, a folder or pattern of shards, or a Hub id.
+        held_out: for "nearest", real images that training did not see, in one of these forms, to say the same of.
         resize: of the Inception network: "clean" is that of clean-fid, "tf1" that of the original FID and ADM.
         size: for the Inception metrics, resize the images, not the reference, to this side in pixels first.
         batch_size: images per call of the networks.
@@ -58,6 +62,8 @@ def score_images(
         inception_weights=None if weights is None else Path(weights),
         clip=None if clip is None else Path(clip),
         dinov2=dinov2,
+        train=train,
+        held_out=held_out,
         resize=resize,
         size=size,
         batch_size=batch_size,

@@ -48,6 +48,7 @@ from .options import (
     Clip,
     Dinov2,
     Frames,
+    HeldOut,
     I3DWeights,
     InceptionWeights,
     NegativePrompt,
@@ -59,7 +60,9 @@ from .options import (
     ResizeOption,
     ScoredBatchSize,
     ScoredSize,
+    Sheet,
     SkipDamaged,
+    Train,
     check_extra,
     check_out,
     networks,
@@ -187,7 +190,7 @@ def generate(
 @eval_app.command()
 @panels(
     metrics="metrics size frames out",
-    references="ref skip_damaged resize",
+    references="ref train held_out sheet skip_damaged resize",
     networks="inception_weights clip dinov2 i3d_weights batch_size",
 )
 def score(
@@ -203,7 +206,8 @@ def score(
         typer.Option(
             help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
             "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, cmmd, clip, clip-choice (of prompts "
-            "with alternatives), fvd (of videos), or an installed metric, such as retrieval."
+            "with alternatives), fvd (of videos), diversity (of several images per prompt), nearest (training "
+            "example), or an installed metric, such as retrieval."
         ),
     ],
     ref: Ref = None,
@@ -214,6 +218,9 @@ def score(
     size: ScoredSize = None,
     i3d_weights: I3DWeights = None,
     frames: Frames = None,
+    train: Train = None,
+    held_out: HeldOut = None,
+    sheet: Sheet = None,
     skip_damaged: SkipDamaged = False,
     batch_size: ScoredBatchSize = 32,
     device: Device = None,
@@ -235,8 +242,15 @@ def score(
         raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
     if frames is not None and "fvd" not in names:
         raise ValueError("--frames is for fvd: leave it out")
+    for option, value in (("--train", train), ("--held-out", held_out), ("--sheet", sheet)):
+        if value is not None and "nearest" not in names:
+            raise ValueError(f"{option} is for nearest: leave it out")
+    if "nearest" in names:
+        check_extra("datasets", extra="train")
+    if sheet is not None:
+        check_out("--sheet", sheet, ".png")
     if out is not None:
-        check_out(out, ".json")
+        check_out("--out", out, ".json")
     job = Job(
         run,
         reference=ref,
@@ -250,6 +264,9 @@ def score(
         i3d_weights=i3d_weights,
         frames=frames,
         skip_damaged=skip_damaged,
+        train=train,
+        held_out=held_out,
+        sheet=sheet,
     )
     found = score_images(job, names)
     for name, entry in found.items():
@@ -277,7 +294,7 @@ def make_stats(
 ) -> None:
     """Write mean and covariance of the Inception features of images, as files of pytorch-fid and clean-fid hold them:
     the reference of a FID."""
-    check_out(out, ".npz")
+    check_out("--out", out, ".npz")
     if out.exists():
         raise ValueError(f"--out {out} exists: name another file, or delete it")
 

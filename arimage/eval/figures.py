@@ -5,21 +5,26 @@ import json
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .job import Job, extract_reference, warn_of_few, write_scores
+from .job import Job, entry, extract_reference, warn_of_few, write_scores
 from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
+from .metrics.diversity import diversity
 from .metrics.features import extract
 from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
 from .metrics.i3d import frame_count, read_clip
 from .metrics.inception_score import inception_score
 from .metrics.kernel_distance import gaussian_kernel_distance, kernel_distance, subsets_of
+from .metrics.nearest import nearest, nearest_estimates
 from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Statistics, read_folder
+from .metrics.small_versions import SIDE
 from .metrics.standard_errors import Estimate, mean_estimate
+from .sheet import IMAGES, Neighbours, chosen_images, write_sheet
 
 
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
@@ -35,7 +40,7 @@ TF1_METRICS = ("isc", "sfid")
 # Those that compare with images, or with statistics of them.
 REFERENCE_METRICS = ("fid", "fid-categories", "kid", "prdc", "sfid", "fd-dinov2", "cmmd")
 # Those that need neither prompts, categories nor videos.
-PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd")
+PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd", "nearest")
 
 
 def _infinity(features: np.ndarray, reference: Gaussian) -> Estimate:
@@ -225,6 +230,57 @@ def _fvd(job: Job) -> dict[str, dict]:
     }
 
 
+# At which size pixels are compared.
+_SMALL = f"{SIDE}x{SIDE}"
+
+
+def _diversity(job: Job) -> dict[str, dict]:
+    pixels = job.small_versions
+    found = diversity(pixels.reshape(len(pixels), -1), _conditions(job))
+    return {name: job.entry(one, "images of the run", None, size=_SMALL) for name, one in found.items()}
+
+
+def _conditions(job: Job) -> np.ndarray:
+    """The prompt or class of each image of a run, by its number."""
+    return np.array([row["class_label"] for row in job.rows]) if job.prompts is None else job.prompts
+
+
+def _nearest(job: Job) -> dict[str, dict]:
+    examples, held_out, ours = job.examples, job.held_out_images, job.small_versions
+    theirs = ours[:0] if held_out is None else held_out.read(range(len(held_out)))[0].numpy()
+    values, index = nearest(np.concatenate([ours, theirs]), examples, device=job.device)
+    values, real = values[: len(ours)], values[len(ours) :]
+    label = f"{_name(job.train, examples)}: {len(examples)} training examples"
+    found = nearest_estimates(values, job.prompts)
+    entries = {name: job.entry(one, label, None, size=_SMALL) for name, one in found.items()}
+    if held_out is not None:
+        of = f"{_name(job.held_out, held_out)}, held out, against {label}"
+        found = nearest_estimates(real)
+        entries |= {f"held-out-{name}": entry(one, len(real), of, None, size=_SMALL) for name, one in found.items()}
+    if job.is_run:
+        write_scores(job.run, "nearest", values)
+    if job.sheet is not None:
+        _write_sheet(job, job.sheet, values, index)
+    return entries
+
+
+def _write_sheet(job: Job, path: Path, values: np.ndarray, index: np.ndarray) -> None:
+    """Write some of the images over their nearest examples, with their likeness and their prompt or class."""
+    cells = []
+    # Images that are not a run have no prompts: some at a time.
+    for some in chosen_images(_conditions(job) if job.is_run else np.arange(job.count) // IMAGES):
+        row = job.rows[some[0]] if job.is_run else {}
+        title = [*(f"{values[number]:.2f}" for number in some), str(row.get("prompt", row.get("class_label", "")))]
+        examples = job.examples.read(index[some].tolist())[0].numpy()
+        cells.append(Neighbours(" ".join(title), job.small_versions[some], examples))
+    write_sheet(path, cells)
+
+
+def _name(data: str | Path | None, images: Any) -> str:
+    """What a data set is called in a reference: its name, and a digest of some of its images."""
+    return f"{Path(str(data)).name}, sha256 of samples {images.about['images'][:8]}"
+
+
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "fid": _fid,
     "fid-categories": _fid_categories,
@@ -237,4 +293,6 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "clip": _clip,
     "clip-choice": _clip_choice,
     "fvd": _fvd,
+    "diversity": _diversity,
+    "nearest": _nearest,
 }

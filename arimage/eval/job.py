@@ -5,6 +5,7 @@ import os
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +22,14 @@ from .metrics.reference import (
     read_spatial_statistics,
     write_statistics,
 )
+from .metrics.small_versions import SIDE, small_versions
 from .metrics.standard_errors import Estimate
 from .runs.files import write_json
 from .runs.run_folder import MANIFEST, prompts_of, read_rows
 
+
+if TYPE_CHECKING:
+    from ..training.pixels import PixelSource
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +48,9 @@ class Job:
         frames: how many frames of each video `fvd` compares; by default as many as the first video of the run has.
         skip_damaged: leave out images of the reference that cannot be read.
         dinov2: the source of `Dinov2Extractor`.
+        train: for `nearest`, the training set, as `open_pixels` takes it.
+        held_out: for `nearest`, real images that training did not see, of which the same is said.
+        sheet: for `nearest`, a .png file to write.
     """
 
     run: Path
@@ -57,6 +65,9 @@ class Job:
     frames: int | None = None
     skip_damaged: bool = False
     dinov2: str | Path | None = None
+    train: str | Path | None = None
+    held_out: str | Path | None = None
+    sheet: Path | None = None
 
     @property
     def is_run(self) -> bool:
@@ -118,6 +129,24 @@ class Job:
         return extract(self.paths, extractor, cache=self.run / "features", batch_size=self.batch_size, size=size)
 
     @cached_property
+    def small_versions(self) -> np.ndarray:
+        return small_versions(self.paths)
+
+    @cached_property
+    def examples(self) -> "PixelSource":
+        """The training set."""
+        if self.train is None:
+            raise ValueError(
+                "--train is missing: nearest needs the training set, a folder of images or shards, which only "
+                "`arimage eval score` takes"
+            )
+        return _open_pixels(self.train)
+
+    @cached_property
+    def held_out_images(self) -> "PixelSource | None":
+        return None if self.held_out is None else _open_pixels(self.held_out)
+
+    @cached_property
     def against(self) -> Reference:
         return read_reference(self.reference, skip_damaged=self.skip_damaged)
 
@@ -160,6 +189,13 @@ class Job:
     def of_prompts(self, some: np.ndarray) -> np.ndarray | None:
         """The prompts of some of the images, given by their ids."""
         return None if self.prompts is None else self.prompts[some]
+
+
+def _open_pixels(data: str | Path) -> "PixelSource":
+    # It needs arimage[train], as no other metric does.
+    from ..training.pixels import open_pixels
+
+    return open_pixels(data, SIDE)
 
 
 def extract_reference(images: Reference, extractor: Extractor, **settings) -> np.ndarray:

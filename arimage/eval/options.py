@@ -81,6 +81,23 @@ Frames = Annotated[
         most=10**4,
     ),
 ]
+Train = Annotated[
+    str | None,
+    typer.Option(
+        help="For nearest: the training set, a folder of images, a folder or pattern of .parquet, .arrow or "
+        "webdataset .tar files, or a data set of the Hub."
+    ),
+]
+HeldOut = Annotated[
+    str | None, typer.Option(help="For nearest: real images that training did not see, in one of these forms.")
+]
+Sheet = Annotated[
+    Path | None,
+    typer.Option(
+        help="For nearest: a .png file to write, of the first twelve prompts, with the nearest training example under "
+        "each image."
+    ),
+]
 ScoredBatchSize = Annotated[int, number("Images, or frames of videos, per call of the networks.", most=10**4)]
 SkipDamaged = Annotated[
     bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
@@ -100,13 +117,13 @@ def networks() -> dict[str, Path | str | None]:
     return {field: Path(text) if text and field != "dinov2" else text for field, text in found.items()}
 
 
-def check_extra(*packages: str) -> None:
+def check_extra(*packages: str, extra: str = "eval") -> None:
     for name in packages:
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"this command needs {name}: pip install 'arimage[eval]'")
+            raise ValueError(f"this command needs {name}: pip install 'arimage[{extra}]'")
 
 
-def check_out(out: Path, suffix: str) -> None:
+def check_out(option: str, out: Path, suffix: str) -> None:
     """Refuse a file that cannot be written, before any work."""
     if out.suffix != suffix or out.is_dir() or not out.parent.is_dir():
-        raise ValueError(f"--out is {out}: name a {suffix} file in a folder that exists")
+        raise ValueError(f"{option} is {out}: name a {suffix} file in a folder that exists")

@@ -251,7 +251,8 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _arrow(metric: str) -> str:
-    return "↓" if metric in LOWER_IS_BETTER or metric.startswith(("fid", "fvd", "fd-")) else "↑"
+    lower = metric in LOWER_IS_BETTER or metric.startswith(("fid", "fvd", "fd-", "nearest", "held-out-nearest"))
+    return "↓" if lower else "↑"
 
 
 def _decoding_text(row: dict) -> str:

@@ -69,6 +69,8 @@ def check_metrics(job: Job, metrics: list[str]) -> None:
         raise ValueError("--ref is missing: name a folder of videos, or another run of videos")
     if reference is None and names & set(REFERENCE_METRICS):
         raise ValueError("--ref is missing: name a folder of images, or a .npz of statistics or images")
+    if "nearest" in names:
+        _ = job.examples, job.held_out_images
     other = [name for name in metrics if name in TF1_METRICS and job.resize != "tf1"]
     if other:
         raise ValueError(

@@ -118,7 +118,7 @@ def extract(
         cached = _read_cached(file)
         if cached is not None:
             return cached
-    batches = _batches(paths, batch_size, extractor.space.name, read)
+    batches = image_batches(paths, batch_size, extractor.space.name, read)
     if size is not None:
         batches = ([Image.fromarray(resize(np.asarray(one), size)) for one in images] for images in batches)
     found = [extractor(images).float().cpu().numpy() for images in batches]
@@ -167,7 +167,7 @@ def resize(pixels: np.ndarray, size: int) -> np.ndarray:
     return image[0].permute(1, 2, 0).byte().numpy()
 
 
-def _batches(paths: list[Path], size: int, name: str, read: Callable[[Path], object]) -> Iterator[list]:
+def image_batches(paths: list[Path], size: int, name: str, read: Callable[[Path], object]) -> Iterator[list]:
     packed = paths[0].suffix in ARRAY_SUFFIXES
     images = read_array(paths[0]) if packed else paths
     with ThreadPoolExecutor() as pool, tqdm(total=len(images), desc=name, unit="image", leave=False) as progress:

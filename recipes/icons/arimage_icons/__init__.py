@@ -7,3 +7,5 @@ __version__ = "0.1.0"
 
 MODELS = Path(__file__).parent / "assets"
 RECIPES = Path(__file__).parent / "recipes"
+# What judges generated icons, see `arimage_icons.judge`.
+JUDGE = MODELS / "icons-judge"

@@ -21,7 +21,6 @@ from arimage.training.tables import read_tables
 from arimage.training.tokens.recipe import load_token_recipe, token_settings
 from arimage_icons import RECIPES
 from arimage_icons.captions import captions_of, write_captions
-from arimage_icons.measure import compare, likeness
 from arimage_icons.notice import lines
 from arimage_icons.package import package
 from arimage_icons.words import styles_of, word_tokenizer
@@ -155,14 +154,6 @@ def test_the_commands_train_a_model_that_is_packaged(name, data, tmp_path, monke
     assert not list((tmp_path / "icons").rglob("*.py"))
     with pytest.raises(ValueError, match="--data"):
         package(tmp_path / "out" / "best", tmp_path / "other")
-
-
-def test_copies_are_found_and_their_names():
-    train_inks = torch.eye(8)
-    made = torch.eye(8)[:3] + 0.5 * torch.eye(8)[3:6]
-    assert torch.allclose(likeness(train_inks, train_inks), torch.eye(8))
-    found = compare(torch.cat([made, train_inks[:1]]), ["a", "b", "c", "a"], train_inks, [*"abcdefgh"])
-    assert found["above 0.95"] == 0.25 and found["name among 5 nearest"] == 1.0
 
 
 def test_the_notice_names_author_and_licence():
