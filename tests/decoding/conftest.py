@@ -249,8 +249,8 @@ class TableDrafter:
 
 
 class TableNeighbours:
-    """Random changes of logits, as large as the differences between the model's own. One of the neighbours is generated
-    later in raster order."""
+    """Random changes of logits, as large as the differences between the model's own. In raster order, one of the
+    neighbours is generated later."""
 
     offsets = ((0, -1), (-1, 0), (0, 1))
 
