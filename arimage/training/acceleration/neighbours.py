@@ -1,10 +1,22 @@
-"""Training of a model of neighbours on token grids: those of images, or generated ones."""
+"""Training of a model of neighbours for a finished pipeline, on the tokens of images."""
+
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ...decoding import Layout
 from ...models.neighbours import NeighbourModel
+from ...pipelines.base import ARPipeline
+from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from ..data.captioned import to_unit_range
+from ..pixels import PixelSource, open_pixels
+from ..saving import save_float16
+
+
+# More than are needed to fit what neighbours say about each other.
+IMAGES = 20_000
 
 
 def around(tokens: torch.LongTensor) -> torch.LongTensor:
@@ -46,3 +58,28 @@ def fit_neighbours(
         optimizer.step()
         schedule.step()
     return model.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def _encode(pipe: LlamaGenPipeline, source: PixelSource) -> torch.LongTensor:
+    """Tokens [M, h, w] of at most `IMAGES` images, evenly spaced in the data set."""
+    images, batches = range(0, len(source), -(-len(source) // IMAGES)), []
+    for start in range(0, len(images), 64):
+        pixels, _ = source.read(images[start : start + 64])
+        batches.append(pipe.encode_image(to_unit_range(pixels).to(pipe.device)))
+    return torch.cat(batches)
+
+
+def run_neighbours(pipe: ARPipeline, data: str, out: Path, **options: Any) -> LlamaGenPipeline:
+    """Fit a model of neighbours to the tokens of images. The pipeline with it is saved in `out`/model, in float16.
+    `options` are those of `open_pixels`.
+
+    Raises:
+        ValueError: if `pipe` is not a LlamaGen pipeline, or the data set has no images.
+    """
+    if not isinstance(pipe, LlamaGenPipeline):
+        raise ValueError(f"--model is one in a {type(pipe).__name__}: give a LlamaGenPipeline")
+    tokens = _encode(pipe, open_pixels(data, pipe.decoded_size[0], workers=0, **options))
+    pipe.register_modules(neighbours=fit_neighbours(tokens, pipe.transformer.config.vocab_size))
+    save_float16(pipe, out / "model")
+    return pipe
