@@ -174,7 +174,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             next to them now, by a small model of neighbours, which the model needs; 0 disables it. The step has just
             replaced the token before the first of them, so without it half of these are rejected in the next step on
             raster models of icons. 4 is a good number. Exact whatever that model says, since the drafts are verified
-            with the distribution that they were sampled from. Needs the coupled refresh.
+            with the distribution that they were sampled from. Needs the coupled refresh, without `reuse`.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -199,8 +199,8 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         check_number(self, "relax", 1)
         if self.reuse is not None:
             check_number(self, "reuse", 0, 1)
-        if self.corrections and self.refresh != "coupled":
-            raise ValueError(f"refresh is {self.refresh!r}: corrections need the coupled refresh")
+        if self.corrections and (self.refresh != "coupled" or self.reuse is not None):
+            raise ValueError(f"corrections is {self.corrections}: give the coupled refresh, without reuse, or 0")
 
     @property
     def exact(self) -> bool:
@@ -234,14 +234,10 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             window, capacity = 1, SIZES[-1]
         else:
             window = capacity = self.window + -self.window % model.block
-        level = seeds.new_zeros(len(seeds), 0, dtype=torch.float32)
-        vectors, around = (
-            torch.zeros(len(seeds), 0, device=model.device, dtype=torch.float32),
-            seeds.new_zeros(len(seeds), 0),
-        )
         room = model.num_tokens + min(capacity, model.num_tokens)
-        if self.corrections:
-            around = ranks_around(model, len(seeds), room)
+        around = ranks_around(model, len(seeds), room) if self.corrections else seeds.new_zeros(len(seeds), 0)
+        level = seeds.new_zeros(len(seeds), 0, dtype=torch.float32)
+        vectors = torch.zeros(len(seeds), 0, device=model.device, dtype=torch.float32)
         if self.levels:
             assert model.codebook is not None
             level, vectors = (

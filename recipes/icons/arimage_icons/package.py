@@ -2,18 +2,29 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from transformers import T5Config, T5EncoderModel
 
-from arimage import ARPGPipeline, ARPGTransformer, LlamaGenPipeline, LlamaGenTransformer, PatchVQModel
+from arimage import (
+    ARPGPipeline,
+    ARPGTransformer,
+    LlamaGenPipeline,
+    LlamaGenTransformer,
+    NeighbourModel,
+    PatchVQModel,
+    SpeculativeJacobiDecoding,
+)
 from arimage.decoding import decoding_from_name
 from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.text.known import KnownCaptions
+from arimage.training.acceleration.neighbours import fit_neighbours
 from arimage.training.saving import save_float16
 
+from .data import load_packed
 from .words import STYLES, word_tokenizer
 
 
@@ -22,6 +33,7 @@ PIPELINES = {"arpg": (ARPGPipeline, ARPGTransformer), "llamagen": (LlamaGenPipel
 SAMPLING = {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 # Patches whose pixels all lie so near to paper or ink are plain: their means have a grain that an eye sees.
 PLAIN = 0.9
+CORRECTIONS = 4
 DECODINGS = {"arpg": {"window": 64}, "llamagen": {"window": 64, "init": "above"}}
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
 
@@ -66,11 +78,22 @@ def load_run(path: Path) -> tuple[ARImagePipeline, dict]:
     return pipe, about
 
 
+@torch.no_grad()
+def add_neighbours(pipe: LlamaGenPipeline, packed: Path) -> None:
+    """Fit a model of neighbours to the training pictures, and let the default decoding correct its drafts by it."""
+    assert isinstance(pipe.decoding, SpeculativeJacobiDecoding)
+    pictures = torch.from_numpy(load_packed(packed)[0]["train"]).split(512)
+    tokens = torch.cat([pipe.vq.encode((some[:, None] / 127.5 - 1).expand(-1, 3, -1, -1)) for some in pictures])
+    with torch.enable_grad():
+        pipe.register_modules(neighbours=fit_neighbours(tokens, pipe.vq.config.codebook_size))
+    pipe.decoding = replace(pipe.decoding, corrections=CORRECTIONS)
+
+
 def name_modules(folder: Path) -> None:
     """Let the index of a saved pipeline name modules of arimage, in place of files with one import, which a package
     does without."""
     index = json.loads((folder / "model_index.json").read_text("utf-8"))
-    classes = [ARPGTransformer, LlamaGenTransformer, PatchVQModel]
+    classes = [ARPGTransformer, LlamaGenTransformer, NeighbourModel, PatchVQModel]
     modules = {kind.__name__: kind.__module__ for kind in classes}
     index["_class_name"] = index["_class_name"][1]
     for name, entry in list(index.items()):
@@ -89,7 +112,15 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path, help="the .safetensors file of a run")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument(
+        "--neighbours", type=Path, help="what `arimage_icons.pack` wrote, for a model of neighbours of a raster model"
+    )
     given = parser.parse_args()
+    built = load_run(given.weights)[0]
+    if given.neighbours is not None:
+        if not isinstance(built, LlamaGenPipeline):
+            parser.error("--neighbours is for raster models: leave it out")
+        add_neighbours(built, given.neighbours)
     with torch.no_grad():
-        save_float16(load_run(given.weights)[0], given.out)
+        save_float16(built, given.out)
     name_modules(given.out)

@@ -18,7 +18,7 @@ from arimage_icons.data import Icons, load_packed
 from arimage_icons.measure import compare, likeness
 from arimage_icons.notice import lines
 from arimage_icons.pack import pack
-from arimage_icons.package import load_run
+from arimage_icons.package import add_neighbours, load_run
 from arimage_icons.train import train
 from arimage_icons.words import has_sides, styles_of, word_tokenizer
 
@@ -110,6 +110,8 @@ def test_a_trained_model_becomes_a_pipeline(kind, packed, tmp_path):
     assert Image.open(tmp_path / f"{kind}.png").size == (64, 64)
     pipe, about = load_run(tmp_path / f"{kind}.safetensors")
     assert about["model"] == kind and about["captions"] == ["arrow left", "heart", "home"]
+    if kind == "llamagen":
+        add_neighbours(pipe, packed)
     pipe.save_pretrained(tmp_path / "icons")
     loaded = AutoPipeline.from_pretrained(tmp_path / "icons")
     loaded.set_progress_bar_config(disable=True)
