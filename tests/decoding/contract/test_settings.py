@@ -52,6 +52,7 @@ def test_changed_settings_survive_json():
         "relax": 1.0,
         "reuse": None,
         "levels": 0,
+        "corrections": 0,
     }
     assert decoding_from_dict(written) == decoding
     assert written["method"] == "SpeculativeJacobiDecoding"  # what was read stays whole
