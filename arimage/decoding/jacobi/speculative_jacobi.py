@@ -171,10 +171,10 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             itself is fine-tuned). Exact whatever the denoiser does, since a token is only decided when there is no
             noise before it.
         corrections: how often, after a forward pass, undecided drafts are sampled again to fit the tokens that are
-            next to them now, by a small model of neighbours, which the model needs; 0 disables it. The step has just
-            replaced the token before the first of them, so without it half of these are rejected in the next step on
-            raster models of icons. 4 is a good number. Exact whatever that model says, since the drafts are verified
-            with the distribution that they were sampled from. Needs the coupled refresh, without `reuse`.
+            next to them now, by a small model of neighbours, which the model needs; 0 disables it. Most rejections
+            happen right after a token that the step before has replaced. 4 is a good number. Exact whatever the
+            neighbours say, since drafts are verified with the distribution that they were sampled from. Needs the
+            coupled refresh, without `reuse`.
 
     Raises:
         ValueError: if a setting is not among these.
