@@ -28,6 +28,7 @@ _EXPORTS = {
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
     "MaskedDecoding": "decoding",
     "NeighbourAcceptance": "decoding",
+    "NeighbourModel": "models.neighbours",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
     "PatchVQModel": "tokenizers.vq_patches",

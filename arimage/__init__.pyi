@@ -27,6 +27,7 @@ from .decoding import (
     decoding_names,
 )
 from .models.denoising_head import DenoisingHead
+from .models.neighbours import NeighbourModel
 from .pipelines.arpg.pipeline_arpg import ARPGPipeline
 from .pipelines.arpg.transformer_arpg import ARPGTransformer
 from .pipelines.chameleon.pipeline_anole import AnolePipeline
@@ -132,6 +133,7 @@ __all__ = [
     "MammothModa2Transformer2DModel",
     "MaskedDecoding",
     "NeighbourAcceptance",
+    "NeighbourModel",
     "NextScaleDecoding",
     "NextStepPipeline",
     "NextStepProjector",

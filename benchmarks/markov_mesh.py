@@ -58,11 +58,18 @@ class MarkovMesh:
         self.tables *= torch.tensor(WEIGHTS)[:, None, None]
         self.tables[:, -1] = 0
         self.codebook = torch.randn(vocab_size, 8, generator=generator)
+        # Its logits are the sum of what each neighbour adds.
+        self.neighbours = self
+        self.offsets = NEIGHBOURS
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[MeshCache, torch.FloatTensor]:
         self.evaluated += batch_size
         slots = torch.full((batch_size, self.num_tokens + scratch + 1), -1)
         return MeshCache(slots, slots.clone()), torch.zeros(1, batch_size, self.vocab_size)
+
+    def change(self, now: torch.LongTensor, before: torch.LongTensor) -> torch.FloatTensor:
+        index = torch.arange(len(NEIGHBOURS))
+        return (self.tables[index, now] - self.tables[index, before]).sum(-2)
 
     def forward(self, tokens, positions, cache, *, visible=None, slots=None) -> torch.FloatTensor:
         self.evaluated += int((positions >= 0).sum())

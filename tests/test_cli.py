@@ -538,6 +538,7 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
         ["train", "drafter"],
         ["train", "distill"],
         ["train", "denoiser"],
+        ["train", "neighbours"],
         ["train", "upscaler"],
         ["train", "collaborate"],
     ],

@@ -46,6 +46,7 @@ from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.names import PRESETS
 from arimage.models.conditions import with_unconditional
 from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.neighbours import NeighbourModel
 from arimage.pipelines.infinity.bsq_infinity import InfinityVQModel
 from arimage.pipelines.infinity.scale_model import InfinityScaleModel
 from arimage.pipelines.infinity.schedules import SCHEDULES
@@ -92,6 +93,7 @@ def llamagen_parts(kind, dtype):
     drafter_config = config_of(lambda: tiny_llamagen.drafter(tiny_llamagen.transformer(kind)))
     denoiser_config = config_of(lambda: tiny_llamagen.denoiser(tiny_llamagen.transformer(kind, num_layers=1)))
     parts = {
+        "neighbours": built(lambda: NeighbourModel(tiny.CODES, rank=8), dtype),
         "drafter": built(lambda: LlamaGenDrafter(**drafter_config), dtype),
         "denoiser": built(lambda: LlamaGenDenoiser(**denoiser_config), dtype),
     }
@@ -396,6 +398,7 @@ def test_a_step_with_every_setting_of_sampling_in_bfloat16_without_guidance(name
 VARIANTS = [
     "sjd-coupled:init=above",
     "sjd-coupled:relax=1.5",
+    "sjd-coupled:corrections=2",
     "sjd-coupled:window=auto",
     "sjd2:levels=3,refresh=gumbel",
     "groups:groups=1+3+12,guidance_schedule=constant,attention=causal",

@@ -60,7 +60,7 @@ LEFT_OUT = {
     "README": {"an installation": 4, "a published model": 3, "what it continues": 3, "files of the reader": 1},
     "docs/quickstart": {"an installation": 1},
     "docs/choosing": {"a published model": 3},
-    "docs/all_decodings": {"a published model": 1, "files of the reader": 2},
+    "docs/all_decodings": {"a published model": 1, "files of the reader": 3},
     "docs/any_order": {"a published model": 2},
     "docs/evaluation": {"an installation": 1, "a download": 4, "a published model": 4},
     "docs/published_benchmarks": {

@@ -149,7 +149,7 @@ class BoundTokenModel(BoundNetwork):
 
     predicts_groups: ClassVar[bool] = False
 
-    drafter = context = None
+    drafter = neighbours = context = None
     denoises = False
     block = 1
 

@@ -132,6 +132,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
             frames=self.abilities.generates_video,
             drafter=has("drafter"),
             denoiser=has("denoiser"),
+            neighbours=has("neighbours"),
             codebook=self.abilities.kind == "tokens",
             refiner=has("refiner"),
             prunes=self.abilities.kind == "scales",

@@ -192,6 +192,26 @@ def denoiser(
         run_denoiser(*parts, data, heldout, out)
 
 
+@train_app.command("neighbours")
+def neighbours(
+    data: Images,
+    out: Out,
+    model: Model = PACKAGED,
+    split: Split = "train",
+    image: ImageColumn = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Fit a model of neighbours to a finished model, in minutes, for the setting "corrections" of "sjd-coupled";
+    OUT/model is the model with it."""
+    from .acceleration.neighbours import run_neighbours
+    from .resuming import alone_in
+
+    pipe = load_pipeline(model, device, dtype)
+    with alone_in(out):
+        run_neighbours(pipe, data, out, split=split, image=image)
+
+
 @train_app.command("upscaler")
 def upscaler(
     data: Images,

@@ -89,6 +89,7 @@ VARIANTS = {
         "sjd-coupled:window=auto",
         "sjd-coupled:window=4,init=left",
         "sjd-coupled:window=4,relax=1.5",
+        "sjd-coupled:window=4,corrections=2",
         "sjd2:window=4,levels=2",
         "eagle:tree=static",
         "zipar:window=2,adaptive=true",

@@ -106,6 +106,10 @@ class TableModel:
     def drafter(self):
         return TableDrafter(self)
 
+    @property
+    def neighbours(self):
+        return TableNeighbours(self)
+
     def prefill(self, batch_size, scratch=0, given=None, return_features=False, slots=None):
         self.forward_passes += 1
         cache = TokenCache(batch_size, (slots or self.num_tokens) + scratch)
@@ -242,6 +246,21 @@ class TableDrafter:
         expected = table.features(positions - 1, index)
         assert (features == expected)[:, positions >= 0].all(), "these are not the features of the tokens before"
         return logits, after
+
+
+class TableNeighbours:
+    """Random changes of logits, as large as the differences between the model's own. In raster order, one of the
+    neighbours is generated later."""
+
+    offsets = ((0, -1), (-1, 0), (0, 1))
+
+    def __init__(self, model):
+        size, generator = model.vocab_size, torch.Generator().manual_seed(5)
+        self.table = 1.5 * torch.randn(len(self.offsets), size + 1, size, generator=generator)
+
+    def change(self, now, before):
+        which = torch.arange(len(self.offsets))
+        return (self.table[which, now] - self.table[which, before]).sum(-2)
 
 
 def some_order(name, shape, batch_size):

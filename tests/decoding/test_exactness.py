@@ -32,6 +32,7 @@ from arimage.decoding import (
 )
 from arimage.decoding.contract.noise import Purpose, uniforms
 from arimage.decoding.jacobi import speculative_jacobi
+from arimage.decoding.jacobi.corrections import correct, ranks_around
 from arimage.kernels.coupling import couple_at, sample
 from arimage.kernels.siblings import sample_siblings
 from arimage.kernels.window import close_window
@@ -48,6 +49,7 @@ ROWS = [
         SpeculativeJacobiDecoding,
         {"window": [1, 2, 4], "refresh": ["independent", "coupled", "gumbel"], "init": INITS, "levels": [0, 1, 3]},
     ),
+    (SpeculativeJacobiDecoding, {"window": [2, 4], "corrections": [1, 2, 4], "init": INITS, "levels": [0, 1]}),
     (TreeJacobiDecoding, {"window": [4], "width": [2, 3], "depth": [1, 2, 3], "init": INITS}),
     (
         DraftTreeDecoding,
@@ -329,6 +331,15 @@ def test_every_exact_preset_has_its_row(preset):
             assert isinstance(value, int) or value in values
 
 
+@pytest.mark.parametrize("order", ["none", "random"])
+def test_corrections_see_earlier_tokens_only(table_model, order):
+    shape = (2, 2, 2)
+    model = table_model(grid=shape, vocab_size=2, order=some_order(order, shape, 3))
+    around = ranks_around(model, 3, 10)
+    assert around.shape == (3, 10, 3) and (around < torch.arange(10)[:, None]).all()
+    assert (around[:, 8:] == -1).all() and (around >= 0).any()
+
+
 # Decodings that are wrong in ways in which published code is wrong: the check above has to reject them.
 
 
@@ -371,6 +382,12 @@ class TrustsNoise(SpeculativeJacobiDecoding):
         return state
 
 
+def correct_secretly(*arguments):
+    """Corrects the drafts, and records the probabilities from before."""
+    correct(*arguments)
+    return arguments[5]
+
+
 def siblings_of_another_distribution(q, noise, first):
     return sample_siblings((q > 0).float(), noise, first)
 
@@ -394,6 +411,7 @@ BROKEN = {
         {**COUPLED, "method": StaleProbabilities, "levels": 2},
         {},
     ),
+    "corrections are not recorded": ({"window": 4, "corrections": 2}, {"correct": correct_secretly}),
     "siblings follow another distribution": (
         {"method": TreeJacobiDecoding, "window": 4, "width": 2, "depth": 3},
         {"sample_siblings": siblings_of_another_distribution},

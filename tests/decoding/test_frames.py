@@ -27,7 +27,7 @@ class StillModel(Cache):
 
     kind = "tokens"
     predicts_groups = denoises = False
-    codebook = drafter = None
+    codebook = drafter = neighbours = None
     vocab_size, device, network, block = 50, torch.device("cpu"), None, 1
 
     def __init__(self, layout, context):

@@ -28,6 +28,7 @@ def jacobi(**others):
 DECODINGS = [
     *(SpeculativeJacobiDecoding(**settings) for settings in jacobi(window=[1, 2, 5, 8])),
     *(SpeculativeJacobiDecoding(window, levels=levels) for window, levels in ((2, 1), (5, 2))),
+    SpeculativeJacobiDecoding(5, corrections=2),
     *(TreeJacobiDecoding(5, 3, 2, init) for init in INITS),
     *(LazyJacobiDecoding(8, 2, 4, init) for init in INITS),
 ]

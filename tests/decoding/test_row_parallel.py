@@ -356,7 +356,8 @@ class Mesh:
 
     kind = "tokens"
     predicts_groups = denoises = False
-    device, codebook, drafter, vocab_size, block = torch.device("cpu"), None, None, 16, 1
+    device, vocab_size, block = torch.device("cpu"), 16, 1
+    codebook = drafter = neighbours = None
 
     def __init__(self, grid, sharpness=1.5):
         self.layout, self.num_tokens, self.network = Layout(grid), math.prod(grid), self

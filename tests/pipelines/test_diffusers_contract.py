@@ -227,7 +227,8 @@ def test_defaults_are_those_of_the_repository_not_of_a_given_part(tmp_path):
 
 def test_parts_that_are_given_are_not_downloaded(pipes, hub):
     kind = type(pipes["llamagen-text"])
-    loaded = kind.from_pretrained("someone/llamagen-text", transformer=None, vq=None, drafter=None, denoiser=None)
+    without = dict.fromkeys(("transformer", "vq", "drafter", "denoiser", "neighbours"))
+    loaded = kind.from_pretrained("someone/llamagen-text", **without)
     assert loaded.text_encoder is not None and loaded.transformer is None
     snapshot = hub / "models--someone--llamagen-text" / "snapshot"
     assert {path.name for path in snapshot.iterdir() if path.is_dir()} == {"text_encoder", "tokenizer"}

@@ -92,6 +92,7 @@ def test_the_defaults_lie_in_a_readable_file(folder):
         "relax": 1.0,
         "reuse": None,
         "levels": 0,
+        "corrections": 0,
     }
     assert config == DEFAULTS
 

@@ -36,6 +36,7 @@ COMPONENTS = [
     ("llamagen", "text_encoder"),
     ("llamagen", "drafter"),
     ("llamagen", "denoiser"),
+    ("llamagen", "neighbours"),
     ("var", "refiner"),
     ("var", "text_encoder"),
     ("janus", "model"),

@@ -61,6 +61,7 @@ class TokenModel(BoundModel, Protocol):
         codebook: the vectors of the tokens in the image tokenizer [V, D], for decodings that compare tokens by them;
             None where they are not known.
         drafter: a `Drafter` trained for this model, which is then a `FeatureModel`; None where there is none.
+        neighbours: a `Neighbours` trained for this model; None where there is none.
         denoises: whether it is a `DenoisingModel`.
         predicts_groups: whether it is a `GroupModel`.
         context: int64 [B, rows * columns], the tokens of the frame before the first one, where the videos continue
@@ -79,6 +80,9 @@ class TokenModel(BoundModel, Protocol):
 
     @property
     def drafter(self) -> "Drafter | None": ...
+
+    @property
+    def neighbours(self) -> "Neighbours | None": ...
 
     @property
     def context(self) -> torch.LongTensor | None: ...
@@ -406,6 +410,21 @@ class CausalLatentModel(LatentModel, Protocol):
 
 
 Model = TokenModel | ScaleModel | VectorModel | MaskedLatentModel | CausalLatentModel
+
+
+class Neighbours(Protocol):
+    """What a model's logits of a token owe to the tokens next to it, whatever else it is conditioned on.
+
+    Attributes:
+        offsets: where the K tokens are, as in `Layout.neighbours`.
+    """
+
+    offsets: Sequence[tuple[int, ...]]
+
+    def change(self, now: torch.LongTensor, before: torch.LongTensor) -> torch.FloatTensor:
+        """How much the logits [B, Q, V] change, about, if the tokens next to each of Q tokens become `now` [B, Q, K]
+        and were `before`; -1 is none. The more likely a token becomes, the larger."""
+        ...
 
 
 @runtime_checkable

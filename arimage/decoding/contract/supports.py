@@ -23,7 +23,7 @@ class Traits:
         block: how many tokens it predicts together.
         groups: whether it can predict a group of tokens in one forward pass, see `GroupModel`.
         frames: whether it generates frames.
-        drafter, denoiser, codebook, refiner: whether the model has one.
+        drafter, denoiser, neighbours, codebook, refiner: whether the model has one.
         noisy: whether every denoising step of its continuous tokens adds noise.
         prunes: whether it can leave out cells of a scale, see `ScaleModel`.
         teacher: the kind of the model that it was distilled from, None where there is none.
@@ -37,6 +37,7 @@ class Traits:
     frames: bool = False
     drafter: bool = False
     denoiser: bool = False
+    neighbours: bool = False
     codebook: bool = False
     refiner: bool = False
     noisy: bool = True
@@ -56,6 +57,7 @@ def traits_of(model: Model) -> Traits:
             frames=len(model.layout.shape) == 3,
             drafter=model.drafter is not None,
             denoiser=model.denoises,
+            neighbours=model.neighbours is not None,
             codebook=model.codebook is not None,
         )
     if model.kind == "scales":
@@ -77,6 +79,7 @@ Need = Literal[
     "noise",
     "drafter",
     "denoiser",
+    "neighbours",
     "codebook",
     "refiner",
     "pruning",
@@ -115,6 +118,10 @@ _LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
     "denoiser": (
         lambda traits: traits.denoiser,
         "it has no denoiser: train one with `arimage train denoiser`, or set levels to 0",
+    ),
+    "neighbours": (
+        lambda traits: traits.neighbours,
+        "it has no model of neighbours: fit one with `arimage train neighbours`, or set corrections to 0",
     ),
     "codebook": (lambda traits: traits.codebook, "it has no codebook, whose vectors this decoding compares"),
     "refiner": (lambda traits: traits.refiner, "it has no refiner: give the pipeline a second, smaller model"),

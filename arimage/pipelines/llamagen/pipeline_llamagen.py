@@ -7,6 +7,7 @@ from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...decoding import Layout
+from ...models.neighbours import NeighbourModel
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ...tokenizers.vq_patches import PatchVQModel
@@ -48,6 +49,8 @@ class LlamaGenPipeline(UpscalingPipeline):
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
         denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of
             `SpeculativeJacobiDecoding`.
+        neighbours (`NeighbourModel`, *optional*): fitted to tokens like those of this transformer, for the
+            `corrections` of `SpeculativeJacobiDecoding`.
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
             tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
@@ -59,9 +62,9 @@ class LlamaGenPipeline(UpscalingPipeline):
     family = FAMILY
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "text_encoder->transformer->vq->upscaler"
-    _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser", "upscaler"]
+    _optional_components = ["tokenizer", "text_encoder", "drafter", "denoiser", "neighbours", "upscaler"]
     # They run between and within forward passes of the transformer, and use parts of it.
-    _exclude_from_cpu_offload = ["drafter", "denoiser"]
+    _exclude_from_cpu_offload = ["drafter", "denoiser", "neighbours"]
 
     def __init__(
         self,
@@ -73,11 +76,15 @@ class LlamaGenPipeline(UpscalingPipeline):
         denoiser: LlamaGenDenoiser | None = None,
         upscaler: ImageUpscaler | None = None,
         id2label: dict[int, str] | dict[str, str] | None = None,
+        neighbours: NeighbourModel | None = None,
     ):
         super().__init__()
         # Either may be left out: `encode_prompt` needs the text encoder only.
         if transformer is not None and vq is not None:
             check_parts("tokens", transformer=transformer.config.vocab_size, image_tokenizer=vq.config.codebook_size)
+        if transformer is not None and neighbours is not None:
+            sizes = {"transformer": transformer.config.vocab_size, "neighbours": neighbours.config.vocab_size}
+            check_parts("tokens", **sizes)
         check_text_encoder(text_encoder, transformer)
         for name, part in (("drafter", drafter), ("denoiser", denoiser)):
             if (
@@ -96,6 +103,7 @@ class LlamaGenPipeline(UpscalingPipeline):
             text_encoder=text_encoder,
             drafter=drafter,
             denoiser=denoiser,
+            neighbours=neighbours,
             upscaler=upscaler,
         )
         self.name_classes(id2label)
@@ -155,6 +163,7 @@ class LlamaGenPipeline(UpscalingPipeline):
             codebook=self.vq.code_vectors().to(self._execution_device),
             drafter=self.drafter,
             denoiser=self.denoiser,
+            neighbours=self.neighbours,
         )
         call.bind(model, prompt_names(prompt, count, count))
         return call

@@ -198,6 +198,7 @@ class LlamaGenTokenModel(PrefixModel):
     Args:
         transformer, condition, layout, settings: see `PrefixModel`. The layout is (rows, columns) in raster order.
         drafter, denoiser: a `LlamaGenDrafter` and a `LlamaGenDenoiser` of this transformer.
+        neighbours: a `NeighbourModel` of its tokens.
 
     Raises:
         ValueError: if the layout has three dimensions, or an order.
@@ -213,11 +214,12 @@ class LlamaGenTokenModel(PrefixModel):
         *,
         drafter: nn.Module | None = None,
         denoiser: nn.Module | None = None,
+        neighbours: Any = None,
         **settings,
     ):
         check_raster(layout, "LlamaGen")
         super().__init__(transformer, condition, layout, **settings)
-        self.drafter, self.denoiser = drafter, denoiser
+        self.drafter, self.denoiser, self.neighbours = drafter, denoiser, neighbours
         self.denoises = denoiser is not None and self.codebook is not None
         theta = transformer.config.rope_theta
         self._rotary = rotary_table(

@@ -4,6 +4,7 @@ weights of the script that trained before it."""
 import argparse
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +18,9 @@ from arimage import (
     AutoPipeline,
     LlamaGenPipeline,
     LlamaGenTransformer,
+    NeighbourModel,
     PatchVQModel,
+    SpeculativeJacobiDecoding,
 )
 from arimage.decoding import decoding_from_name
 from arimage.pipelines.base import ARImagePipeline
@@ -33,6 +36,8 @@ PIPELINES = {"arpg": (ARPGPipeline, ARPGTransformer), "llamagen": (LlamaGenPipel
 SAMPLING = {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 # The patches of earlier runs, see `PatchSettings`.
 PLAIN = 0.9
+# For models of neighbours.
+CORRECTIONS = 4
 DECODINGS = {"arpg": {"window": 64}, "llamagen": {"window": 64, "init": "above"}}
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
 
@@ -78,7 +83,7 @@ def name_modules(folder: Path) -> None:
     """Let the index of a saved pipeline name modules of arimage, in place of files with one import, which a package
     does without."""
     index = json.loads((folder / "model_index.json").read_text("utf-8"))
-    classes = [ARPGTransformer, LlamaGenTransformer, PatchVQModel]
+    classes = [ARPGTransformer, LlamaGenTransformer, NeighbourModel, PatchVQModel]
     modules = {kind.__name__: kind.__module__ for kind in classes}
     index["_class_name"] = index["_class_name"][1]
     for name, entry in list(index.items()):
@@ -103,6 +108,9 @@ def package(source: Path, out: Path, data: Path | None = None) -> None:
         pipe.known_captions = known(pq.read_table(data / "train.parquet", columns=["caption"])["caption"].to_pylist())
     else:
         pipe, _ = load_run(source)
+    if pipe.components.get("neighbours") is not None:
+        assert isinstance(pipe.decoding, SpeculativeJacobiDecoding)
+        pipe.decoding = replace(pipe.decoding, corrections=CORRECTIONS)
     with torch.no_grad():
         save_float16(pipe, out)
     name_modules(out)

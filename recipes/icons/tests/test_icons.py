@@ -145,7 +145,12 @@ def test_the_commands_train_a_model_that_is_packaged(name, data, tmp_path, monke
     run(monkeypatch, "train", "model", *words, "--heldout", tmp_path / "tokens" / "test")
     row = json.loads((tmp_path / "out" / "transformer" / "log.jsonl").read_text().splitlines()[-1])
     assert row.keys() == {"step", "nats per picture, val", "nats per picture, test"}
-    package(tmp_path / "out" / "best", tmp_path / "icons", data)
+    trained = tmp_path / "out" / "best"
+    if name == "icons-llamagen":
+        words = ["--model", trained, "--data", data / "train.parquet", "--out", tmp_path / "neighbours"]
+        run(monkeypatch, "train", "neighbours", *words)
+        trained = tmp_path / "neighbours" / "model"
+    package(trained, tmp_path / "icons", data)
     loaded = AutoPipeline.from_pretrained(tmp_path / "icons")
     loaded.set_progress_bar_config(disable=True)
     output = loaded("a filled heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(0))

@@ -52,6 +52,7 @@ def test_changed_settings_survive_json():
         "relax": 1.0,
         "reuse": None,
         "levels": 0,
+        "corrections": 0,
     }
     assert decoding_from_dict(written) == decoding
     assert written["method"] == "SpeculativeJacobiDecoding"  # what was read stays whole
@@ -79,6 +80,7 @@ VALUES = {
     "relax": [1.0, 1.0000001, 12.5],
     "reuse": [None, 0.8, 1e-05],
     "levels": [0, 2],
+    "corrections": [0, 3],
     "lines": [None, 2, 12],
     "chain": [4, "auto"],
     "tokens": [48],
@@ -119,7 +121,9 @@ def variants(preset):
     fields = [field.name for field in dataclasses.fields(decoding_from_name(preset)) if field.name in VALUES]
     changes = [{name: value} for name in fields for value in VALUES[name]]
     pairs = [one | other for one, other in itertools.combinations(changes, 2) if one.keys() != other.keys()]
-    for change in ({}, *changes, *pairs):
+    # Corrections need two others, which some presets do not have.
+    corrected = [{"refresh": "coupled", "reuse": None, "corrections": 2}] if "corrections" in fields else []
+    for change in ({}, *changes, *pairs, *corrected):
         with contextlib.suppress(ValueError):
             yield decoding_from_name(preset, **change)
 
@@ -229,6 +233,9 @@ def part(method, **settings):
         ("sjd", {"relax": "x"}, "relax"),
         ("sjd", {"relax": True}, "relax"),
         ("sjd", {"reuse": -1}, "reuse"),
+        ("sjd-coupled", {"corrections": -1}, "corrections"),
+        ("sjd", {"corrections": 2, "refresh": "gumbel"}, "corrections is 2: give the coupled refresh"),
+        ("sjd-coupled", {"corrections": 2, "reuse": 0.5}, "corrections is 2: .* without reuse"),
         ("sjd", {"reuse": 2}, "reuse"),
         ("sjd", {"reuse": "abc"}, "reuse"),
         ("sjd", {"reuse": 10**30}, "reuse"),

@@ -144,6 +144,7 @@ def tensors_of(state):
         *((preset, {}) for preset in FOR_TOKENS),
         *((preset, {"init": "above"}) for preset in ("sjd", "sjd-tree", "sjd-lazy")),
         ("sjd", {"window": "auto"}),
+        ("sjd-coupled", {"corrections": 2}),
     ],
     ids=str,
 )

@@ -198,7 +198,14 @@ def test_a_decoding_that_cannot_run_is_refused(table_model):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
-    "text", [*quick(FOR_TOKENS), "sjd-coupled:init=left", "sjd-tree:init=above", "sjd-lazy:window=8,chain=4,tokens=4"]
+    "text",
+    [
+        *quick(FOR_TOKENS),
+        "sjd-coupled:init=left",
+        "sjd-coupled:corrections=2",
+        "sjd-tree:init=above",
+        "sjd-lazy:window=8,chain=4,tokens=4",
+    ],
 )
 def test_two_images_join_one(table_model, text):
     decoding = decoding_from_text(text)

@@ -34,7 +34,8 @@ class TokenTable:
 
     kind = "tokens"
     predicts_groups = denoises = False
-    layout, num_tokens, vocab_size, codebook, drafter, block = Layout((2, 4)), 8, 4, None, None, 1
+    layout, num_tokens, vocab_size, block = Layout((2, 4)), 8, 4, 1
+    codebook = drafter = neighbours = None
     device = torch.device("cpu")
 
     def __init__(self):

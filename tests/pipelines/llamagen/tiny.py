@@ -4,6 +4,7 @@ from pathlib import Path
 
 import tiny
 
+from arimage.models.neighbours import NeighbourModel
 from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
@@ -38,6 +39,10 @@ def denoiser(of: LlamaGenTransformer, seed: int = 0) -> LlamaGenDenoiser:
     return tiny.randomise(LlamaGenDenoiser.for_transformer(of, codebook_dim=4, rank=8), seed + 4)
 
 
+def neighbours(seed: int = 0) -> NeighbourModel:
+    return tiny.randomise(NeighbourModel(tiny.CODES, rank=8), seed + 5)
+
+
 def text_pipeline(grid: int = 4, seed: int = 0, **changes) -> LlamaGenPipeline:
     """Text to images of grid * SCALE_FACTOR pixels."""
     tokenizer, model = tiny.text_tokenizer(), transformer("text", grid, seed, **changes)
@@ -48,6 +53,7 @@ def text_pipeline(grid: int = 4, seed: int = 0, **changes) -> LlamaGenPipeline:
         tiny.text_encoder(len(tokenizer), seed=seed),
         drafter(model, seed),
         denoiser(model, seed),
+        neighbours=neighbours(seed),
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
