@@ -33,6 +33,7 @@ _EXPORTS = {
     "PatchVQModel": "tokenizers.vq_patches",
     "PathJacobiDecoding": "decoding",
     "PathSpeculativeDecoding": "decoding",
+    "ReCAP": "decoding",
     "Sampling": "decoding",
     "SpeculativeJacobiDecoding": "decoding",
     "TreeJacobiDecoding": "decoding",

@@ -7,6 +7,7 @@ from .continuous.continuous_speculative import ContinuousSpeculativeDecoding
 from .continuous.masked import MaskedDecoding
 from .continuous.path_jacobi import PathJacobiDecoding
 from .continuous.path_speculative import PathSpeculativeDecoding
+from .continuous.recap import ReCAP
 from .contract.distribution import LatentSampling, Sampling
 from .contract.layout import Layout
 from .contract.models import (
@@ -71,6 +72,7 @@ __all__ = [
     "ParallelJacobiDecoding",
     "PathJacobiDecoding",
     "PathSpeculativeDecoding",
+    "ReCAP",
     "Sampling",
     "ScaleModel",
     "SpeculativeJacobiDecoding",

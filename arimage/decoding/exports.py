@@ -28,6 +28,7 @@ EXPORTS = {
     "ParallelJacobiDecoding": "jacobi.parallel_jacobi",
     "PathJacobiDecoding": "continuous.path_jacobi",
     "PathSpeculativeDecoding": "continuous.path_speculative",
+    "ReCAP": "continuous.recap",
     "Sampling": "contract.distribution",
     "ScaleModel": "contract.models",
     "SpeculativeJacobiDecoding": "jacobi.speculative_jacobi",

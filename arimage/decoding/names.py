@@ -155,6 +155,13 @@ PRESETS = {
         "like mar, with fewer and fewer denoising steps",
         "2505.20297",
     ),
+    "recap": Preset(
+        "ReCAP",
+        {},
+        False,
+        "like mar, but every other forward pass of the second half evaluates few tokens",
+        "2505.19089",
+    ),
     "cspd": Preset(
         "ContinuousSpeculativeDecoding",
         {},

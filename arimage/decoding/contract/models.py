@@ -353,13 +353,46 @@ class MaskedLatentModel(LatentModel, Protocol):
     @property
     def drafter(self) -> "MaskedLatentModel | None": ...
 
+    def open_context(self, batch_size: int) -> ImageCache:
+        """An empty context of so many images, see `forward_places`."""
+        ...
+
     def forward(
-        self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        *,
+        padded: bool = False,
+        context: Any = None,
     ) -> torch.Tensor:
         """Conditioning vectors [G, B, N, C] of the denoising head for every token, given the `visible` [B, N] ones of
-        the tokens [B, N, D], at most `count` per image. `padded` means that some images may have fewer.
+        the tokens [B, N, D], at most `count` per image. `padded` means that some images may have fewer. A `context`
+        keeps what later passes need for `forward_places`.
 
         G is 1, or 2 under guidance: conditional, then unconditional.
+        """
+        ...
+
+    def forward_places(
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        places: torch.LongTensor,
+        known: int,
+        context: Any,
+        *,
+        padded: bool = False,
+        keep_buffers: bool = False,
+    ) -> torch.Tensor:
+        """As `forward`, but evaluates only `places` [B, Q], and returns their conditioning vectors [G, B, Q, C]. All
+        other places, visible or not, are as the last `forward` with this `context` left them, so the result is not
+        that of `forward`, unless these are all places.
+
+        Places come in any order, but visible ones first, at most `known` per image. These were not visible in the last
+        `forward`, and all other visible ones were. A place of N is padding. With `keep_buffers`, the inputs that stand
+        for the condition are left out, too.
         """
         ...
 

@@ -17,6 +17,7 @@ from ...models.denoising_head import diffusion_tables
 from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...schema import Classes, Count, Layers, Positive, Side, Width, checked
+from .context import LayerCache, MaskedContext
 
 
 class Block(nn.Module):
@@ -30,9 +31,9 @@ class Block(nn.Module):
         self.fc1 = Linear(hidden_size, round(hidden_size * mlp_ratio))
         self.fc2 = Linear(round(hidden_size * mlp_ratio), hidden_size)
 
-    def forward(self, hidden, mask=None):
+    def forward(self, hidden, mask=None, cache=None, layer=0):
         query, key, value = self.qkv_proj(self.norm1(hidden)).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        hidden = hidden + self.out_proj(attend_heads(query, key, value, mask))
+        hidden = hidden + self.out_proj(attend_heads(query, key, value, mask, cache, layer))
         return hidden + self.fc2(F.gelu(self.fc1(self.norm2(hidden))))
 
 
@@ -103,8 +104,12 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         class_labels: torch.LongTensor,
         *,
         padded: bool = False,
+        context: MaskedContext | None = None,
+        places: torch.LongTensor | None = None,
+        known: int = 0,
+        keep_buffers: bool = False,
     ) -> torch.Tensor:
-        """One forward pass: conditions of the denoising head [B, N, decoder_hidden_size], one per token.
+        """One forward pass: conditions of the denoising head [B, N or Q, decoder_hidden_size], one per token.
 
         Args:
             tokens: [B, N, token_dim]; invisible ones may have any finite values.
@@ -112,39 +117,93 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             count: the largest number of visible tokens in an image.
             class_labels: int64 [B].
             padded: whether some images have fewer visible tokens than `count`.
+            context: keeps keys and values for passes over a part of the places.
+            places: int64 [B, Q], the only places to evaluate, visible ones first, N for padding. For all others, the
+                keys and values in `context` stand in. None evaluates all.
+            known: the largest number of visible tokens among the `places` of an image.
+            keep_buffers: evaluate the `places` without the buffers, of which the context also keeps keys and values.
         """
+        if places is None:
+            return self._forward_all(tokens, visible, count, class_labels, padded, context)
+        assert context is not None
+        size, buffers = visible.shape[1], self.config.num_buffers
+        fed = 0 if keep_buffers else buffers
+        inside = places.clamp(max=size - 1)
+        seen = (visible.gather(1, inside) & (places < size))[:, :known]
+        first = torch.arange(fed, device=places.device).expand(len(places), -1)
+        # Those that the context had not seen come after those that it has.
+        slots = context.known.repeat(len(places) // len(context.known))[:, None] + torch.arange(
+            known, device=places.device
+        )
+        slots = buffers + torch.where(seen, slots, size).clamp(max=size)
+        context.encoder.write_at(torch.cat([first, slots], dim=1), buffers + count)
+        mask = None
+        if padded:
+            last = buffers + visible.sum(1, keepdim=True)
+            mask = additive(torch.arange(buffers + count, device=places.device) < last[..., None], self.dtype)
+        hidden = self._encode(tokens, inside[:, :known], mask, class_labels, context.encoder, fed)
+        fresh, hidden = hidden.split([fed, known], dim=1)
+        hidden = torch.where(seen[..., None], hidden, self.mask_token.to(hidden.dtype))
+        hidden = torch.cat(
+            [hidden, self.mask_token.expand(len(places), places.shape[1] - known, -1).to(hidden.dtype)], dim=1
+        )
+        hidden = (
+            torch.cat([fresh, hidden], dim=1) + self.decoder_position[0, torch.cat([first, buffers + inside], dim=1)]
+        )
+        context.decoder.write_at(torch.cat([first, buffers + places], dim=1), buffers + size)
+        for layer, block in enumerate(self.decoder_blocks):
+            hidden = block(hidden, None, context.decoder, layer)
+        return self.decoder_norm(hidden)[:, fed:] + self.output_position[0, inside]
+
+    def _forward_all(self, tokens, visible, count, class_labels, padded, context):
+        """`forward` over all places."""
+        config, encoder, decoder = self.config, None, None
+        if context is not None:
+            encoder, decoder = context.encoder, context.decoder
+            encoder.write_all()
+            decoder.write_all()
+            context.known.copy_(visible[: len(context.known)].sum(1))
         # Visible tokens first, row by row.
         places = torch.argsort((~visible).to(torch.uint8), dim=1, stable=True)[:, :count]
-        hidden = self._encode(tokens, places, visible.gather(1, places) if padded else None, class_labels)
-        buffers, hidden = hidden.split([self.config.num_buffers, count], dim=1)
+        seen, mask = visible.gather(1, places), None
+        if padded:
+            mask = additive(F.pad(seen, (config.num_buffers, 0), value=True)[:, None], self.dtype)
+        hidden = self._encode(tokens, places, mask, class_labels, encoder)
+        buffers, hidden = hidden.split([config.num_buffers, count], dim=1)
         every = self.mask_token.expand(*visible.shape, -1).to(hidden.dtype)
         where = places[..., None].expand(-1, -1, hidden.shape[-1])
         if padded:
-            seen = visible.gather(1, places)[..., None]
-            hidden = torch.where(seen, hidden, self.mask_token.to(hidden.dtype))
+            hidden = torch.where(seen[..., None], hidden, self.mask_token.to(hidden.dtype))
         hidden = torch.cat([buffers, every.scatter(1, where, hidden)], dim=1) + self.decoder_position
-        for block in self.decoder_blocks:
-            hidden = block(hidden)
-        return self.decoder_norm(hidden)[:, self.config.num_buffers :] + self.output_position
+        for layer, block in enumerate(self.decoder_blocks):
+            hidden = block(hidden, None, decoder, layer)
+        return self.decoder_norm(hidden)[:, config.num_buffers :] + self.output_position
 
-    def _encode(self, tokens, places, seen, class_labels):
-        """The encoded buffers and tokens at `places` [B, L]: [B, buffers + L, decoder_hidden_size]. `seen` [B, L] is
-        False for padding."""
+    def _encode(self, tokens, places, mask, class_labels, cache=None, num_buffers=None):
+        """The encoded buffers, all or the first `num_buffers`, and tokens at `places` [B, L]: [B, buffers + L,
+        decoder_hidden_size]. `mask` is that of `additive`."""
         config = self.config
         none = (class_labels == config.num_classes)[:, None]
         vector = torch.where(
             none, self.null_vector, self.class_embedding(class_labels.clamp(max=config.num_classes - 1))
         )
         known = tokens.gather(1, places[..., None].expand(-1, -1, config.token_dim))
-        positions = self.encoder_position[0, config.num_buffers :][places]
+        positions = self.encoder_position[0, config.num_buffers :]
         buffers = vector[:, None] + self.encoder_position[:, : config.num_buffers]
-        hidden = torch.cat([buffers, self.input_projection(known.to(self.dtype)) + positions], dim=1)
-        hidden, mask = self.input_norm(hidden), None
-        if seen is not None:
-            mask = additive(F.pad(seen, (config.num_buffers, 0), value=True)[:, None], hidden.dtype)
-        for block in self.encoder_blocks:
-            hidden = block(hidden, mask)
+        rows = self.input_projection(known.to(self.dtype)) + positions[places]
+        hidden = self.input_norm(torch.cat([buffers[:, :num_buffers], rows], dim=1))
+        for layer, block in enumerate(self.encoder_blocks):
+            hidden = block(hidden, mask, cache, layer)
         return self.decoder_projection(self.encoder_norm(hidden))
+
+    def open_context(self, images: int, branches: int) -> MaskedContext:
+        """The context of so many images."""
+        config = self.config
+        settings = {"branches": branches, "dtype": self.dtype, "device": self.null_vector.device}
+        slots = config.num_buffers + config.grid_size**2
+        encoder = LayerCache(self.encoder_blocks, images * branches, config.hidden_size, slots, **settings)
+        decoder = LayerCache(self.decoder_blocks, images * branches, config.decoder_hidden_size, slots, **settings)
+        return MaskedContext(encoder, decoder, torch.zeros(images, dtype=torch.long, device=settings["device"]))
 
 
 class MARLatentModel(BoundNetwork):
@@ -185,12 +244,42 @@ class MARLatentModel(BoundNetwork):
         """See `LatentModel.put`."""
         return super().put_key, self.head
 
+    def open_context(self, batch_size: int) -> MaskedContext:
+        """See `MaskedLatentModel.open_context`."""
+        return self.transformer.open_context(batch_size, self.branches)
+
     def forward(
-        self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        *,
+        padded: bool = False,
+        context: MaskedContext | None = None,
     ) -> torch.Tensor:
         """Conditions [G, B, N, C]; see `MaskedLatentModel.forward`."""
+        return self._run(tokens, visible, count, padded=padded, context=context)
+
+    def forward_places(
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        places: torch.LongTensor,
+        known: int,
+        context: MaskedContext,
+        *,
+        padded: bool = False,
+        keep_buffers: bool = False,
+    ) -> torch.Tensor:
+        """Conditions [G, B, Q, C]; see `MaskedLatentModel.forward_places`."""
+        parts = {"context": context, "known": known, "keep_buffers": keep_buffers}
+        return self._run(tokens, visible, count, padded=padded, places=places.repeat(self.branches, 1), **parts)
+
+    def _run(self, tokens, visible, count, **options):
+        """A forward pass of the transformer for all branches."""
         tokens, visible = tokens.repeat(self.branches, 1, 1), visible.repeat(self.branches, 1)
-        conditions = self.transformer(tokens, visible, count, padded=padded, **self.conditions.values)
+        conditions = self.transformer(tokens, visible, count, **options, **self.conditions.values)
         return conditions.unflatten(0, (self.branches, -1))
 
     def denoise(
