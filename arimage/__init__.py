@@ -24,6 +24,7 @@ _EXPORTS = {
     "ImagePipelineOutput": "pipelines.output",
     "ImageUpscaler": "tokenizers.upscaler",
     "LazyJacobiDecoding": "decoding",
+    "LazyMAR": "decoding",
     "LineCacheDecoding": "decoding",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
     "MaskedDecoding": "decoding",

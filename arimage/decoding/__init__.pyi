@@ -4,6 +4,7 @@ from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .continuous.continuous_speculative import ContinuousSpeculativeDecoding
+from .continuous.lazy_mar import LazyMAR
 from .continuous.masked import MaskedDecoding
 from .continuous.path_jacobi import PathJacobiDecoding
 from .continuous.path_speculative import PathSpeculativeDecoding
@@ -62,6 +63,7 @@ __all__ = [
     "LatentSampling",
     "Layout",
     "LazyJacobiDecoding",
+    "LazyMAR",
     "LineCacheDecoding",
     "MaskedDecoding",
     "MaskedLatentModel",

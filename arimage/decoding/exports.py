@@ -18,6 +18,7 @@ EXPORTS = {
     "LatentSampling": "contract.distribution",
     "Layout": "contract.layout",
     "LazyJacobiDecoding": "jacobi.lazy_jacobi",
+    "LazyMAR": "continuous.lazy_mar",
     "LineCacheDecoding": "line_cache",
     "MaskedDecoding": "continuous.masked",
     "MaskedLatentModel": "contract.models",

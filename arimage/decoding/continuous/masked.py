@@ -1,7 +1,7 @@
 """Masked decoding of continuous tokens: sets of tokens in a random order, one forward pass per set."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -182,11 +182,13 @@ def denoise(
     masked: torch.LongTensor,
     diffusion_steps: int | tuple[int, ...],
     fewest: int = 1,
+    take: Callable | None = None,
 ) -> tuple[torch.FloatTensor, list[torch.FloatTensor]]:
     """Sample the tokens [B, Q, D] at `positions` [B, Q], given their `conditions` [G, B, Q, C] and how many tokens
-    `masked` [B] of each image are left for later steps, for guidance at least the `fewest`. Also returns the standard
-    deviations [B, Q, D] of the denoising steps, the last step first. The last step returns its mean."""
-    sampling = state.sampling
+    `masked` [B] of each image are left for later steps, for guidance at least the `fewest`. `take` takes a denoising
+    step in place of `model.denoise`. Also returns the standard deviations [B, Q, D] of the denoising steps, the last
+    step first. The last step returns its mean."""
+    sampling, take = state.sampling, take or model.denoise
     temperature = by_lane(sampling.temperature, 3)
     share = torch.rsub(masked.float().clamp(min=fewest), 1, alpha=1 / model.num_tokens)
     guidance = sampling.guidance_at(share)[:, None, None]
@@ -198,7 +200,7 @@ def denoise(
 
     tokens = noise(last)
     for step in reversed(range(last)):
-        tokens, std = model.denoise(step, tokens, conditions, guidance, diffusion_steps)
+        tokens, std = take(step, tokens, conditions, guidance, diffusion_steps)
         stds.append(std)
         if step > 0:
             tokens = tokens + temperature * std * noise(step)

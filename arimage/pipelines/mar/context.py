@@ -1,6 +1,6 @@
 """What masked transformers keep of a forward pass for later ones."""
 
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -17,7 +17,7 @@ class LayerCache(StackedCache):
     def __init__(self, blocks, rows: int, width: int, slots: int, **settings):
         heads = blocks[0].num_heads
         super().__init__(len(blocks), rows, heads, width // heads, size=slots + 1, prefix_end=0, **settings)
-        self._index, self.attended = None, 0
+        self.size, self._index, self.attended = slots + 1, None, 0
 
     def write_all(self) -> None:
         """Let the next forward pass write all of its keys and values to the first slots, and attend to these only."""
@@ -55,22 +55,59 @@ class MaskedContext:
         encoder: slots of the buffers, and then of the visible tokens, in any order.
         decoder: slots of the buffers, and then of all places.
         known: int64 [B], how many visible tokens have keys in the encoder's cache.
+        inputs: for lazy passes, what the decoder reads [B, rows + 1, C], the last row being nowhere; else None.
+        difference: for lazy passes under guidance, what its layers make of all rows without a class less what they
+            make of them with it, [B, rows, C]; else None.
     """
 
-    def __init__(self, encoder: LayerCache, decoder: LayerCache, known: torch.LongTensor):
+    def __init__(
+        self,
+        encoder: LayerCache,
+        decoder: LayerCache,
+        known: torch.LongTensor,
+        inputs: torch.Tensor | None = None,
+        difference: torch.Tensor | None = None,
+    ):
         self.encoder, self.decoder, self.known = encoder, decoder, known
+        self.inputs, self.difference = inputs, difference
+
+    @property
+    def size(self) -> int:
+        """The number of rows: buffers and places."""
+        return self.decoder.size - 1
 
     def allocate(self) -> None:
         """All slots are there."""
 
     def expand(self, images: torch.LongTensor) -> None:
         """See `ImageCache.expand`."""
-        self.known = self.known[images]
         self.encoder.expand(images)
         self.decoder.expand(images)
+        self.known = self.known[images]
+        self.inputs, self.difference = (
+            part if part is None else part[images] for part in (self.inputs, self.difference)
+        )
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """See `ImageCache.put`."""
-        self.known.index_copy_(0, images, other.known)
         self.encoder.put(images, other.encoder)
         self.decoder.put(images, other.decoder)
+        for name in ("known", "inputs", "difference"):
+            if getattr(self, name) is not None:
+                getattr(self, name).index_copy_(0, images, getattr(other, name))
+
+
+class LazyRows(NamedTuple):
+    """What a lazy pass evaluates, see `arimage.decoding.LazyMAR`.
+
+    Attributes:
+        new: int64 [B, M], the places that have become visible since the last pass, N for padding.
+        layer: the layer of the decoder whose attention is the last to see all rows.
+        count: int64 [B], how many rows go on from there.
+        most: at least the largest of these numbers.
+    """
+
+    new: torch.LongTensor
+    layer: int
+    count: torch.LongTensor
+    most: int

@@ -13,11 +13,12 @@ from torch import nn
 
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions
-from ...models.denoising_head import diffusion_tables
+from ...models.denoising_head import LazyBlocks, diffusion_tables
 from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...schema import Classes, Count, Layers, Positive, Side, Width, checked
-from .context import LayerCache, MaskedContext
+from .context import LayerCache, LazyRows, MaskedContext
+from .partial_passes import evaluate_lazily, evaluate_places
 
 
 class Block(nn.Module):
@@ -32,8 +33,13 @@ class Block(nn.Module):
         self.fc2 = Linear(round(hidden_size * mlp_ratio), hidden_size)
 
     def forward(self, hidden, mask=None, cache=None, layer=0):
+        return self.feed_forward(self.attention(hidden, mask, cache, layer))
+
+    def attention(self, hidden, mask, cache, layer):
         query, key, value = self.qkv_proj(self.norm1(hidden)).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        hidden = hidden + self.out_proj(attend_heads(query, key, value, mask, cache, layer))
+        return hidden + self.out_proj(attend_heads(query, key, value, mask, cache, layer))
+
+    def feed_forward(self, hidden):
         return hidden + self.fc2(F.gelu(self.fc1(self.norm2(hidden))))
 
 
@@ -108,6 +114,7 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         places: torch.LongTensor | None = None,
         known: int = 0,
         keep_buffers: bool = False,
+        lazy: LazyRows | None = None,
     ) -> torch.Tensor:
         """One forward pass: conditions of the denoising head [B, N or Q, decoder_hidden_size], one per token.
 
@@ -117,43 +124,20 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             count: the largest number of visible tokens in an image.
             class_labels: int64 [B].
             padded: whether some images have fewer visible tokens than `count`.
-            context: keeps keys and values for passes over a part of the places.
+            context: keeps what passes over a part of the places need.
             places: int64 [B, Q], the only places to evaluate, visible ones first, N for padding. For all others, the
                 keys and values in `context` stand in. None evaluates all.
             known: the largest number of visible tokens among the `places` of an image.
             keep_buffers: evaluate the `places` without the buffers, of which the context also keeps keys and values.
+            lazy: evaluate fewer and fewer rows besides those of `places`, which are not visible. If the context has
+                differences between the branches of guidance, the conditions without a class follow the others.
         """
-        if places is None:
-            return self._forward_all(tokens, visible, count, class_labels, padded, context)
-        assert context is not None
-        size, buffers = visible.shape[1], self.config.num_buffers
-        fed = 0 if keep_buffers else buffers
-        inside = places.clamp(max=size - 1)
-        seen = (visible.gather(1, inside) & (places < size))[:, :known]
-        first = torch.arange(fed, device=places.device).expand(len(places), -1)
-        # Those that the context had not seen come after those that it has.
-        slots = context.known.repeat(len(places) // len(context.known))[:, None] + torch.arange(
-            known, device=places.device
-        )
-        slots = buffers + torch.where(seen, slots, size).clamp(max=size)
-        context.encoder.write_at(torch.cat([first, slots], dim=1), buffers + count)
-        mask = None
-        if padded:
-            last = buffers + visible.sum(1, keepdim=True)
-            mask = additive(torch.arange(buffers + count, device=places.device) < last[..., None], self.dtype)
-        hidden = self._encode(tokens, inside[:, :known], mask, class_labels, context.encoder, fed)
-        fresh, hidden = hidden.split([fed, known], dim=1)
-        hidden = torch.where(seen[..., None], hidden, self.mask_token.to(hidden.dtype))
-        hidden = torch.cat(
-            [hidden, self.mask_token.expand(len(places), places.shape[1] - known, -1).to(hidden.dtype)], dim=1
-        )
-        hidden = (
-            torch.cat([fresh, hidden], dim=1) + self.decoder_position[0, torch.cat([first, buffers + inside], dim=1)]
-        )
-        context.decoder.write_at(torch.cat([first, buffers + places], dim=1), buffers + size)
-        for layer, block in enumerate(self.decoder_blocks):
-            hidden = block(hidden, None, context.decoder, layer)
-        return self.decoder_norm(hidden)[:, fed:] + self.output_position[0, inside]
+        given = tokens, visible, count, class_labels
+        if context is None or places is None:
+            return self._forward_all(*given, padded, context)
+        if lazy is not None:
+            return evaluate_lazily(self, *given, context, places, lazy, padded)
+        return evaluate_places(self, *given, context, places, known, keep_buffers, padded)
 
     def _forward_all(self, tokens, visible, count, class_labels, padded, context):
         """`forward` over all places."""
@@ -168,18 +152,23 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         seen, mask = visible.gather(1, places), None
         if padded:
             mask = additive(F.pad(seen, (config.num_buffers, 0), value=True)[:, None], self.dtype)
-        hidden = self._encode(tokens, places, mask, class_labels, encoder)
+        hidden = self.encode(tokens, places, mask, class_labels, encoder)
         buffers, hidden = hidden.split([config.num_buffers, count], dim=1)
         every = self.mask_token.expand(*visible.shape, -1).to(hidden.dtype)
         where = places[..., None].expand(-1, -1, hidden.shape[-1])
         if padded:
             hidden = torch.where(seen[..., None], hidden, self.mask_token.to(hidden.dtype))
         hidden = torch.cat([buffers, every.scatter(1, where, hidden)], dim=1) + self.decoder_position
+        if context is not None and context.inputs is not None:
+            context.inputs[:, : context.size] = hidden[: len(context.inputs)]
         for layer, block in enumerate(self.decoder_blocks):
             hidden = block(hidden, None, decoder, layer)
+        if context is not None and context.difference is not None:
+            conditional, unconditional = hidden.chunk(2)
+            torch.sub(unconditional, conditional, out=context.difference)
         return self.decoder_norm(hidden)[:, config.num_buffers :] + self.output_position
 
-    def _encode(self, tokens, places, mask, class_labels, cache=None, num_buffers=None):
+    def encode(self, tokens, places, mask, class_labels, cache=None, num_buffers=None):
         """The encoded buffers, all or the first `num_buffers`, and tokens at `places` [B, L]: [B, buffers + L,
         decoder_hidden_size]. `mask` is that of `additive`."""
         config = self.config
@@ -195,15 +184,6 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         for layer, block in enumerate(self.encoder_blocks):
             hidden = block(hidden, mask, cache, layer)
         return self.decoder_projection(self.encoder_norm(hidden))
-
-    def open_context(self, images: int, branches: int) -> MaskedContext:
-        """The context of so many images."""
-        config = self.config
-        settings = {"branches": branches, "dtype": self.dtype, "device": self.null_vector.device}
-        slots = config.num_buffers + config.grid_size**2
-        encoder = LayerCache(self.encoder_blocks, images * branches, config.hidden_size, slots, **settings)
-        decoder = LayerCache(self.decoder_blocks, images * branches, config.decoder_hidden_size, slots, **settings)
-        return MaskedContext(encoder, decoder, torch.zeros(images, dtype=torch.long, device=settings["device"]))
 
 
 class MARLatentModel(BoundNetwork):
@@ -238,15 +218,30 @@ class MARLatentModel(BoundNetwork):
         super().__init__(transformer, Conditions({"class_labels": class_labels}, 1 + guided))
         self.transformer, self.head, self.drafter, self.layout = transformer, head, drafter, layout
         self.num_tokens, self.dim = config.grid_size**2, config.token_dim
+        self.num_rows, self.num_layers = config.num_buffers + self.num_tokens, config.num_decoder_layers
 
     @property
     def put_key(self) -> Hashable:
         """See `LatentModel.put`."""
         return super().put_key, self.head
 
-    def open_context(self, batch_size: int) -> MaskedContext:
+    def open_context(self, batch_size: int, *, lazy: bool = False) -> MaskedContext:
         """See `MaskedLatentModel.open_context`."""
-        return self.transformer.open_context(batch_size, self.branches)
+        network, config, branches = self.network, self.network.config, 1 if lazy else self.branches
+        settings = {"dtype": network.dtype, "device": self.device}
+        encoder, decoder = (
+            LayerCache(blocks, batch_size * branches, width, self.num_rows, branches=branches, **settings)
+            for blocks, width in (
+                (network.encoder_blocks, config.hidden_size),
+                (network.decoder_blocks, config.decoder_hidden_size),
+            )
+        )
+        context = MaskedContext(encoder, decoder, torch.zeros(batch_size, dtype=torch.long, device=self.device))
+        if lazy:
+            shape = batch_size, self.num_rows, config.decoder_hidden_size
+            context.inputs = F.pad(torch.zeros(shape, **settings), (0, 0, 0, 1))
+            context.difference = torch.zeros(shape, **settings) if self.branches > 1 else None
+        return context
 
     def forward(
         self,
@@ -276,6 +271,26 @@ class MARLatentModel(BoundNetwork):
         parts = {"context": context, "known": known, "keep_buffers": keep_buffers}
         return self._run(tokens, visible, count, padded=padded, places=places.repeat(self.branches, 1), **parts)
 
+    def forward_lazily(
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        new: torch.LongTensor,
+        places: torch.LongTensor,
+        context: MaskedContext,
+        *,
+        layer: int,
+        rows: torch.LongTensor,
+        most: int,
+        padded: bool = False,
+    ) -> torch.Tensor:
+        """Conditions [G, B, Q, C]; see `MaskedLatentModel.forward_lazily`."""
+        labels = self.conditions.values["class_labels"][: len(tokens)]
+        options = {"padded": padded, "context": context, "places": places, "lazy": LazyRows(new, layer, rows, most)}
+        conditions = self.transformer(tokens, visible, count, labels, **options)
+        return conditions.unflatten(0, (self.branches, -1))
+
     def _run(self, tokens, visible, count, **options):
         """A forward pass of the transformer for all branches."""
         tokens, visible = tokens.repeat(self.branches, 1, 1), visible.repeat(self.branches, 1)
@@ -291,9 +306,38 @@ class MARLatentModel(BoundNetwork):
         num_diffusion_steps: int | tuple[int, ...],
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `LatentModel.denoise`."""
+        return self._denoise(step, tokens, conditions, guidance, num_diffusion_steps)
+
+    def denoise_lazily(
+        self,
+        step: int,
+        tokens: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+        kept: dict,
+        *,
+        whole: bool,
+        fresh: bool,
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """See `MaskedLatentModel.denoise_lazily`."""
+        blocks = kept.setdefault("blocks", LazyBlocks())
+        blocks.whole, blocks.fresh = whole, fresh
+        given = step, tokens, conditions if whole else conditions[:1], guidance, num_diffusion_steps
+        return self._denoise(*given, kept, lazy=blocks)
+
+    def _denoise(self, step, tokens, conditions, guidance, num_diffusion_steps, kept=None, **lazy):
+        """A step with the branches that there are `conditions` of; the difference between both is that in `kept` where
+        there is one."""
         tables = diffusion_tables(num_diffusion_steps, self.head.config.num_train_timesteps)
         timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
-        predicted = self.head(tokens.expand(self.branches, -1, -1, -1), timesteps, conditions)
+        predicted = self.head(tokens.expand(len(conditions), -1, -1, -1), timesteps, conditions, **lazy)
         noise, place = predicted.chunk(2, dim=-1)
-        guided = noise[0] if self.branches == 1 else noise[1] + guidance * (noise[0] - noise[1])
+        guided = noise[0]
+        if len(conditions) == 2:
+            guided = noise[1] + guidance * (noise[0] - noise[1])
+            if kept is not None:
+                kept["difference"] = noise[0] - noise[1]
+        elif self.branches == 2:
+            guided = noise[0] + (guidance - 1) * kept["difference"]
         return tables.transition(step, tokens, guided, place[0])

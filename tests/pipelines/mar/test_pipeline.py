@@ -34,7 +34,7 @@ def test_images_and_latents(pipe):
     assert (
         pipe.image_sizes == [(16, 16)]
         and pipe.num_classes == tiny.NUM_CLASSES
-        and pipe.decoding_names == ["mar", "mar-disa", "recap"]
+        and pipe.decoding_names == ["mar", "mar-disa", "recap", "lazy-mar"]
     )
 
 
@@ -43,7 +43,7 @@ def test_a_smaller_model_may_draft(pipe):
     with_drafter = MARPipeline(**parts, drafter=tiny_mar.transformer(num_layers=1), drafter_head=tiny_mar.head())
     with_drafter.generation_config.update(tiny_mar.STEPS)
     with_drafter.set_progress_bar_config(disable=True)
-    assert with_drafter.decoding_names == ["mar", "mar-disa", "recap", "cspd"]
+    assert with_drafter.decoding_names == ["mar", "mar-disa", "recap", "lazy-mar", "cspd"]
     out = with_drafter(class_labels=[1, 2], guidance_scale=2.0, decoding="cspd", output_type="pt")
     # One set by the model, and three by the drafter, which one pass of the model tests.
     assert out.stats.forward_passes == 2 and not out.stats.exact and out.images.isfinite().all()
