@@ -16,6 +16,7 @@ from .masked import (
     conditions_of,
     denoise,
     few,
+    has_few_shapes,
     next_set,
     open_masked,
     rounded_up,
@@ -62,7 +63,8 @@ class LazyMAR(DecodingMethod):
     only the branch with the condition; the other one is as far from it as in the last refresh. The head reuses the
     outputs of its blocks in the same way, in all steps.
 
-    Sets, orders, noise and guidance are those of `MaskedDecoding`. The defaults are the authors' settings for 64 steps.
+    Sets, orders, noise and guidance are those of `MaskedDecoding`. The defaults are the authors' settings for 64
+    steps. With `every` and `head_every` 1 the images are those of `MaskedDecoding`.
 
     Attributes:
         first: refreshes at the beginning, >= 1.
@@ -116,7 +118,7 @@ class LazyMAR(DecodingMethod):
                 f"num_inference_steps is {steps}, and fractions has {len(fractions)} numbers: give at most as many "
                 "steps, or LazyMAR more fractions"
             )
-        few_shapes = seeds.device.type != "cpu"
+        few_shapes = has_few_shapes(seeds)
         state = open_masked(model, sampling, seeds, LazyState, few_shapes=few_shapes)
         self._plan(state, fractions, few_shapes)
         if any(each.new for each in state.sets):

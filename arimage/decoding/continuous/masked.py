@@ -82,6 +82,11 @@ def rounded_up(number: int, multiple: int, most: int) -> int:
     return min(-(-number // multiple) * multiple, most)
 
 
+def has_few_shapes(seeds: torch.LongTensor) -> bool:
+    """Whether steps may be captured, so that sets should have few sizes."""
+    return seeds.device.type != "cpu"
+
+
 def few(numbers: Sequence[int]) -> list[int]:
     """Numbers of at most four sizes that are at least `numbers`."""
     return [rounded_up(number, -(-max(numbers) // 4) or 1, max(numbers)) for number in numbers]
@@ -252,7 +257,7 @@ class MaskedDecoding(DecodingMethod):
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds, few_shapes=seeds.device.type != "cpu")
+        state = open_masked(model, sampling, seeds, few_shapes=has_few_shapes(seeds))
         if self.diffusion_steps is not None:
             first, last = self.diffusion_steps
             shares = [k / max(state.num_steps - 1, 1) for k in range(state.num_steps)]

@@ -10,7 +10,17 @@ from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel
 from ..contract.settings import check_settings
 from ..contract.supports import DecodingMethod
-from .masked import MaskedState, TokenSet, conditions_of, denoise, few, next_set, open_masked, write_set
+from .masked import (
+    MaskedState,
+    TokenSet,
+    conditions_of,
+    denoise,
+    few,
+    has_few_shapes,
+    next_set,
+    open_masked,
+    write_set,
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,8 @@ class ReCAP(DecodingMethod):
             the sampling settings.
         full_steps: the ordinary steps at the beginning; None takes half of all steps.
         partial_steps: partial steps per group, >= 1.
-        denoising_steps: the denoising steps of a token in a full step; None takes `num_diffusion_steps` of the sampling
-            settings, which says what several numbers mean.
+        denoising_steps: the denoising steps of a token in a full step; None takes `num_diffusion_steps` of the
+            sampling settings, which says what several numbers mean.
         partial_denoising_steps: those in a partial step; None takes half of `denoising_steps`.
         keep_buffers: whether partial steps also reuse what the full step kept of the tokens that carry the class,
             which makes them cheaper and less accurate. The authors' images are made without.
@@ -114,7 +124,7 @@ class ReCAP(DecodingMethod):
         full = steps // 2 if self.full_steps is None else self.full_steps
         if full > steps:
             raise ValueError(f"full_steps is {full}: give at most {steps}, the number of all steps")
-        few_shapes = seeds.device.type != "cpu"
+        few_shapes = has_few_shapes(seeds)
         state = open_masked(model, sampling, seeds, GroupState, few_shapes=few_shapes)
         group_steps(state, groups_of(state.num_steps, full, self.partial_steps), fewer, few_shapes)
         if any(each.known for each in state.sets):

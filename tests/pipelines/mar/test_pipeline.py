@@ -156,9 +156,9 @@ def test_the_head_stays_in_float32(pipe, tmp_path):
 
 def test_tokens_that_float16_cannot_hold_are_distinguished_from_logits():
     pipe = tiny_mar.pipeline()
-    # An untrained head that takes few steps makes tokens of 10^8.
+    # An untrained head that takes few steps makes tokens larger than float16 can hold.
     options = {"class_labels": 3, "num_inference_steps": 3, "num_diffusion_steps": 5}
-    assert 1e6 < pipe(**options, generator=seeded(0), output_type="latent").tokens.abs().max() < 1e12
+    assert 1e5 < pipe(**options, generator=seeded(0), output_type="latent").tokens.abs().max() < 1e12
     with pytest.raises(ValueError, match="the tokens of the model are not finite .* float32 or bfloat16"):
         pipe.to(torch.float16)(**options, generator=seeded(0))
 
