@@ -58,6 +58,9 @@ class ReCAP(DecodingMethod):
     see what the group has decided before. The random order of an image says which tokens belong to a group; within a
     group they are decided in raster order, as in the authors' code.
 
+    Example: in a model of three tokens, the last one depends on the second with a slope of 1.8, but of 1.4 if both are
+    in one group: the place of the first token has not seen the second (`tests/decoding/continuous/test_reuse.py`).
+
     With `full_steps` as many as there are steps the images are those of `MaskedDecoding`, except that linear guidance
     is at its full scale in the last step.
 

@@ -58,7 +58,7 @@ def evaluate_lazily(
     context.known += seen.sum(1)
     hidden = hidden + network.decoder_position[0, _rows(network, inside, fed)]
     at = _rows(network, lazy.new, fed)[..., None].expand_as(hidden)
-    context.inputs.scatter_(1, at, hidden.to(context.inputs.dtype))
+    context.inputs.scatter_(1, at, hidden.detach().to(context.inputs.dtype))
     hidden, cache = context.inputs[:, :width], context.decoder
     cache.write_all()
     for layer, block in enumerate(network.decoder_blocks[: lazy.layer]):

@@ -149,23 +149,24 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             context.known.copy_(visible[: len(context.known)].sum(1))
         # Visible tokens first, row by row.
         places = torch.argsort((~visible).to(torch.uint8), dim=1, stable=True)[:, :count]
-        seen, mask = visible.gather(1, places), None
+        seen = mask = None
         if padded:
+            seen = visible.gather(1, places)
             mask = additive(F.pad(seen, (config.num_buffers, 0), value=True)[:, None], self.dtype)
         hidden = self.encode(tokens, places, mask, class_labels, encoder)
         buffers, hidden = hidden.split([config.num_buffers, count], dim=1)
         every = self.mask_token.expand(*visible.shape, -1).to(hidden.dtype)
         where = places[..., None].expand(-1, -1, hidden.shape[-1])
-        if padded:
+        if seen is not None:
             hidden = torch.where(seen[..., None], hidden, self.mask_token.to(hidden.dtype))
         hidden = torch.cat([buffers, every.scatter(1, where, hidden)], dim=1) + self.decoder_position
         if context is not None and context.inputs is not None:
-            context.inputs[:, : context.size] = hidden[: len(context.inputs)]
+            context.inputs[:, : context.size] = hidden[: len(context.inputs)].detach()
         for layer, block in enumerate(self.decoder_blocks):
             hidden = block(hidden, None, decoder, layer)
         if context is not None and context.difference is not None:
             conditional, unconditional = hidden.chunk(2)
-            torch.sub(unconditional, conditional, out=context.difference)
+            context.difference.copy_((unconditional - conditional).detach())
         return self.decoder_norm(hidden)[:, config.num_buffers :] + self.output_position
 
     def encode(self, tokens, places, mask, class_labels, cache=None, num_buffers=None):
