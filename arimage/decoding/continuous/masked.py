@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,9 @@ class MaskedState(LockstepState):
         return None if self.over else self.sets[self.taken]
 
 
+_State = TypeVar("_State", bound=MaskedState)
+
+
 def masked_counts(tokens: int, steps: int) -> list[int]:
     """The number of undecided tokens before each step and after the last one, by a cosine schedule. Each step decides
     at least one token, so there may not be more steps than tokens."""
@@ -96,10 +100,10 @@ def open_masked(
     model: MaskedLatentModel,
     sampling: LatentSampling,
     seeds: torch.LongTensor,
-    state_class: type[MaskedState] = MaskedState,
+    state_class: type[_State],
     *,
     few_shapes: bool = False,
-) -> MaskedState:
+) -> _State:
     """A state in which only the given tokens are decided. With `few_shapes`, sets are padded to few sizes.
 
     Raises:
@@ -257,7 +261,7 @@ class MaskedDecoding(DecodingMethod):
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds, few_shapes=has_few_shapes(seeds))
+        state = open_masked(model, sampling, seeds, MaskedState, few_shapes=has_few_shapes(seeds))
         if self.diffusion_steps is not None:
             first, last = self.diffusion_steps
             shares = [k / max(state.num_steps - 1, 1) for k in range(state.num_steps)]

@@ -93,7 +93,7 @@ class ReCAP(DecodingMethod):
         check_settings(
             self, {"steps": 1, "full_steps": 0, "partial_steps": 1}, choices={"keep_buffers": (False, True)}
         )
-        if None not in (self.steps, self.full_steps) and self.full_steps > self.steps:
+        if self.steps is not None and self.full_steps is not None and self.full_steps > self.steps:
             raise ValueError(f"full_steps is {self.full_steps}: give at most {self.steps}, the number of all steps")
         for name in ("denoising_steps", "partial_denoising_steps"):
             steps = getattr(self, name)
@@ -103,7 +103,7 @@ class ReCAP(DecodingMethod):
             if not all(type(part) is int and part >= 1 for part in parts) or sum(parts) < 2:
                 raise ValueError(f"{name} is {steps!r}: give a whole number of at least 2, several, or None")
             # JSON has lists only.
-            object.__setattr__(self, name, parts if len(parts) > 1 else parts[0])
+            object.__setattr__(self, name, parts if len(parts) > 1 else sum(parts))
 
     def misfit(self, model: MaskedLatentModel) -> str | None:
         if self.steps is not None and self.steps > model.num_tokens:

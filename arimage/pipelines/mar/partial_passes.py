@@ -23,8 +23,7 @@ def evaluate_places(
     """Conditions [B, Q, C] of `places` [B, Q]; see `MARTransformer.forward`."""
     fed, inside = 0 if keep_buffers else network.config.num_buffers, places.clamp(max=visible.shape[1] - 1)
     seen = (visible.gather(1, inside) & (places < visible.shape[1]))[:, :known]
-    images = len(places) // len(context.known)
-    first = context.known.repeat(images)
+    first = context.known.repeat(len(places) // len(context.known))
     hidden = _encode_more(network, tokens, visible, count, class_labels, context, inside, seen, first, fed, padded)
     buffers, hidden = hidden.split([fed, known], dim=1)
     hidden = torch.where(seen[..., None], hidden, network.mask_token.to(hidden.dtype))
@@ -49,8 +48,8 @@ def evaluate_lazily(
 ) -> torch.Tensor:
     """Conditions [G * B, Q, C] of `places` [B, Q], given the other arguments for the branch with the class alone; see
     `MARTransformer.forward`."""
-    config, size = network.config, visible.shape[1]
-    fed, width = config.num_buffers, context.size
+    fed, size, width, inputs = network.config.num_buffers, visible.shape[1], context.size, context.inputs
+    assert inputs is not None
     inside, seen = lazy.new.clamp(max=size - 1), lazy.new < size
     hidden = _encode_more(
         network, tokens, visible, count, class_labels, context, inside, seen, context.known, fed, padded
@@ -58,8 +57,8 @@ def evaluate_lazily(
     context.known += seen.sum(1)
     hidden = hidden + network.decoder_position[0, _rows(network, inside, fed)]
     at = _rows(network, lazy.new, fed)[..., None].expand_as(hidden)
-    context.inputs.scatter_(1, at, hidden.detach().to(context.inputs.dtype))
-    hidden, cache = context.inputs[:, :width], context.decoder
+    inputs.scatter_(1, at, hidden.detach().to(inputs.dtype))
+    hidden, cache = inputs[:, :width], context.decoder
     cache.write_all()
     for layer, block in enumerate(network.decoder_blocks[: lazy.layer]):
         hidden = block(hidden, None, cache, layer)

@@ -328,8 +328,8 @@ class MARLatentModel(BoundNetwork):
         return self._denoise(*given, kept, lazy=blocks)
 
     def _denoise(self, step, tokens, conditions, guidance, num_diffusion_steps, kept=None, **lazy):
-        """A step with the branches that there are `conditions` of; the difference between both is that in `kept` where
-        there is one."""
+        """A step with the branches that there are `conditions` of, or with one of them and the difference between both
+        that is `kept`."""
         tables = diffusion_tables(num_diffusion_steps, self.head.config.num_train_timesteps)
         timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
         predicted = self.head(tokens.expand(len(conditions), -1, -1, -1), timesteps, conditions, **lazy)
@@ -339,6 +339,6 @@ class MARLatentModel(BoundNetwork):
             guided = noise[1] + guidance * (noise[0] - noise[1])
             if kept is not None:
                 kept["difference"] = noise[0] - noise[1]
-        elif self.branches == 2:
+        elif kept and self.branches == 2:
             guided = noise[0] + (guidance - 1) * kept["difference"]
         return tables.transition(step, tokens, guided, place[0])
