@@ -58,8 +58,8 @@ class LazyMAR(DecodingMethod):
     (https://arxiv.org/abs/2503.12450). Not exact, and without a bound.
 
     The first steps are refreshes, ordinary forward passes, and later every few steps are. All others are lazy: they
-    encode only the tokens that the step before decided. After a few layers of the decoder they go on with the rows
-    that have changed most, those of new tokens and those of the tokens to decide. Under guidance a lazy step evaluates
+    encode only the tokens that the step before decided. The last layers of the decoder evaluate only the rows of new
+    tokens, those of the tokens to decide, and those that have changed most. Under guidance a lazy step evaluates
     only the branch with the condition; the other one is as far from it as in the last refresh. The head reuses the
     outputs of its blocks in the same way, in all steps.
 
@@ -70,9 +70,9 @@ class LazyMAR(DecodingMethod):
         first: refreshes at the beginning, >= 1.
         every: then every so many steps one is a refresh, the next one first.
         layer: the layer of the decoder after whose attention rows are chosen.
-        extra: so many rows go on besides those that must, at least.
+        extra: at least so many rows are evaluated besides those of new tokens and of the tokens to decide.
         head_every: every so many denoising steps, and in the first one of a token, the whole head is evaluated.
-        fractions: at least this share of all rows goes on, one number for each step. None takes the published 64.
+        fractions: at least this share of all rows is evaluated, one number for each step. None takes the published 64.
 
     Raises:
         ValueError: if a setting is not among these.

@@ -419,10 +419,10 @@ class MaskedLatentModel(LatentModel, Protocol):
         `forward` with this `context`, and only the conditional branch is evaluated.
 
         Of the visible tokens only those at `new` [B, M] are encoded, which have become visible since the last pass
-        with this context. The layers up to `layer` attend from all rows. From there on go only `rows` [B], at most
-        `most` per image: those of `new` and `places`, and those whose values in this layer are least like the last
-        ones, by the mean cosine over heads. The keys and values of all others stay as they are. A place of N is
-        padding.
+        with this context. The layers up to `layer` attend from all rows. From there on only `rows` [B] are
+        evaluated, at most `most` per image: those of `new` and `places`, and those whose values in this layer are
+        least like the last ones, by the mean cosine over heads. The keys and values of all others stay as they are. A
+        place of N is padding.
         """
         ...
 

@@ -103,7 +103,7 @@ class LazyRows(NamedTuple):
     Attributes:
         new: int64 [B, M], the places that have become visible since the last pass, N for padding.
         layer: the layer of the decoder whose attention is the last to see all rows.
-        count: int64 [B], how many rows go on from there.
+        count: int64 [B], how many rows are evaluated from there on.
         most: at least the largest of these numbers.
     """
 
