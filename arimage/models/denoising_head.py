@@ -49,13 +49,12 @@ class HeadBlock(nn.Module):
 
 
 class LazyBlocks:
-    """The blocks of a head in the steps of one chain, as LazyMAR (https://arxiv.org/abs/2503.12450) evaluates them.
-    What is kept is that of the first branch.
+    """The blocks of a head in a step that evaluates all of them, and in those after it that do not, as LazyMAR
+    (https://arxiv.org/abs/2503.12450) has it. What is kept is that of the first branch.
 
     Attributes:
-        whole: whether the next step evaluates all blocks, and keeps what they change. In others the inner blocks
-            change as much as they did.
-        fresh: whether the outer blocks then evaluate their feed-forward layers again, too, and not their gates alone.
+        whole: whether this is the first step. In others the inner blocks change their inputs as much as in that one.
+        fresh: whether in others the outer blocks evaluate their feed-forward layers again, and not their gates alone.
     """
 
     INNER = range(1, 5)

@@ -322,10 +322,11 @@ class MARLatentModel(BoundNetwork):
         fresh: bool,
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `MaskedLatentModel.denoise_lazily`."""
-        blocks = kept.setdefault("blocks", LazyBlocks())
-        blocks.whole, blocks.fresh = whole, fresh
+        if whole:
+            kept["blocks"] = LazyBlocks()
+        kept["blocks"].whole, kept["blocks"].fresh = whole, fresh
         given = step, tokens, conditions if whole else conditions[:1], guidance, num_diffusion_steps
-        return self._denoise(*given, kept, lazy=blocks)
+        return self._denoise(*given, kept, lazy=kept["blocks"])
 
     def _denoise(self, step, tokens, conditions, guidance, num_diffusion_steps, kept=None, **lazy):
         """A step with the branches that there are `conditions` of, or with one of them and the difference between both
