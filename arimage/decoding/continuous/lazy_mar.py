@@ -130,7 +130,7 @@ class LazyMAR(DecodingMethod):
         """Choose which steps of a new state are lazy, and how many rows they evaluate."""
         width = state.model.num_rows
         lazy = [not self.is_refresh(step) for step in range(state.num_steps)]
-        # Decided in each step of an image, the first and the last of which have none before and after them.
+        # How many tokens each step of an image decides.
         counts = [[a - b for a, b in zip(row, row[1:], strict=False)] for row in state.schedules]
         rows = [
             [

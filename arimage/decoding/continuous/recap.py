@@ -73,7 +73,7 @@ class ReCAP(DecodingMethod):
             sampling settings, which says what several numbers mean.
         partial_denoising_steps: those in a partial step; None takes half of `denoising_steps`.
         keep_buffers: whether partial steps also reuse what the full step kept of the tokens that carry the class,
-            which makes them cheaper and less accurate. The authors' images are made without.
+            which makes them cheaper. The authors' images are made without.
 
     Raises:
         ValueError: if a setting is not among these.

@@ -107,6 +107,18 @@ def test_an_image_does_not_depend_on_its_batch(decoding, guided, known, monkeypa
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("decoding", [RECAPS[1], LAZY[0]], ids=str)
+def test_images_may_be_dropped_between_steps(decoding):
+    expected, images = tokens_of(decoding), torch.tensor([2, 0])
+    state = decoding.start(mar(), sampling(), SEEDS)
+    decoding.step(state)
+    state.select(images)
+    while not state.over:
+        decoding.step(state)
+    assert_close(state.tokens, expected[images])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("decoding", [RECAPS[0], LAZY[0]], ids=str)
 def test_known_tokens_stay_and_the_others_see_them(decoding):
     forced = forced_tokens()
