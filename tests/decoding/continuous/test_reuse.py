@@ -15,6 +15,7 @@ from arimage.decoding import (
     decoding_from_dict,
     decoding_from_text,
     decoding_to_dict,
+    decoding_to_text,
 )
 from arimage.decoding.continuous import lazy_mar, masked, recap
 from arimage.pipelines.mar.transformer_mar import MARLatentModel
@@ -86,10 +87,10 @@ def test_a_partial_pass_over_all_places_is_a_full_one():
     assert not torch.allclose(kept, expected, atol=1e-3)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("guided", [False, True])
-@pytest.mark.parametrize("decoding", [*RECAPS, *LAZY], ids=str)
+@pytest.mark.parametrize("decoding", [*RECAPS, *LAZY], ids=decoding_to_text)
 def test_an_image_does_not_depend_on_its_batch(decoding, guided, known, monkeypatch):
     model, forced = mar(guided), forced_tokens() if known else None
     changes = {"guidance_scale": 2.0 if guided else 1.0}
@@ -107,7 +108,7 @@ def test_an_image_does_not_depend_on_its_batch(decoding, guided, known, monkeypa
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("decoding", [RECAPS[1], LAZY[0]], ids=str)
+@pytest.mark.parametrize("decoding", [RECAPS[1], LAZY[0]], ids=decoding_to_text)
 def test_images_may_be_dropped_between_steps(decoding):
     expected, images = tokens_of(decoding), torch.tensor([2, 0])
     state = decoding.start(mar(), sampling(), SEEDS)
@@ -119,7 +120,7 @@ def test_images_may_be_dropped_between_steps(decoding):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("decoding", [RECAPS[0], LAZY[0]], ids=str)
+@pytest.mark.parametrize("decoding", [RECAPS[0], LAZY[0]], ids=decoding_to_text)
 def test_known_tokens_stay_and_the_others_see_them(decoding):
     forced = forced_tokens()
     state = decode(mar(), decoding, sampling(forced=forced), SEEDS)
