@@ -7,7 +7,7 @@ python benchmarks/masked_reuse.py --steps 16 --diffusion-steps 10 --decoding mar
 
 import argparse
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 
 import torch
 
@@ -32,7 +32,7 @@ class Meter:
     """Counts rows of layers and seconds of what runs inside it."""
 
     def __init__(self, model: MARLatentModel):
-        self.rows, self.seconds, self.running = Counter(), Counter(), ""
+        self.rows, self.seconds, self.running = Counter(), defaultdict(float), ""
         network = model.transformer
         blocks = zip(PARTS, (network.encoder_blocks, network.decoder_blocks, model.head.blocks), strict=True)
         for part, layers in blocks:
