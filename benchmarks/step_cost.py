@@ -85,6 +85,7 @@ TOUCHED = {
 }
 # What a model is called for.
 FORWARDS = ("prefill", "forward", "prefill_group", "forward_group", "predict", "denoise")
+FORWARDS += ("forward_places", "forward_lazily", "denoise_lazily")
 WRITES = {"copy_", "fill_", "zero_", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"}
 FREE = {"_unsafe_view", "lift_fresh", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 

@@ -4,9 +4,11 @@ from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
 from .continuous.continuous_speculative import ContinuousSpeculativeDecoding
+from .continuous.lazy_mar import LazyMAR
 from .continuous.masked import MaskedDecoding
 from .continuous.path_jacobi import PathJacobiDecoding
 from .continuous.path_speculative import PathSpeculativeDecoding
+from .continuous.recap import ReCAP
 from .contract.distribution import LatentSampling, Sampling
 from .contract.layout import Layout
 from .contract.models import (
@@ -61,6 +63,7 @@ __all__ = [
     "LatentSampling",
     "Layout",
     "LazyJacobiDecoding",
+    "LazyMAR",
     "LineCacheDecoding",
     "MaskedDecoding",
     "MaskedLatentModel",
@@ -71,6 +74,7 @@ __all__ = [
     "ParallelJacobiDecoding",
     "PathJacobiDecoding",
     "PathSpeculativeDecoding",
+    "ReCAP",
     "Sampling",
     "ScaleModel",
     "SpeculativeJacobiDecoding",

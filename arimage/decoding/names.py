@@ -155,6 +155,20 @@ PRESETS = {
         "like mar, with fewer and fewer denoising steps",
         "2505.20297",
     ),
+    "recap": Preset(
+        "ReCAP",
+        {},
+        False,
+        "like mar, but every other forward pass of the second half evaluates few tokens",
+        "2505.19089",
+    ),
+    "lazy-mar": Preset(
+        "LazyMAR",
+        {},
+        False,
+        "like mar, but most forward passes evaluate only what changed, without guidance's second branch",
+        "2503.12450",
+    ),
     "cspd": Preset(
         "ContinuousSpeculativeDecoding",
         {},

@@ -33,8 +33,11 @@ class HeadBlock(nn.Module):
 
     def forward(self, hidden, condition):
         shift, scale, gate = self.modulation(condition).chunk(3, dim=-1)
+        return torch.addcmul(hidden, gate, self.inner(hidden, shift, scale))
+
+    def inner(self, hidden, shift, scale):
         normed = torch.addcmul(shift, self.norm(hidden), 1 + scale)
-        return torch.addcmul(hidden, gate, self.fc2(F.silu(self.fc1(normed))))
+        return self.fc2(F.silu(self.fc1(normed)))
 
     def step(self, hidden, modulation):
         """`forward` over few rows by the kernels of `arimage.kernels.step`, in two launches, given what `modulation`
@@ -43,6 +46,34 @@ class HeadBlock(nn.Module):
         of_norm = {"eps": NORM_EPS, "norm_weight": self.norm.weight, "norm_bias": self.norm.bias}
         inner = launch(self.fc1, hidden, **of_norm, scale=scale, added=1.0, shift=shift, activation="silu")
         return launch(self.fc2, inner, residual=hidden, gate=gate)
+
+
+class LazyBlocks:
+    """The blocks of a head in a step that evaluates all of them, and in those after it that do not, as LazyMAR
+    (https://arxiv.org/abs/2503.12450) has it. What is kept is that of the first branch.
+
+    Attributes:
+        whole: whether this is the first step. In others the inner blocks change their inputs as much as in that one.
+        fresh: whether in others the outer blocks evaluate their feed-forward layers again, and not their gates alone.
+    """
+
+    INNER = range(1, 5)
+
+    def __init__(self):
+        self.whole = self.fresh = True
+        self._changes, self._inner = {}, {}
+
+    def run(self, layer: int, block: HeadBlock, hidden: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        """What the block of a `layer` makes of `hidden` [G, ..., C]."""
+        if not self.whole and layer in self.INNER:
+            return hidden + self._changes[layer]
+        shift, scale, gate = block.modulation(condition).chunk(3, dim=-1)
+        inner = block.inner(hidden, shift, scale) if self.whole or self.fresh else self._inner[layer]
+        after = torch.addcmul(hidden, gate, inner)
+        self._inner[layer] = inner[:1]
+        if self.whole:
+            self._changes[layer] = after[:1] - hidden[:1]
+        return after
 
 
 class DenoisingHead(ModelMixin, ConfigMixin):
@@ -90,7 +121,14 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         self.output_modulation = Linear(hidden_size, 2 * hidden_size)
         self.output_projection = Linear(hidden_size, (1 + learned_variance) * token_dim)
 
-    def forward(self, tokens: torch.Tensor, timesteps: torch.Tensor, conditions: torch.Tensor) -> torch.FloatTensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditions: torch.Tensor,
+        *,
+        lazy: LazyBlocks | None = None,
+    ) -> torch.FloatTensor:
         """The predicted noise (or velocity, if the head was trained for it) and, with `learned_variance`, the place of
         the log-variance between its smallest value (-1) and its largest (1), float32 [..., D or 2 D].
 
@@ -98,20 +136,21 @@ class DenoisingHead(ModelMixin, ConfigMixin):
             tokens: noisy tokens [..., D].
             timesteps: steps of training, 0 .. num_train_timesteps - 1, broadcast to [...].
             conditions: [..., C].
+            lazy: runs the blocks in place of the head.
         """
         ranks = torch.arange(FREQUENCIES // 2, device=tokens.device, dtype=torch.float32)
         angles = timesteps[..., None].float() * torch.exp(-math.log(10000) / (FREQUENCIES // 2) * ranks)
         time = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.dtype)
         # A step of denoising has one timestep, and a condition per token.
-        alike = timesteps.numel() == 1 and tokens.shape[:-1] == conditions.shape[:-1]
+        alike = lazy is None and timesteps.numel() == 1 and tokens.shape[:-1] == conditions.shape[:-1]
         if alike and runs_kernels(self, conditions.shape[:-1].numel(), float32=True):
             predicted = self.step(tokens.to(self.dtype).flatten(0, -2), time, conditions.to(self.dtype).flatten(0, -2))
             return predicted.view(*tokens.shape[:-1], -1).float()
         time = self.time_fc2(F.silu(self.time_fc1(time)))
         condition = F.silu(time + self.condition_projection(conditions.to(self.dtype)))
         hidden = self.input_projection(tokens.to(self.dtype))
-        for block in self.blocks:
-            hidden = block(hidden, condition)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, condition) if lazy is None else lazy.run(layer, block, hidden, condition)
         shift, scale = self.output_modulation(condition).chunk(2, dim=-1)
         return self.output_projection(layer_norm(hidden, 1 + scale, shift)).float()
 

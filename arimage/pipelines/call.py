@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..decoding import Decoding, FewStepDecoding, LatentSampling, Layout, Sampling
+from ..decoding import Decoding, FewStepDecoding, LatentSampling, Layout, ReCAP, Sampling
 from ..decoding.contract.models import Model
 
 
@@ -120,7 +120,8 @@ class GenerationCall:
             return len(self.decoding.passes(model))
         if model.kind == "masked_latents":
             assert isinstance(self.sampling, LatentSampling)
-            return self.sampling.num_inference_steps
+            own = self.decoding.steps if isinstance(self.decoding, ReCAP) else None
+            return own or self.sampling.num_inference_steps
         return len(model.scales) if model.kind == "scales" else model.num_tokens
 
     @property

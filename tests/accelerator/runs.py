@@ -53,6 +53,7 @@ SMALL = {
     "FlowDecoding": "window=4",
     "PathJacobiDecoding": "window=4",
     "PathSpeculativeDecoding": "window=3",
+    "LazyMAR": "first=1",
 }
 
 

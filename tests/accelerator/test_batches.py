@@ -47,7 +47,7 @@ SLOW = {
     "lpd": ["groups:groups=4"],
     "var-text": ["code", "next-scale:pruned=0.5+0.5"],
     "infinity": ["next-scale:pruned=0.5+0.5"],
-    "mar": ["cspd"],
+    "mar": ["cspd", "recap", "lazy-mar:first=1"],
     "llamagen-dd": ["flow:window=4"],
     "var-dd": ["few-step:starts=0+2"],
     "latent-llama": ["path-jacobi:window=4"],

@@ -98,7 +98,12 @@ VARIANTS = {
     "var-text": ["next-scale:more_smooth=true"],
     "cosmos-text": ["sjd-coupled:window=4,init=previous"],
     "llamagen-dd": ["few-step", "few-step:starts=0+3,teacher_start=1", "few-step:starts=0+3,teacher_start=0"],
-    "mar": ["mar-disa:diffusion_steps=6+3"],
+    "mar": [
+        "mar-disa:diffusion_steps=6+3",
+        "recap:steps=7,full_steps=2,partial_steps=2,denoising_steps=4+2,partial_denoising_steps=3",
+        "recap:full_steps=0,keep_buffers=true",
+        "lazy-mar:first=1,every=3,extra=1,head_every=3,fractions=0.5+0.5+0.5+0.2",
+    ],
 }
 
 

@@ -31,10 +31,12 @@ SLOW = [
     ("mammothmoda2", "sjd-coupled:window=4"),
     ("cosmos-text", "sjd-coupled:window=4"),
     ("mar", "mar-disa:diffusion_steps=3+2"),
+    ("mar", "recap"),
+    ("mar", "lazy-mar:first=1"),
     ("llamagen-dd", "flow:window=4"),
     ("var-dd", "few-step:starts=0+2"),
 ]
-ONCE = ("groups", "next-scale", "few-step", "mar", "mar-disa")
+ONCE = ("groups", "next-scale", "few-step", "mar", "mar-disa", "recap", "lazy-mar")
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 

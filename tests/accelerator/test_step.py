@@ -32,6 +32,7 @@ SLOW = [
     ("llamagen-text", "sjd-tree:width=2", 1),
     ("llamagen-text", "eagle", 1),
     ("latent-llama", "ar", 1),
+    ("mar", "recap", MOST_ROWS),
 ]
 
 

@@ -2,6 +2,7 @@
 activations are not in the dtype of the weights."""
 
 import contextlib
+import re
 from itertools import product
 
 import families
@@ -22,8 +23,7 @@ KINDS = {
 }
 # One of each way to keep what a forward pass returned for the next one.
 FEW = {"ar", "sjd-coupled", "sjd2", "eagle", "groups", "path-jacobi", "next-scale", "mar", "few-step"}
-REFUSED = "the tokens of the model are not finite (images 0 of the batch): check its weights, or load it with dtype "
-REFUSED += "float32 or bfloat16"
+REFUSED = "are not finite.* load it (with dtype|in) float32"
 
 
 def check(family, kind, decodings, guidance_scale=3.0):
@@ -42,8 +42,8 @@ def check(family, kind, decodings, guidance_scale=3.0):
             with autocast:
                 out = pipe(**options, decoding=decoding, generator=seeded(0))
         except ValueError as error:
-            # Untrained heads that take few steps make tokens that float16 cannot hold.
-            assert family == "mar" and "float16" in kind and str(error) == REFUSED
+            # Untrained heads that take few steps make tokens that float16, or the image tokenizer in it, cannot hold.
+            assert family == "mar" and "float16" in kind and re.search(REFUSED, str(error))
         else:
             assert pictures_of(out).isfinite().all(), decoding
 

@@ -1,9 +1,9 @@
 """Masked decoding of continuous tokens: sets of tokens in a random order, one forward pass per set."""
 
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,10 @@ from ..contract.supports import DecodingMethod
 MULTIPLE = 64
 
 
-class TokenSet(NamedTuple):
+@dataclass(frozen=True)
+class TokenSet:
     """The tokens that a step decides in each image: how many are visible before it, how many it decides, and by how
-    many denoising steps, see `LatentSampling.num_diffusion_steps`."""
+    many denoising steps, see `LatentSampling.num_diffusion_steps`. Numbers of tokens are the largest of any image."""
 
     visible: int
     count: int
@@ -33,24 +34,31 @@ class TokenSet(NamedTuple):
 class MaskedState(LockstepState):
     """Adds to `LockstepState`: `order` [B, N], the positions of each image, the last of which are decided first;
     `known_buffer` bool [B, N + 1], which positions are decided; `masked` int64 [K + 1, B], the number of undecided
-    tokens before each step; `sets`, one `TokenSet` per step; `padded`, whether images may have fewer tokens than those
-    say. `tokens` are vectors, float32 [B, N, D], zeros where they are not decided."""
+    tokens before each step, and `schedules` [B][K + 1], the same on the host; `sets`, one `TokenSet` per step;
+    `padded`, whether images may have fewer tokens than those say. `tokens` are vectors, float32 [B, N, D], zeros where
+    they are not decided."""
 
     image_dims = {"accepted": 1, "masked": 1}
     structure = frozenset({"padded"})
-    renewed = frozenset({"taken", "sets"})
+    renewed = frozenset({"taken", "schedules", "sets"})
 
     model: MaskedLatentModel
     sampling: LatentSampling
     order: torch.LongTensor
     known_buffer: torch.BoolTensor
     masked: torch.LongTensor
-    sets: list["TokenSet"]
+    schedules: list[list[int]]
+    sets: Sequence[TokenSet]
     padded: bool
 
     @property
     def decided(self) -> torch.BoolTensor:
         return self.known_buffer[:, : self.model.num_tokens]
+
+    @property
+    def undecided(self) -> torch.LongTensor:
+        """Int64 [2, B], the number of undecided tokens before and after the next step."""
+        return self.masked.gather(0, torch.stack([self.steps, self.steps + 1]).clamp(max=self.num_steps))
 
     @property
     def num_steps(self) -> int:
@@ -59,6 +67,9 @@ class MaskedState(LockstepState):
     @property
     def step_shape(self) -> Hashable:
         return None if self.over else self.sets[self.taken]
+
+
+_State = TypeVar("_State", bound=MaskedState)
 
 
 def masked_counts(tokens: int, steps: int) -> list[int]:
@@ -75,14 +86,24 @@ def rounded_up(number: int, multiple: int, most: int) -> int:
     return min(-(-number // multiple) * multiple, most)
 
 
+def has_few_shapes(seeds: torch.LongTensor) -> bool:
+    """Whether steps may be captured, so that sets should have few sizes."""
+    return seeds.device.type != "cpu"
+
+
+def few(numbers: Sequence[int]) -> list[int]:
+    """Numbers of at most four sizes that are at least `numbers`."""
+    return [rounded_up(number, -(-max(numbers) // 4) or 1, max(numbers)) for number in numbers]
+
+
 def open_masked(
     model: MaskedLatentModel,
     sampling: LatentSampling,
     seeds: torch.LongTensor,
-    state_class: type[MaskedState] = MaskedState,
+    state_class: type[_State],
     *,
     few_shapes: bool = False,
-) -> MaskedState:
+) -> _State:
     """A state in which only the given tokens are decided. With `few_shapes`, sets are padded to few sizes.
 
     Raises:
@@ -107,7 +128,7 @@ def open_masked(
     counts = [max(row[k] - row[k + 1] for row in schedules) for k in range(length - 1)]
     if few_shapes:
         visible = [rounded_up(n, MULTIPLE, size) for n in visible]
-        counts = [rounded_up(n, -(-max(counts) // 4), max(counts)) for n in counts]
+        counts = few(counts)
     steps = sampling.num_diffusion_steps
     state = state_class.open(
         model,
@@ -117,6 +138,7 @@ def open_masked(
         order=order,
         known_buffer=F.pad(given, (0, 1)),
         masked=torch.tensor(schedules, device=seeds.device).T.contiguous(),
+        schedules=schedules,
         sets=[TokenSet(*numbers, steps) for numbers in zip(visible, counts, strict=True)],
         padded=few_shapes or sampling.forced is not None,
     )
@@ -135,11 +157,16 @@ def next_set(
 
 
 def conditions_of(
-    state: MaskedState, model: MaskedLatentModel, positions: torch.LongTensor, decided: torch.BoolTensor, count: int
+    state: MaskedState,
+    model: MaskedLatentModel,
+    positions: torch.LongTensor,
+    decided: torch.BoolTensor,
+    count: int,
+    **options,
 ) -> torch.Tensor:
-    """Conditioning vectors [G, B, Q, C] of the head of `model` for `positions` [B, Q], given the `known` [B, N]
-    tokens, at most `count` per image."""
-    conditions = model.forward(state.tokens, decided, count, padded=state.padded)
+    """Conditioning vectors [G, B, Q, C] of the head of `model` for `positions` [B, Q], given the `decided` [B, N]
+    tokens, at most `count` per image. `options` are further ones of `MaskedLatentModel.forward`."""
+    conditions = model.forward(state.tokens, decided, count, padded=state.padded, **options)
     where = positions[..., None].expand(len(conditions), -1, -1, conditions.shape[-1])
     return conditions.gather(2, where)
 
@@ -163,13 +190,16 @@ def denoise(
     positions: torch.LongTensor,
     masked: torch.LongTensor,
     diffusion_steps: int | tuple[int, ...],
+    fewest: int = 1,
+    take: Callable | None = None,
 ) -> tuple[torch.FloatTensor, list[torch.FloatTensor]]:
     """Sample the tokens [B, Q, D] at `positions` [B, Q], given their `conditions` [G, B, Q, C] and how many tokens
-    `masked` [B] of each image are left for later steps. Also returns the standard deviations [B, Q, D] of the
-    denoising steps, the last step first. The last step returns its mean."""
-    sampling = state.sampling
+    `masked` [B] of each image are left for later steps, for guidance at least the `fewest`. `take` takes a denoising
+    step in place of `model.denoise`. Also returns the standard deviations [B, Q, D] of the denoising steps, the last
+    step first. The last step returns its mean."""
+    sampling, take = state.sampling, take or model.denoise
     temperature = by_lane(sampling.temperature, 3)
-    share = torch.rsub(masked.float().clamp(min=1), 1, alpha=1 / model.num_tokens)
+    share = torch.rsub(masked.float().clamp(min=fewest), 1, alpha=1 / model.num_tokens)
     guidance = sampling.guidance_at(share)[:, None, None]
     last = sum(diffusion_steps) if isinstance(diffusion_steps, tuple) else diffusion_steps
     stds = []
@@ -179,7 +209,7 @@ def denoise(
 
     tokens = noise(last)
     for step in reversed(range(last)):
-        tokens, std = model.denoise(step, tokens, conditions, guidance, diffusion_steps)
+        tokens, std = take(step, tokens, conditions, guidance, diffusion_steps)
         stds.append(std)
         if step > 0:
             tokens = tokens + temperature * std * noise(step)
@@ -231,24 +261,23 @@ class MaskedDecoding(DecodingMethod):
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds, few_shapes=seeds.device.type != "cpu")
+        state = open_masked(model, sampling, seeds, MaskedState, few_shapes=has_few_shapes(seeds))
         if self.diffusion_steps is not None:
             first, last = self.diffusion_steps
             shares = [k / max(state.num_steps - 1, 1) for k in range(state.num_steps)]
             steps = [round(first + (last - first) * share) for share in shares]
-            state.sets = [each._replace(diffusion_steps=n) for each, n in zip(state.sets, steps, strict=True)]
+            state.sets = [replace(each, diffusion_steps=n) for each, n in zip(state.sets, steps, strict=True)]
         self.step(state)
         return state
 
     def step(self, state: MaskedState) -> None:
         if state.over:
             return
-        at = torch.stack([state.steps, state.steps + 1]).clamp(max=state.num_steps)
-        before, after = state.masked.gather(0, at)
+        before, after = state.undecided
         positions, live = next_set(state, before, after)
-        visible, _, diffusion_steps = state.sets[state.taken]
-        conditions = conditions_of(state, state.model, positions, state.decided, visible)
-        tokens, _ = denoise(state, state.model, conditions, positions, after, diffusion_steps)
+        each = state.sets[state.taken]
+        conditions = conditions_of(state, state.model, positions, state.decided, each.visible)
+        tokens, _ = denoise(state, state.model, conditions, positions, after, each.diffusion_steps)
         write_set(state, positions, live, tokens)
         state.record(live.sum(1))
         torch.eq(after, 0, out=state.finished)

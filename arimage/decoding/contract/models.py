@@ -349,22 +349,102 @@ class MaskedLatentModel(LatentModel, Protocol):
     """A `LatentModel` whose tokens are generated in any order.
 
     Attributes:
+        num_rows: how many rows each of its layers has: those of the tokens, and those that stand for the condition.
+        num_layers: the layers of the part that evaluates all rows.
         drafter: a smaller model of the same tokens, bound to the same images; None where there is none.
     """
 
     kind: ClassVar[Literal["masked_latents"]]
+    num_rows: int
+    num_layers: int
 
     @property
     def drafter(self) -> "MaskedLatentModel | None": ...
 
+    def open_context(self, batch_size: int, *, lazy: bool = False) -> ImageCache:
+        """An empty context of so many images for `forward_places`, or for `forward_lazily`."""
+        ...
+
     def forward(
-        self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        *,
+        padded: bool = False,
+        context: Any = None,
     ) -> torch.Tensor:
         """Conditioning vectors [G, B, N, C] of the denoising head for every token, given the `visible` [B, N] ones of
-        the tokens [B, N, D], at most `count` per image. `padded` means that some images may have fewer.
+        the tokens [B, N, D], at most `count` per image. `padded` means that some images may have fewer. A `context`
+        keeps what passes over a part of the places need.
 
         G is 1, or 2 under guidance: conditional, then unconditional.
         """
+        ...
+
+    def forward_places(
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        places: torch.LongTensor,
+        known: int,
+        context: Any,
+        *,
+        padded: bool = False,
+        keep_buffers: bool = False,
+    ) -> torch.Tensor:
+        """As `forward`, but evaluates only `places` [B, Q], and returns their conditioning vectors [G, B, Q, C]. All
+        other places, visible or not, are as the last `forward` with this `context` left them, so the result is not
+        that of `forward`, unless these are all places.
+
+        Places come in any order, but visible ones first, at most `known` per image. These were not visible in the last
+        `forward`, and all other visible ones were. A place of N is padding. With `keep_buffers`, the inputs that stand
+        for the condition are left out, too.
+        """
+        ...
+
+    def forward_lazily(
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        new: torch.LongTensor,
+        places: torch.LongTensor,
+        context: Any,
+        *,
+        layer: int,
+        rows: torch.LongTensor,
+        most: int,
+        padded: bool = False,
+    ) -> torch.Tensor:
+        """The conditioning vectors [G, B, Q, C] of the invisible `places` [B, Q], as LazyMAR computes them
+        (https://arxiv.org/abs/2503.12450). Under guidance the differences between the branches are those of the last
+        `forward` with this `context`, and only the conditional branch is evaluated.
+
+        Of the visible tokens only those at `new` [B, M] are encoded, which have become visible since the last pass
+        with this context. The layers up to `layer` attend from all rows. From there on only `rows` [B] are
+        evaluated, at most `most` per image: those of `new` and `places`, and those whose values in this layer are
+        least like the last ones, by the mean cosine over heads. The keys and values of all others stay as they are. A
+        place of N is padding.
+        """
+        ...
+
+    def denoise_lazily(
+        self,
+        step: int,
+        tokens: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+        kept: dict,
+        *,
+        whole: bool,
+        fresh: bool,
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """As `denoise`, but only `whole` steps evaluate all of the head. In others only the conditional branch is
+        evaluated, with what its inner layers changed and, unless `fresh`, its outer ones computed in the last such
+        step of the chain. `kept`, which is empty before the first step, holds these."""
         ...
 
 

@@ -22,4 +22,5 @@ def mar_b(layers: int) -> Bind:
     return bind
 
 
-PUBLISHED = {"mar-b-256": Published(12, mar_b, ("mar", "mar-disa:diffusion_steps=4+2", "cspd"))}
+DECODINGS = ("mar", "mar-disa:diffusion_steps=4+2", "recap", "lazy-mar:first=1,layer=1", "cspd")
+PUBLISHED = {"mar-b-256": Published(12, mar_b, DECODINGS)}

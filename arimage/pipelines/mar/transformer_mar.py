@@ -13,10 +13,12 @@ from torch import nn
 
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions
-from ...models.denoising_head import diffusion_tables
+from ...models.denoising_head import LazyBlocks, diffusion_tables
 from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...schema import Classes, Count, Layers, Positive, Side, Width, checked
+from .context import LayerCache, LazyRows, MaskedContext
+from .partial_passes import evaluate_lazily, evaluate_places
 
 
 class Block(nn.Module):
@@ -30,9 +32,14 @@ class Block(nn.Module):
         self.fc1 = Linear(hidden_size, round(hidden_size * mlp_ratio))
         self.fc2 = Linear(round(hidden_size * mlp_ratio), hidden_size)
 
-    def forward(self, hidden, mask=None):
+    def forward(self, hidden, mask=None, cache=None, layer=0):
+        return self.feed_forward(self.attention(hidden, mask, cache, layer))
+
+    def attention(self, hidden, mask, cache, layer):
         query, key, value = self.qkv_proj(self.norm1(hidden)).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        hidden = hidden + self.out_proj(attend_heads(query, key, value, mask))
+        return hidden + self.out_proj(attend_heads(query, key, value, mask, cache, layer))
+
+    def feed_forward(self, hidden):
         return hidden + self.fc2(F.gelu(self.fc1(self.norm2(hidden))))
 
 
@@ -103,8 +110,13 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         class_labels: torch.LongTensor,
         *,
         padded: bool = False,
+        context: MaskedContext | None = None,
+        places: torch.LongTensor | None = None,
+        known: int = 0,
+        keep_buffers: bool = False,
+        lazy: LazyRows | None = None,
     ) -> torch.Tensor:
-        """One forward pass: conditions of the denoising head [B, N, decoder_hidden_size], one per token.
+        """One forward pass: conditions of the denoising head [B, N or Q, decoder_hidden_size], one per token.
 
         Args:
             tokens: [B, N, token_dim]; invisible ones may have any finite values.
@@ -112,38 +124,66 @@ class MARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             count: the largest number of visible tokens in an image.
             class_labels: int64 [B].
             padded: whether some images have fewer visible tokens than `count`.
+            context: keeps what passes over a part of the places need.
+            places: int64 [B, Q], the only places to evaluate, visible ones first, N for padding. For all others, the
+                keys and values in `context` stand in. None evaluates all.
+            known: the largest number of visible tokens among the `places` of an image.
+            keep_buffers: evaluate the `places` without the buffers, of which the context also keeps keys and values.
+            lazy: evaluate fewer and fewer rows besides those of `places`, which are not visible. If the context has
+                differences between the branches of guidance, the conditions without a class follow the others.
         """
+        given = tokens, visible, count, class_labels
+        if context is None or places is None:
+            return self._forward_all(*given, padded, context)
+        if lazy is not None:
+            return evaluate_lazily(self, *given, context, places, lazy, padded)
+        return evaluate_places(self, *given, context, places, known, keep_buffers, padded)
+
+    def _forward_all(self, tokens, visible, count, class_labels, padded, context):
+        """`forward` over all places."""
+        config, encoder, decoder = self.config, None, None
+        if context is not None:
+            encoder, decoder = context.encoder, context.decoder
+            encoder.write_all()
+            decoder.write_all()
+            context.known.copy_(visible[: len(context.known)].sum(1))
         # Visible tokens first, row by row.
         places = torch.argsort((~visible).to(torch.uint8), dim=1, stable=True)[:, :count]
-        hidden = self._encode(tokens, places, visible.gather(1, places) if padded else None, class_labels)
-        buffers, hidden = hidden.split([self.config.num_buffers, count], dim=1)
+        seen = mask = None
+        if padded:
+            seen = visible.gather(1, places)
+            mask = additive(F.pad(seen, (config.num_buffers, 0), value=True)[:, None], self.dtype)
+        hidden = self.encode(tokens, places, mask, class_labels, encoder)
+        buffers, hidden = hidden.split([config.num_buffers, count], dim=1)
         every = self.mask_token.expand(*visible.shape, -1).to(hidden.dtype)
         where = places[..., None].expand(-1, -1, hidden.shape[-1])
-        if padded:
-            seen = visible.gather(1, places)[..., None]
-            hidden = torch.where(seen, hidden, self.mask_token.to(hidden.dtype))
+        if seen is not None:
+            hidden = torch.where(seen[..., None], hidden, self.mask_token.to(hidden.dtype))
         hidden = torch.cat([buffers, every.scatter(1, where, hidden)], dim=1) + self.decoder_position
-        for block in self.decoder_blocks:
-            hidden = block(hidden)
-        return self.decoder_norm(hidden)[:, self.config.num_buffers :] + self.output_position
+        if context is not None and context.inputs is not None:
+            context.inputs[:, : context.size] = hidden[: len(context.inputs)].detach()
+        for layer, block in enumerate(self.decoder_blocks):
+            hidden = block(hidden, None, decoder, layer)
+        if context is not None and context.difference is not None:
+            conditional, unconditional = hidden.chunk(2)
+            context.difference.copy_((unconditional - conditional).detach())
+        return self.decoder_norm(hidden)[:, config.num_buffers :] + self.output_position
 
-    def _encode(self, tokens, places, seen, class_labels):
-        """The encoded buffers and tokens at `places` [B, L]: [B, buffers + L, decoder_hidden_size]. `seen` [B, L] is
-        False for padding."""
+    def encode(self, tokens, places, mask, class_labels, cache=None, num_buffers=None):
+        """The encoded buffers, all or the first `num_buffers`, and tokens at `places` [B, L]: [B, buffers + L,
+        decoder_hidden_size]. `mask` is that of `additive`."""
         config = self.config
         none = (class_labels == config.num_classes)[:, None]
         vector = torch.where(
             none, self.null_vector, self.class_embedding(class_labels.clamp(max=config.num_classes - 1))
         )
         known = tokens.gather(1, places[..., None].expand(-1, -1, config.token_dim))
-        positions = self.encoder_position[0, config.num_buffers :][places]
+        positions = self.encoder_position[0, config.num_buffers :]
         buffers = vector[:, None] + self.encoder_position[:, : config.num_buffers]
-        hidden = torch.cat([buffers, self.input_projection(known.to(self.dtype)) + positions], dim=1)
-        hidden, mask = self.input_norm(hidden), None
-        if seen is not None:
-            mask = additive(F.pad(seen, (config.num_buffers, 0), value=True)[:, None], hidden.dtype)
-        for block in self.encoder_blocks:
-            hidden = block(hidden, mask)
+        rows = self.input_projection(known.to(self.dtype)) + positions[places]
+        hidden = self.input_norm(torch.cat([buffers[:, :num_buffers], rows], dim=1))
+        for layer, block in enumerate(self.encoder_blocks):
+            hidden = block(hidden, mask, cache, layer)
         return self.decoder_projection(self.encoder_norm(hidden))
 
 
@@ -179,18 +219,83 @@ class MARLatentModel(BoundNetwork):
         super().__init__(transformer, Conditions({"class_labels": class_labels}, 1 + guided))
         self.transformer, self.head, self.drafter, self.layout = transformer, head, drafter, layout
         self.num_tokens, self.dim = config.grid_size**2, config.token_dim
+        self.num_rows, self.num_layers = config.num_buffers + self.num_tokens, config.num_decoder_layers
 
     @property
     def put_key(self) -> Hashable:
         """See `LatentModel.put`."""
         return super().put_key, self.head
 
+    def open_context(self, batch_size: int, *, lazy: bool = False) -> MaskedContext:
+        """See `MaskedLatentModel.open_context`."""
+        network, config, branches = self.network, self.network.config, 1 if lazy else self.branches
+        settings = {"dtype": network.dtype, "device": self.device}
+        encoder, decoder = (
+            LayerCache(blocks, batch_size * branches, width, self.num_rows, branches=branches, **settings)
+            for blocks, width in (
+                (network.encoder_blocks, config.hidden_size),
+                (network.decoder_blocks, config.decoder_hidden_size),
+            )
+        )
+        context = MaskedContext(encoder, decoder, torch.zeros(batch_size, dtype=torch.long, device=self.device))
+        if lazy:
+            shape = batch_size, self.num_rows, config.decoder_hidden_size
+            context.inputs = F.pad(torch.zeros(shape, **settings), (0, 0, 0, 1))
+            context.difference = torch.zeros(shape, **settings) if self.branches > 1 else None
+        return context
+
     def forward(
-        self, tokens: torch.FloatTensor, visible: torch.BoolTensor, count: int, *, padded: bool = False
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        *,
+        padded: bool = False,
+        context: MaskedContext | None = None,
     ) -> torch.Tensor:
         """Conditions [G, B, N, C]; see `MaskedLatentModel.forward`."""
+        return self._run(tokens, visible, count, padded=padded, context=context)
+
+    def forward_places(
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        places: torch.LongTensor,
+        known: int,
+        context: MaskedContext,
+        *,
+        padded: bool = False,
+        keep_buffers: bool = False,
+    ) -> torch.Tensor:
+        """Conditions [G, B, Q, C]; see `MaskedLatentModel.forward_places`."""
+        parts = {"context": context, "known": known, "keep_buffers": keep_buffers}
+        return self._run(tokens, visible, count, padded=padded, places=places.repeat(self.branches, 1), **parts)
+
+    def forward_lazily(
+        self,
+        tokens: torch.FloatTensor,
+        visible: torch.BoolTensor,
+        count: int,
+        new: torch.LongTensor,
+        places: torch.LongTensor,
+        context: MaskedContext,
+        *,
+        layer: int,
+        rows: torch.LongTensor,
+        most: int,
+        padded: bool = False,
+    ) -> torch.Tensor:
+        """Conditions [G, B, Q, C]; see `MaskedLatentModel.forward_lazily`."""
+        labels = self.conditions.values["class_labels"][: len(tokens)]
+        options = {"padded": padded, "context": context, "places": places, "lazy": LazyRows(new, layer, rows, most)}
+        conditions = self.transformer(tokens, visible, count, labels, **options)
+        return conditions.unflatten(0, (self.branches, -1))
+
+    def _run(self, tokens, visible, count, **options):
+        """A forward pass of the transformer for all branches."""
         tokens, visible = tokens.repeat(self.branches, 1, 1), visible.repeat(self.branches, 1)
-        conditions = self.transformer(tokens, visible, count, padded=padded, **self.conditions.values)
+        conditions = self.transformer(tokens, visible, count, **options, **self.conditions.values)
         return conditions.unflatten(0, (self.branches, -1))
 
     def denoise(
@@ -202,9 +307,39 @@ class MARLatentModel(BoundNetwork):
         num_diffusion_steps: int | tuple[int, ...],
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """See `LatentModel.denoise`."""
+        return self._denoise(step, tokens, conditions, guidance, num_diffusion_steps)
+
+    def denoise_lazily(
+        self,
+        step: int,
+        tokens: torch.FloatTensor,
+        conditions: torch.Tensor,
+        guidance: torch.FloatTensor,
+        num_diffusion_steps: int | tuple[int, ...],
+        kept: dict,
+        *,
+        whole: bool,
+        fresh: bool,
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        """See `MaskedLatentModel.denoise_lazily`."""
+        if whole:
+            kept["blocks"] = LazyBlocks()
+        kept["blocks"].whole, kept["blocks"].fresh = whole, fresh
+        given = step, tokens, conditions if whole else conditions[:1], guidance, num_diffusion_steps
+        return self._denoise(*given, kept, lazy=kept["blocks"])
+
+    def _denoise(self, step, tokens, conditions, guidance, num_diffusion_steps, kept=None, **lazy):
+        """A step with the branches that there are `conditions` of, or with one of them and the difference between both
+        that is `kept`."""
         tables = diffusion_tables(num_diffusion_steps, self.head.config.num_train_timesteps)
         timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
-        predicted = self.head(tokens.expand(self.branches, -1, -1, -1), timesteps, conditions)
+        predicted = self.head(tokens.expand(len(conditions), -1, -1, -1), timesteps, conditions, **lazy)
         noise, place = predicted.chunk(2, dim=-1)
-        guided = noise[0] if self.branches == 1 else noise[1] + guidance * (noise[0] - noise[1])
+        guided = noise[0]
+        if len(conditions) == 2:
+            guided = noise[1] + guidance * (noise[0] - noise[1])
+            if kept is not None:
+                kept["difference"] = noise[0] - noise[1]
+        elif kept and self.branches == 2:
+            guided = noise[0] + (guidance - 1) * kept["difference"]
         return tables.transition(step, tokens, guided, place[0])

@@ -11,7 +11,15 @@ from pipelines.mar import tiny as tiny_mar
 from test_fake_cuda import DeviceOnly
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from arimage.decoding import LatentSampling, Layout, MaskedDecoding, Sampling, decode, decoding_from_name
+from arimage.decoding import (
+    LatentSampling,
+    Layout,
+    MaskedDecoding,
+    Sampling,
+    decode,
+    decoding_from_name,
+    decoding_from_text,
+)
 from arimage.decoding.continuous.masked import masked_counts
 from arimage.decoding.contract.noise import Purpose, normals, random_orders
 from arimage.models.denoising_head import DenoisingHead, diffusion_tables
@@ -282,6 +290,7 @@ def test_tokens_that_are_not_finite_are_an_error():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["mar", "recap:full_steps=1", "lazy-mar:first=1"])
 @pytest.mark.parametrize(
     ("dtype", "guided"),
     [
@@ -291,13 +300,13 @@ def test_tokens_that_are_not_finite_are_an_error():
         pytest.param(torch.bfloat16, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_step_stays_on_the_device(dtype, guided):
+def test_a_step_stays_on_the_device(dtype, guided, name):
     configs = [config_of(part) for part in (tiny_mar.transformer, tiny_mar.head)]
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
         transformer = built(lambda: MARTransformer(**configs[0]), dtype)
         head = built(lambda: DenoisingHead(**configs[1]), torch.float32)
         model = MARLatentModel(transformer, head, torch.zeros(2, dtype=torch.long), Layout((4, 4)), guided=guided)
-        decoding = decoding_from_name("mar")
+        decoding = decoding_from_text(name)
         state = decoding.start(
             model, sampling(guidance_scale=2.0 if guided else 1.0), torch.zeros(2, dtype=torch.long)
         )
@@ -310,7 +319,7 @@ def test_a_step_stays_on_the_device(dtype, guided):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["mar", "mar-disa"])
+@pytest.mark.parametrize("name", ["mar", "mar-disa", "recap", "lazy-mar"])
 def test_steps_after_the_end_change_nothing(name):
     decoding = decoding_from_name(name)
     state = decode(mar(), decoding, sampling(), torch.arange(3))

@@ -25,7 +25,7 @@ def transformer(**changes) -> MARTransformer:
         "num_layers": 2,
         "num_attention_heads": 4,
         "decoder_hidden_size": 24,
-        "num_decoder_layers": 1,
+        "num_decoder_layers": 5,
         "num_decoder_attention_heads": 2,
         "mlp_ratio": 2.0,
     }
