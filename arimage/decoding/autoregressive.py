@@ -9,29 +9,32 @@ from ..kernels.coupling import sample_at
 from ..kernels.cursor import close_step, open_step
 from .continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from .contract.distribution import Sampling
-from .contract.models import CausalLatentModel, OrderedModel, TokenModel
+from .contract.models import CausalLatentModel, GroupModel, OrderedModel, TokenModel
 from .contract.noise import Purpose
 from .contract.state import CursorState, DecodingState
 from .contract.supports import DecodingMethod
 
 
 def prefill(
-    model: TokenModel, sampling: Sampling, batch_size: int, scratch: int = 0
+    model: TokenModel, sampling: Sampling, batch_size: int, scratch: int = 0, count: int = 1
 ) -> tuple[Any, torch.FloatTensor, torch.LongTensor]:
     """`model.prefill`, which also takes the given tokens at the first ranks of each image; returns their number [B]
-    too. The logits are those of the rank after them. The last token of an image is never prefilled. Reads the device
-    if tokens are forced."""
+    too. The logits are those of the rank after them; if there are none, and `count` is more than 1, those of a
+    `GroupModel` for its first `count` ranks, [G, B, count, V]. The last token of an image is never prefilled. Reads
+    the device if tokens are forced."""
     forced = sampling.forced
-    none = torch.zeros(batch_size, dtype=torch.long, device=model.device)
-    if forced is None or model.layout.order is None:
-        # In raster order given tokens are fed one after another, like all others.
-        return *model.prefill(batch_size, scratch), none
-    num_given = (forced[:, :-1] >= 0).cumprod(1).sum(1)
-    count = int(num_given.max())
-    if count == 0:
-        return *model.prefill(batch_size, scratch), none
-    ranks = torch.arange(count, device=model.device)
-    given = torch.where(ranks < num_given[:, None], forced[:, :count], -1)
+    num_given = torch.zeros(batch_size, dtype=torch.long, device=model.device)
+    # In raster order given tokens are fed one after another, like all others.
+    if forced is not None and model.layout.order is not None:
+        num_given = (forced[:, :-1] >= 0).cumprod(1).sum(1)
+    most = 0 if forced is None else int(num_given.max())
+    if most == 0 and count > 1:
+        return *cast(GroupModel, model).prefill_group(batch_size, count, scratch), num_given
+    if most == 0:
+        return *model.prefill(batch_size, scratch), num_given
+    assert forced is not None
+    ranks = torch.arange(most, device=model.device)
+    given = torch.where(ranks < num_given[:, None], forced[:, :most], -1)
     return *cast(OrderedModel, model).prefill(batch_size, scratch, given), num_given
 
 

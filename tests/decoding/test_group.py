@@ -2,13 +2,24 @@
 enumerate."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from decoding.conftest import TableModel, some_order
-from decoding.test_exactness import assert_follows, sample_images
+from decoding.test_exactness import FEWER, assert_follows, sample_images
 
-from arimage.decoding import GroupDecoding, Sampling, decode, decoding_from_name, decoding_from_text, decoding_to_text
+from arimage.decoding import (
+    GroupDecoding,
+    LazyJacobiDecoding,
+    Sampling,
+    SpeculativeJacobiDecoding,
+    TreeJacobiDecoding,
+    decode,
+    decoding_from_name,
+    decoding_from_text,
+    decoding_to_text,
+)
 
 
 class GroupTable(TableModel):
@@ -22,8 +33,8 @@ class GroupTable(TableModel):
         logits = self.tables[rank][:, index]
         return torch.stack([logits.roll(shift, -1) for shift in range(count)], dim=2)
 
-    def prefill_group(self, batch_size, count):
-        cache, _ = self.prefill(batch_size)
+    def prefill_group(self, batch_size, count, scratch=0):
+        cache, _ = self.prefill(batch_size, scratch)
         cache.number = torch.zeros(batch_size, dtype=torch.long)
         cache.causal = []
         return cache, self.group_logits(0, cache.number, count)
@@ -94,6 +105,52 @@ def test_every_row_of_a_stack_has_its_own_guidance():
     for row, sampling in enumerate(samplings):
         alone = decode(model, GroupDecoding((1, 3)), sampling, seeds[row::2]).tokens
         assert torch.equal(together[row::2], alone)
+
+
+STARTS_WITH_COMMON = [
+    SpeculativeJacobiDecoding(2, init="common"),
+    SpeculativeJacobiDecoding(4, "independent", init="common"),
+    SpeculativeJacobiDecoding(4, init="common", corrections=1),
+    TreeJacobiDecoding(4, 2, 2, "common"),
+    LazyJacobiDecoding(4, 1, 2, "common"),
+]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["all", "given"])
+@pytest.mark.parametrize("order", ["raster", "random"])
+@pytest.mark.parametrize("decoding", STARTS_WITH_COMMON, ids=repr)
+def test_images_that_begin_with_a_common_token_follow_the_joint_distribution(decoding, order, given):
+    model = GroupTable(branches=2, order=some_order(order, (2, 2), FEWER))
+    forced = torch.tensor([1, -1, -1, -1]).expand(FEWER, -1) if given else None
+    sampling = Sampling(guidance_scale=2.5, temperature=1.2, forced=forced)
+    tokens = sample_images(model, decoding, sampling, FEWER, f"{order} {given}")
+    joint = model.joint(replace(sampling, forced=None))
+    if given:
+        first = torch.arange(len(joint)) * model.vocab_size // len(joint) == 1
+        joint = torch.where(first, joint, 0) / joint[first].sum()
+    assert_follows(tokens, joint, model.vocab_size)
+
+
+class PlainGroupTable(GroupTable):
+    """Its ids are not shifted."""
+
+    def group_logits(self, rank, index, count):
+        return self.tables[rank][:, index][:, :, None].expand(-1, -1, count, -1)
+
+
+def test_a_common_token_saves_forward_passes():
+    model = PlainGroupTable(grid=(3, 3))
+    for table in (*model.tables, model._rows):
+        table.zero_()[..., 2] = 9.0
+    passes = {}
+    for init in ("uniform", "common"):
+        decoding = SpeculativeJacobiDecoding(8, init=init)
+        passes[init] = decode(model, decoding, Sampling(), torch.arange(20)).steps.double().mean()
+    assert passes["common"] < 2.5 < passes["uniform"]
+
+
+def test_only_models_that_predict_groups_tell_a_common_token():
+    assert "sjd-coupled" in SpeculativeJacobiDecoding(init="common").supports(TableModel())
 
 
 @pytest.mark.parametrize("attention", ["published", "causal"])

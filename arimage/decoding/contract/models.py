@@ -185,9 +185,9 @@ class DenoisingModel(TokenModel, Protocol):
 class GroupModel(TokenModel, Protocol):
     """A `TokenModel` that can also predict a group of tokens in one forward pass, independently of each other."""
 
-    def prefill_group(self, batch_size: int, count: int) -> tuple[Cache, torch.Tensor]:
-        """Return a cache of N slots that holds the condition, and the logits [G, B, count, V] of the first `count`
-        ranks."""
+    def prefill_group(self, batch_size: int, count: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]:
+        """Return a cache of N + `scratch` slots that holds the condition, and the logits [G, B, count, V] of the first
+        `count` ranks."""
         ...
 
     def forward_group(

@@ -156,9 +156,10 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             to them, so that as many as possible stay the same and the next step verifies drafts with a familiar
             context (the maximal coupling of https://arxiv.org/abs/2510.24211); or with "gumbel" noise that is fixed
             per position (its other coupling).
-        init: the draft at a position that enters the window: a sample from the "uniform" distribution, or a copy of
-            the token to the "left", "above", or, in a video, at the same place in the "previous" frame, which may be a
-            given one.
+        init: the draft at a position that enters the window: a sample from the "uniform" distribution; the "common"
+            token, likeliest at most of the first places before any is decided, for models in any order that predict
+            groups; or a copy of the token to the "left", "above", or, in a video, at the same place in the "previous"
+            frame, which may be a given one.
         acceptance: the test of a draft: exact, by groups of tokens or by neighbours in the codebook.
         relax: factor on the probability to accept a draft, >= 1. With an exact acceptance, 1 is exact, and otherwise e
             = 1 - 1 / relax (COOL-SD, https://arxiv.org/abs/2601.09212, with a constant factor).

@@ -18,7 +18,9 @@ from ..contract.state import CursorState
 from ..contract.supports import Need
 
 
-Init = Literal["uniform", "left", "above", "previous"]
+Init = Literal["uniform", "common", "left", "above", "previous"]
+# The places whose likeliest tokens tell which one is common.
+_PLACES = 16
 # The offset of the neighbour whose token is copied.
 _OFFSETS = {"left": (0, -1), "above": (-1, 0), "previous": (-1, 0, 0)}
 
@@ -35,9 +37,9 @@ class WindowState(CursorState):
         draft_probabilities: float32 [B, capacity, V], the distribution that the draft in each slot was sampled from.
         fresh: bool [B, capacity], the drafts that were never evaluated.
         init: how positions that enter the window are drafted.
-        start, start_sums: float32 [B, V], the uniform distribution over the allowed tokens, and its cumulative sums.
+        start, start_sums: float32 [B, V], the distribution of drafts that copy no neighbour, and its cumulative sums.
         neighbour: int64 [B, N + 1], the rank whose token `init` copies; N outside of the grid, and for rank N. None
-            for "uniform".
+            for "uniform" and "common".
     """
 
     structure = frozenset({"init"})
@@ -75,7 +77,8 @@ _State = TypeVar("_State", bound=WindowState)
 
 def needs_of_init(init: Init) -> tuple[Need, ...]:
     """What drafting by `init` needs from a `TokenModel`."""
-    return ("frames",) if init == "previous" else ()
+    of_init: dict[Init, tuple[Need, ...]] = {"previous": ("frames",), "common": ("groups",)}
+    return of_init.get(init, ())
 
 
 def start_distribution(
@@ -112,7 +115,8 @@ def open_window(
         capacity: the largest window that the state has room for, by default `window`.
         buffers: the fields that `state_class` adds to `WindowState`.
     """
-    cache, logits, num_given = prefill(model, sampling, len(seeds), scratch)
+    count = min(_PLACES, model.num_tokens) if init == "common" else 1
+    cache, logits, num_given = prefill(model, sampling, len(seeds), scratch, count)
     window, capacity = (min(size, model.num_tokens) for size in (window, capacity or window))
     start, start_sums = start_distribution(model, sampling, len(seeds))
     fresh = torch.ones(len(seeds), capacity, dtype=torch.bool, device=model.device)
@@ -135,13 +139,26 @@ def open_window(
         init=init,
         start=start,
         start_sums=start_sums,
-        neighbour=None if init == "uniform" else _neighbours(model, len(seeds), init),
+        neighbour=None if init in ("uniform", "common") else _neighbours(model, len(seeds), init),
         **buffers,
     )
+    if init == "common":
+        logits = logits if logits.ndim == 4 else logits[:, :, None]
+        _start_with_common(state, logits, num_given)
+        logits = logits[:, :, 0]
     decide_first(state, logits, num_given)
     drafts = state.token_buffer.gather(1, state.positions[:, :window])
     _draft(state, fresh[:, :window], drafts, state.draft_probabilities[:, :window], state.cursor - 1)
     return state
+
+
+def _start_with_common(state: WindowState, logits: torch.FloatTensor, num_given: torch.LongTensor) -> None:
+    """Draft the token that is likeliest at most of the places after `num_given` [B], by their logits [G, B, Q, V]
+    before any of them is decided."""
+    positions = num_given[:, None] + torch.arange(logits.shape[2], device=logits.device)
+    common = state.distribution(logits, positions).argmax(-1).mode(1, keepdim=True).values
+    state.start.zero_().scatter_(1, common, 1)
+    state.start_sums.copy_(state.start.cumsum(1))
 
 
 def decided_end(
@@ -201,6 +218,7 @@ def _drafting(state: WindowState) -> Drafting:
     # The neighbour may be among the positions being drafted; after this many positions it is not.
     reach = {
         "uniform": state.window,
+        "common": state.window,
         "left": state.window,
         "above": min(grid[-1] for grid in model.layout.grids),
         "previous": math.prod(model.layout.shape[-2:]),

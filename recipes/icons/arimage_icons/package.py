@@ -38,7 +38,7 @@ SAMPLING = {"guidance_scale": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 PLAIN = 0.9
 # For models of neighbours.
 CORRECTIONS = 4
-DECODINGS = {"arpg": {"window": 64}, "llamagen": {"window": 64, "init": "above"}}
+DECODINGS = {"arpg": {"window": 64, "init": "common"}, "llamagen": {"window": 64, "init": "above"}}
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
 
 
