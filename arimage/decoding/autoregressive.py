@@ -27,15 +27,13 @@ def prefill(
     # In raster order given tokens are fed one after another, like all others.
     if forced is not None and model.layout.order is not None:
         num_given = (forced[:, :-1] >= 0).cumprod(1).sum(1)
-    most = 0 if forced is None else int(num_given.max())
-    if most == 0 and count > 1:
+        if most := int(num_given.max()):
+            ranks = torch.arange(most, device=model.device)
+            given = torch.where(ranks < num_given[:, None], forced[:, :most], -1)
+            return *cast(OrderedModel, model).prefill(batch_size, scratch, given), num_given
+    if count > 1:
         return *cast(GroupModel, model).prefill_group(batch_size, count, scratch), num_given
-    if most == 0:
-        return *model.prefill(batch_size, scratch), num_given
-    assert forced is not None
-    ranks = torch.arange(most, device=model.device)
-    given = torch.where(ranks < num_given[:, None], forced[:, :most], -1)
-    return *cast(OrderedModel, model).prefill(batch_size, scratch, given), num_given
+    return *model.prefill(batch_size, scratch), num_given
 
 
 def decide_first(state: DecodingState, logits: torch.FloatTensor, num_given: torch.LongTensor | None = None) -> None:

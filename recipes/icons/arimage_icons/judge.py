@@ -84,6 +84,7 @@ class JudgeTask(nn.Module):
         self.labels = torch.tensor([model.config.concepts.index(caption) for caption in train.captions])
         path = RECIPES / "icons-patches.toml"
         changes = read_tables(load_recipe(path, "augmentation"), path).augmentation
+        assert changes is not None
         # The second copy is the one that is changed.
         self.changes = replace(changes, copies=2)
 

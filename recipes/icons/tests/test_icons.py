@@ -157,8 +157,6 @@ def test_the_commands_train_a_model_that_is_packaged(name, data, tmp_path, monke
     assert output.images[0].size == (64, 64) and output.stats.exact
     assert loaded.known_captions.knows("a thin home") and not loaded.known_captions.knows("a wombat")
     assert not list((tmp_path / "icons").rglob("*.py"))
-    with pytest.raises(ValueError, match="--data"):
-        package(tmp_path / "out" / "best", tmp_path / "other")
 
 
 def test_the_notice_names_author_and_licence():

@@ -43,7 +43,7 @@ def test_tokens_and_images_are_those_of_diffusers(pipe, case):
     assert out.stats.exact and out.stats.decoder_steps == INPUTS["num_inference_steps"]
     assert set(out.stats.seconds) == {"tokens", "hand_off", "decoder", "pixels"}
     assert out.stats.tokenizer_seconds == pytest.approx(
-        sum(out.stats.seconds.values()) - out.stats.seconds["tokens"], abs=0.05
+        sum(out.stats.seconds.values()) - out.stats.seconds["tokens"], rel=0.1, abs=0.05
     )
 
 
