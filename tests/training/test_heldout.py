@@ -39,7 +39,7 @@ def test_every_command_is_given_what_it_holds_out_or_is_tested_here():
 
 def seen_and_judged(task):
     """The tokens that the steps of an epoch take, and those that a report reads."""
-    judged, (heldout,) = [], task.frozen.heldout.values()
+    judged, heldout = [], task.frozen.heldout
     read = type(heldout).read
 
     def reading(images, views):
@@ -71,7 +71,7 @@ def test_training_on_tokens_holds_out_pictures_with_all_their_captions(tmp_path)
         figures = task.report(0, tmp_path)
     assert list(figures) == ["held-out loss"] and judged
     assert not {tuple(row) for row in seen.tolist()} & {tuple(row.tolist()) for row in judged}
-    assert len(task.frozen.heldout[""]) == 2 and len(task.frozen.batches.cache) == 54
+    assert len(task.frozen.heldout) == 2 and len(task.frozen.batches.cache) == 54
 
 
 def test_continuous_tokens_of_one_picture_are_found_though_rounded_otherwise(tmp_path):
@@ -207,7 +207,7 @@ def test_several_sets_are_held_out_and_reported_by_their_names(sets, caplog):
     with torch.no_grad():
         figures = task.report(0, sets)
         mean = {name: run_of(sets, heldout=[name]).report(0, sets)["held-out loss"] for name in ("val", "test")}
-    count = task.frozen.heldout["val"].index.shape[0]
+    count = task.frozen.sets["val"].index.shape[0]
     assert figures == {f"nats per picture, {name}": pytest.approx(count * mean[name]) for name in ("val", "test")}
     (sets / "other").mkdir()
     (sets / "val").rename(sets / "other" / "test")

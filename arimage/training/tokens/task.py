@@ -123,7 +123,7 @@ class TokenTask(nn.Module):
         if settings.best is not None and settings.best not in heldout:
             names = f"those are {', '.join(heldout)}" if any(heldout) else "there is none: give --heldout"
             raise ValueError(f"best is {settings.best!r}, which is not the name of a held-out set, and {names}")
-        self.settings = settings
+        self.settings, sets = settings, dict(heldout) or {"": cache}
         # Not modules: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(
             pipe=pipe,
@@ -131,7 +131,9 @@ class TokenTask(nn.Module):
             judge=judge,
             network=network,
             held_out=len(heldout) > 0,
-            heldout=dict(heldout) or {"": cache},
+            sets=sets,
+            # The samples of a report are of its images.
+            heldout=next(iter(sets.values())),
             base=base,
             data=data_name(cache.index.about["data"]),
             batches=None,
@@ -170,7 +172,7 @@ class TokenTask(nn.Module):
             return (
                 f"{len(frozen.batches.cache)} images are trained, too few to hold some out: give others as --heldout"
             )
-        count = sum(len(held) for held in frozen.heldout.values())
+        count = sum(len(held) for held in frozen.sets.values())
         return f"{len(frozen.batches.cache)} images are trained, {count} are held out"
 
     def _batch(self, step: int) -> TokenBatch:
@@ -194,9 +196,9 @@ class TokenTask(nn.Module):
         """The loss of each held-out set, and OUT/best where that is the lowest so far."""
         frozen, figures = self.frozen, {}
         what = "clip" if frozen.pipe.abilities.generates_video else "picture"
-        for name, held in frozen.heldout.items():
+        for name, held in frozen.sets.items():
             loss, count = self._judge(held)
-            if len(frozen.heldout) == 1:
+            if len(frozen.sets) == 1:
                 figures[HELD_OUT_LOSS if frozen.held_out else TRAINED_LOSS] = loss
             elif len(held.index.shape) == 1:
                 figures[f"nats per {what}, {name}"] = loss * count
@@ -221,7 +223,7 @@ class TokenTask(nn.Module):
         return float(losses.mean(1).mean()), losses.shape[1]
 
     def _save_samples(self, path: Path) -> None:
-        pipe, heldout = self.frozen.pipe, next(iter(self.frozen.heldout.values()))
+        pipe, heldout = self.frozen.pipe, self.frozen.heldout
         images = torch.linspace(0, len(heldout) - 1, min(SHOWN, len(heldout))).long().tolist()
         tokens, captions = heldout.read(images, [0] * len(images))
         given = condition_of(pipe, captions) if reads_text(pipe) else {}
