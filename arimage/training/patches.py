@@ -69,8 +69,8 @@ def fit_codebook(vq: PatchVQModel, data: Pixels, settings: PatchSettings) -> Non
             "more images"
         )
     count = min(settings.points, len(points))
-    drawn = torch.multinomial(counts.float().sqrt(), count, replacement=True, generator=generator)
-    centres = kmeans(points[drawn].float() / LEVELS, codes, generator, spherical=False)
+    sampled = torch.multinomial(counts.float().sqrt(), count, replacement=True, generator=generator)
+    centres = kmeans(points[sampled].float() / LEVELS, codes, generator, spherical=False)
     vq.codebook.weight.copy_(plain(centres, settings.plain))
 
 

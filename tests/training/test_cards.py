@@ -38,7 +38,7 @@ def test_a_trained_model_names_what_it_began_with_and_its_data(tmp_path):
     save_float16(tiny_llamagen.class_pipeline(), tmp_path / "model", **from_base(str(base)), datasets=["photos"])
     data = ModelCard.load(tmp_path / "model" / "README.md").data
     assert (data.base_model, data.license, data.datasets) == ("base", "apache-2.0", ["photos"])
-    assert data.pipeline_tag and data.library_name == "arimage"
+    assert data.pipeline_tag and data.to_dict()["library_name"] == "arimage"
     assert from_base("nowhere/model") == {"base_model": "nowhere/model"}
     (tmp_path / "photos").mkdir()
     assert data_name("owner/name") == "owner/name" and data_name(str(tmp_path / "photos")) == "photos"

@@ -26,7 +26,7 @@ class Examples(Protocol):
 
 
 def contrasts(pixels: torch.Tensor) -> torch.Tensor:
-    """Pixels [B, 3, S, S] from 0 to 255 less the mean colour of each image, float32 [B, D]: what is drawn, whatever
+    """Pixels [B, 3, S, S] from 0 to 255 less the mean colour of each image, float32 [B, D]: what it shows, whatever
     the paper."""
     values = pixels.float() / 255
     return (values - values.mean((2, 3), keepdim=True)).flatten(1)

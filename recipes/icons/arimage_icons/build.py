@@ -50,7 +50,7 @@ def build(package: Path, out: Path) -> None:
     """Write the four files into the folder `out`, all of them or none.
 
     Raises:
-        ValueError: if `package` is no package of icons.
+        ValueError: if `package` is not a package of icons.
     """
     left_out: Counter[str] = Counter()
     collections = read_collections(package)

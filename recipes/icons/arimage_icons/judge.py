@@ -79,7 +79,7 @@ class JudgeTask(nn.Module):
         super().__init__()
         self.model, self.settings = model, settings
         self.icons, self.held_out = train, held_out
-        # In a tuple, since it is no part of what is trained.
+        # In a tuple, since it is not part of what is trained.
         self.tokenizers = (tokenizer_of_icons(),)
         self.labels = torch.tensor([model.config.concepts.index(caption) for caption in train.captions])
         path = RECIPES / "icons-patches.toml"

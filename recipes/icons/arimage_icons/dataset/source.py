@@ -37,11 +37,11 @@ def read_collections(package: Path) -> dict[str, dict]:
     """What a package says about each of its sets: author, licence, whether it has colours.
 
     Raises:
-        ValueError: if it is no package of icons.
+        ValueError: if it is not a package of icons.
     """
     for collections in read_files(package, "collections.json"):
         return collections
-    raise ValueError(f"{package} has no collections.json, so it is no package of icons: {REMEDY}")
+    raise ValueError(f"{package} has no collections.json, so it is not a package of icons: {REMEDY}")
 
 
 def read_sets(package: Path) -> Iterator[tuple[str, dict]]:
