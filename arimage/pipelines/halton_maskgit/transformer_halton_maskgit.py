@@ -1,7 +1,7 @@
 """The transformer of Halton-MaskGIT (https://arxiv.org/abs/2503.17076): every pass sees the whole picture, the places
 that are not decided yet as masks."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,11 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.linear import linear
+from ...models.bound import BoundNetwork
+from ...models.conditions import Conditions, check_raster, with_unconditional
 from ...models.layers import FeedForward, Linear, additive, attend_heads, init_normal
 from ...models.llama_blocks import RMSNorm
+from ...models.masked_context import MaskedContext
 from ...models.mixin import ModelMixin
 from ...schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
 
@@ -113,6 +116,11 @@ class CaptionCondition(nn.Module):
         return words + self.position_embedding(places), mean, seen
 
 
+def _gather(hidden: torch.Tensor, rows: torch.LongTensor) -> torch.Tensor:
+    """The `rows` [B, Q] of hidden states or logits [B, rows, C]."""
+    return hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+
+
 class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The masked transformer of Halton-MaskGIT, conditioned on a class, as published, or on text. The defaults are the
     published base size of 256 pixels.
@@ -200,21 +208,45 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
         unconditional: torch.BoolTensor | None = None,
+        places: torch.LongTensor | None = None,
+        rows: torch.LongTensor | None = None,
+        context: MaskedContext | None = None,
     ) -> torch.Tensor:
-        """One forward pass: logits [B, N, V], also of places whose tokens are known. Differentiable, for training.
+        """One forward pass: logits [B, N or Q, V], also of places whose tokens are known. Differentiable without a
+        context, for training.
 
         Args:
             tokens: int64 [B, N] in raster order, V where a token is not decided yet.
             class_labels: int64 [B], for "class".
             prompt_embeds: word embeddings [B, P, caption_dim], for "text", with `prompt_attention_mask` [B, P].
             unconditional: bool [B], which images have no condition instead of theirs.
+            places: int64 [B, Q], whose logits to return, N for padding; None for all N.
+            rows: int64 [B, M], the only rows to evaluate, `num_rows` for padding. For all others, the keys and values
+                in `context` stand in. None evaluates all.
+            context: keeps the keys and values of the rows that are evaluated, and their logits if it has room for
+                them. Otherwise `places` are among the rows.
         """
-        hidden, condition, mask = self._embed(
-            tokens, class_labels, prompt_embeds, prompt_attention_mask, unconditional
-        )
-        for block in self.blocks:
-            hidden = block(hidden, condition, mask)
-        return self.token_embedding(self.norm(hidden[:, : tokens.shape[1]], condition))
+        embedded = self._embed(tokens, class_labels, prompt_embeds, prompt_attention_mask, unconditional)
+        hidden, condition, mask = embedded
+        if context is not None:
+            if rows is None:
+                context.write_all()
+            else:
+                hidden = _gather(hidden, rows.clamp(max=self.num_rows - 1))
+                context.write_at(rows, self.num_rows)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, condition, mask, context, layer)
+        every = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        places = every if places is None else places.clamp(max=tokens.shape[1] - 1)
+        if context is not None and context.logits is not None:
+            return _gather(context.write_logits(self._logits(hidden, condition)), places)
+        if rows is not None:
+            every_row = hidden.new_zeros(len(hidden), self.num_rows + 1, hidden.shape[-1])
+            hidden = every_row.scatter(1, rows[..., None].expand_as(hidden), hidden)
+        return self._logits(_gather(hidden, places), condition)
+
+    def _logits(self, hidden: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        return self.token_embedding(self.norm(hidden, condition))
 
     def _embed(self, tokens, class_labels, prompt_embeds, prompt_attention_mask, unconditional):
         """All rows [B, rows, hidden_size], the condition [B, 1, hidden_size] of the blocks, and the mask of
@@ -238,3 +270,70 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             condition = self.class_embedding(class_labels)
         return self.embedding_dropout(torch.cat(parts, dim=1)), F.silu(condition)[:, None], mask
+
+
+class HaltonMaskGITModel(BoundNetwork):
+    """A `HaltonMaskGITTransformer` with the conditions of one call, as a `MaskedTokenModel` (see
+    `arimage.decoding.contract.models`).
+
+    Args:
+        transformer: the `HaltonMaskGITTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        condition: the conditions as its `forward` takes them, one row per image.
+        layout: the `Layout` of the tokens, in raster order.
+        guided: also compute the logits without the condition.
+        codebook: see `BoundNetwork`.
+    """
+
+    kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
+    reads_values = True
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
+        layout,
+        *,
+        guided: bool = False,
+        codebook: torch.Tensor | None = None,
+    ):
+        check_raster(layout, "Halton-MaskGIT")
+        condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
+        super().__init__(transformer, Conditions(condition, 1 + guided), codebook)
+        self.transformer, self.layout = transformer, layout
+        self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
+        self.num_rows = transformer.num_rows
+
+    def open_context(self, batch_size: int, *, logits: bool = False) -> MaskedContext:
+        """See `MaskedTokenModel.open_context`."""
+        network, config = self.network, self.network.config
+        return MaskedContext(
+            config.num_layers,
+            batch_size * self.branches,
+            config.num_attention_heads,
+            network.head_dim,
+            self.num_rows,
+            vocab_size=self.vocab_size if logits else None,
+            branches=self.branches,
+            dtype=network.dtype,
+            device=self.device,
+        )
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        places: torch.LongTensor,
+        *,
+        rows: torch.LongTensor | None = None,
+        context: MaskedContext | None = None,
+    ) -> torch.Tensor:
+        """Logits [G, B, Q, V] at `places` [B, Q]; see `MaskedTokenModel.forward`."""
+        if rows is not None:
+            rows = rows.flatten(0, 1) if rows.ndim == 3 else rows.repeat(self.branches, 1)
+        logits = self.transformer(
+            torch.where(tokens < 0, self.vocab_size, tokens).repeat(self.branches, 1),
+            places=places.repeat(self.branches, 1),
+            rows=rows,
+            context=context,
+            **self.conditions.values,
+        )
+        return logits.unflatten(0, (self.branches, -1))
