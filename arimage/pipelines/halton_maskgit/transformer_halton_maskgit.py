@@ -10,6 +10,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
+from ...decoding.contract.models import ConfidenceLaw
 from ...kernels.linear import linear
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions, check_raster, with_unconditional
@@ -95,7 +96,7 @@ class CaptionCondition(nn.Module):
         self.fc1 = Linear(config.caption_dim, config.hidden_size, bias=False)
         self.fc2 = Linear(config.hidden_size, config.hidden_size, bias=False)
         self.position_embedding = nn.Embedding(config.num_condition_tokens, config.hidden_size)
-        self.null_condition = nn.Parameter(torch.randn(config.hidden_size) * 0.02)
+        self.null_embedding = nn.Parameter(torch.randn(config.hidden_size) * 0.02)
 
     def forward(
         self,
@@ -112,7 +113,7 @@ class CaptionCondition(nn.Module):
             seen = seen & ~unconditional[:, None]
         count = seen.sum(1, keepdim=True)
         mean = (words * seen[..., None]).sum(1) / count.clamp(min=1)
-        mean = torch.where(count > 0, mean, self.null_condition.to(mean.dtype))
+        mean = torch.where(count > 0, mean, self.null_embedding.to(mean.dtype))
         return words + self.position_embedding(places), mean, seen
 
 
@@ -239,7 +240,8 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         every = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         places = every if places is None else places.clamp(max=tokens.shape[1] - 1)
         if context is not None and context.logits is not None:
-            return _gather(context.write_logits(self._logits(hidden, condition)), places)
+            evaluated = hidden if rows is not None else hidden[:, : tokens.shape[1]]
+            return _gather(context.write_logits(self._logits(evaluated, condition)), places)
         if rows is not None:
             every_row = hidden.new_zeros(len(hidden), self.num_rows + 1, hidden.shape[-1])
             hidden = every_row.scatter(1, rows[..., None].expand_as(hidden), hidden)
@@ -285,6 +287,8 @@ class HaltonMaskGITModel(BoundNetwork):
     """
 
     kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
+    published: ClassVar = ConfidenceLaw(12, "arccos", 4.5, noise_schedule="linear", guidance_schedule="linear")
+    keeps_logits: ClassVar[Literal["places"]] = "places"
     reads_values = True
 
     def __init__(
@@ -312,7 +316,7 @@ class HaltonMaskGITModel(BoundNetwork):
             config.num_attention_heads,
             network.head_dim,
             self.num_rows,
-            vocab_size=self.vocab_size if logits else None,
+            logits=(self.num_tokens, self.vocab_size) if logits else None,
             branches=self.branches,
             dtype=network.dtype,
             device=self.device,
