@@ -8,6 +8,7 @@ from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...decoding import HaltonDecoding, Layout
+from ...decoding.contract.models import ConfidenceLaw
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ...tokenizers.vq_patches import PatchVQModel
 from ..abilities import EDITING, MASKED_TOKEN_SAMPLING, Abilities
@@ -21,6 +22,7 @@ from .family import FAMILY
 from .transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
 
 
+CONFIDENCE = ConfidenceLaw(12, "arccos", 4.5, noise_schedule="linear", guidance_schedule="linear")
 EXAMPLE_DOC_STRING = """
     Examples:
         ```py
@@ -107,6 +109,7 @@ class HaltonMaskGITPipeline(UpscalingPipeline):
             self.transformer,
             {name: call.per_image(value) for name, value in self.encode_condition(*condition).items()},
             Layout((self.transformer.config.grid_size,) * 2),
+            CONFIDENCE,
             guided=call.guided,
             codebook=self.vq.code_vectors().to(self._execution_device),
         )

@@ -4,6 +4,7 @@ from typing import Any
 
 from ...decoding import Layout, Sampling
 from ..shapes import Bind, Bound, Published, build, class_condition
+from .pipeline_halton_maskgit import CONFIDENCE
 from .transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
 
 
@@ -15,7 +16,7 @@ def halton_maskgit(layers: int, **size: Any) -> Bind:
 
     def bind(batch: int) -> Bound:
         layout = Layout((network.config.grid_size,) * 2)
-        model = HaltonMaskGITModel(network, class_condition(batch), layout, guided=True)
+        model = HaltonMaskGITModel(network, class_condition(batch), layout, CONFIDENCE, guided=True)
         return Bound(model, Sampling(guidance_scale=1.7), 0, (network,))
 
     return bind

@@ -10,7 +10,6 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ...decoding.contract.models import ConfidenceLaw
 from ...kernels.linear import linear
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions, check_raster, with_unconditional
@@ -282,12 +281,12 @@ class HaltonMaskGITModel(BoundNetwork):
         transformer: the `HaltonMaskGITTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         condition: the conditions as its `forward` takes them, one row per image.
         layout: the `Layout` of the tokens, in raster order.
+        published: a `ConfidenceLaw`, see `MaskedTokenModel`.
         guided: also compute the logits without the condition.
         codebook: see `BoundNetwork`.
     """
 
     kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
-    published: ClassVar = ConfidenceLaw(12, "arccos", 4.5, noise_schedule="linear", guidance_schedule="linear")
     keeps_logits: ClassVar[Literal["places"]] = "places"
     reads_values = True
 
@@ -296,6 +295,7 @@ class HaltonMaskGITModel(BoundNetwork):
         transformer: nn.Module,
         condition: dict[str, torch.Tensor],
         layout,
+        published,
         *,
         guided: bool = False,
         codebook: torch.Tensor | None = None,
@@ -303,7 +303,7 @@ class HaltonMaskGITModel(BoundNetwork):
         check_raster(layout, "Halton-MaskGIT")
         condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
         super().__init__(transformer, Conditions(condition, 1 + guided), codebook)
-        self.transformer, self.layout = transformer, layout
+        self.transformer, self.layout, self.published = transformer, layout, published
         self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
         self.num_rows = transformer.num_rows
 
