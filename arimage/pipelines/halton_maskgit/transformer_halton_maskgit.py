@@ -20,19 +20,22 @@ from ...models.mixin import ModelMixin
 from ...schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
 
 
-class TokenEmbedding(nn.Embedding):
-    """The embeddings of tokens and, last, of the mask. The same weights turn hidden states into logits."""
+class TokenEmbedding(nn.Module):
+    """The embeddings of tokens and, last, of the mask. The same weights turn hidden states into logits.
+
+    One module, since offloading brings the weights of a module only for its own forward pass.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int):
-        super().__init__(vocab_size + 1, hidden_size)
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(vocab_size + 1, hidden_size) * 0.02)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """The embeddings of tokens [...], or the logits [..., V] of hidden states [..., hidden_size]."""
-        # In one module, since offloading brings the weights of a module only for its own forward pass.
-        if input.is_floating_point():
-            return linear(input, self.weight[:-1], self.bias)
-        return super().forward(input)
+        if rows.is_floating_point():
+            return linear(rows, self.weight[:-1], self.bias)
+        return F.embedding(rows, self.weight)
 
 
 class Attention(nn.Module):
@@ -196,6 +199,7 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         """Initialise for training: N(0, 0.02), and modulations of zeros, with which every block leaves its input as it
         is."""
         init_normal(self)
+        nn.init.normal_(self.token_embedding.weight, std=0.02)
         for name, weight in self.named_parameters():
             if "modulation" in name:
                 nn.init.zeros_(weight)
