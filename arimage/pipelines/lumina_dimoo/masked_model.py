@@ -43,16 +43,15 @@ class LuminaDiMOOModel(BoundNetwork):
         image_guidance_scale: float = 1.0,
     ):
         check_raster(layout, "Lumina-DiMOO")
-        device = transformer.device
         prefixes = [ids for branch in branches for ids in branch]
-        ids = pad_sequence(prefixes, batch_first=True)
-        lengths = torch.tensor([len(prefix) for prefix in prefixes])
+        ids, lengths = pad_sequence(prefixes, batch_first=True), torch.tensor([len(prefix) for prefix in prefixes])
+        device = ids.device
         height, width = layout.shape
         self.layout, self.num_tokens = layout, height * width
         image = self.num_tokens + height + 2
         # On a GPU, attention copies a mask in every layer unless its rows begin at multiples of 16.
         ids = nn.functional.pad(ids, (0, -(image + ids.shape[1]) % 16))
-        values = {"prefix_ids": ids.to(device), "prefix_lengths": lengths.to(device)}
+        values = {"prefix_ids": ids, "prefix_lengths": lengths.to(device)}
         super().__init__(transformer, Conditions(values, len(branches)), codebook)
         self.vocab_size, self.num_rows = transformer.config.num_codes, image + ids.shape[1]
         self.image_guidance_scale = image_guidance_scale
