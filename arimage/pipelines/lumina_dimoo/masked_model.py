@@ -25,6 +25,7 @@ class LuminaDiMOOModel(BoundNetwork):
         branches: for each branch the ids [P] before the first place of each image: conditional, without a prompt if
             that is needed, and without pictures if `image_guidance_scale` is above 1.
         layout: the `Layout` of the tokens.
+        published: the `ConfidenceLaw` that the authors sample by.
         codebook: see `BoundNetwork`.
         image_guidance_scale: s' in c + (s - 1) (c - u) + (s' - 1) (c - w), with the logits w of the last branch and
             the guidance scale s; 1 without that branch.
@@ -32,12 +33,14 @@ class LuminaDiMOOModel(BoundNetwork):
 
     kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
     reads_values = True
+    keeps_logits: ClassVar[Literal["all"]] = "all"
 
     def __init__(
         self,
         transformer: nn.Module,
         branches: Sequence[Sequence[torch.LongTensor]],
         layout,
+        published,
         *,
         codebook: torch.Tensor | None = None,
         image_guidance_scale: float = 1.0,
@@ -47,7 +50,7 @@ class LuminaDiMOOModel(BoundNetwork):
         ids, lengths = pad_sequence(prefixes, batch_first=True), torch.tensor([len(prefix) for prefix in prefixes])
         device = ids.device
         height, width = layout.shape
-        self.layout, self.num_tokens = layout, height * width
+        self.layout, self.published, self.num_tokens = layout, published, height * width
         image = self.num_tokens + height + 2
         # On a GPU, attention copies a mask in every layer unless its rows begin at multiples of 16.
         ids = nn.functional.pad(ids, (0, -(image + ids.shape[1]) % 16))

@@ -14,6 +14,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 from ...decoding import ConfidenceDecoding, Layout
+from ...decoding.contract.models import ConfidenceLaw
 from ...kernels.codebook import nearest_code
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
@@ -43,6 +44,8 @@ EXAMPLE_DOC_STRING = """
         >>> image = pipe("make it night", image=load_image("street.png")).images[0]
         ```
 """
+# How the authors sample: 64 steps, whose noise does not fall.
+SAMPLING = ConfidenceLaw(64, "maskgit", 1.0, "constant", "constant", gumbel=True)
 
 
 class LuminaDiMOOPipeline(ARImagePipeline):
@@ -243,6 +246,7 @@ class LuminaDiMOOPipeline(ARImagePipeline):
             self.transformer,
             [[prompts.prefix(*part).to(device) for part in branch] for branch in branches],
             Layout((call.size[0] // PATCH, call.size[1] // PATCH)),
+            SAMPLING,
             codebook=codebook,
             image_guidance_scale=float(scale) if shows else 1.0,
         )
