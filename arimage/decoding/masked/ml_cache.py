@@ -102,8 +102,7 @@ class MLCache(DecodingMethod):
         steps = self.num_steps(model)
         full = [self.is_full(step, steps) for step in range(state.num_steps)] + [True]
         state.passes = tuple(
-            "partial" if not now else "full" if then else "keeping"
-            for now, then in zip(full, full[1:], strict=False)
+            "partial" if not now else "full" if then else "keeping" for now, then in zip(full, full[1:], strict=False)
         )
         if "partial" in state.passes:
             state.cache = model.open_context(len(seeds), logits=True)
