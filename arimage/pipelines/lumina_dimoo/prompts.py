@@ -1,8 +1,6 @@
 """The prompts of Lumina-DiMOO (https://arxiv.org/abs/2510.06308): its texts, the sequences before an image, and the
 sizes of the pictures that it edits."""
 
-import math
-
 import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
