@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions, check_raster
-from ...models.layer_cache import LayerCache, RowContext
+from ...models.masked_context import MaskedContext
 from .vocabulary import END_OF_ANSWER, END_OF_IMAGE, FIRST_CODE, MASK, ROW_END
 
 
@@ -69,21 +69,20 @@ class LuminaDiMOOModel(BoundNetwork):
         """See `TokenModel.put`."""
         return super().put_key, self.image_guidance_scale
 
-    def open_context(self, batch_size: int, *, logits: bool = False) -> RowContext:
+    def open_context(self, batch_size: int, *, logits: bool = False) -> MaskedContext:
         """See `MaskedTokenModel.open_context`."""
         config = self.network.config
-        heads = config.num_key_value_heads or config.num_attention_heads
-        cache = LayerCache(
+        return MaskedContext(
             config.num_layers,
             batch_size * self.branches,
-            heads,
+            config.num_key_value_heads or config.num_attention_heads,
             self.network.head_dim,
             self.num_rows,
+            logits=(self.num_rows, self.vocab_size) if logits else None,
             branches=self.branches,
             dtype=self.network.dtype,
             device=self.device,
         )
-        return RowContext(cache, self.num_rows, self.vocab_size if logits else None)
 
     def forward(
         self,
@@ -91,31 +90,30 @@ class LuminaDiMOOModel(BoundNetwork):
         places: torch.LongTensor,
         *,
         rows: torch.LongTensor | None = None,
-        context: RowContext | None = None,
+        context: MaskedContext | None = None,
     ) -> torch.Tensor:
         """Logits [G, B, Q, V]; see `MaskedTokenModel.forward`. They are float32 where three branches become two."""
-        ids, positions, visible = self._rows_of(tokens)
-        at, count = places.clamp(max=self.num_tokens - 1).repeat(self.branches, 1), self.num_rows
-        if context is None or rows is None:
-            if context is not None:
-                context.cache.write_all()
-        else:
+        ids, positions, there = self._rows_of(tokens)
+        at, last = places.clamp(max=self.num_tokens - 1).repeat(self.branches, 1), self.num_rows
+        if rows is not None and context is not None:
             rows = rows.flatten(0, 1) if rows.ndim == 3 else rows.repeat(self.branches, 1)
-            inside = rows.clamp(max=count - 1)
+            inside = rows.clamp(max=last - 1)
             ids, positions = ids.gather(1, inside), positions.gather(1, inside)
-            context.cache.write_at(rows, count)
-        cache = None if context is None else context.cache
+            context.write_at(rows, last)
+        elif context is not None:
+            context.write_all()
         if context is not None and context.logits is not None:
-            logits = self.network(ids, positions, visible, cache=cache)
+            logits = self.network(ids, positions, there, cache=context)
             if rows is None:
-                logits = logits.masked_fill(~visible[..., None], torch.inf)
-            context.keep_logits(logits, rows)
-            at = at.unflatten(0, (self.branches, -1))[..., None].expand(-1, -1, -1, self.vocab_size)
-            return self._guided(context.logits.gather(2, at))
-        if rows is not None:
-            index = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-            at = rows.new_zeros(len(rows), count + 1).scatter(1, rows, index).gather(1, at)
-        logits = self.network(ids, positions, visible, at=at, cache=cache)
+                # Never among the lowest.
+                logits = logits.masked_fill(~there[..., None], torch.inf)
+            kept = context.write_logits(logits)
+            logits = kept.gather(1, at[..., None].expand(-1, -1, self.vocab_size))
+        else:
+            if rows is not None:
+                index = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+                at = rows.new_zeros(len(rows), last + 1).scatter(1, rows, index).gather(1, at)
+            logits = self.network(ids, positions, there, at=at, cache=context)
         return self._guided(logits.unflatten(0, (self.branches, -1)))
 
     def _rows_of(self, tokens: torch.LongTensor) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
