@@ -63,6 +63,8 @@ from .pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from .pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from .pipelines.lpd.pipeline_lpd import LPDPipeline
 from .pipelines.lpd.transformer_lpd import LPDTransformer
+from .pipelines.lumina_dimoo.pipeline_lumina_dimoo import LuminaDiMOOPipeline
+from .pipelines.lumina_dimoo.transformer_lumina_dimoo import LuminaDiMOOTransformer
 from .pipelines.mammothmoda2.decoder_mammothmoda2 import MammothModa2Transformer2DModel
 from .pipelines.mammothmoda2.pipeline_mammothmoda2 import MammothModa2Pipeline
 from .pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2LanguageModel
@@ -132,6 +134,8 @@ __all__ = [
     "LlamaGenPipeline",
     "LlamaGenTransformer",
     "LlamaGenVQModel",
+    "LuminaDiMOOPipeline",
+    "LuminaDiMOOTransformer",
     "LuminaMGPTPipeline",
     "MARPipeline",
     "MARTransformer",
