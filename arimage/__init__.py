@@ -29,6 +29,7 @@ _EXPORTS = {
     "LazyMAR": "decoding",
     "LineCacheDecoding": "decoding",
     "LlamaGenVQModel": "tokenizers.vq_llamagen",
+    "MLCache": "decoding",
     "MaskedDecoding": "decoding",
     "NeighbourAcceptance": "decoding",
     "NeighbourModel": "models.neighbours",

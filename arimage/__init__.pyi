@@ -16,6 +16,7 @@ from .decoding import (
     LazyJacobiDecoding,
     LazyMAR,
     LineCacheDecoding,
+    MLCache,
     MaskedDecoding,
     NeighbourAcceptance,
     NextScaleDecoding,
@@ -47,6 +48,8 @@ from .pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 from .pipelines.emu35.ibq_emu35 import IBQModel
 from .pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 from .pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from .pipelines.halton_maskgit.pipeline_halton_maskgit import HaltonMaskGITPipeline
+from .pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITTransformer
 from .pipelines.infinity.bsq_infinity import InfinityVQModel
 from .pipelines.infinity.pipeline_infinity import InfinityPipeline
 from .pipelines.infinity.transformer_infinity import InfinityTransformer
@@ -110,6 +113,8 @@ __all__ = [
     "GroupAcceptance",
     "GroupDecoding",
     "HaltonDecoding",
+    "HaltonMaskGITPipeline",
+    "HaltonMaskGITTransformer",
     "IBQModel",
     "ImagePipelineOutput",
     "ImageUpscaler",
@@ -139,6 +144,7 @@ __all__ = [
     "LuminaMGPTPipeline",
     "MARPipeline",
     "MARTransformer",
+    "MLCache",
     "MammothModa2LanguageModel",
     "MammothModa2Pipeline",
     "MammothModa2Transformer2DModel",
