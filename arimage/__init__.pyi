@@ -45,6 +45,8 @@ from .pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 from .pipelines.emu35.ibq_emu35 import IBQModel
 from .pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 from .pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from .pipelines.halton_maskgit.pipeline_halton_maskgit import HaltonMaskGITPipeline
+from .pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITTransformer
 from .pipelines.infinity.bsq_infinity import InfinityVQModel
 from .pipelines.infinity.pipeline_infinity import InfinityPipeline
 from .pipelines.infinity.transformer_infinity import InfinityTransformer
@@ -104,6 +106,8 @@ __all__ = [
     "GlmImagePipeline",
     "GroupAcceptance",
     "GroupDecoding",
+    "HaltonMaskGITPipeline",
+    "HaltonMaskGITTransformer",
     "IBQModel",
     "ImagePipelineOutput",
     "ImageUpscaler",
