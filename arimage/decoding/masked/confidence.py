@@ -154,7 +154,7 @@ class ConfidenceDecoding(DecodingMethod):
             sampled = torch.ones_like(masked) if given is None else ~given.gather(1, places)
         logits = evaluate(torch.where(sampled, places, size))
         tokens, ratings = self._sample(state, logits, places, sampled)
-        drawn = torch.empty_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
+        drawn = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
 
         # Places that are decided come last, in the order that they had; those that are not rated come first.
         keys = torch.where(torch.arange(size + 1, device=device) < last[:, None], -torch.inf, torch.inf)
