@@ -4,6 +4,7 @@ from .auto import AutoPipeline
 from .decoding import (
     AutoregressiveDecoding,
     CollaborativeDecoding,
+    ConfidenceDecoding,
     ContinuousSpeculativeDecoding,
     DraftTreeDecoding,
     ExactAcceptance,
@@ -11,9 +12,11 @@ from .decoding import (
     FlowDecoding,
     GroupAcceptance,
     GroupDecoding,
+    HaltonDecoding,
     LazyJacobiDecoding,
     LazyMAR,
     LineCacheDecoding,
+    MLCache,
     MaskedDecoding,
     NeighbourAcceptance,
     NextScaleDecoding,
@@ -63,6 +66,8 @@ from .pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from .pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from .pipelines.lpd.pipeline_lpd import LPDPipeline
 from .pipelines.lpd.transformer_lpd import LPDTransformer
+from .pipelines.lumina_dimoo.pipeline_lumina_dimoo import LuminaDiMOOPipeline
+from .pipelines.lumina_dimoo.transformer_lumina_dimoo import LuminaDiMOOTransformer
 from .pipelines.mammothmoda2.decoder_mammothmoda2 import MammothModa2Transformer2DModel
 from .pipelines.mammothmoda2.pipeline_mammothmoda2 import MammothModa2Pipeline
 from .pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2LanguageModel
@@ -90,6 +95,7 @@ __all__ = [
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "ConfidenceDecoding",
     "ContinuousSpeculativeDecoding",
     "CosmosPipeline",
     "CosmosTransformer",
@@ -106,6 +112,7 @@ __all__ = [
     "GlmImagePipeline",
     "GroupAcceptance",
     "GroupDecoding",
+    "HaltonDecoding",
     "HaltonMaskGITPipeline",
     "HaltonMaskGITTransformer",
     "IBQModel",
@@ -132,9 +139,12 @@ __all__ = [
     "LlamaGenPipeline",
     "LlamaGenTransformer",
     "LlamaGenVQModel",
+    "LuminaDiMOOPipeline",
+    "LuminaDiMOOTransformer",
     "LuminaMGPTPipeline",
     "MARPipeline",
     "MARTransformer",
+    "MLCache",
     "MammothModa2LanguageModel",
     "MammothModa2Pipeline",
     "MammothModa2Transformer2DModel",

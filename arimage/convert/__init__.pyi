@@ -15,6 +15,7 @@ from ..pipelines.infinitystar.convert import convert_infinitystar
 from ..pipelines.janus.convert import convert_janus
 from ..pipelines.llamagen.convert import convert_llamagen
 from ..pipelines.lpd.convert import convert_lpd
+from ..pipelines.lumina_dimoo.convert import convert_lumina_dimoo
 from ..pipelines.mammothmoda2.convert import convert_mammothmoda2
 from ..pipelines.mar.convert import convert_mar
 from ..pipelines.nextstep.convert import convert_nextstep
@@ -40,6 +41,7 @@ __all__ = [
     "convert_llamagen",
     "convert_llamagen_dd",
     "convert_lpd",
+    "convert_lumina_dimoo",
     "convert_lumina_mgpt",
     "convert_mammothmoda2",
     "convert_mar",
