@@ -33,7 +33,6 @@ class LuminaDiMOOModel(BoundNetwork):
 
     kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
     reads_values = True
-    keeps_logits: ClassVar[Literal["all"]] = "all"
 
     def __init__(
         self,
