@@ -4,6 +4,7 @@ from .auto import AutoPipeline
 from .decoding import (
     AutoregressiveDecoding,
     CollaborativeDecoding,
+    ConfidenceDecoding,
     ContinuousSpeculativeDecoding,
     DraftTreeDecoding,
     ExactAcceptance,
@@ -11,9 +12,11 @@ from .decoding import (
     FlowDecoding,
     GroupAcceptance,
     GroupDecoding,
+    HaltonDecoding,
     LazyJacobiDecoding,
     LazyMAR,
     LineCacheDecoding,
+    MLCache,
     MaskedDecoding,
     NeighbourAcceptance,
     NextScaleDecoding,
@@ -45,6 +48,8 @@ from .pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 from .pipelines.emu35.ibq_emu35 import IBQModel
 from .pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 from .pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from .pipelines.halton_maskgit.pipeline_halton_maskgit import HaltonMaskGITPipeline
+from .pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITTransformer
 from .pipelines.infinity.bsq_infinity import InfinityVQModel
 from .pipelines.infinity.pipeline_infinity import InfinityPipeline
 from .pipelines.infinity.transformer_infinity import InfinityTransformer
@@ -90,6 +95,7 @@ __all__ = [
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "ConfidenceDecoding",
     "ContinuousSpeculativeDecoding",
     "CosmosPipeline",
     "CosmosTransformer",
@@ -106,6 +112,9 @@ __all__ = [
     "GlmImagePipeline",
     "GroupAcceptance",
     "GroupDecoding",
+    "HaltonDecoding",
+    "HaltonMaskGITPipeline",
+    "HaltonMaskGITTransformer",
     "IBQModel",
     "ImagePipelineOutput",
     "ImageUpscaler",
@@ -135,6 +144,7 @@ __all__ = [
     "LuminaMGPTPipeline",
     "MARPipeline",
     "MARTransformer",
+    "MLCache",
     "MammothModa2LanguageModel",
     "MammothModa2Pipeline",
     "MammothModa2Transformer2DModel",

@@ -9,6 +9,7 @@ from ..pipelines.distilled_decoding.convert import convert_llamagen_dd, convert_
 from ..pipelines.emu3.convert import convert_emu3
 from ..pipelines.emu35.convert import convert_emu35
 from ..pipelines.family import PublishedCheckpoint
+from ..pipelines.halton_maskgit.convert import convert_halton_maskgit
 from ..pipelines.infinity.convert import convert_infinity
 from ..pipelines.infinitystar.convert import convert_infinitystar
 from ..pipelines.janus.convert import convert_janus
@@ -33,6 +34,7 @@ __all__ = [
     "convert_cosmos_tokenizer",
     "convert_emu3",
     "convert_emu35",
+    "convert_halton_maskgit",
     "convert_infinity",
     "convert_infinitystar",
     "convert_janus",
