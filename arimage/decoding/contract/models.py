@@ -208,7 +208,7 @@ class GroupModel(TokenModel, Protocol):
 @dataclass(frozen=True)
 class ConfidenceLaw:
     """The settings of `ConfidenceDecoding` that a model was published with; its attributes are explained there. With
-    `gumbel`, a token is sampled by a number for each token of the vocabulary, not by one: the distribution is equal."""
+    `gumbel`, a token is sampled by a number for each token of the vocabulary, not by one. Both are exact."""
 
     steps: int
     schedule: str
