@@ -1,5 +1,6 @@
 """The loss of a model on the tokens of images and videos, with the family's own teacher-forced predictions."""
 
+import math
 from typing import Protocol
 
 import torch
@@ -99,6 +100,44 @@ class PrefixLosses:
             logits = self.pipe.transformer.predict(tokens, **condition)
             tokens = tokens.gather(1, order)
         return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
+
+
+class MaskedLosses(PrefixLosses):
+    """Of models that decide masked places: one forward pass with some of the places of each image masked.
+
+    Args:
+        trains_text: see `PrefixLosses`.
+        judges: in training, the share of masked places is 2 / pi arccos(u) for a uniform u, as Halton-MaskGIT is
+            trained (https://arxiv.org/abs/2503.17076), and their mean is taken. To judge a model, every number of
+            masked places is as likely, and an image has the mean of its own: then N times the mean is, in expectation,
+            the negative log-likelihood of an image whose places are decided one after the other, in random order
+            (https://arxiv.org/abs/2110.02037). Its variance would slow training down.
+    """
+
+    def __init__(self, pipe: ClassOrTextPipeline, trains_text: bool = False, judges: bool = False):
+        super().__init__(pipe, trains_text=trains_text)
+        self.judges = judges
+
+    def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        return self.pipe.encode_condition(*self._condition(captions))
+
+    def __call__(self, captions, tokens, unconditional, count, generator):
+        condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}
+        masked = self.masked(*tokens.shape, generator).to(tokens.device)
+        network = self.pipe.transformer
+        logits = network(tokens.masked_fill(masked, network.config.vocab_size), **condition)
+        losses = F.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none") * masked
+        return losses / masked.float().mean(1 if self.judges else None, keepdim=True)
+
+    def masked(self, images: int, places: int, generator: torch.Generator) -> torch.BoolTensor:
+        """Which places [B, N] are masked, at least one of each image."""
+        if self.judges:
+            # At equal distances, which has less variance.
+            shares = (torch.arange(images) + torch.rand((), generator=generator)) / images
+        else:
+            shares = torch.rand(images, generator=generator).acos() * 2 / math.pi
+        ranks = torch.rand(images, places, generator=generator).argsort(1).argsort(1)
+        return ranks < (shares * places).ceil().clamp(min=1)[:, None]
 
 
 class ScaleLosses(PrefixLosses):
