@@ -9,19 +9,8 @@ from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel
 from ..contract.settings import check_settings
 from ..contract.supports import DecodingMethod
-from .masked import (
-    MULTIPLE,
-    MaskedState,
-    TokenSet,
-    conditions_of,
-    denoise,
-    few,
-    has_few_shapes,
-    next_set,
-    open_masked,
-    rounded_up,
-    write_set,
-)
+from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
+from .sets import MULTIPLE, few, has_few_shapes, rounded_up
 
 
 # The published shares of rows, by the number of the step.
@@ -29,8 +18,8 @@ FRACTIONS = (1.0,) * 20 + (0.6,) + (0.5,) * 4 + (0.4,) * 5 + (0.15,) * 5 + (0.12
 
 
 @dataclass(frozen=True)
-class LazySet(TokenSet):
-    """A `TokenSet` of a step that may be lazy.
+class LazySet(LatentSet):
+    """A `LatentSet` of a step that may be lazy.
 
     Attributes:
         new: the number of tokens that the step before decided; 0 for a refresh.
@@ -42,11 +31,11 @@ class LazySet(TokenSet):
 
 
 @dataclass
-class LazyState(MaskedState):
-    """Adds to `MaskedState`: `rows` int64 [K + 1, B], how many rows the last layers evaluate in each step. `cache` is
-    the context of the model, None if no step is lazy."""
+class LazyState(MaskedLatentState):
+    """Adds to `MaskedLatentState`: `rows` int64 [K + 1, B], how many rows the last layers evaluate in each step.
+    `cache` is the context of the model, None if no step is lazy."""
 
-    image_dims = {**MaskedState.image_dims, "rows": 1}
+    image_dims = {**MaskedLatentState.image_dims, "rows": 1}
 
     sets: Sequence[LazySet]
     rows: torch.LongTensor = field(default=None, kw_only=True)  # pyright: ignore[reportAssignmentType] set at once
@@ -144,8 +133,7 @@ class LazyMAR(DecodingMethod):
         if few_shapes:
             new, most = few(new), [rounded_up(number, MULTIPLE, width) for number in most]
         state.sets = [
-            LazySet(each.visible, each.count, each.diffusion_steps, *numbers)
-            for each, *numbers in zip(state.sets, new, most, strict=True)
+            LazySet(**vars(each), new=new, rows=rows) for each, new, rows in zip(state.sets, new, most, strict=True)
         ]
         state.rows = torch.tensor([[*own, 0] for own in rows], device=state.seeds.device).T.contiguous()
 
@@ -153,7 +141,7 @@ class LazyMAR(DecodingMethod):
         if state.over:
             return
         before, after = state.undecided
-        positions, live = next_set(state, before, after)
+        positions, live = state.next_set(before, after)
         each = state.sets[state.taken]
         if each.new:
             conditions = self._lazy(state, each, positions, live)

@@ -17,7 +17,7 @@ from arimage.decoding import (
     decoding_to_dict,
     decoding_to_text,
 )
-from arimage.decoding.continuous import lazy_mar, masked, recap
+from arimage.decoding.masked import latents, lazy_mar, recap, sets
 from arimage.pipelines.mar.transformer_mar import MARLatentModel
 
 
@@ -64,7 +64,7 @@ def test_recap_without_partial_steps_is_masked_decoding(changes):
 
 def test_guidance_of_recap_is_full_in_the_last_step():
     one, other = tokens_of(ReCAP(full_steps=8)), tokens_of(MaskedDecoding())
-    last = masked.random_orders(SEEDS, 16)[:, : masked.masked_counts(16, 8)[7]]
+    last = latents.random_orders(SEEDS, 16)[:, : sets.masked_counts(16, 8)[7]]
     alike = (one == other).all(-1)
     assert torch.equal(alike, torch.ones_like(alike).scatter(1, last, False))
 
@@ -102,7 +102,7 @@ def test_an_image_does_not_depend_on_its_batch(decoding, guided, known, monkeypa
     # Nor on how sets and rows are padded where steps are captured.
     for module in (recap, lazy_mar):
         monkeypatch.setattr(module, "has_few_shapes", lambda seeds: True)
-    for module in (masked, lazy_mar):
+    for module in (latents, lazy_mar):
         monkeypatch.setattr(module, "MULTIPLE", 3)
     assert_close(tokens_of(decoding, model, forced=forced, **changes), together)
 

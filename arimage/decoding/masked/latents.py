@@ -1,8 +1,8 @@
 """Masked decoding of continuous tokens: sets of tokens in a random order, one forward pass per set."""
 
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -11,89 +11,40 @@ import torch.nn.functional as F
 from ..contract.distribution import LatentSampling, Sampling, by_lane
 from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, random_orders
-from ..contract.state import LockstepState, not_finite
+from ..contract.state import not_finite
 from ..contract.supports import DecodingMethod
-
-
-# On an accelerator few steps are captured: numbers of visible tokens are rounded up to multiples of this, and sets
-# have at most four sizes.
-MULTIPLE = 64
+from .sets import MULTIPLE, MaskedState, TokenSet, has_few_shapes, masked_counts, open_sets, rounded_up
 
 
 @dataclass(frozen=True)
-class TokenSet:
-    """The tokens that a step decides in each image: how many are visible before it, how many it decides, and by how
-    many denoising steps, see `LatentSampling.num_diffusion_steps`. Numbers of tokens are the largest of any image."""
+class LatentSet(TokenSet):
+    """A `TokenSet` of continuous tokens.
 
-    visible: int
-    count: int
-    diffusion_steps: int | tuple[int, ...]
+    Attributes:
+        visible: how many are visible before it.
+        diffusion_steps: by how many denoising steps it decides, see `LatentSampling.num_diffusion_steps`.
+    """
+
+    visible: int = 0
+    diffusion_steps: int | tuple[int, ...] = 0
 
 
 @dataclass
-class MaskedState(LockstepState):
-    """Adds to `LockstepState`: `order` [B, N], the positions of each image, the last of which are decided first;
-    `known_buffer` bool [B, N + 1], which positions are decided; `masked` int64 [K + 1, B], the number of undecided
-    tokens before each step, and `schedules` [B][K + 1], the same on the host; `sets`, one `TokenSet` per step;
-    `padded`, whether images may have fewer tokens than those say. `tokens` are vectors, float32 [B, N, D], zeros where
-    they are not decided."""
-
-    image_dims = {"accepted": 1, "masked": 1}
-    structure = frozenset({"padded"})
-    renewed = frozenset({"taken", "schedules", "sets"})
+class MaskedLatentState(MaskedState):
+    """A `MaskedState` of continuous tokens. Adds `known_buffer` bool [B, N + 1], which places are decided. `tokens`
+    are vectors, float32 [B, N, D], zeros where they are not decided."""
 
     model: MaskedLatentModel
     sampling: LatentSampling
-    order: torch.LongTensor
+    sets: Sequence[LatentSet]
     known_buffer: torch.BoolTensor
-    masked: torch.LongTensor
-    schedules: list[list[int]]
-    sets: Sequence[TokenSet]
-    padded: bool
 
     @property
     def decided(self) -> torch.BoolTensor:
         return self.known_buffer[:, : self.model.num_tokens]
 
-    @property
-    def undecided(self) -> torch.LongTensor:
-        """Int64 [2, B], the number of undecided tokens before and after the next step."""
-        return self.masked.gather(0, torch.stack([self.steps, self.steps + 1]).clamp(max=self.num_steps))
 
-    @property
-    def num_steps(self) -> int:
-        return len(self.sets)
-
-    @property
-    def step_shape(self) -> Hashable:
-        return None if self.over else self.sets[self.taken]
-
-
-_State = TypeVar("_State", bound=MaskedState)
-
-
-def masked_counts(tokens: int, steps: int) -> list[int]:
-    """The number of undecided tokens before each step and after the last one, by a cosine schedule. Each step decides
-    at least one token, so there may not be more steps than tokens."""
-    counts, steps = [tokens], min(steps, tokens)
-    for step in range(1, steps):
-        cosine = math.floor(tokens * math.cos(math.pi / 2 * step / steps))
-        counts.append(max(1, min(counts[-1] - 1, cosine)))
-    return [*counts, 0]
-
-
-def rounded_up(number: int, multiple: int, most: int) -> int:
-    return min(-(-number // multiple) * multiple, most)
-
-
-def has_few_shapes(seeds: torch.LongTensor) -> bool:
-    """Whether steps may be captured, so that sets should have few sizes."""
-    return seeds.device.type != "cpu"
-
-
-def few(numbers: Sequence[int]) -> list[int]:
-    """Numbers of at most four sizes that are at least `numbers`."""
-    return [rounded_up(number, -(-max(numbers) // 4) or 1, max(numbers)) for number in numbers]
+_State = TypeVar("_State", bound=MaskedLatentState)
 
 
 def open_masked(
@@ -103,8 +54,10 @@ def open_masked(
     state_class: type[_State],
     *,
     few_shapes: bool = False,
+    **buffers,
 ) -> _State:
-    """A state in which only the given tokens are decided. With `few_shapes`, sets are padded to few sizes.
+    """A state in which only the given tokens are decided. With `few_shapes`, sets are padded to few sizes. `buffers`
+    are the fields that `state_class` adds.
 
     Raises:
         ValueError: if there are more steps than tokens.
@@ -112,52 +65,37 @@ def open_masked(
     size, steps = model.num_tokens, sampling.num_inference_steps
     if steps > size:
         raise ValueError(f"num_inference_steps is {steps}: give at most {size}, as many as an image has tokens")
-    order, unknown = random_orders(seeds, size), [size] * len(seeds)
-    given = torch.zeros_like(order, dtype=torch.bool)
+    order, given = random_orders(seeds, size), None
+    known = torch.zeros_like(order, dtype=torch.bool)
     tokens = torch.zeros(len(seeds), size + 1, model.dim, device=seeds.device, dtype=torch.float32)
     if sampling.forced is not None:
-        given = ~sampling.forced.isnan().any(-1)
+        known = given = ~sampling.forced.isnan().any(-1)
         tokens[:, :size] = torch.where(given[..., None], sampling.forced, 0)
-        # Known tokens count as decided first.
-        order = order.gather(1, given.gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
-        unknown = (~given).sum(1).tolist()
-    schedules = [masked_counts(count, steps) for count in unknown]
-    length = max(2, *map(len, schedules))
-    schedules = [row + [0] * (length - len(row)) for row in schedules]
-    visible = [size - min(row[k] for row in schedules) for k in range(length - 1)]
-    counts = [max(row[k] - row[k + 1] for row in schedules) for k in range(length - 1)]
-    if few_shapes:
-        visible = [rounded_up(n, MULTIPLE, size) for n in visible]
-        counts = few(counts)
-    steps = sampling.num_diffusion_steps
-    state = state_class.open(
+    state = open_sets(
         model,
         sampling,
         seeds,
-        None,
-        order=order,
-        known_buffer=F.pad(given, (0, 1)),
-        masked=torch.tensor(schedules, device=seeds.device).T.contiguous(),
-        schedules=schedules,
-        sets=[TokenSet(*numbers, steps) for numbers in zip(visible, counts, strict=True)],
-        padded=few_shapes or sampling.forced is not None,
+        state_class,
+        order,
+        given,
+        partial(masked_counts, steps=steps),
+        few_shapes=few_shapes,
+        known_buffer=F.pad(known, (0, 1)),
+        **buffers,
     )
+    visible = [size - min(counts) for counts in zip(*state.schedules, strict=True)][:-1]
+    if few_shapes:
+        visible = [rounded_up(number, MULTIPLE, size) for number in visible]
+    state.sets = [
+        LatentSet(each.count, visible=number, diffusion_steps=sampling.num_diffusion_steps)
+        for each, number in zip(state.sets, visible, strict=True)
+    ]
     state.token_buffer = tokens
     return state
 
 
-def next_set(
-    state: MaskedState, before: torch.LongTensor, after: torch.LongTensor
-) -> tuple[torch.LongTensor, torch.BoolTensor]:
-    """The positions [B, Q] of the next set, and which of them belong to the set of their image, with `before` [B]
-    undecided tokens before it and `after` [B] after it."""
-    ranks = after[:, None] + torch.arange(state.sets[state.taken].count, device=state.model.device)
-    positions = state.order.gather(1, ranks.clamp(max=state.model.num_tokens - 1))
-    return positions, ranks < before[:, None]
-
-
 def conditions_of(
-    state: MaskedState,
+    state: MaskedLatentState,
     model: MaskedLatentModel,
     positions: torch.LongTensor,
     decided: torch.BoolTensor,
@@ -172,7 +110,7 @@ def conditions_of(
 
 
 def write_set(
-    state: MaskedState, positions: torch.LongTensor, live: torch.BoolTensor, tokens: torch.FloatTensor
+    state: MaskedLatentState, positions: torch.LongTensor, live: torch.BoolTensor, tokens: torch.FloatTensor
 ) -> None:
     """Decide the tokens [B, Q, D] of the next set, and advance to the set after it."""
     model = state.model
@@ -184,7 +122,7 @@ def write_set(
 
 
 def denoise(
-    state: MaskedState,
+    state: MaskedLatentState,
     model: MaskedLatentModel,
     conditions: torch.Tensor,
     positions: torch.LongTensor,
@@ -254,14 +192,14 @@ class MaskedDecoding(DecodingMethod):
     def exact(self) -> bool:
         return self.diffusion_steps is None
 
-    def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
+    def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedLatentState:
         """Decide the first set.
 
         Raises:
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds, MaskedState, few_shapes=has_few_shapes(seeds))
+        state = open_masked(model, sampling, seeds, MaskedLatentState, few_shapes=has_few_shapes(seeds))
         if self.diffusion_steps is not None:
             first, last = self.diffusion_steps
             shares = [k / max(state.num_steps - 1, 1) for k in range(state.num_steps)]
@@ -270,11 +208,11 @@ class MaskedDecoding(DecodingMethod):
         self.step(state)
         return state
 
-    def step(self, state: MaskedState) -> None:
+    def step(self, state: MaskedLatentState) -> None:
         if state.over:
             return
         before, after = state.undecided
-        positions, live = next_set(state, before, after)
+        positions, live = state.next_set(before, after)
         each = state.sets[state.taken]
         conditions = conditions_of(state, state.model, positions, state.decided, each.visible)
         tokens, _ = denoise(state, state.model, conditions, positions, after, each.diffusion_steps)

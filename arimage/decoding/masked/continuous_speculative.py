@@ -11,7 +11,7 @@ from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, uniforms
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod
-from .masked import MaskedState, conditions_of, denoise, next_set, open_masked, write_set
+from .latents import MaskedLatentState, conditions_of, denoise, open_masked, write_set
 
 
 # How often a rejected token is sampled again before it is set to zero.
@@ -19,8 +19,8 @@ TRIES = 100
 
 
 @dataclass
-class DraftedState(MaskedState):
-    """A `MaskedState` whose steps decide several sets."""
+class DraftedState(MaskedLatentState):
+    """A `MaskedLatentState` whose steps decide several sets."""
 
     @property
     def step_shape(self) -> None:
@@ -41,7 +41,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
 
     Example: in a model of two tokens, their correlation is 0.61 with one forward pass per token and 0.57 with the
     drafter alone, but 0.03 in one window of this decoding, though two thirds of the drafts are accepted
-    (`tests/decoding/continuous/test_masked.py`).
+    (`tests/decoding/masked/test_latents.py`).
 
     Attributes:
         window: sets that the drafter decides per forward pass of the model, >= 1.
@@ -64,7 +64,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         check_number(self, "target_share", 0, 1)
         check_number(self, "heat", 1e-6)
 
-    def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedState:
+    def start(self, model: MaskedLatentModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedLatentState:
         """Decide the first sets.
 
         Raises:
@@ -75,7 +75,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         self.step(state)
         return state
 
-    def step(self, state: MaskedState) -> None:
+    def step(self, state: MaskedLatentState) -> None:
         if state.over:
             return
         model, decided, visible = state.model, state.decided.clone(), state.sets[state.taken].visible
@@ -85,7 +85,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         drafts, first = [], state.taken
         for _ in range(1 if alone else min(self.window, sets - first)):
             before, after = state.masked[state.taken], state.masked[state.taken + 1]
-            positions, live = next_set(state, before, after)
+            positions, live = state.next_set(before, after)
             count = state.sets[state.taken].visible
             one = model if alone else drafter
             conditions = conditions_of(state, one, positions, state.decided, count)
@@ -106,7 +106,7 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
 
     def _test(
         self,
-        state: MaskedState,
+        state: MaskedLatentState,
         positions: torch.LongTensor,
         drafts: torch.FloatTensor,
         draft_stds: torch.FloatTensor,

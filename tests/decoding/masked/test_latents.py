@@ -20,8 +20,8 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_from_text,
 )
-from arimage.decoding.continuous.masked import masked_counts
 from arimage.decoding.contract.noise import Purpose, normals, random_orders
+from arimage.decoding.masked.sets import masked_counts
 from arimage.models.denoising_head import DenoisingHead, diffusion_tables
 from arimage.pipelines.mar.transformer_mar import MARLatentModel, MARTransformer
 
