@@ -29,6 +29,7 @@ def cannot_judge(pipe: ARImagePipeline) -> str | None:
     """Why the images of a pipeline cannot be compared with the distribution of its model; None where they can."""
     return {
         "vectors": "a distilled model turns noise into an image and has no probabilities",
+        "masked_tokens": "what is sampled depends on the decoding as much as on the model",
         "masked_latents": "continuous tokens have no probabilities",
         "causal_latents": "continuous tokens have no probabilities",
     }.get(pipe.abilities.kind)

@@ -1,7 +1,7 @@
 """The transformer of Halton-MaskGIT (https://arxiv.org/abs/2503.17076): every pass sees the whole picture, the places
 that are not decided yet as masks."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,25 +11,31 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.linear import linear
+from ...models.bound import BoundNetwork
+from ...models.conditions import Conditions, check_raster, with_unconditional
 from ...models.layers import FeedForward, Linear, additive, attend_heads, init_normal
 from ...models.llama_blocks import RMSNorm
+from ...models.masked_context import MaskedContext
 from ...models.mixin import ModelMixin
 from ...schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
 
 
-class TokenEmbedding(nn.Embedding):
-    """The embeddings of tokens and, last, of the mask. The same weights turn hidden states into logits."""
+class TokenEmbedding(nn.Module):
+    """The embeddings of tokens and, last, of the mask. The same weights turn hidden states into logits.
+
+    One module, since offloading brings the weights of a module only for its own forward pass.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int):
-        super().__init__(vocab_size + 1, hidden_size)
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(vocab_size + 1, hidden_size) * 0.02)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """The embeddings of tokens [...], or the logits [..., V] of hidden states [..., hidden_size]."""
-        # In one module, since offloading brings the weights of a module only for its own forward pass.
-        if input.is_floating_point():
-            return linear(input, self.weight[:-1], self.bias)
-        return super().forward(input)
+        if rows.is_floating_point():
+            return linear(rows, self.weight[:-1], self.bias)
+        return F.embedding(rows, self.weight)
 
 
 class Attention(nn.Module):
@@ -92,7 +98,7 @@ class CaptionCondition(nn.Module):
         self.fc1 = Linear(config.caption_dim, config.hidden_size, bias=False)
         self.fc2 = Linear(config.hidden_size, config.hidden_size, bias=False)
         self.position_embedding = nn.Embedding(config.num_condition_tokens, config.hidden_size)
-        self.null_condition = nn.Parameter(torch.randn(config.hidden_size) * 0.02)
+        self.null_embedding = nn.Parameter(torch.randn(config.hidden_size) * 0.02)
 
     def forward(
         self,
@@ -109,8 +115,13 @@ class CaptionCondition(nn.Module):
             seen = seen & ~unconditional[:, None]
         count = seen.sum(1, keepdim=True)
         mean = (words * seen[..., None]).sum(1) / count.clamp(min=1)
-        mean = torch.where(count > 0, mean, self.null_condition.to(mean.dtype))
+        mean = torch.where(count > 0, mean, self.null_embedding.to(mean.dtype))
         return words + self.position_embedding(places), mean, seen
+
+
+def _gather(hidden: torch.Tensor, rows: torch.LongTensor) -> torch.Tensor:
+    """The `rows` [B, Q] of hidden states or logits [B, rows, C]."""
+    return hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
 
 
 class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
@@ -188,6 +199,7 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         """Initialise for training: N(0, 0.02), and modulations of zeros, with which every block leaves its input as it
         is."""
         init_normal(self)
+        nn.init.normal_(self.token_embedding.weight, std=0.02)
         for name, weight in self.named_parameters():
             if "modulation" in name:
                 nn.init.zeros_(weight)
@@ -200,21 +212,46 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         prompt_embeds: torch.Tensor | None = None,
         prompt_attention_mask: torch.Tensor | None = None,
         unconditional: torch.BoolTensor | None = None,
+        places: torch.LongTensor | None = None,
+        rows: torch.LongTensor | None = None,
+        context: MaskedContext | None = None,
     ) -> torch.Tensor:
-        """One forward pass: logits [B, N, V], also of places whose tokens are known. Differentiable, for training.
+        """One forward pass: logits [B, N or Q, V], also of places whose tokens are known. Differentiable without a
+        context, for training.
 
         Args:
             tokens: int64 [B, N] in raster order, V where a token is not decided yet.
             class_labels: int64 [B], for "class".
             prompt_embeds: word embeddings [B, P, caption_dim], for "text", with `prompt_attention_mask` [B, P].
             unconditional: bool [B], which images have no condition instead of theirs.
+            places: int64 [B, Q], whose logits to return, N for padding; None for all N.
+            rows: int64 [B, M], the only rows to evaluate, `num_rows` for padding. For all others, the keys and values
+                in `context` stand in. None evaluates all.
+            context: keeps the keys and values of the rows that are evaluated, and their logits if it has room for
+                them. Otherwise `places` are among the rows.
         """
-        hidden, condition, mask = self._embed(
-            tokens, class_labels, prompt_embeds, prompt_attention_mask, unconditional
-        )
-        for block in self.blocks:
-            hidden = block(hidden, condition, mask)
-        return self.token_embedding(self.norm(hidden[:, : tokens.shape[1]], condition))
+        embedded = self._embed(tokens, class_labels, prompt_embeds, prompt_attention_mask, unconditional)
+        hidden, condition, mask = embedded
+        if context is not None:
+            if rows is None:
+                context.write_all()
+            else:
+                hidden = _gather(hidden, rows.clamp(max=self.num_rows - 1))
+                context.write_at(rows, self.num_rows)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, condition, mask, context, layer)
+        every = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        places = every if places is None else places.clamp(max=tokens.shape[1] - 1)
+        if context is not None and context.logits is not None:
+            evaluated = hidden if rows is not None else hidden[:, : tokens.shape[1]]
+            return _gather(context.write_logits(self._logits(evaluated, condition)), places)
+        if rows is not None:
+            every_row = hidden.new_zeros(len(hidden), self.num_rows + 1, hidden.shape[-1])
+            hidden = every_row.scatter(1, rows[..., None].expand_as(hidden), hidden)
+        return self._logits(_gather(hidden, places), condition)
+
+    def _logits(self, hidden: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        return self.token_embedding(self.norm(hidden, condition))
 
     def _embed(self, tokens, class_labels, prompt_embeds, prompt_attention_mask, unconditional):
         """All rows [B, rows, hidden_size], the condition [B, 1, hidden_size] of the blocks, and the mask of
@@ -238,3 +275,73 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
                 class_labels = torch.where(unconditional, self.config.num_classes, class_labels)
             condition = self.class_embedding(class_labels)
         return self.embedding_dropout(torch.cat(parts, dim=1)), F.silu(condition)[:, None], mask
+
+
+class HaltonMaskGITModel(BoundNetwork):
+    """A `HaltonMaskGITTransformer` with the conditions of one call, as a `MaskedTokenModel` (see
+    `arimage.decoding.contract.models`).
+
+    Args:
+        transformer: the `HaltonMaskGITTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
+        condition: the conditions as its `forward` takes them, one row per image.
+        layout: the `Layout` of the tokens, in raster order.
+        published: a `ConfidenceLaw`, see `MaskedTokenModel`.
+        guided: also compute the logits without the condition.
+        codebook: see `BoundNetwork`.
+    """
+
+    kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
+    keeps_logits: ClassVar[Literal["places"]] = "places"
+    reads_values = True
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
+        layout,
+        published,
+        *,
+        guided: bool = False,
+        codebook: torch.Tensor | None = None,
+    ):
+        check_raster(layout, "Halton-MaskGIT")
+        condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
+        super().__init__(transformer, Conditions(condition, 1 + guided), codebook)
+        self.transformer, self.layout, self.published = transformer, layout, published
+        self.num_tokens, self.vocab_size = layout.num_tokens, transformer.config.vocab_size
+        self.num_rows = transformer.num_rows
+
+    def open_context(self, batch_size: int, *, logits: bool = False) -> MaskedContext:
+        """See `MaskedTokenModel.open_context`."""
+        network, config = self.network, self.network.config
+        return MaskedContext(
+            config.num_layers,
+            batch_size * self.branches,
+            config.num_attention_heads,
+            network.head_dim,
+            self.num_rows,
+            logits=(self.num_tokens, self.vocab_size) if logits else None,
+            branches=self.branches,
+            dtype=network.dtype,
+            device=self.device,
+        )
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        places: torch.LongTensor,
+        *,
+        rows: torch.LongTensor | None = None,
+        context: MaskedContext | None = None,
+    ) -> torch.Tensor:
+        """Logits [G, B, Q, V] at `places` [B, Q]; see `MaskedTokenModel.forward`."""
+        if rows is not None:
+            rows = rows.flatten(0, 1) if rows.ndim == 3 else rows.repeat(self.branches, 1)
+        logits = self.transformer(
+            torch.where(tokens < 0, self.vocab_size, tokens).repeat(self.branches, 1),
+            places=places.repeat(self.branches, 1),
+            rows=rows,
+            context=context,
+            **self.conditions.values,
+        )
+        return logits.unflatten(0, (self.branches, -1))
