@@ -34,6 +34,7 @@ from .masked.continuous_speculative import ContinuousSpeculativeDecoding
 from .masked.halton import HaltonDecoding, halton_order
 from .masked.latents import MaskedDecoding
 from .masked.lazy_mar import LazyMAR
+from .masked.ml_cache import MLCache
 from .masked.recap import ReCAP
 from .names import PRESETS, Order, parse_decoding
 from .next_scale import NextScaleDecoding
@@ -70,6 +71,7 @@ __all__ = [
     "LazyJacobiDecoding",
     "LazyMAR",
     "LineCacheDecoding",
+    "MLCache",
     "MaskedDecoding",
     "MaskedLatentModel",
     "MaskedTokenModel",

@@ -22,6 +22,7 @@ EXPORTS = {
     "LazyJacobiDecoding": "jacobi.lazy_jacobi",
     "LazyMAR": "masked.lazy_mar",
     "LineCacheDecoding": "line_cache",
+    "MLCache": "masked.ml_cache",
     "MaskedDecoding": "masked.latents",
     "MaskedLatentModel": "contract.models",
     "MaskedTokenModel": "contract.models",

@@ -183,6 +183,13 @@ PRESETS = {
         "in each forward pass those tokens that the model is most certain of",
         "2202.04200",
     ),
+    "ml-cache": Preset(
+        "MLCache",
+        {},
+        False,
+        "like confidence, but most forward passes evaluate only the rows that the model is least certain of",
+        "2510.06308",
+    ),
     "cspd": Preset(
         "ContinuousSpeculativeDecoding",
         {},

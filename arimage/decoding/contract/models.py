@@ -207,13 +207,19 @@ class GroupModel(TokenModel, Protocol):
 
 @dataclass(frozen=True)
 class ConfidenceLaw:
-    """The settings of `ConfidenceDecoding` that a model was published with; its attributes are explained there."""
+    """The settings of `ConfidenceDecoding` that a model was published with, which explains them.
+
+    Attributes:
+        gumbel: whether tokens are sampled with a number for each token of the vocabulary, or with one number. The
+            distribution is the same.
+    """
 
     steps: int
     schedule: str
     noise: float
     noise_schedule: str
     guidance_schedule: str
+    gumbel: bool = False
 
 
 class MaskedTokenModel(BoundModel, Protocol):

@@ -1,9 +1,9 @@
 """Confidence decoding: masked tokens in the order in which the model is certain of them, as in MaskGIT."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
+import numpy as np
 import torch
 
 from ...kernels.coupling import sample_at
@@ -22,11 +22,11 @@ Slope = Literal["linear", "constant"]
 _State = TypeVar("_State", bound=MaskedTokenState)
 
 _KNOWN = {
-    "arccos": lambda share: 1 - torch.arccos(share) / (math.pi / 2),
-    "cosine": lambda share: 1 - torch.cos(math.pi * share / 2),
+    "arccos": lambda share: 1 - np.arccos(share) / np.float32(np.pi / 2),
+    "cosine": lambda share: 1 - np.cos(np.float32(np.pi) * share / 2),
     "linear": lambda share: share,
     "square": lambda share: share**2,
-    "root": lambda share: share**0.5,
+    "root": np.sqrt,
 }
 
 
@@ -61,6 +61,10 @@ class ConfidenceDecoding(DecodingMethod):
         sharpness: a factor on the logits, above 0.
         redraw_known: whether each step samples the tokens again that earlier steps have decided, as the authors of
             Halton-MaskGIT released it. Given tokens of edited images stay in any case.
+        max_gumbel: at most this is added to the logarithm of a probability before the token with the largest sum is
+            taken, >= 0: the Gumbel noise whose cut makes probable tokens more probable. None does not cut it, which is
+            exact. 5.54 comes near the images of Lumina-DiMOO's authors, who sample in bfloat16, but does not round as
+            they do.
 
     Raises:
         ValueError: if a setting is not among these.
@@ -73,8 +77,8 @@ class ConfidenceDecoding(DecodingMethod):
     guidance_schedule: Slope | None = None
     sharpness: float = 1.0
     redraw_known: bool = False
+    max_gumbel: float | None = None
 
-    exact = True
     needs = {"masked_tokens": ()}
 
     def __post_init__(self):
@@ -84,13 +88,25 @@ class ConfidenceDecoding(DecodingMethod):
         check_number(self, "sharpness", 1e-6)
         if self.noise is not None:
             check_number(self, "noise", 0)
+        if self.max_gumbel is not None:
+            check_number(self, "max_gumbel", 0)
+
+    @property
+    def exact(self) -> bool:
+        return self.max_gumbel is None
 
     def misfit(self, model: MaskedTokenModel) -> str | None:
-        return too_many_steps(self.steps, model)
+        # With "maskgit" each step decides at least one token, so that further steps are left out.
+        most = None if self._schedule(model) == "maskgit" else self.steps
+        return too_many_steps(most, model)
 
     def num_steps(self, model: MaskedTokenModel) -> int:
         """The number of forward passes for images of this model."""
-        return self.steps or min(model.published.steps, model.num_tokens)
+        steps = self.steps or model.published.steps
+        return steps if self._schedule(model) == "maskgit" else min(steps, model.num_tokens)
+
+    def _schedule(self, model: MaskedTokenModel) -> Schedule:
+        return self.schedule or model.published.schedule
 
     def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
         """Decide the first set."""
@@ -108,7 +124,7 @@ class ConfidenceDecoding(DecodingMethod):
     ) -> _State:
         """A state in which only the given tokens are decided."""
         order = torch.arange(model.num_tokens, device=seeds.device).repeat(len(seeds), 1)
-        steps, schedule = self.num_steps(model), self.schedule or model.published.schedule
+        steps, schedule = self.num_steps(model), self._schedule(model)
         state = open_sets(
             model,
             sampling,
@@ -154,7 +170,7 @@ class ConfidenceDecoding(DecodingMethod):
             sampled = torch.ones_like(masked) if given is None else ~given.gather(1, places)
         logits = evaluate(torch.where(sampled, places, size))
         tokens, ratings = self._sample(state, logits, places, sampled)
-        drawn = torch.empty_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
+        drawn = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
 
         # Places that are decided come last, in the order that they had; those that are not rated come first.
         keys = torch.where(torch.arange(size + 1, device=device) < last[:, None], -torch.inf, torch.inf)
@@ -170,8 +186,9 @@ class ConfidenceDecoding(DecodingMethod):
         self, state: MaskedTokenState, logits: torch.Tensor, places: torch.LongTensor, sampled: torch.BoolTensor
     ) -> tuple[torch.LongTensor, torch.FloatTensor]:
         """Tokens and their ratings [B, Q] at `places` [B, Q] from logits [G, B, Q, V]."""
-        published, sampling, steps = state.model.published, state.sampling, state.steps
-        share = steps.float() / max(self.num_steps(state.model) - 1, 1)
+        model, sampling, steps = state.model, state.sampling, state.steps
+        published = model.published
+        share = steps.float() / max(self.num_steps(model) - 1, 1)
         if (self.guidance_schedule or published.guidance_schedule) == "linear" and len(logits) == 2:
             sampling = sampling.with_guidance(1 + (sampling.guidance_scale - 1) * share)
         temperature, noise = sampling.temperature, published.noise if self.noise is None else self.noise
@@ -180,7 +197,14 @@ class ConfidenceDecoding(DecodingMethod):
         if sampling.stacked or (temperature, sampling.top_k, sampling.top_p, sampling.min_p) != (1, 0, 1, 0):
             sampling = sampling.replaced(temperature=temperature / self.sharpness)
             probabilities = sampling.probabilities(logits, places)
-        tokens = sample_at(probabilities, state.seeds, places, steps, Purpose.SAMPLE)
+        if published.gumbel or self.max_gumbel is not None:
+            numbers = exponentials(state.seeds, places, Purpose.SAMPLE, steps, model.vocab_size)
+            if self.max_gumbel is not None:
+                numbers = numbers.clamp(min=math.exp(-self.max_gumbel))
+            # The largest logarithm of a probability plus Gumbel noise.
+            tokens = (probabilities / numbers).argmax(-1)
+        else:
+            tokens = sample_at(probabilities, state.seeds, places, steps, Purpose.SAMPLE)
         ratings = plain.gather(-1, tokens[..., None])[..., 0].clamp(min=1e-20).log()
         if noise:
             gumbel = -exponentials(state.seeds, places, Purpose.GUMBEL, steps, 1)[..., 0].log()
@@ -190,17 +214,23 @@ class ConfidenceDecoding(DecodingMethod):
         return tokens, ratings
 
 
+def _linspace(steps: int) -> np.ndarray:
+    """`torch.linspace(0, 1, steps)`, whose numbers are rounded once each."""
+    step, places = float(np.float32(1 / max(steps - 1, 1))), np.arange(steps)
+    return np.where(places < steps // 2, step * places, 1 - step * (steps - 1 - places)).astype(np.float32)
+
+
 def _counts(tokens: int, steps: int, schedule: Schedule) -> list[int]:
     """The number of undecided tokens before each step and after the last one."""
     counts = [tokens]
     # In float32, as in the authors' code.
     if schedule == "maskgit":
-        shares = torch.cos(math.pi / 2 * (torch.arange(1, steps + 1, dtype=torch.float32) / steps))
-        left = (tokens * shares).floor().long().tolist()
+        shares = np.cos(np.float32(np.pi / 2) * (np.arange(1, steps + 1, dtype=np.float32) / np.float32(steps)))
+        left = np.floor(np.float32(tokens) * shares).astype(int).tolist()
     else:
-        known = (tokens * _KNOWN[schedule](torch.linspace(0, 1, steps))).floor().long().tolist()
+        known = np.floor(np.float32(tokens) * _KNOWN[schedule](_linspace(steps))).astype(int).tolist()
         left = [tokens - max(step, count) for step, count in enumerate(known, 1)]
     for count in left[:-1]:
         if counts[-1] > 0:
-            counts.append(max(min(count, counts[-1] - 1), 1) if schedule == "maskgit" else max(count, 0))
+            counts.append(min(max(count, 1), counts[-1] - 1) if schedule == "maskgit" else max(count, 0))
     return counts if counts[-1] == 0 else [*counts, 0]

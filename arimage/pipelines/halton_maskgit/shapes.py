@@ -25,5 +25,5 @@ def halton_maskgit(layers: int, **size: Any) -> Bind:
 DECODINGS = ("halton", "confidence", "recap")
 PUBLISHED = {
     "halton-maskgit-base-256": Published(12, halton_maskgit, DECODINGS),
-    "halton-maskgit-large-384": Published(24, lambda layers: halton_maskgit(layers, **LARGE), DECODINGS),
+    "halton-maskgit-large-384": Published(24, lambda layers: halton_maskgit(layers, **LARGE), DECODINGS[:1]),
 }
