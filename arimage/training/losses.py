@@ -107,11 +107,12 @@ class MaskedLosses(PrefixLosses):
 
     Args:
         trains_text: see `PrefixLosses`.
-        judges: in training, the share of masked places is 2 / pi arccos(u) for a uniform u, and the losses are those of
-            all places, as Halton-MaskGIT is trained (https://arxiv.org/abs/2503.17076): at first a model learns faster
-            so than by masked places alone. To judge a model, every number of masked places is as likely, and an image
-            has the mean of its own: N times that is, in expectation, the negative log-likelihood of an image whose
-            places are decided one after the other, in random order (https://arxiv.org/abs/2110.02037).
+        judges: whether a model is judged, not trained. In training, the share of masked places is 2 / pi arccos(u) for
+            a uniform u, and the losses are those of all places, as Halton-MaskGIT is trained
+            (https://arxiv.org/abs/2503.17076): at first a model learns faster from all than from masked ones alone.
+            To judge it, every number of masked places is as likely, and an image has the mean of its own: N times that
+            is, in expectation, the negative log-likelihood of an image whose places are decided one after the other,
+            in random order (https://arxiv.org/abs/2110.02037).
     """
 
     def __init__(self, pipe: ClassOrTextPipeline, trains_text: bool = False, judges: bool = False):

@@ -19,7 +19,7 @@ def losses(network, judges, pipe):
 
 
 class Network:
-    """Whose loss at a masked place is a number of `nats` that depends on how many places are masked, and 7 at others."""
+    """Its loss at a masked place is one of `nats`, by how many places are masked, and 7 at the others."""
 
     def __init__(self, nats, vocab_size=16):
         self.config, self.nats, self.fed = type("Config", (), {"vocab_size": vocab_size}), nats, []
