@@ -20,7 +20,7 @@ GUIDES = [
     *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
     *sorted(ROOT.glob("recipes/**/*.md")),
     *sorted(ROOT.glob("integrations/*/README.md")),
-    ROOT / "benchmarks" / "README.md",
+    *sorted(ROOT.glob("benchmarks/**/*.md")),
 ]
 OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
 PAGES = [*(ROOT / other for other in OTHERS), *GUIDES]
