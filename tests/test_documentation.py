@@ -131,6 +131,11 @@ def test_pages_use_the_words_of_the_field(path):
     assert [match.group() for pattern in DIALECT for match in re.finditer(pattern, text)] == []
 
 
+def test_docs_are_short():
+    # A reader of all pages needs three hours. What was measured is in benchmarks/notes, and a fact stands on one page.
+    assert sum(len(read(path).split()) for path in ROOT.glob("docs/**/*.md")) <= 36_000
+
+
 def test_every_family_has_a_page():
     folders = {path.parent for path in ROOT.glob("arimage/pipelines/*/pipeline_*.py")}
     assert len(folders) > 10 and folders == {path.parent for path in GUIDES if path.match("pipelines/*/README.md")}
