@@ -84,8 +84,6 @@ LEFT_OUT = {
 }
 # Commands of hours take fewer prompts, and files of fewer.
 SHORTER = {
-    "head -336": "head -4",
-    "head -24": "head -2",
     "--prompts emoji --per-prompt 3 --batch-size 16": "--prompts few-prompts.jsonl --metrics emoji-kid,retrieval",
     "--prompts emoji ": "--prompts few-prompts.jsonl ",
     "--prompts emoji-checks": "--prompts few-checks.jsonl",
