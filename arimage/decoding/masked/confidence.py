@@ -105,7 +105,7 @@ class ConfidenceDecoding(DecodingMethod):
         steps = self.steps or model.published.steps
         return steps if self._schedule(model) == "maskgit" else min(steps, model.num_tokens)
 
-    def _schedule(self, model: MaskedTokenModel) -> Schedule:
+    def _schedule(self, model: MaskedTokenModel) -> str:
         return self.schedule or model.published.schedule
 
     def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
@@ -220,7 +220,7 @@ def _linspace(steps: int) -> np.ndarray:
     return np.where(places < steps // 2, step * places, 1 - step * (steps - 1 - places)).astype(np.float32)
 
 
-def _counts(tokens: int, steps: int, schedule: Schedule) -> list[int]:
+def _counts(tokens: int, steps: int, schedule: str) -> list[int]:
     """The number of undecided tokens before each step and after the last one."""
     counts = [tokens]
     # In float32, as in the authors' code.
