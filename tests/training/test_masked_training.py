@@ -1,5 +1,8 @@
 """The losses of models that decide masked places."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from pipelines.halton_maskgit import tiny
@@ -11,10 +14,9 @@ CAPTIONS = ["a red heart", "cat"]
 
 
 def losses(network, judges, pipe):
-    found = losses_of(pipe, CAPTIONS[0], judges=judges)
+    found: Any = losses_of(pipe, CAPTIONS[0], judges=judges)
     assert isinstance(found, MaskedLosses)
-    found.pipe = type("Replaced", (), {"transformer": network})()
-    found.conditions = lambda captions: {}
+    found.pipe, found.conditions = SimpleNamespace(transformer=network), lambda captions: {}
     return found
 
 
@@ -22,7 +24,7 @@ class Network:
     """Its loss at a masked place is one of `nats`, by how many places are masked, and 7 at the others."""
 
     def __init__(self, nats, vocab_size=16):
-        self.config, self.nats, self.fed = type("Config", (), {"vocab_size": vocab_size}), nats, []
+        self.config, self.nats, self.fed = SimpleNamespace(vocab_size=vocab_size), nats, []
 
     def __call__(self, tokens, *, unconditional):
         masked = tokens == self.config.vocab_size
