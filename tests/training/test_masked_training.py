@@ -7,7 +7,7 @@ import pytest
 import torch
 from pipelines.halton_maskgit import tiny
 
-from arimage.training.losses import MaskedLosses, losses_of
+from arimage.training.losses import losses_of
 
 
 CAPTIONS = ["a red heart", "cat"]
@@ -15,7 +15,6 @@ CAPTIONS = ["a red heart", "cat"]
 
 def losses(network, judges, pipe):
     found: Any = losses_of(pipe, CAPTIONS[0], judges=judges)
-    assert isinstance(found, MaskedLosses)
     found.pipe, found.conditions = SimpleNamespace(transformer=network), lambda captions: {}
     return found
 
