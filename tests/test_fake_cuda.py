@@ -365,6 +365,17 @@ def test_a_step_of_masked_tokens_at_the_published_size_stays_on_the_device(name,
     run(decoding_from_text(text), bound.model, bound.sampling)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["confidence", "ml-cache:warmup=0,interval=3"])
+def test_a_step_over_4096_masked_tokens_stays_on_the_device(text):
+    """Lumina-DiMOO in its published size. The second and third steps of ML-Cache evaluate few rows."""
+    published = step_models.MODELS["lumina-dimoo"]
+    bound = published.build(published.layers)(BATCH)
+    assert sum(p.numel() for network in bound.networks for p in network.parameters()) == 7_564_251_136
+    name, settings = parse_decoding(text)
+    run(decoding_from_name(name, **settings), bound.model, bound.sampling)
+
+
 QUICK = [("llamagen-text", "ar")]
 
 
