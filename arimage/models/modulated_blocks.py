@@ -111,6 +111,14 @@ class FeedForward(nn.Module):
         return launch(self.fc2, inner, residual=rows, gate=gate[:, 0]).view_as(hidden)
 
 
+class CastingLinear(Linear):
+    """Takes inputs of any dtype: that of the weight is known only in its own forward pass if weights are stored in
+    another one."""
+
+    def forward(self, hidden):
+        return super().forward(hidden.to(self.weight.dtype))
+
+
 class Block(nn.Module):
     """Attention and a feed-forward layer. A condition modulates both: two gates, two scales and two shifts, [B, 1, C]
     each, which `modulation` makes of it, and then what `between` takes."""

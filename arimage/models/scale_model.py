@@ -17,8 +17,8 @@ from .step import runs_kernels
 
 
 class ScaleTransformer:
-    """The forward pass of next-scale transformers with `blocks` (`modulated_blocks.Block`) and a `head`. A family adds
-    `read_condition`, `embed_inputs` and `embed_places`."""
+    """The forward pass of next-scale transformers with `blocks` (`modulated_blocks.Block`), a `level_embedding`, an
+    `input_projection` and a `head`. A family adds `read_condition`."""
 
     # Whether the hidden states between layers are in float32, whatever the dtype of the weights.
     in_float32: ClassVar[bool] = False
@@ -27,6 +27,11 @@ class ScaleTransformer:
     dtype: torch.dtype
     training: bool
     blocks: nn.ModuleList
+    level_embedding: nn.Module
+    input_projection: nn.Module
+    # None in blocks that each make their own modulation of the condition.
+    shared_modulation: nn.Module | None
+    head_modulation: nn.Module
     head: nn.Module
 
     @property
@@ -39,24 +44,33 @@ class ScaleTransformer:
         """See `runs_kernels`."""
         return self.blocks
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether the kernels of a step compute its attention."""
-        return self.config.get("qk_norm", True)
-
     def read_condition(self, **condition) -> tuple[torch.Tensor, torch.Tensor | None, list[tuple[torch.Tensor, ...]]]:
         """The hidden states [B, n, hidden_size] that the first map starts from, those of a prefix [B, P, hidden_size]
         or None, and what the layers need, computed once per image: what each block takes, then a scale and a shift
         [B, 1, hidden_size] before the head, and what all blocks take besides."""
         raise NotImplementedError
 
-    def embed_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The hidden states [B, T, hidden_size] of inputs."""
-        raise NotImplementedError
+    def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """The modulations [B, 1, hidden_size] by the condition [B, hidden_size]: two gates, two scales and two shifts
+        per block, then a scale and a shift before the head. The layers output a scale's difference from 1."""
+        condition = F.silu(vector)
+        before_head = self.head_modulation(condition)
+        if self.shared_modulation is not None:
+            condition = self.shared_modulation(condition)
+        rows = [*(block.modulation(condition) for block in self.blocks), before_head]
+        *blocks, (scale, shift) = (row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows)
+        return [
+            *((gate1, gate2, scale1 + 1, scale2 + 1, *shifts) for gate1, gate2, scale1, scale2, *shifts in blocks),
+            (scale + 1, shift),
+        ]
 
     def embed_places(self, levels: torch.LongTensor, first: int) -> torch.Tensor:
-        """What is added for the maps of cells (`levels` [T]) and their places, from `first` on."""
-        raise NotImplementedError
+        """What is added for the maps of cells (`levels` [T]) and for their places, from `first` on."""
+        return self.level_embedding(levels).float()
+
+    def prefix_mask(self, **condition) -> torch.BoolTensor | None:
+        """Which positions of the prefix are visible, bool [B, P]; None without one."""
+        return None
 
     def forward(
         self,
@@ -97,7 +111,7 @@ class ScaleTransformer:
             assert cache is not None and cache.conditions is not None and inputs is not None
             conditions = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
         if inputs is not None:
-            parts.append(self.embed_inputs(inputs))
+            parts.append(self.input_projection(inputs))
         hidden = torch.cat(parts, dim=1) + self.embed_places(levels, first)
         if prefix is not None:
             hidden = torch.cat([prefix, hidden], dim=1)
@@ -118,7 +132,8 @@ class ScaleTransformer:
         if mask is not None:
             # Once for all blocks: attention adds it to its scores.
             mask = mask.to(self.dtype if self.in_float32 else hidden.dtype).log()
-        steps = cache is not None and cache.keeps_all_or_none and self.has_steps and runs_kernels(self)
+        steps = cache is not None and cache.keeps_all_or_none and self.config.get("qk_norm", True)
+        steps = steps and runs_kernels(self)
         if steps:
             shared = [part.to(self.dtype) for part in shared]
         for layer, block in enumerate(self.blocks):
@@ -136,18 +151,25 @@ class ScaleTransformer:
         hidden, count = hidden[:, first_query - len(levels) :], len(hidden)
         return self.head(layer_norm(hidden, scale[:count], shift[:count]))
 
+    def predict_maps(
+        self, inputs: torch.Tensor, counts: Sequence[int], rotary: torch.Tensor | None = None, **condition
+    ) -> torch.FloatTensor:
+        """Teacher-forced logits of the cells of maps with these `counts`, given the condition and the inputs [B, M, D]
+        of all maps but the first. The inputs may end after any map."""
+        levels = levels_of(counts, inputs.device)[: counts[0] + inputs.shape[1]]
+        mask = block_causal_mask(levels, self.prefix_mask(**condition))
+        return self(inputs, levels=levels, rotary=rotary, mask=mask, condition=condition)
+
 
 class BoundScaleModel(BoundNetwork):
     """Base of the next-scale models. Unless one says otherwise, it generates images bit by bit, its scales cost as
-    much as they have tokens, and `Sampling` guides it. A family adds `inputs` and `settings`.
+    much as they have tokens, and `Sampling` guides it.
 
     Args:
-        transformer: runs the forward passes: a network, or what `torch.compile` made of it. Its logits are
-            [rows, cells, vocab_size], or [rows, cells, tokens of a cell, vocab_size].
-        conditions: the `Conditions` of the images.
+        transformer: runs the forward passes: a network, or what `torch.compile` made of it.
+        conditions, codebook: see `BoundNetwork`.
         scales: the shape of each map in cells.
         per_cell: how many tokens a cell of each map has.
-        codebook: see `BoundNetwork`.
 
     Attributes:
         cells: the number of cells of each map.
@@ -155,22 +177,13 @@ class BoundScaleModel(BoundNetwork):
 
     kind: ClassVar[Literal["scales"]] = "scales"
     prunes: ClassVar[bool] = True
-    # See `ScaleTransformer`.
-    in_float32: ClassVar[bool] = False
     guidance_schedule: ClassVar[Literal["linear", "constant"]] = "constant"
     last_clip = 0
     # A bit is a token.
     vocab_size = 2
     refiner: Any = None
 
-    def __init__(
-        self,
-        transformer: Any,
-        conditions: Conditions,
-        scales: Sequence[tuple[int, ...]],
-        per_cell: Sequence[int],
-        codebook: torch.Tensor | None = None,
-    ):
+    def __init__(self, transformer: Any, conditions: Conditions, scales, per_cell: Sequence[int], codebook=None):
         super().__init__(transformer, conditions, codebook)
         self.transformer = transformer
         self.scales: tuple[tuple[int, ...], ...] = tuple(scales)
@@ -183,29 +196,12 @@ class BoundScaleModel(BoundNetwork):
         """See `ScaleModel`."""
         return self.scale_sizes
 
-    def inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
-        """What the transformer takes for the cells of `scale`, [B, cells, D]."""
-        raise NotImplementedError
-
-    def settings(self, scale: int, branches: int, cache: Any, pruning: Pruning | None) -> dict[str, Any]:
-        """What else the transformer takes for `scale`, of which so many branches are fed."""
-        raise NotImplementedError
-
-    def prune(self, cache: ScaleCache, pruned: Mapping[int, float] | None) -> None:
-        """Let the passes of a cache feed all but these shares of cells; see `ScaleModel.prefill`."""
+    def prune(self, cache: ScaleCache, pruned: Mapping[int, float] | None, dtype: torch.dtype) -> None:
+        """Let the forward passes of a cache leave out these shares of cells; see `ScaleModel.prefill`. Hidden states
+        are of `dtype`."""
         if pruned:
-            width, dtype = self.transformer.config.hidden_size, self.transformer.dtype
-            dtype = torch.float32 if self.in_float32 else dtype
+            width = self.transformer.config.hidden_size
             cache.prune(fed_cells(self.cells, pruned), min(pruned) - 1, width, dtype)
-
-    def forward(self, scale: int, latents: torch.Tensor, cache: Any, *, guided: bool = True) -> torch.FloatTensor:
-        """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
-        branches = self.branches if guided else 1
-        pruning = pruning_of(scale, cache, self.scales)
-        settings = self.settings(scale, branches, cache, pruning)
-        inputs = self.inputs(scale, latents).repeat(branches, 1, 1)
-        logits = self.transformer(inputs, cache=cache, pruning=pruning, **settings)
-        return logits.flatten(1, -2).unflatten(0, (-1, len(latents)))
 
     def guide(self, logits, guidance_scale, temperature) -> torch.FloatTensor | None:
         """See `ScaleModel.guide`."""
@@ -213,74 +209,72 @@ class BoundScaleModel(BoundNetwork):
 
 
 class GrowingScaleModel(BoundScaleModel):
-    """Base of the models of a `ScaleTransformer`: several scales may be fed by one forward pass, and later ones see
-    all of them.
+    """Base of the models of a `ScaleTransformer`: every scale sees all before it, and several may be fed together.
 
     Args:
         vq: the image tokenizer, which adds up the maps.
         transformer, conditions, scales, per_cell, codebook: see `BoundScaleModel`.
+        rotary: the `rotary_table` of all cells, if the transformer takes one.
     """
 
     # Whether the last scale, which no other one reads, is kept.
     keeps_last: ClassVar[bool] = True
 
-    def __init__(self, vq: nn.Module, transformer: Any, conditions: Conditions, scales, per_cell, codebook=None):
-        super().__init__(transformer, conditions, scales, per_cell, codebook)
-        self.vq, self._levels = vq, levels_of(self.cells, self.device)
-
-    def prefix_mask(self, condition: dict[str, torch.Tensor]) -> torch.BoolTensor | None:
-        """Which positions of the prefix are visible, bool [rows, P]; None without one."""
-        return None
+    def __init__(self, vq: nn.Module, *settings, rotary: torch.Tensor | None = None, **more):
+        super().__init__(*settings, **more)
+        self.vq, self._levels, self._rotary = vq, levels_of(self.cells, self.device), rotary
 
     def mix(self, scale: int, branches: int) -> tuple[int, float | torch.Tensor] | None:
         """See `ScaleTransformer.forward`."""
         return None
 
-    def at_cells(self, cells: slice) -> dict[str, Any]:
+    def _inputs(self, scale: int, latents: torch.Tensor, branches: int) -> torch.Tensor:
+        return self.vq.scale_input(self.scales[scale], latents).repeat(branches, 1, 1)
+
+    def _at(self, first: int, stop: int) -> dict[str, Any]:
         """What the transformer takes for these cells of an image."""
-        return {"levels": self._levels[cells]}
+        rotary = None if self._rotary is None else self._rotary[first:stop]
+        return {"levels": self._levels[first:stop], "rotary": rotary}
 
     def prefill(
         self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
     ) -> tuple[GrowingCache, torch.FloatTensor]:
         """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last
         of them; see `ScaleModel.prefill`."""
-        config, first_query = self.transformer.config, sum(self.cells[: len(latents)])
-        stop = first_query + self.cells[len(latents)]
-        mix = self.mix(len(latents), self.branches)
+        transformer, mix = self.transformer, self.mix(len(latents), self.branches)
+        first, stop = (sum(self.cells[:end]) for end in (len(latents), len(latents) + 1))
         # With latents, images of equal conditions differ; so do the halves of rows that are mixed.
-        shared = not latents and mix is None
-        fed = fed_cells(self.cells, pruned)
+        shared, fed = not latents and mix is None, fed_cells(self.cells, pruned)
         cache, condition, copies = self.open_prefill(
             GrowingCache,
             batch_size,
-            config.num_layers,
-            config.num_attention_heads,
+            transformer.config.num_layers,
+            transformer.config.num_attention_heads,
             slots=sum(fed if self.keeps_last else fed[:-1]),
             filled=stop,
             shared=shared,
         )
-        inputs = None
-        if latents:
-            maps = [self.inputs(scale, latent) for scale, latent in enumerate(latents, 1)]
-            inputs = torch.cat(maps, dim=1).repeat(self.branches, 1, 1)
-        at, prefix_mask = self.at_cells(slice(0, stop)), self.prefix_mask(condition)
-        # The first map sees all of itself.
-        alone = prefix_mask is None and not latents
-        mask = None if alone else block_causal_mask(at["levels"], prefix_mask)
-        logits = self.transformer(
-            inputs, mask=mask, condition=condition, cache=cache, first_query=first_query, mix=mix, **at
-        )
+        maps = [self._inputs(scale, latent, self.branches) for scale, latent in enumerate(latents, 1)]
+        prefix_mask, mask = transformer.prefix_mask(**condition), None
+        if maps or prefix_mask is not None:
+            mask = block_causal_mask(self._levels[:stop], prefix_mask)
+        inputs, settings = torch.cat(maps, dim=1) if maps else None, {"first_query": first, "mix": mix}
+        logits = transformer(inputs, mask=mask, condition=condition, cache=cache, **self._at(0, stop), **settings)
         if shared:
             (logits,) = spread(cache, copies, logits)
-        self.prune(cache, pruned)
+        self.prune(cache, pruned, torch.float32 if transformer.in_float32 else transformer.dtype)
         return cache, logits.flatten(1, -2).unflatten(0, (-1, batch_size))
 
-    def settings(self, scale: int, branches: int, cache: GrowingCache, pruning: Pruning | None) -> dict[str, Any]:
-        first = sum(self.cells[:scale])
-        stop, mask = first + self.cells[scale], None
+    def forward(
+        self, scale: int, latents: torch.Tensor, cache: GrowingCache, *, guided: bool = True
+    ) -> torch.FloatTensor:
+        """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
+        first, stop = (sum(self.cells[:end]) for end in (scale, scale + 1))
+        branches, mask = self.branches if guided else 1, None
+        inputs, pruning = self._inputs(scale, latents, branches), pruning_of(scale, cache, self.scales)
         if self.conditions.prefix_length:
             keys = stop if pruning is None else pruning.stop
-            seen = self.conditions.seen[: branches * self.conditions.images]
-            mask = F.pad(seen, (0, keys), value=True)[:, None, None]
-        return {"mask": mask, "first": first, "mix": self.mix(scale, branches), **self.at_cells(slice(first, stop))}
+            mask = F.pad(self.conditions.seen[: len(inputs)], (0, keys), value=True)[:, None, None]
+        settings = {"first": first, "mix": self.mix(scale, branches), "pruning": pruning}
+        logits = self.transformer(inputs, mask=mask, cache=cache, **self._at(first, stop), **settings)
+        return logits.flatten(1, -2).unflatten(0, (-1, len(latents)))

@@ -214,6 +214,6 @@ def losses_of(pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains
         if isinstance(model, LanguageTokenModel) and model.trainable:
             return LanguageLosses(pipe)
     raise ValueError(
-        f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, "
-        "latent Llama, Janus, Emu3, Lumina-mGPT, Anole or Cosmos"
+        f"a {type(pipe).__name__} cannot be trained here: choose a model of one of the families that "
+        "docs/training_reference.md lists"
     )

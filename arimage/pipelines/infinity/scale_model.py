@@ -1,7 +1,7 @@
 """An Infinity transformer with the conditions of one call, as a `ScaleModel`."""
 
 from collections.abc import Hashable
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -28,7 +28,6 @@ class InfinityScaleModel(GrowingScaleModel):
         guidance: the guidance scale of each map, for `mixed_layer`.
     """
 
-    in_float32 = True
     # No later scale reads it.
     keeps_last = False
 
@@ -44,10 +43,11 @@ class InfinityScaleModel(GrowingScaleModel):
         guidance: tuple[float, ...] = (),
     ):
         per_cell = [transformer.config.bits] * len(schedule.scales)
-        super().__init__(vq, transformer, Conditions(condition, 1 + guided), schedule.scales, per_cell)
+        conditions = Conditions(condition, 1 + guided)
+        rotary = rotary_table(schedule, transformer.head_dim, conditions.seen.device)
+        super().__init__(vq, transformer, conditions, schedule.scales, per_cell, rotary=rotary)
         self.schedule, self._mixed_layer, self._numbers = schedule, mixed_layer, guidance
         self._guidance = torch.tensor(guidance, device=self.device, dtype=torch.float32)
-        self._rotary = rotary_table(schedule, transformer.head_dim, self.device)
 
     @property
     def put_key(self) -> Hashable:
@@ -72,12 +72,6 @@ class InfinityScaleModel(GrowingScaleModel):
         # A compiled or captured step serves images with other guidance too.
         eager = self.device.type == "cpu" and not torch.compiler.is_compiling()
         return self._mixed_layer, (self._numbers if eager else self._guidance)[scale]
-
-    def at_cells(self, cells: slice) -> dict[str, Any]:
-        return {"rotary": self._rotary[cells], **super().at_cells(cells)}
-
-    def inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
-        return self.vq.scale_input(self.schedule.scales[scale], latents)
 
     def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:
         """See `ScaleModel.vectors`."""

@@ -15,13 +15,12 @@ from ...models.layers import Linear, attend, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import (
     NORM_EPS,
+    CastingLinear,
     FeedForward,
     Float32Linear,
     Offset,
-    block_causal_mask,
     init_modulated,
     launch,
-    levels_of,
 )
 from ...models.rotary import frequencies_of, grid_turns
 from ...models.scale_model import ScaleTransformer
@@ -51,14 +50,6 @@ class Float32LayerNorm(nn.LayerNorm):
     def forward(self, hidden):
         weight, bias = self.weight.to(hidden.dtype), self.bias.to(hidden.dtype)
         return F.layer_norm(hidden, self.normalized_shape, weight, bias, self.eps)
-
-
-class CastingLinear(Linear):
-    """Takes inputs of any dtype: that of the weight is known only in its own forward pass if weights are stored in
-    another one."""
-
-    def forward(self, hidden):
-        return super().forward(hidden.to(self.weight.dtype))
 
 
 class Attention(modulated_blocks.Attention):
@@ -228,29 +219,14 @@ class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapter
 
     def read_condition(self, **condition):
         vector, text, mask = self.embed_condition(**condition)
-        activated = F.silu(vector)
-        shared = self.shared_modulation(activated)
-        found: list[tuple[torch.Tensor, ...]] = []
-        for block in self.blocks:
-            rows = block.modulation(shared).unflatten(-1, (6, 1, -1)).unbind(1)
-            gate1, gate2, scale1, scale2, shift1, shift2 = rows
-            # And the keys and values [B, heads, P, D] of the text.
-            key, value = block.cross_attention.project_text(text)
-            found.append((gate1, gate2, scale1 + 1, scale2 + 1, shift1, shift2, key, value))
-        scale, shift = self.head_modulation(activated).unflatten(-1, (2, 1, -1)).unbind(1)
-        return vector[:, None] + self.start_position.float(), None, [*found, (scale + 1, shift, mask)]
-
-    def embed_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.input_projection(inputs)
-
-    def embed_places(self, levels: torch.LongTensor, first: int) -> torch.Tensor:
-        return self.level_embedding(levels).float()
+        *modulations, before_head = self.modulations(vector)
+        read = [block.cross_attention.project_text(text) for block in self.blocks]
+        blocks = [(*modulation, *each) for modulation, each in zip(modulations, read, strict=True)]
+        return vector[:, None] + self.start_position.float(), None, [*blocks, (*before_head, mask)]
 
     def predict(self, inputs: torch.Tensor, schedule: Schedule, **condition) -> torch.FloatTensor:
         """Teacher-forced logits [B, N, bits, 2] in float32 of all cells, coarse to fine, given the condition
         (arguments of `embed_condition`) and the transformer's inputs [B, N - 1, bits] for the maps after the first.
         Differentiable, for training."""
-        levels = levels_of((rows * columns for rows, columns in schedule.scales), inputs.device)
         rotary = rotary_table(schedule, self.head_dim, inputs.device)
-        mask = block_causal_mask(levels, None)
-        return self(inputs, levels=levels, rotary=rotary, mask=mask, condition=condition)
+        return self.predict_maps(inputs, [rows * columns for rows, columns in schedule.scales], rotary, **condition)

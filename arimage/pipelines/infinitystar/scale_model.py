@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import nn
 from ...models.cache import ScaleCache
 from ...models.conditions import Conditions
 from ...models.layers import additive
-from ...models.pruning import Pruning
+from ...models.pruning import pruning_of
 from ...models.scale_model import BoundScaleModel
 from .guidance import projected_guidance
 from .pyramid import bit_vectors, enlarge, frames_of, reduce
@@ -159,28 +159,29 @@ class InfinityStarScaleModel(BoundScaleModel):
         )
         if len(seen) < len(copies):
             cache.take_rows(torch.tensor(copies, device=self.device))
-        self.prune(cache, pruned)
+        self.prune(cache, pruned, self.transformer.dtype)
         before = [self._begin(batch_size), *latents]
         logits = [self.forward(scale, latent, cache) for scale, latent in enumerate(before)]
         return cache, logits[-1]
 
-    def inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
-        one = self.film[self.fed[scale]]
-        return reduce(frames_of(one, latents), one.shape[1:]).movedim(1, -1).flatten(1, 3)
-
-    def settings(self, scale: int, branches: int, cache: ClipCache, pruning: Pruning | None) -> dict[str, Any]:
-        number = self.fed[scale]
+    def forward(
+        self, scale: int, latents: torch.Tensor, cache: ClipCache, *, guided: bool = True
+    ) -> torch.FloatTensor:
+        """Logits [G, B, n, 2] of `scale`; see `ScaleModel.forward`."""
+        number, branches = self.fed[scale], self.branches if guided else 1
         one = self.film[number]
+        inputs = reduce(frames_of(one, latents), one.shape[1:]).movedim(1, -1).flatten(1, 3).repeat(branches, 1, 1)
         text, seen = self.conditions.prefix_length, self._seen(one)
+        pruning = pruning_of(scale, cache, self.scales)
         own = self.cells[scale] if pruning is None or pruning.kept is None else pruning.kept
         cache.write_next_at(text if one.last and one.clip < self.film[-1].clip else None, seen, own)
         mask = None
         if self._padded:
-            rows = self.conditions.seen[: branches * self.conditions.images]
-            visible = F.pad(rows, (0, seen - text + own), value=True)
+            visible = F.pad(self.conditions.seen[: len(inputs)], (0, seen - text + own), value=True)
             mask = additive(visible[:, None], self.transformer.dtype)
         positions = cell_positions(number, one, self._finest, self.device)
-        return {"positions": positions, "coarse": one.coarse, "mask": mask}
+        logits = self.transformer(inputs, positions, cache, coarse=one.coarse, mask=mask, pruning=pruning)
+        return logits.flatten(1, 2).unflatten(0, (-1, len(latents)))
 
     def guide(
         self, logits: torch.Tensor, guidance_scale: float | torch.Tensor, temperature: float | torch.Tensor

@@ -16,12 +16,11 @@ from ...models.layers import Linear, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import (
     Attention,
+    CastingLinear,
     FeedForward,
     Float32Linear,
     Offset,
-    block_causal_mask,
     init_modulated,
-    levels_of,
 )
 from ...models.scale_model import GrowingScaleModel, ScaleTransformer
 from ...schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
@@ -111,7 +110,7 @@ class VARTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin
         else:
             self.caption_projection = CaptionProjection(caption_dim, hidden_size)
         self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))
-        self.input_projection = Linear(codebook_dim, hidden_size)
+        self.input_projection = CastingLinear(codebook_dim, hidden_size)
         self.level_embedding = nn.Embedding(len(scales), hidden_size)
         self.position_embedding = nn.Parameter(torch.zeros(1, sum(side**2 for side in scales), hidden_size))
         self.shared_modulation = Linear(hidden_size, 6 * hidden_size) if shared_adaln else None
@@ -156,26 +155,9 @@ class VARTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin
         mask = prompt_attention_mask.bool()
         return mask if unconditional is None else mask & ~unconditional[:, None]
 
-    def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        """The modulations [B, 1, hidden_size] by the condition [B, hidden_size]: two gates, two scales and two shifts
-        per block, then a scale and a shift before the head. The layers output a scale's difference from 1."""
-        condition = F.silu(vector)
-        before_head = self.head_modulation(condition)
-        if self.shared_modulation is not None:
-            condition = self.shared_modulation(condition)
-        rows = [*(block.modulation(condition) for block in self.blocks), before_head]
-        *blocks, (scale, shift) = (row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows)
-        return [
-            *((gate1, gate2, scale1 + 1, scale2 + 1, *shifts) for gate1, gate2, scale1, scale2, *shifts in blocks),
-            (scale + 1, shift),
-        ]
-
     def read_condition(self, **condition):
         vector, prefix = self.embed_condition(**condition)
         return vector[:, None] + self.start_position, prefix, self.modulations(vector)
-
-    def embed_inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.input_projection(inputs.to(self.dtype))
 
     def embed_places(self, levels: torch.LongTensor, first: int) -> torch.Tensor:
         return self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
@@ -184,10 +166,7 @@ class VARTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin
         """Teacher-forced logits [B, M + n, vocab_size] in float32 of all tokens, coarse to fine, given the condition
         (arguments of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the
         first, which has n tokens. The inputs may end after any scale. Differentiable, for training."""
-        scales = self.config.scales
-        levels = levels_of((side**2 for side in scales), inputs.device)[: scales[0] ** 2 + inputs.shape[1]]
-        mask = block_causal_mask(levels, self.prefix_mask(**condition))
-        return self(inputs, levels=levels, mask=mask, condition=condition)
+        return self.predict_maps(inputs, [side**2 for side in self.config.scales], **condition)
 
 
 class VARScaleModel(GrowingScaleModel):
@@ -220,12 +199,6 @@ class VARScaleModel(GrowingScaleModel):
             vq, transformer, conditions, [(side, side) for side in sides], [1] * len(sides), vq.code_vectors().float()
         )
         self.vocab_size, self.refiner = transformer.config.vocab_size, refiner
-
-    def prefix_mask(self, condition: dict[str, torch.Tensor]) -> torch.BoolTensor | None:
-        return self.transformer.prefix_mask(**condition)
-
-    def inputs(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
-        return self.vq.scale_input(scale, latents)
 
     def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:
         """See `ScaleModel.vectors`."""
