@@ -37,7 +37,7 @@ PRESETS = {
         "SpeculativeJacobiDecoding",
         {"refresh": "coupled"},
         True,
-        "like sjd, but drafts that are sampled again stay where they can (maximal coupling)",
+        "like sjd, but a draft that is sampled again keeps its token as often as possible, so right guesses survive",
         "2510.24211",
     ),
     "sjd-gumbel": Preset(

@@ -207,12 +207,8 @@ class GroupModel(TokenModel, Protocol):
 
 @dataclass(frozen=True)
 class ConfidenceLaw:
-    """The settings of `ConfidenceDecoding` that a model was published with, which explains them.
-
-    Attributes:
-        gumbel: whether tokens are sampled with a number for each token of the vocabulary, or with one number. The
-            distribution is the same.
-    """
+    """The settings of `ConfidenceDecoding` that a model was published with; its attributes are explained there. With
+    `gumbel`, a token is sampled by a number for each token of the vocabulary, not by one. Both are exact."""
 
     steps: int
     schedule: str
@@ -234,12 +230,10 @@ class MaskedTokenModel(BoundModel, Protocol):
         layout: the `Layout` of the tokens, one grid in raster order.
         num_rows: R.
         published: how `ConfidenceDecoding` decides its tokens unless it is told otherwise.
-        keeps_logits: which of its rows have logits in a context that keeps them: "places", or "all".
     """
 
     kind: ClassVar[Literal["masked_tokens"]]
-    published: ClassVar[ConfidenceLaw]
-    keeps_logits: ClassVar[Literal["places", "all"]]
+    published: ConfidenceLaw
     layout: Layout
     vocab_size: int
     num_rows: int

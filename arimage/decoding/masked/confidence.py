@@ -1,9 +1,9 @@
 """Confidence decoding: masked tokens in the order in which the model is certain of them, as in MaskGIT."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
+import numpy as np
 import torch
 
 from ...kernels.coupling import sample_at
@@ -22,11 +22,11 @@ Slope = Literal["linear", "constant"]
 _State = TypeVar("_State", bound=MaskedTokenState)
 
 _KNOWN = {
-    "arccos": lambda share: 1 - torch.arccos(share) / (math.pi / 2),
-    "cosine": lambda share: 1 - torch.cos(math.pi * share / 2),
+    "arccos": lambda share: 1 - np.arccos(share) / np.float32(np.pi / 2),
+    "cosine": lambda share: 1 - np.cos(np.float32(np.pi) * share / 2),
     "linear": lambda share: share,
     "square": lambda share: share**2,
-    "root": lambda share: share**0.5,
+    "root": np.sqrt,
 }
 
 
@@ -105,7 +105,7 @@ class ConfidenceDecoding(DecodingMethod):
         steps = self.steps or model.published.steps
         return steps if self._schedule(model) == "maskgit" else min(steps, model.num_tokens)
 
-    def _schedule(self, model: MaskedTokenModel) -> Schedule:
+    def _schedule(self, model: MaskedTokenModel) -> str:
         return self.schedule or model.published.schedule
 
     def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
@@ -170,7 +170,7 @@ class ConfidenceDecoding(DecodingMethod):
             sampled = torch.ones_like(masked) if given is None else ~given.gather(1, places)
         logits = evaluate(torch.where(sampled, places, size))
         tokens, ratings = self._sample(state, logits, places, sampled)
-        drawn = torch.empty_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
+        drawn = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
 
         # Places that are decided come last, in the order that they had; those that are not rated come first.
         keys = torch.where(torch.arange(size + 1, device=device) < last[:, None], -torch.inf, torch.inf)
@@ -214,15 +214,21 @@ class ConfidenceDecoding(DecodingMethod):
         return tokens, ratings
 
 
-def _counts(tokens: int, steps: int, schedule: Schedule) -> list[int]:
+def _linspace(steps: int) -> np.ndarray:
+    """`torch.linspace(0, 1, steps)`, whose numbers are rounded once each."""
+    step, places = float(np.float32(1 / max(steps - 1, 1))), np.arange(steps)
+    return np.where(places < steps // 2, step * places, 1 - step * (steps - 1 - places)).astype(np.float32)
+
+
+def _counts(tokens: int, steps: int, schedule: str) -> list[int]:
     """The number of undecided tokens before each step and after the last one."""
     counts = [tokens]
     # In float32, as in the authors' code.
     if schedule == "maskgit":
-        shares = torch.cos(math.pi / 2 * (torch.arange(1, steps + 1, dtype=torch.float32) / steps))
-        left = (tokens * shares).floor().long().tolist()
+        shares = np.cos(np.float32(np.pi / 2) * (np.arange(1, steps + 1, dtype=np.float32) / np.float32(steps)))
+        left = np.floor(np.float32(tokens) * shares).astype(int).tolist()
     else:
-        known = (tokens * _KNOWN[schedule](torch.linspace(0, 1, steps))).floor().long().tolist()
+        known = np.floor(np.float32(tokens) * _KNOWN[schedule](_linspace(steps))).astype(int).tolist()
         left = [tokens - max(step, count) for step, count in enumerate(known, 1)]
     for count in left[:-1]:
         if counts[-1] > 0:

@@ -152,7 +152,7 @@ def too_many_steps(steps: int | None, model: MaskedTokenModel) -> str | None:
 def _counts(tokens: int, steps: int) -> list[int]:
     """The number of undecided tokens before each step and after the last one, by the arccos schedule."""
     # In float32, as in the authors' code.
-    shares = 1 - torch.arccos(torch.arange(1, steps + 1, dtype=torch.float32) / steps) / (torch.pi / 2)
-    decided = (tokens * shares).floor().long().tolist()
+    shares = 1 - np.arccos(np.arange(1, steps + 1, dtype=np.float32) / np.float32(steps)) / np.float32(np.pi / 2)
+    decided = np.floor(np.float32(tokens) * shares).astype(int).tolist()
     counts = [tokens - min(max(step, count), tokens) for step, count in enumerate(decided, 1)]
     return [tokens, *counts[: counts.index(0) + 1]] if tokens else [0]

@@ -196,13 +196,18 @@ class HaltonMaskGITTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         return config.grid_size**2 + config.num_registers + (config.num_condition_tokens if self.reads_text else 0)
 
     def init_weights(self) -> None:
-        """Initialise for training: N(0, 0.02), and modulations of zeros, with which every block leaves its input as it
-        is."""
+        """Initialise for training: N(0, 0.02), and modulations with which every block is a plain one."""
         init_normal(self)
         nn.init.normal_(self.token_embedding.weight, std=0.02)
         for name, weight in self.named_parameters():
             if "modulation" in name:
                 nn.init.zeros_(weight)
+        width = self.config.hidden_size
+        for block in self.blocks:
+            for gate in (2, 5):
+                nn.init.ones_(block.modulation.bias[gate * width : (gate + 1) * width])
+            for layer in (block.attention.out_proj, block.feed_forward.down_proj):
+                layer.weight.data.div_((2 * len(self.blocks)) ** 0.5)
 
     def forward(
         self,

@@ -33,7 +33,6 @@ class LuminaDiMOOModel(BoundNetwork):
 
     kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
     reads_values = True
-    keeps_logits: ClassVar[Literal["all"]] = "all"
 
     def __init__(
         self,
@@ -95,11 +94,13 @@ class LuminaDiMOOModel(BoundNetwork):
         """Logits [G, B, Q, V]; see `MaskedTokenModel.forward`. They are float32 where three branches become two."""
         ids, positions, there = self._rows_of(tokens)
         at, last = places.clamp(max=self.num_tokens - 1).repeat(self.branches, 1), self.num_rows
-        if rows is not None and context is not None:
-            rows = rows.flatten(0, 1) if rows.ndim == 3 else rows.repeat(self.branches, 1)
-            inside = rows.clamp(max=last - 1)
+        fed = None
+        if rows is not None:
+            assert context is not None
+            fed = rows.flatten(0, 1) if rows.ndim == 3 else rows.repeat(self.branches, 1)
+            inside = fed.clamp(max=last - 1)
             ids, positions = ids.gather(1, inside), positions.gather(1, inside)
-            context.write_at(rows, last)
+            context.write_at(fed, last)
         elif context is not None:
             context.write_all()
         if context is not None and context.logits is not None:
@@ -110,9 +111,9 @@ class LuminaDiMOOModel(BoundNetwork):
             kept = context.write_logits(logits)
             logits = kept.gather(1, at[..., None].expand(-1, -1, self.vocab_size))
         else:
-            if rows is not None:
-                index = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-                at = rows.new_zeros(len(rows), last + 1).scatter(1, rows, index).gather(1, at)
+            if fed is not None:
+                index = torch.arange(fed.shape[1], device=fed.device).expand_as(fed)
+                at = fed.new_zeros(len(fed), last + 1).scatter(1, fed, index).gather(1, at)
             logits = self.network(ids, positions, there, at=at, cache=context)
         return self._guided(logits.unflatten(0, (self.branches, -1)))
 

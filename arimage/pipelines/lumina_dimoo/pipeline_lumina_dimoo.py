@@ -17,8 +17,8 @@ from ...decoding import ConfidenceDecoding, Layout
 from ...decoding.contract.models import ConfidenceLaw
 from ...kernels.codebook import nearest_code
 from ...tokenizers.tiling import Tiling
-from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
-from ..arguments import TokenArguments, pipeline_call
+from ..abilities import EDITING, MASKED_TOKEN_SAMPLING, Abilities
+from ..arguments import MaskedTokenArguments, pipeline_call
 from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..components import check_parts
@@ -45,7 +45,7 @@ EXAMPLE_DOC_STRING = """
         ```
 """
 # How the authors sample: 64 steps, whose noise does not fall.
-SAMPLING = ConfidenceLaw(64, "maskgit", 1.0, "constant", "constant", gumbel=True)
+CONFIDENCE = ConfidenceLaw(64, "maskgit", 1.0, "constant", "constant", gumbel=True)
 
 
 class LuminaDiMOOPipeline(ARImagePipeline):
@@ -69,7 +69,7 @@ class LuminaDiMOOPipeline(ARImagePipeline):
     """
 
     family = FAMILY
-    abilities = Abilities("masked_tokens", TOKEN_SAMPLING | EDITING | {"task"}, max_references=2)
+    abilities = Abilities("masked_tokens", MASKED_TOKEN_SAMPLING | EDITING | {"task"}, max_references=2)
     model_cpu_offload_seq = "transformer->vq"
     _saved_defaults = ("image_guidance_scale",)
 
@@ -179,7 +179,7 @@ class LuminaDiMOOPipeline(ARImagePipeline):
         mask_image: PipelineImageInput | None = None,
         task: str | None = None,
         image_guidance_scale: float | None = None,
-        **common: Unpack[TokenArguments],
+        **common: Unpack[MaskedTokenArguments],
     ) -> GenerationCall:
         r"""
         Generate images, paint parts of given ones, or change whole pictures.
@@ -205,7 +205,8 @@ class LuminaDiMOOPipeline(ARImagePipeline):
             image_guidance_scale (`float`, *optional*, defaults to the checkpoint's):
                 s' in c + (s - 1) (c - u) + (s' - 1) (c - w), with logits c, u without the prompt and w without the
                 pictures: a further row per image. 1 or less leaves it out.
-            {common}
+            {sampling}
+            {call}
 
         {example}
 
@@ -235,7 +236,9 @@ class LuminaDiMOOPipeline(ARImagePipeline):
         self.edit(call, image, mask_image)
         pictures, codebook = self._pictures(references) or [[] for _ in texts], self.codebook()
         prompts, device = LuminaDiMOOPrompts(self.tokenizer), self._execution_device
-        parts = [(system, text, shown) for (system, text), shown in zip(worded, pictures, strict=True)]
+        parts: list[tuple[str, str | None, list]] = [
+            (system, text, shown) for (system, text), shown in zip(worded, pictures, strict=True)
+        ]
         branches = [parts]
         if call.guided:
             branches.append([(system, None, shown) for system, _, shown in parts])
@@ -246,7 +249,7 @@ class LuminaDiMOOPipeline(ARImagePipeline):
             self.transformer,
             [[prompts.prefix(*part).to(device) for part in branch] for branch in branches],
             Layout((call.size[0] // PATCH, call.size[1] // PATCH)),
-            SAMPLING,
+            CONFIDENCE,
             codebook=codebook,
             image_guidance_scale=float(scale) if shows else 1.0,
         )
