@@ -22,7 +22,7 @@ from ...models.modulated_blocks import (
     init_modulated,
     launch,
 )
-from ...models.rotary import frequencies_of, grid_turns
+from ...models.rotary import turns_at
 from ...models.scale_model import ScaleTransformer
 from ...schema import Count, Layers, Width, checked
 from .schedules import PixelClass, Schedule
@@ -31,13 +31,13 @@ from .schedules import PixelClass, Schedule
 def rotary_table(schedule: Schedule, head_dim: int, device: torch.device) -> torch.Tensor:
     """The cosines and sines [N, head_dim / 2, 2] of the cells of all maps, for `rotate`. Half of the angles are those
     of the rows, half those of the columns; every map is stretched onto the finest of the largest images."""
-    frequencies, tables = [frequencies_of(head_dim // 2, 10000.0, device)] * 2, []
+    tables = []
     for grid in schedule.scales:
         places = [
             torch.round(torch.arange(length, dtype=torch.float32, device=device) * whole / length)
             for length, whole in zip(grid, schedule.whole, strict=True)
         ]
-        tables.append(grid_turns(places, frequencies))
+        tables.append(turns_at(torch.cartesian_prod(*places), head_dim, 10000.0))
     return torch.cat(tables)
 
 
