@@ -1,7 +1,7 @@
 """Next-scale transformers, and with the conditions of one call as `ScaleModel`s."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,6 +33,7 @@ class ScaleTransformer:
     shared_modulation: nn.Module | None
     head_modulation: nn.Module
     head: nn.Module
+    __call__: Callable[..., torch.FloatTensor]
 
     @property
     def head_dim(self) -> int:
