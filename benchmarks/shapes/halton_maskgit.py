@@ -23,7 +23,7 @@ def halton_maskgit(layers: int, **size: Any) -> Bind:
     return bind
 
 
-DECODINGS = ("halton", "confidence", "recap")
+DECODINGS = ("halton", "confidence", "recap", "ml-cache")
 PUBLISHED = {
     "halton-maskgit-base-256": Published(12, halton_maskgit, DECODINGS),
     "halton-maskgit-large-384": Published(24, lambda layers: halton_maskgit(layers, **LARGE), DECODINGS[:1]),

@@ -25,4 +25,4 @@ def lumina_dimoo(layers: int, shape: tuple[int, int] = (64, 64), **size: Any) ->
 
 
 TINY = {"shape": (4, 4), **NARROW}
-PUBLISHED = {"lumina-dimoo": Published(32, lumina_dimoo, ("confidence", "ml-cache"), TINY)}
+PUBLISHED = {"lumina-dimoo": Published(32, lumina_dimoo, ("confidence:steps=8", "ml-cache:steps=8"), TINY)}
