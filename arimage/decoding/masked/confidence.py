@@ -162,8 +162,8 @@ class ConfidenceDecoding(DecodingMethod):
         assert isinstance(each, RatedSet)
         size, device = model.num_tokens, state.seeds.device
         before, after = state.undecided
-        last = torch.zeros_like(before) if last is None else last
-        ranks = last[:, None] + torch.arange(each.rated, device=device)
+        unrated = torch.zeros_like(before) if last is None else last
+        ranks = unrated[:, None] + torch.arange(each.rated, device=device)
         places = state.order.gather(1, ranks.clamp(max=size - 1))
         masked, given = ranks < before[:, None], given_tokens(sampling)
         sampled = masked
@@ -174,7 +174,7 @@ class ConfidenceDecoding(DecodingMethod):
         drawn = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
 
         # Places that are decided come last, in the order that they had; those that are not rated come first.
-        keys = torch.where(torch.arange(size + 1, device=device) < last[:, None], -torch.inf, torch.inf)
+        keys = torch.where(torch.arange(size + 1, device=device) < unrated[:, None], -torch.inf, torch.inf)
         keys.scatter_(1, torch.where(masked, ranks, size), ratings)
         state.order.copy_(state.order.gather(1, keys[:, :size].argsort(dim=1, stable=True)))
         if self.redraw_known:
