@@ -14,7 +14,7 @@ from ..contract.noise import Purpose, exponentials
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod
 from .halton import too_many_steps
-from .sets import MULTIPLE, GroupState, TokenSet, has_few_shapes, open_sets, rounded_up
+from .sets import MULTIPLE, TokenSet, has_few_shapes, open_sets, rounded_up
 from .tokens import Evaluate, MaskedTokenState, given_tokens
 
 
@@ -141,14 +141,13 @@ class ConfidenceDecoding(DecodingMethod):
 
     def plan(self, state: MaskedTokenState) -> None:
         """Called once it is known which steps belong to groups: how many tokens each step rates."""
-        size, schedules = state.model.num_tokens, state.schedules
-        rated = [max(row[step] for row in schedules) for step in range(state.num_steps)]
-        if isinstance(state, GroupState):
-            ends = state.bounds[1].tolist()
-            rated = [
-                max(row[step] - end for row, end in zip(schedules, ends[step], strict=True)) if each.known else number
-                for step, (each, number) in enumerate(zip(state.sets, rated, strict=True))
-            ]
+        size, schedules, rated, stop = state.model.num_tokens, state.schedules, [], state.num_steps
+        for step in reversed(range(state.num_steps)):
+            # A partial step rates what is left of its group.
+            partial = state.sets[step].known > 0
+            rated.append(max(row[step] - (row[stop] if partial else 0) for row in schedules))
+            stop = stop if partial else step
+        rated.reverse()
         if self.redraw_known:
             rated = [size] * len(rated)
         if has_few_shapes(state.seeds):
