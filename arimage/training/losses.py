@@ -260,6 +260,6 @@ def losses_of(
         if isinstance(model, LanguageTokenModel) and model.trainable:
             return LanguageLosses(pipe)
     raise ValueError(
-        f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, "
-        "Halton-MaskGIT, latent Llama, Janus, Emu3, Lumina-mGPT, Anole or Cosmos"
+        f"a {type(pipe).__name__} cannot be trained here: choose a model of one of the families that "
+        "docs/training_reference.md lists"
     )

@@ -29,6 +29,13 @@ EXPECTED = load_file(FOLDER / "expected.safetensors")
 REFERENCE = json.loads((FOLDER / "reference.json").read_text(encoding="utf-8"))
 RUNS = [name for name, run in REFERENCE.items() if isinstance(run, dict) and "sequence" in run]
 
+# Of the pipeline in the authors' folder.
+AUTHORS_INDEX = {
+    "_class_name": "LuminaDiMOOPipeline",
+    "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+    "vqvae": ["diffusers", "VQModel"],
+}
+
 
 def write_original(folder: Path) -> Path:
     """A copy of the authors' folder."""

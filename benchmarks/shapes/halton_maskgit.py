@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from ...decoding import Layout, Sampling
-from ..shapes import Bind, Bound, Published, build, class_condition
-from .pipeline_halton_maskgit import CONFIDENCE
-from .transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
+from arimage.decoding import Layout, Sampling
+from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE
+from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
+
+from . import Bind, Bound, Published, build, class_condition
 
 
 LARGE = {"grid_size": 24, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
