@@ -24,6 +24,7 @@ from arimage.training.saving import save_float16
 from .words import STYLES
 
 
+EXAMPLES = ["a filled heart", "an outlined camera", "trophy", "a bold arrow left", "gift", "a thin bell"]
 # For models of neighbours.
 CORRECTIONS = 4
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
@@ -31,7 +32,9 @@ PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", 
 
 def known(names: Iterable[str]) -> KnownCaptions:
     """What a model knows that was trained on icons with these names."""
-    return KnownCaptions({name: [] for name in sorted(set(names))}, {"style": [*STYLES]}, list(PATTERNS))
+    return KnownCaptions(
+        {name: [] for name in sorted(set(names))}, {"style": [*STYLES]}, [*PATTERNS], examples=[*EXAMPLES]
+    )
 
 
 def name_modules(folder: Path) -> None:
