@@ -44,11 +44,10 @@ def cut(layer: FeedForward, gram: torch.Tensor, width: int) -> dict[str, torch.T
     used = (gram.diagonal() * down.square().sum(0)).topk(width).indices.sort().values
     kept = gram[used][:, used]
     ridge = 1e-6 * kept.diagonal().mean() * torch.eye(width, dtype=torch.float64)
-    solved = torch.linalg.solve(kept + ridge, gram[used] @ down.T).T
     return {
         "gate_proj.weight": layer.gate_proj.weight[used],
         "up_proj.weight": layer.up_proj.weight[used],
-        "down_proj.weight": solved.float(),
+        "down_proj.weight": torch.linalg.solve(kept + ridge, gram[used] @ down.T).T.float(),
     }
 
 
