@@ -4,6 +4,7 @@ from .auto import AutoPipeline
 from .decoding import (
     AutoregressiveDecoding,
     CollaborativeDecoding,
+    ConfidenceDecoding,
     ContinuousSpeculativeDecoding,
     DraftTreeDecoding,
     ExactAcceptance,
@@ -11,9 +12,11 @@ from .decoding import (
     FlowDecoding,
     GroupAcceptance,
     GroupDecoding,
+    HaltonDecoding,
     LazyJacobiDecoding,
     LazyMAR,
     LineCacheDecoding,
+    MLCache,
     MaskedDecoding,
     NeighbourAcceptance,
     NextScaleDecoding,
@@ -45,6 +48,8 @@ from .pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 from .pipelines.emu35.ibq_emu35 import IBQModel
 from .pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 from .pipelines.glm_image.pipeline_glm_image import GlmImagePipeline
+from .pipelines.halton_maskgit.pipeline_halton_maskgit import HaltonMaskGITPipeline
+from .pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITTransformer
 from .pipelines.infinity.bsq_infinity import InfinityVQModel
 from .pipelines.infinity.pipeline_infinity import InfinityPipeline
 from .pipelines.infinity.transformer_infinity import InfinityTransformer
@@ -61,6 +66,8 @@ from .pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from .pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from .pipelines.lpd.pipeline_lpd import LPDPipeline
 from .pipelines.lpd.transformer_lpd import LPDTransformer
+from .pipelines.lumina_dimoo.pipeline_lumina_dimoo import LuminaDiMOOPipeline
+from .pipelines.lumina_dimoo.transformer_lumina_dimoo import LuminaDiMOOTransformer
 from .pipelines.mammothmoda2.decoder_mammothmoda2 import MammothModa2Transformer2DModel
 from .pipelines.mammothmoda2.pipeline_mammothmoda2 import MammothModa2Pipeline
 from .pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2LanguageModel
@@ -88,6 +95,7 @@ __all__ = [
     "AutoPipeline",
     "AutoregressiveDecoding",
     "CollaborativeDecoding",
+    "ConfidenceDecoding",
     "ContinuousSpeculativeDecoding",
     "CosmosPipeline",
     "CosmosTransformer",
@@ -104,6 +112,9 @@ __all__ = [
     "GlmImagePipeline",
     "GroupAcceptance",
     "GroupDecoding",
+    "HaltonDecoding",
+    "HaltonMaskGITPipeline",
+    "HaltonMaskGITTransformer",
     "IBQModel",
     "ImagePipelineOutput",
     "ImageUpscaler",
@@ -128,9 +139,12 @@ __all__ = [
     "LlamaGenPipeline",
     "LlamaGenTransformer",
     "LlamaGenVQModel",
+    "LuminaDiMOOPipeline",
+    "LuminaDiMOOTransformer",
     "LuminaMGPTPipeline",
     "MARPipeline",
     "MARTransformer",
+    "MLCache",
     "MammothModa2LanguageModel",
     "MammothModa2Pipeline",
     "MammothModa2Transformer2DModel",

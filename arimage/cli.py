@@ -110,7 +110,7 @@ def generate(
         typer.Option(
             callback=check_decodings,
             help="Name of a decoding, with settings if needed: sjd-lazy:window=64. `arimage decodings` lists them. "
-            "Default: the model's, whose name stands for the model's settings.",
+            "Default: the one that the model comes with, with the model's own settings.",
         ),
     ] = None,
     image: Annotated[

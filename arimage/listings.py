@@ -127,7 +127,7 @@ def _setting_text(value) -> str:
 
 def decodings() -> None:
     """List the decodings that have a name, with their settings."""
-    caption = "The name of the decoding that a model has by default stands for the model's settings."
+    caption = "A model may come with a decoding and other settings for it: on that model the name means those."
     table = _table("exact", "what it does", "settings", "paper", caption=caption, caption_justify="left")
     for name, preset in PRESETS.items():
         settings = [

@@ -14,7 +14,7 @@ Every measurement is written to DIR/gpu_day.json at once, with its units in the 
 interruption, or if a part ran out of time: it measures what is missing. Nothing is downloaded.
 
 python benchmarks/gpu_day.py --out DIR                # all parts, or --only steps
-python benchmarks/gpu_day.py --out DIR --report       # no measurement: writes the tables into docs/measurements/gpu.md
+python benchmarks/gpu_day.py --out DIR --report       # no measurement: writes the tables into benchmarks/notes/gpu.md
 python benchmarks/gpu_day.py --out DIR --tiny         # tries every part with tiny models on a CPU
 """
 
@@ -419,7 +419,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
     if arguments.report:
-        gpu_day_tables.report(arguments.out, ROOT / "docs/measurements/gpu.md")
+        gpu_day_tables.report(arguments.out, ROOT / "benchmarks/notes/gpu.md")
         return
     if not arguments.tiny and not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here: run this benchmark on a machine that has one, or with --tiny")

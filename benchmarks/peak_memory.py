@@ -4,7 +4,7 @@ The passes and the decoding to frames run on fake CUDA tensors, which have shape
 counted from the operator that makes it until it is freed. Attention counts as a fused kernel, which allocates its
 output only. The allocator's rounding, libraries and CUDA itself come on top, about a gigabyte.
 
-python benchmarks/peak_memory.py    # the table of docs/measurements/memory.md
+python benchmarks/peak_memory.py    # the table of benchmarks/notes/memory.md
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Makes the figures of docs/report.md from the tables of report_measure.py, in seconds. Needs matplotlib.
+"""Makes the figures of notes/report.md from the tables of report_measure.py, in seconds. Needs matplotlib.
 
 python benchmarks/report_figures.py
 """
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 
 TABLES = Path(__file__).with_name("report")
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).parent / "notes" / "images"
 # They differ in grey too, and each line has its own marker.
 BLACK, BLUE, ORANGE, PURPLE, GREY = "#111111", "#2166ac", "#e8930c", "#7b3294", "#8c8c8c"
 Rows = list[dict[str, str]]

@@ -1,4 +1,4 @@
-"""Measures what the figures of docs/report.md show, on a CPU, in parts. Each writes a table to benchmarks/report/,
+"""Measures what the figures of notes/report.md show, on a CPU, in parts. Each writes a table to benchmarks/report/,
 from which report_figures.py makes the figures:
 
 - windows: forward passes by model, order, refresh and window

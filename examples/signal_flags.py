@@ -1,5 +1,5 @@
 """Thirty pictures with captions to train an adapter on: the 26 flags and 4 pennants of the International Code of
-Signals, which no packaged model knows. See docs/measurements/training.md.
+Signals, which no packaged model knows. See benchmarks/notes/training.md.
 
 python examples/signal_flags.py flags
 """

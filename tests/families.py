@@ -13,7 +13,7 @@ import arimage
 # What tests choose families by.
 TRAITS = {
     "usual": "from a prompt or class to tokens, with all arguments that images have in common",
-    "special": "continuous tokens, students with a teacher, videos, or tokens for a diffusion decoder",
+    "special": "masked or continuous tokens, students with a teacher, videos, or tokens for a diffusion decoder",
     "videos": "videos",
     "language": "a language model of transformers",
     "text": "prompts; one for every way of reading them",
@@ -47,7 +47,17 @@ def quick(names, alike=()):
 
 
 # One of every kind of model, for tests of what families share.
-KINDS = {"llamagen-text", "janus", "arpg", "var-text", "mar", "latent-llama", "cosmos-text", "glm-image"}
+KINDS = {
+    "llamagen-text",
+    "janus",
+    "arpg",
+    "var-text",
+    "mar",
+    "halton-maskgit-class",
+    "latent-llama",
+    "cosmos-text",
+    "glm-image",
+}
 assert KINDS <= EVERY.keys()
 
 

@@ -20,9 +20,10 @@ GUIDES = [
     *sorted(ROOT.glob("arimage/pipelines/*/README.md")),
     *sorted(ROOT.glob("recipes/**/*.md")),
     *sorted(ROOT.glob("integrations/*/README.md")),
-    ROOT / "benchmarks" / "README.md",
+    *sorted(ROOT.glob("benchmarks/**/*.md")),
 ]
 OTHERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md")
+API = sorted(ROOT.glob("docs/api/*.md"))
 PAGES = [*(ROOT / other for other in OTHERS), *GUIDES]
 
 UNIT = "pass|step|image|picture|prompt|token|second|batch|weight|call|class|channel|row|side"
@@ -129,6 +130,22 @@ def test_troubleshooting_quotes_the_messages_of_the_code():
 def test_pages_use_the_words_of_the_field(path):
     text = " ".join(re.sub(r"`[^`]+`", "", prose(read(path))).split())
     assert [match.group() for pattern in DIALECT for match in re.finditer(pattern, text)] == []
+
+
+def test_the_api_reference_names_what_exists():
+    names = re.findall(r"^::: (\S+)\.(\w+)", "".join(read(path) for path in API), re.MULTILINE)
+    missing = []
+    for module, name in names:
+        path = module.replace(".", "/")
+        files = [*ROOT.glob(f"{path}.py"), *ROOT.glob(f"{path}/__init__.py"), *ROOT.glob(f"recipes/emoji/{path}.py")]
+        if not any(re.search(rf"^(class|def) {name}\b", read(file), re.MULTILINE) for file in files):
+            missing.append(f"{module}.{name}")
+    assert len(names) > 100 and missing == []
+
+
+def test_docs_are_short():
+    # A reader of all pages needs three hours. What was measured is in benchmarks/notes, and a fact stands on one page.
+    assert sum(len(read(path).split()) for path in ROOT.glob("docs/**/*.md")) <= 36_000
 
 
 def test_every_family_has_a_page():

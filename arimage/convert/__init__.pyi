@@ -9,11 +9,13 @@ from ..pipelines.distilled_decoding.convert import convert_llamagen_dd, convert_
 from ..pipelines.emu3.convert import convert_emu3
 from ..pipelines.emu35.convert import convert_emu35
 from ..pipelines.family import PublishedCheckpoint
+from ..pipelines.halton_maskgit.convert import convert_halton_maskgit
 from ..pipelines.infinity.convert import convert_infinity
 from ..pipelines.infinitystar.convert import convert_infinitystar
 from ..pipelines.janus.convert import convert_janus
 from ..pipelines.llamagen.convert import convert_llamagen
 from ..pipelines.lpd.convert import convert_lpd
+from ..pipelines.lumina_dimoo.convert import convert_lumina_dimoo
 from ..pipelines.mammothmoda2.convert import convert_mammothmoda2
 from ..pipelines.mar.convert import convert_mar
 from ..pipelines.nextstep.convert import convert_nextstep
@@ -32,12 +34,14 @@ __all__ = [
     "convert_cosmos_tokenizer",
     "convert_emu3",
     "convert_emu35",
+    "convert_halton_maskgit",
     "convert_infinity",
     "convert_infinitystar",
     "convert_janus",
     "convert_llamagen",
     "convert_llamagen_dd",
     "convert_lpd",
+    "convert_lumina_dimoo",
     "convert_lumina_mgpt",
     "convert_mammothmoda2",
     "convert_mar",

@@ -3,12 +3,8 @@
 from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
 from .autoregressive import AutoregressiveDecoding
 from .collaborative import CollaborativeDecoding
-from .continuous.continuous_speculative import ContinuousSpeculativeDecoding
-from .continuous.lazy_mar import LazyMAR
-from .continuous.masked import MaskedDecoding
 from .continuous.path_jacobi import PathJacobiDecoding
 from .continuous.path_speculative import PathSpeculativeDecoding
-from .continuous.recap import ReCAP
 from .contract.distribution import LatentSampling, Sampling
 from .contract.layout import Layout
 from .contract.models import (
@@ -16,6 +12,7 @@ from .contract.models import (
     GroupModel,
     LatentModel,
     MaskedLatentModel,
+    MaskedTokenModel,
     ScaleModel,
     TokenModel,
     VectorModel,
@@ -32,6 +29,13 @@ from .jacobi.parallel_jacobi import ParallelJacobiDecoding
 from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
 from .jacobi.tree_jacobi import TreeJacobiDecoding
 from .line_cache import LineCacheDecoding
+from .masked.confidence import ConfidenceDecoding
+from .masked.continuous_speculative import ContinuousSpeculativeDecoding
+from .masked.halton import HaltonDecoding, halton_order
+from .masked.latents import MaskedDecoding
+from .masked.lazy_mar import LazyMAR
+from .masked.ml_cache import MLCache
+from .masked.recap import ReCAP
 from .names import PRESETS, Order, parse_decoding
 from .next_scale import NextScaleDecoding
 from .presets import (
@@ -49,6 +53,7 @@ __all__ = [
     "AutoregressiveDecoding",
     "CausalLatentModel",
     "CollaborativeDecoding",
+    "ConfidenceDecoding",
     "ContinuousSpeculativeDecoding",
     "Decoding",
     "DecodingState",
@@ -59,14 +64,17 @@ __all__ = [
     "GroupAcceptance",
     "GroupDecoding",
     "GroupModel",
+    "HaltonDecoding",
     "LatentModel",
     "LatentSampling",
     "Layout",
     "LazyJacobiDecoding",
     "LazyMAR",
     "LineCacheDecoding",
+    "MLCache",
     "MaskedDecoding",
     "MaskedLatentModel",
+    "MaskedTokenModel",
     "NeighbourAcceptance",
     "NextScaleDecoding",
     "Order",
@@ -89,6 +97,7 @@ __all__ = [
     "decoding_names",
     "decoding_to_dict",
     "decoding_to_text",
+    "halton_order",
     "order_of",
     "parse_decoding",
 ]

@@ -37,7 +37,7 @@ PRESETS = {
         "SpeculativeJacobiDecoding",
         {"refresh": "coupled"},
         True,
-        "like sjd, but drafts that are sampled again stay where they can (maximal coupling)",
+        "like sjd, but a draft that is sampled again keeps its token as often as possible, so right guesses survive",
         "2510.24211",
     ),
     "sjd-gumbel": Preset(
@@ -159,7 +159,7 @@ PRESETS = {
         "ReCAP",
         {},
         False,
-        "like mar, but every other forward pass of the second half evaluates few tokens",
+        "like mar or halton, but every other forward pass of the second half evaluates few tokens",
         "2505.19089",
     ),
     "lazy-mar": Preset(
@@ -168,6 +168,27 @@ PRESETS = {
         False,
         "like mar, but most forward passes evaluate only what changed, without guidance's second branch",
         "2503.12450",
+    ),
+    "halton": Preset(
+        "HaltonDecoding",
+        {},
+        True,
+        "sets of tokens that are far from each other, each set in one forward pass",
+        "2503.17076",
+    ),
+    "confidence": Preset(
+        "ConfidenceDecoding",
+        {},
+        True,
+        "in each forward pass those tokens that the model is most certain of",
+        "2202.04200",
+    ),
+    "ml-cache": Preset(
+        "MLCache",
+        {},
+        False,
+        "like confidence, but most forward passes evaluate only the rows that the model is least certain of",
+        "2510.06308",
     ),
     "cspd": Preset(
         "ContinuousSpeculativeDecoding",
@@ -178,6 +199,8 @@ PRESETS = {
     ),
 }
 ACCEPTANCES = ("ExactAcceptance", "GroupAcceptance", "NeighbourAcceptance")
+# Settings that have settings of their own, and what each may be.
+PARTS = {"acceptance": ACCEPTANCES, "sampler": ("HaltonDecoding", "ConfidenceDecoding")}
 
 
 def check_name(name: str) -> None:
@@ -188,8 +211,8 @@ def check_name(name: str) -> None:
 
 @cache
 def defaults_of(method: str) -> dict[str, Any]:
-    """The settings of a method or an acceptance with their defaults, read from the source of its dataclass; a default
-    that is an acceptance is a dictionary with its "method"."""
+    """The settings of a method or a part with their defaults, read from the source of its dataclass; a default that
+    is a part is a dictionary with its "method"."""
     source = Path(__file__).parent.joinpath(*EXPORTS[method].split(".")).with_suffix(".py")
     classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
     (found,) = (node for node in classes if node.name == method)
@@ -211,7 +234,7 @@ def _default(value: ast.expr) -> Any:
 
 
 def check_setting_names(method: str, settings: dict) -> None:
-    """Raise a `ValueError` if a method or an acceptance does not have one of these settings."""
+    """Raise a `ValueError` if a method or a part does not have one of these settings."""
     defaults = defaults_of(method)
     unknown = [name for name in settings if name not in defaults]
     if unknown:
@@ -236,7 +259,7 @@ def parse_decoding(text: str) -> tuple[str, dict]:
         key, parsed = key.strip(), _parse_value(value.strip())
         setting, _, part = key.partition(".")
         place, name_there = settings, key
-        if setting == "acceptance":
+        if setting in PARTS:
             place, name_there = settings.setdefault(setting, {}), part or "method"
         if name_there in place:
             raise ValueError(f"{text!r} has the setting {key!r} twice: give it once")
@@ -257,8 +280,8 @@ def _parse_value(text: str) -> bool | int | float | str | tuple | None:
 
 
 def preset_settings(name: str, changes: dict, own: dict | None = None) -> dict:
-    """The settings of a preset, or `own` ones in their place, with `changes`; an acceptance without a method changes
-    that of the preset.
+    """The settings of a preset, or `own` ones in their place, with `changes`; a part without a method changes that of
+    the preset.
 
     Raises:
         ValueError: if the name or a setting is unknown.
@@ -268,15 +291,16 @@ def preset_settings(name: str, changes: dict, own: dict | None = None) -> dict:
     check_setting_names(preset.method, changes)
     base = preset.settings if own is None else own
     settings = {**base, **changes}
-    acceptance = settings.get("acceptance")
-    if isinstance(acceptance, dict):
-        kept = {**defaults_of(preset.method), **base}["acceptance"]
-        acceptance = acceptance if "method" in acceptance else {**kept, **acceptance}
-        method = acceptance["method"]
-        if method not in ACCEPTANCES:
-            raise ValueError(f"unknown acceptance method {method!r}; available: {', '.join(ACCEPTANCES)}")
-        check_setting_names(method, {key: value for key, value in acceptance.items() if key != "method"})
-        settings["acceptance"] = acceptance
+    for key, methods in PARTS.items():
+        part = settings.get(key)
+        if not isinstance(part, dict):
+            continue
+        part = part if "method" in part else {**defaults_of(preset.method)[key], **base.get(key, {}), **part}
+        method = part["method"]
+        if method not in methods:
+            raise ValueError(f"unknown {key} method {method!r}; available: {', '.join(methods)}")
+        check_setting_names(method, {name: value for name, value in part.items() if name != "method"})
+        settings[key] = part
     return settings
 
 

@@ -4,11 +4,10 @@ import dataclasses
 from importlib import import_module
 from typing import Any
 
-from .acceptance import Acceptance
 from .contract.supports import Decoding, DecodingMethod, Needs, Traits, missing
 from .draft_tree import DraftTreeDecoding
 from .exports import EXPORTS
-from .names import ACCEPTANCES, PRESETS, check_setting_names, parse_decoding, preset_settings
+from .names import PARTS, PRESETS, check_setting_names, parse_decoding, preset_settings
 
 
 def _class(name: str) -> Any:
@@ -16,7 +15,9 @@ def _class(name: str) -> Any:
 
 
 _METHODS: dict[str, type[DecodingMethod]] = {preset.method: _class(preset.method) for preset in PRESETS.values()}
-_PARTS: dict[str, type] = {name: _class(name) for name in ACCEPTANCES}
+_PARTS: dict[str, dict[str, type]] = {
+    setting: {name: _class(name) for name in methods} for setting, methods in PARTS.items()
+}
 
 
 def decoding_names(traits: Traits | None = None) -> list[str]:
@@ -54,7 +55,7 @@ def decoding_to_dict(decoding: Decoding) -> dict:
     parts = {
         name: {"method": type(part).__name__, **dataclasses.asdict(part)}
         for name, part in settings.items()
-        if isinstance(part, Acceptance)
+        if name in _PARTS
     }
     return {"method": type(decoding).__name__, **settings, **parts}
 
@@ -78,7 +79,7 @@ def _from_dict(kind: str, settings: dict, methods: dict[str, type]):
 
 def _build(method: type, settings: dict):
     check_setting_names(method.__name__, settings)
-    parts = {name: _from_dict(name, part, _PARTS) for name, part in settings.items() if isinstance(part, dict)}
+    parts = {name: _from_dict(name, part, _PARTS[name]) for name, part in settings.items() if isinstance(part, dict)}
     return method(**{**settings, **parts})
 
 
@@ -126,7 +127,7 @@ def _nearest_preset(decoding: Decoding) -> tuple[str, dict]:
 
 
 def _flat(decoding: Decoding) -> dict:
-    """The settings of a decoding, those of its acceptance one by one, by the names that they have in a text."""
+    """The settings of a decoding, those of its parts one by one, by the names that they have in a text."""
     settings = {}
     for name, value in decoding_to_dict(decoding).items():
         if isinstance(value, dict):

@@ -198,8 +198,8 @@ def to_markdown(report: dict) -> str:
     judged = next((row["deviation"]["codes"] for row in rows if row["deviation"]), None)
     if judged:
         lines.append(
-            "Exact: lower bound of the total variation per token from the model's distribution, on "
-            f"{judged:,} tokens; samples of the distribution itself have about the floor."
+            f"Exact: how far tokens are from the model's distribution, on {judged:,} tokens: a lower bound of their "
+            "mean total variation. By chance an exact decoding has about the floor, not 0."
         )
     lines += [f"- {row['name']}: {_decoding_text(row)}" for row in rows]
     entries = {name: entry for row in rows for name, entry in row["metrics"].items()}

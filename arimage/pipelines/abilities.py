@@ -6,6 +6,7 @@ from ..decoding.contract.models import Kind
 
 
 TOKEN_SAMPLING = frozenset({"guidance_scale", "guided_tokens", "temperature", "top_k", "top_p", "min_p"})
+MASKED_TOKEN_SAMPLING = TOKEN_SAMPLING - {"guided_tokens"}
 LATENT_SAMPLING = frozenset({"guidance_scale", "temperature"})
 EDITING = frozenset({"image", "mask_image"})
 

@@ -43,6 +43,16 @@ class TokenArguments(ImageArguments, total=False):
     guided_tokens: int | None
 
 
+class MaskedTokenArguments(ImageArguments, total=False):
+    """How tokens are sampled that are decided in any order."""
+
+    guidance_scale: float | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+
+
 class ScaleArguments(ImageArguments, total=False):
     """How scales are sampled: guidance and temperature may differ from scale to scale."""
 

@@ -433,7 +433,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
 
     def preview(self, call: GenerationCall, tokens: torch.Tensor) -> torch.Tensor:
         """Pixels [1, 3, H, W] that show the tokens so far of one image, [1, N] or continuous [1, N, D]."""
-        if call.model.kind == "tokens":
+        if call.model.kind in ("tokens", "masked_tokens"):
             # What the image tokenizer decodes an unknown token to would tint the known ones around it.
             tokens = call.layout.fill(tokens)
         return self.decode_tokens(call, tokens)

@@ -122,6 +122,8 @@ class GenerationCall:
             assert isinstance(self.sampling, LatentSampling)
             own = self.decoding.steps if isinstance(self.decoding, ReCAP) else None
             return own or self.sampling.num_inference_steps
+        if model.kind == "masked_tokens":
+            return self.decoding.num_steps(model)
         return len(model.scales) if model.kind == "scales" else model.num_tokens
 
     @property

@@ -34,6 +34,11 @@ PARTS = {
             pixels is white. Tokens are generated row by row, so new tokens depend on what stays above them and to
             their left in the row, but not on what stays below and to their right.
     """,
+    "mask_on_all_sides": """
+        mask_image (as `image`, *optional*):
+            White where the image is generated again, black where its pixels stay. A token is generated if any of its
+            pixels is white. New tokens depend on what stays on all sides of them.
+    """,
     "noise": """
         noise (`torch.Tensor`, *optional*):
             Standard normal noise [B, N, D] that the images are generated from, with the width D of the codebook. By
@@ -46,7 +51,7 @@ PARTS = {
             Noise that the decoder begins with, [B, C, height / 8, width / 8], by default derived from the seed of each
             image.
     """,
-    "common": """
+    "sampling": """
         guidance_scale (`float`, *optional*, defaults to the checkpoint's):
             s in u + s (c - u), with logits c under the condition and u without it. 1 or less disables guidance.
         temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
@@ -54,6 +59,8 @@ PARTS = {
         min_p (`float`, *optional*):
             Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as many
             as the checkpoint says. 0 keeps all.
+    """,
+    "guided_tokens": """
         guided_tokens (`int`, *optional*):
             Apply guidance only to the first `guided_tokens` tokens of each image, by default to all.
     """,
@@ -88,7 +95,7 @@ PARTS = {
     """,
 }
 PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])
-PARTS["common"] = cleandoc(PARTS["common"]) + "\n" + PARTS["call"]
+PARTS["common"] = "\n".join(map(cleandoc, (PARTS["sampling"], PARTS["guided_tokens"], PARTS["call"])))
 
 
 def filled(docstring: str, example: str) -> str:

@@ -1,5 +1,6 @@
 """The loss of a model on the tokens of images and videos, with the family's own teacher-forced predictions."""
 
+import math
 from typing import Protocol
 
 import torch
@@ -101,6 +102,45 @@ class PrefixLosses:
         return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
 
 
+class MaskedLosses(PrefixLosses):
+    """Of models that decide masked places: one forward pass with some of the places of each image masked.
+
+    Args:
+        trains_text: see `PrefixLosses`.
+        judges: whether a model is judged, not trained. In training, the share of masked places is 2 / pi arccos(u) for
+            a uniform u, and the losses are those of all places, as Halton-MaskGIT is trained
+            (https://arxiv.org/abs/2503.17076): at first a model learns faster from all than from masked ones alone.
+            To judge it, every number of masked places is as likely, and an image has the mean of its own: N times that
+            is, in expectation, the negative log-likelihood of an image whose places are decided one after the other,
+            in random order (https://arxiv.org/abs/2110.02037).
+    """
+
+    def __init__(self, pipe: ClassOrTextPipeline, trains_text: bool = False, judges: bool = False):
+        super().__init__(pipe, trains_text=trains_text)
+        self.judges = judges
+
+    def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        return self.pipe.encode_condition(*self._condition(captions))
+
+    def __call__(self, captions, tokens, unconditional, count, generator):
+        condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}
+        masked = self.masked(*tokens.shape, generator).to(tokens.device)
+        network = self.pipe.transformer
+        logits = network(tokens.masked_fill(masked, network.config.vocab_size), **condition)
+        losses = F.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
+        return losses * masked / masked.float().mean(1, keepdim=True) if self.judges else losses
+
+    def masked(self, images: int, places: int, generator: torch.Generator) -> torch.BoolTensor:
+        """Which places [B, N] are masked, at least one of each image."""
+        if self.judges:
+            # At equal distances, which has less variance.
+            shares = (torch.arange(images) + torch.rand((), generator=generator)) / images
+        else:
+            shares = torch.rand(images, generator=generator).acos() * 2 / math.pi
+        ranks = torch.rand(images, places, generator=generator).argsort(1).argsort(1)
+        return ranks < (shares * places).ceil().clamp(min=1)[:, None]
+
+
 class ScaleLosses(PrefixLosses):
     """Of VAR: all scales in one forward pass."""
 
@@ -180,12 +220,15 @@ class LanguageLosses:
         return F.cross_entropy(model.predict(tokens, unconditional).transpose(1, 2), tokens, reduction="none")
 
 
-def losses_of(pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains_text: bool = False) -> Losses:
+def losses_of(
+    pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains_text: bool = False, judges: bool = False
+) -> Losses:
     """The losses of the family of a pipeline.
 
     Args:
         caption: that of one of the pictures.
         orders, trains_text: those of `PrefixLosses`.
+        judges: see `MaskedLosses`.
 
     Raises:
         ValueError: if the family cannot be trained here, or not in these orders, or the caption is not one of its
@@ -206,6 +249,8 @@ def losses_of(pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains
         return VideoLosses(pipe)
     if kind == "scales" and isinstance(pipe, ClassOrTextPipeline):
         return ScaleLosses(pipe, trains_text=trains_text)
+    if kind == "masked_tokens" and isinstance(pipe, ClassOrTextPipeline):
+        return MaskedLosses(pipe, trains_text, judges)
     if kind == "tokens" and isinstance(pipe, ClassOrTextPipeline):
         return PrefixLosses(pipe, orders, trains_text)
     if kind == "tokens" and not videos and len(pipe._lora_loadable_modules) == 1:
@@ -215,5 +260,5 @@ def losses_of(pipe: ARPipeline, caption: str, *, orders: Orders = RANDOM, trains
             return LanguageLosses(pipe)
     raise ValueError(
         f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, "
-        "latent Llama, Janus, Emu3, Lumina-mGPT, Anole or Cosmos"
+        "Halton-MaskGIT, latent Llama, Janus, Emu3, Lumina-mGPT, Anole or Cosmos"
     )

@@ -54,6 +54,8 @@ SMALL = {
     "PathJacobiDecoding": "window=4",
     "PathSpeculativeDecoding": "window=3",
     "LazyMAR": "first=1",
+    "HaltonDecoding": "steps=5",
+    "ConfidenceDecoding": "steps=5",
 }
 
 

@@ -21,6 +21,7 @@ QUICK = [
     ("llamagen-text", "sjd-coupled:window=4"),
     ("var-text", "next-scale"),
     ("mar", "mar"),
+    ("halton-maskgit-class", "halton:steps=4"),
     ("llamagen-dd", "few-step:starts=0+3,teacher_start=1"),
     ("latent-llama", "ar"),
 ]
@@ -48,6 +49,7 @@ SLOW = {
     "var-text": ["code", "next-scale:pruned=0.5+0.5"],
     "infinity": ["next-scale:pruned=0.5+0.5"],
     "mar": ["cspd", "recap", "lazy-mar:first=1"],
+    "halton-maskgit-text": ["confidence:steps=4", "recap:steps=6,full_steps=2"],
     "llamagen-dd": ["flow:window=4"],
     "var-dd": ["few-step:starts=0+2"],
     "latent-llama": ["path-jacobi:window=4"],

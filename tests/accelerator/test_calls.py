@@ -66,7 +66,7 @@ def test_replayed_steps_of_two_grids():
 
 
 # One of each kind of model.
-KINDS = ["llamagen-text", "var-text", "mar", "llamagen-dd", "latent-llama"]
+KINDS = ["llamagen-text", "var-text", "mar", "halton-maskgit-class", "llamagen-dd", "latent-llama"]
 
 
 # Steps that are replayed were eager before.
@@ -103,6 +103,12 @@ VARIANTS = {
         "recap:steps=7,full_steps=2,partial_steps=2,denoising_steps=4+2,partial_denoising_steps=3",
         "recap:full_steps=0,keep_buffers=true",
         "lazy-mar:first=1,every=3,extra=1,head_every=3,fractions=0.5+0.5+0.5+0.2",
+    ],
+    "halton-maskgit-class": [
+        "halton:steps=4,randomize=false,sharpness=0.5+2.0,warmup_steps=1",
+        "confidence:steps=6,schedule=linear,redraw_known=true",
+        "recap:steps=7,full_steps=2,partial_steps=2",
+        "recap:steps=6,sampler=ConfidenceDecoding,keep_buffers=true",
     ],
 }
 

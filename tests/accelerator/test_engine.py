@@ -23,12 +23,13 @@ MODELS = {
     "scales": (FAMILIES["var-text"], ("next-scale", "code"), False),
     "vectors": (FAMILIES["llamagen-dd"], ("few-step:starts=0+3", "few-step:starts=0+3"), False),
     "masked latents": (FAMILIES["mar"], ("mar", "mar"), False),
+    "masked tokens": (FAMILIES["halton-maskgit-class"], ("halton:steps=4", "confidence:steps=5"), False),
     "causal latents": (FAMILIES["latent-llama"], ("ar", "path-jacobi:window=4"), False),
     "classes": (lambda: tiny_llamagen.class_pipeline(grid=6), ("sjd-tree:window=6,depth=3", "zipar:window=2"), True),
     "any order": (lambda: tiny_arpg.pipeline(grid=6), ("ar", "sjd-coupled:window=4"), True),
     "language model": (FAMILIES["emu3"], ("ar", "sjd-coupled:window=4"), True),
 }
-SLOW = ("groups", "masked latents", "causal latents", "classes", "any order", "language model")
+SLOW = ("groups", "masked latents", "masked tokens", "causal latents", "classes", "any order", "language model")
 
 
 def requests(pipe, first: str, second: str, mixed: bool) -> list[Request]:

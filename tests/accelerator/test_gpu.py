@@ -37,7 +37,7 @@ def test_every_preset_of_every_family(family, form):
 
 
 @pytest.mark.parametrize("form", ["eager", "captured"])
-@pytest.mark.parametrize("family", ["llamagen-text", "arpg", "var-class", "mar", "glm-image"])
+@pytest.mark.parametrize("family", ["llamagen-text", "arpg", "var-class", "mar", "halton-maskgit-class", "glm-image"])
 def test_rows_are_refilled(family, form):
     pipe = on_gpu(family, form)
     name = small(pipe.decoding_names[0])

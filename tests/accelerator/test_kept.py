@@ -12,6 +12,7 @@ QUICK = [
     ("arpg", "groups:groups=4"),
     ("var-text", "next-scale"),
     ("mar", "mar"),
+    ("halton-maskgit-class", "halton:steps=4"),
     ("latent-llama", "ar"),
     ("llamagen-dd", "few-step:starts=0+3"),
 ]
@@ -33,10 +34,12 @@ SLOW = [
     ("mar", "mar-disa:diffusion_steps=3+2"),
     ("mar", "recap"),
     ("mar", "lazy-mar:first=1"),
+    ("halton-maskgit-text", "confidence:steps=4"),
+    ("halton-maskgit-class", "recap:steps=6,full_steps=2"),
     ("llamagen-dd", "flow:window=4"),
     ("var-dd", "few-step:starts=0+2"),
 ]
-ONCE = ("groups", "next-scale", "few-step", "mar", "mar-disa", "recap", "lazy-mar")
+ONCE = ("groups", "next-scale", "few-step", "mar", "mar-disa", "recap", "lazy-mar", "halton", "confidence")
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 

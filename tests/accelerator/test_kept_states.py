@@ -46,7 +46,7 @@ def compiled(pipe):
 
 
 @pytest.mark.every(3)
-@families(["llamagen-text", "arpg", "var-text", "mar", "latent-llama", "llamagen-dd"])
+@families(["llamagen-text", "arpg", "var-text", "mar", "halton-maskgit-class", "latent-llama", "llamagen-dd"])
 def test_a_state_declares_what_belongs_to_a_call(family, monkeypatch):
     states, admit = [], batch.Batch._admit
     monkeypatch.setattr(
@@ -447,6 +447,7 @@ def test_graphs_and_conditions_count_as_memory(monkeypatch):
             ("llamagen-text", "zipar:window=2"),
             ("llamagen-text", "pjd:window=4"),
             ("mar", "mar"),
+            ("halton-maskgit-class", "halton:steps=6"),
             ("latent-llama", "ar"),
             ("llamagen-dd", "flow:window=4"),
         )

@@ -15,7 +15,17 @@ SETTINGS = [
     {"guidance_scale": 1.5, "temperature": 1.2, "top_k": 5, "top_p": 1.0, "min_p": 0.001, "guided_tokens": 14},
 ]
 # One family of every kind of model, with every decoding, and the families with code of their own for guidance.
-KINDS = ["llamagen-text", "arpg", "var-text", "infinity", "mar", "latent-llama", "llamagen-dd", "var-dd"]
+KINDS = [
+    "llamagen-text",
+    "arpg",
+    "var-text",
+    "infinity",
+    "mar",
+    "halton-maskgit-class",
+    "latent-llama",
+    "llamagen-dd",
+    "var-dd",
+]
 QUICK = [
     ("llamagen-text", "sjd-coupled"),
     ("arpg", "groups"),
@@ -100,6 +110,7 @@ def test_guidance_of_hidden_states_captures_nothing():
         ("var-text", "next-scale", {"image": PICTURE}),
         pytest.param("var-text", "next-scale", {"min_p": 0.3}, marks=pytest.mark.slow),
         pytest.param("mar", "mar", {"image": PICTURE}, marks=pytest.mark.slow),
+        pytest.param("halton-maskgit-class", "halton:steps=4", {"min_p": 0.3}, marks=pytest.mark.slow),
     ],
 )
 def test_what_a_call_did_without_is_not_computed_for_it(family, decoding, more):

@@ -14,7 +14,7 @@ import torch
 
 
 MODELS = {"llamagen-xl-384", "var-d30", "janus-pro-7b", "emu3-gen", "cosmos-4b", "glm-image"}
-PAGES = [gpu_day.ROOT / "docs/measurements/gpu.md", gpu_day.ROOT / "README.md"]
+PAGES = [gpu_day.ROOT / "benchmarks/notes/gpu.md", gpu_day.ROOT / "README.md"]
 
 
 def run(folder: Path, *options: str) -> dict:

@@ -1,4 +1,5 @@
-"""The figures of docs/report.md: every part of the measurements at a tiny size, and the figures from their tables."""
+"""The figures of benchmarks/notes/report.md: every part of the measurements at a tiny size, and the figures from
+their tables."""
 
 import pytest
 import report_figures

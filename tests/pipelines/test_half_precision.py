@@ -22,7 +22,7 @@ KINDS = {
     "autocast-float16": (torch.float32, torch.float16),
 }
 # One of each way to keep what a forward pass returned for the next one.
-FEW = {"ar", "sjd-coupled", "sjd2", "eagle", "groups", "path-jacobi", "next-scale", "mar", "few-step"}
+FEW = {"ar", "sjd-coupled", "sjd2", "eagle", "groups", "path-jacobi", "next-scale", "mar", "halton", "few-step"}
 REFUSED = "are not finite.* load it (with dtype|in) float32"
 
 

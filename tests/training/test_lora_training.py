@@ -231,7 +231,7 @@ def test_what_a_model_generated_is_what_its_losses_know(family, tmp_path):
     sharp = generate_prior(pipe, captions, tmp_path / "sharp.safetensors", seed=0).tokens
     assert likely(sharp).mean() < likely(prior.tokens).mean() - 0.1
     # In another order than that of generation, greedy tokens are no longer the likeliest ones.
-    if not pipe.abilities.accepts("order"):
+    if not pipe.abilities.accepts("order") and pipe.abilities.kind != "masked_tokens":
         others = (sharp + 1) % (int(sharp.max()) + 1)
         assert (likely(sharp)[:, 0] < likely(others)[:, 0]).all()
 

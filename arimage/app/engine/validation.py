@@ -172,7 +172,7 @@ def check_decoding(
         if name not in info.decodings:
             raise Refused(f"{model} cannot run the decoding {name[:40]!r}: choose among {', '.join(info.decodings)}")
         for key, value in settings.items():
-            if key in ("drafter", "acceptance") or value == "auto":
+            if key == "drafter" or isinstance(value, dict) or value == "auto":
                 raise Refused(f"the decoding's setting {key} cannot be chosen here: leave it out")
             numbers = value if isinstance(value, tuple) else (value,)
             if any(isinstance(one, int | float) and not abs(one) <= limits.setting for one in numbers):

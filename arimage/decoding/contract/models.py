@@ -1,6 +1,7 @@
 """The interface between decodings and models: a Protocol for every kind of model."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
@@ -9,7 +10,7 @@ from .cache import Cache, ImageCache
 from .layout import Layout
 
 
-Kind = Literal["tokens", "scales", "vectors", "masked_latents", "causal_latents"]
+Kind = Literal["tokens", "masked_tokens", "scales", "vectors", "masked_latents", "causal_latents"]
 """What a model generates, and how. Every model has one as its `kind`, which also narrows its type."""
 
 
@@ -201,6 +202,65 @@ class GroupModel(TokenModel, Protocol):
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
         """The progress [count] of the authors' linear guidance schedule for the group of `count` ranks from `rank` on:
         0 means a scale of 1, and 1 the full scale."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConfidenceLaw:
+    """The settings of `ConfidenceDecoding` that a model was published with; its attributes are explained there. With
+    `gumbel`, a token is sampled by a number for each token of the vocabulary, not by one. Both are exact."""
+
+    steps: int
+    schedule: str
+    noise: float
+    noise_schedule: str
+    guidance_schedule: str
+    gumbel: bool = False
+
+
+class MaskedTokenModel(BoundModel, Protocol):
+    """A model of tokens that are decided in any order, a set of them in each forward pass. Every token attends to all
+    others, decided or not.
+
+    Each of its layers has R rows: the N places of the image first, in raster order, then rows that stand for
+    something else, such as a text.
+
+    Attributes:
+        vocab_size: V tokens, ids 0 .. V - 1.
+        layout: the `Layout` of the tokens, one grid in raster order.
+        num_rows: R.
+        published: how `ConfidenceDecoding` decides its tokens unless it is told otherwise.
+    """
+
+    kind: ClassVar[Literal["masked_tokens"]]
+    published: ConfidenceLaw
+    layout: Layout
+    vocab_size: int
+    num_rows: int
+
+    def open_context(self, batch_size: int, *, logits: bool = False) -> Any:
+        """An empty context of so many images, an `ImageCache`, for the keys and values of every layer and row; with
+        `logits` also for the logits of the rows, as `logits` [G, B, R, V], or [G, B, N, V] for places only."""
+        ...
+
+    def forward(
+        self,
+        tokens: torch.LongTensor,
+        places: torch.LongTensor,
+        *,
+        rows: torch.LongTensor | None = None,
+        context: Any = None,
+    ) -> torch.Tensor:
+        """The logits [G, B, Q, V] at `places` [B, Q], given the tokens [B, N], -1 where they are not decided. A place
+        of N is padding, whose logits are undefined.
+
+        Without `rows` all rows are evaluated, and a `context` keeps what they computed. Of `rows` [B, M] or
+        [G, B, M], only these are evaluated, and replace what the context kept of them; in each layer they attend to
+        all rows of the context. A row of R is padding. `places` are among the rows, unless the context keeps logits:
+        then the logits of places that are not are those it kept.
+
+        G is 1, or 2 under guidance: conditional, then unconditional.
+        """
         ...
 
 
@@ -489,7 +549,7 @@ class CausalLatentModel(LatentModel, Protocol):
         ...
 
 
-Model = TokenModel | ScaleModel | VectorModel | MaskedLatentModel | CausalLatentModel
+Model = TokenModel | MaskedTokenModel | ScaleModel | VectorModel | MaskedLatentModel | CausalLatentModel
 
 
 class Neighbours(Protocol):

@@ -65,6 +65,8 @@ def traits_of(model: Model) -> Traits:
         return Traits(model.kind, frames=frames, refiner=model.refiner is not None, prunes=model.prunes)
     if model.kind == "vectors":
         return Traits(model.kind, teacher=None if model.teacher is None else model.teacher.kind)
+    if model.kind == "masked_tokens":
+        return Traits(model.kind)
     noisy = model.kind != "causal_latents" or model.noisy
     return Traits(model.kind, noisy=noisy, drafter=model.drafter is not None)
 
@@ -133,6 +135,7 @@ _LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
 }
 _REMEDIES: dict[Kind, str] = {
     "tokens": "it generates token by token: use ar, sjd-coupled or the like",
+    "masked_tokens": "it generates tokens in any order, many in one forward pass: use halton or confidence",
     "scales": "it generates whole scales: use next-scale or code",
     "vectors": "it generates vectors from noise: use few-step",
     "masked_latents": "its tokens are continuous: use mar",

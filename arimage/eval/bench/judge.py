@@ -5,9 +5,9 @@ from typing import cast
 
 import torch
 
-from ...decoding import Decoding, TokenModel, decode
+from ...decoding import Decoding, MaskedTokenModel, Sampling, TokenModel, decode
 from ...pipelines.base import ARImagePipeline
-from .deviation import deviation, token_places
+from .deviation import Deviation, deviation, token_places
 from .measure import take
 
 
@@ -23,6 +23,29 @@ class CountedModel:
     def forward(self, tokens, positions, *arguments, **options):
         self.fed = self.fed + (positions >= 0).sum()
         return self._model.forward(tokens, positions, *arguments, **options)
+
+
+class ComparedModel:
+    """A `MaskedTokenModel` that compares the logits of each forward pass over some of its rows with those of one over
+    all rows: `difference` is the total variation, added up over the places that were asked for, and `count` is their
+    number, those of full passes included."""
+
+    def __init__(self, model: MaskedTokenModel, sampling: Sampling):
+        self._model, self._sampling = model, sampling
+        self.difference, self.count = torch.zeros((), dtype=torch.float64, device=model.device), 0
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def forward(self, tokens, places, *, rows=None, context=None):
+        logits = self._model.forward(tokens, places, rows=rows, context=context)
+        there = places < self._model.num_tokens
+        self.count = self.count + there.sum()
+        if rows is not None:
+            whole = self._model.forward(tokens, places)
+            found, expected = (self._sampling.probabilities(each, places) for each in (logits, whole))
+            self.difference += (((found - expected).abs().sum(-1) / 2).masked_fill(~there, 0)).sum()
+        return logits
 
 
 def cannot_judge(pipe: ARImagePipeline) -> str | None:
@@ -46,6 +69,10 @@ def judge(
 ) -> dict:
     """Generate `images` images and compare their tokens with the model's distribution.
 
+    For a `MaskedTokenModel` the total variation is known: between the distributions of the tokens that a step samples
+    and those of a forward pass over all rows, given the same tokens. The mean over these tokens takes the sampling
+    settings of the call, without what the decoding adds to them.
+
     Args:
         condition: the pipeline's argument "prompt" or "class_labels" with its values, which are cycled.
         sampling: arguments of `pipe.prepare` that override the checkpoint's.
@@ -61,7 +88,7 @@ def judge(
     if reason is not None:
         raise ValueError(f"{type(pipe).__name__} cannot be compared with its distribution: {reason}")
     sampling = sampling or {}
-    places, fed, passes = [], 0, 0
+    places, fed, passes, difference, sampled = [], 0, 0, 0.0, 0
     for start in range(0, images, 16):
         count = min(16, images - start)
         batch = take(condition, start, count)
@@ -71,6 +98,11 @@ def judge(
         model = call.model
         counter = CountedModel(model) if model.kind == "tokens" else None
         seeds = torch.arange(start, start + count, device=model.device) + (seed << 32)
+        if model.kind == "masked_tokens":
+            compared = ComparedModel(model, call.sampling)
+            decode(cast(MaskedTokenModel, compared), decoding, call.sampling, seeds)
+            difference, sampled = difference + float(compared.difference), sampled + int(compared.count)
+            continue
         # The counter has all that its model has.
         counted = model if counter is None else cast(TokenModel, counter)
         state = decode(counted, decoding, call.sampling, seeds)
@@ -78,5 +110,9 @@ def judge(
             fed += int(counter.fed)
             passes += int((state.accepted_per_step()[1:] > 0).sum())
         places.append(token_places(model, call.sampling, state.tokens))
+    if sampled:
+        # Equal distributions differ by rounding.
+        known = Deviation(difference / sampled, 0.0, float(difference < 1e-4 * sampled), 0.0, sampled)
+        return {"deviation": dataclasses.asdict(known)}
     found = deviation(*(torch.cat(parts) for parts in zip(*places, strict=True)))
     return {"deviation": dataclasses.asdict(found), **({"tokens_fed": fed / passes} if passes else {})}

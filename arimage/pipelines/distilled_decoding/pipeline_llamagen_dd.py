@@ -50,10 +50,6 @@ class LlamaGenDDPipeline(DistilledPipeline, UpscalingPipeline):
         check_text_encoder(text_encoder, transformer)
         self.register_modules(tokenizer=tokenizer, text_encoder=text_encoder, upscaler=upscaler)
 
-    @property
-    def decoded_size(self) -> tuple[int, int]:
-        return (self.transformer.config.grid_size * self.vq.scale_factor,) * 2
-
     def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         layout, codebook, teacher = Layout((self.transformer.config.grid_size,) * 2), self.vq.code_vectors(), None
         if self.teacher is not None:
@@ -61,13 +57,7 @@ class LlamaGenDDPipeline(DistilledPipeline, UpscalingPipeline):
         offsets = range(layout.num_tokens + 1)
         return DistilledModel(self.transformer, condition, offsets, codebook, layout=layout, teacher=teacher)
 
-    @torch.no_grad()
-    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The call
-        itself decodes its vectors, which lie between the codes."""
-        tokens = tokens.to(self._execution_device).clamp(min=0)
-        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
-
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
+        # The vectors of a call lie between the codes of its tokens.
         maps = result.transpose(1, 2).unflatten(2, call.layout.shape)
         return self.upscaled(call, self.vq.decode_latents(maps.to(self.vq.dtype)))

@@ -128,17 +128,6 @@ class AnyOrderPipeline(UpscalingPipeline):
         call.sampling = replace(call.sampling, forced=layout.to_ranks(given))
         return layout
 
-    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
-        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
-        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
-
-    @torch.no_grad()
-    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
-        yet."""
-        tokens = tokens.to(self._execution_device).clamp(min=0)
-        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
-
     # The "locality" order is computed for the groups of the decoding.
     @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput, reads=("decoding", "output_type"))
     def __call__(

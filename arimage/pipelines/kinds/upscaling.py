@@ -10,7 +10,8 @@ from .class_or_text import ClassOrTextPipeline
 
 class UpscalingPipeline(ClassOrTextPipeline):
     """Base of pipelines with the component `vq` and the optional component `upscaler`: images are upscaled unless
-    a call asks for the size that the image tokenizer decodes. A family adds `decoded_size`."""
+    a call asks for the size that the image tokenizer decodes. Unless a family says otherwise, they have one grid of
+    tokens."""
 
     # Not all families have the component.
     upscaler: ImageUpscaler | None = None
@@ -18,7 +19,7 @@ class UpscalingPipeline(ClassOrTextPipeline):
     @property
     def decoded_size(self) -> tuple[int, int]:
         """Height and width in pixels of the images that the image tokenizer decodes."""
-        raise NotImplementedError
+        return (self.transformer.config.grid_size * self.vq.scale_factor,) * 2
 
     @property
     def image_sizes(self) -> list[tuple[int, int]]:
@@ -45,3 +46,14 @@ class UpscalingPipeline(ClassOrTextPipeline):
         if self.upscaler is None or tuple(pixels.shape[-2:]) != self.image_sizes[0]:
             return pixels
         return F.avg_pool2d(pixels, self.upscaler.config.scale)
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
+        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
+        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
+
+    @torch.no_grad()
+    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
+        yet."""
+        tokens = tokens.to(self._execution_device).clamp(min=0)
+        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))

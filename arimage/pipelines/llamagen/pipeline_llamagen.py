@@ -108,21 +108,6 @@ class LlamaGenPipeline(UpscalingPipeline):
         )
         self.name_classes(id2label)
 
-    @property
-    def decoded_size(self) -> tuple[int, int]:
-        return (self.transformer.config.grid_size * self.vq.scale_factor,) * 2
-
-    def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
-        """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""
-        return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
-
-    @torch.no_grad()
-    def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call, drafts included; -1 is not known
-        yet."""
-        tokens = tokens.to(self._execution_device).clamp(min=0)
-        return self.upscaled(call, self.vq.decode(self.whole_tokens(call, tokens)))
-
     @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
     def __call__(
         self,

@@ -187,9 +187,7 @@ class MARPipeline(ClassOrTextPipeline):
         Args:
             {class_or_text}
             {image}
-            mask_image (as `image`, *optional*):
-                White where the image is generated again, black where its pixels stay. A token is generated if any of
-                its pixels is white. New tokens depend on what stays on all sides of them.
+            {mask_on_all_sides}
             num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
                 Forward passes of the transformer per image, up to the number of its tokens.
             num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):

@@ -14,10 +14,11 @@ from torch import nn
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions
 from ...models.denoising_head import LazyBlocks, diffusion_tables
+from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...schema import Classes, Count, Layers, Positive, Side, Width, checked
-from .context import LayerCache, LazyRows, MaskedContext
+from .context import LazyRows, MaskedContext
 from .partial_passes import evaluate_lazily, evaluate_places
 
 
@@ -231,10 +232,12 @@ class MARLatentModel(BoundNetwork):
         network, config, branches = self.network, self.network.config, 1 if lazy else self.branches
         settings = {"dtype": network.dtype, "device": self.device}
         encoder, decoder = (
-            LayerCache(blocks, batch_size * branches, width, self.num_rows, branches=branches, **settings)
-            for blocks, width in (
-                (network.encoder_blocks, config.hidden_size),
-                (network.decoder_blocks, config.decoder_hidden_size),
+            LayerCache(
+                layers, batch_size * branches, heads, width // heads, self.num_rows, branches=branches, **settings
+            )
+            for layers, heads, width in (
+                (config.num_layers, config.num_attention_heads, config.hidden_size),
+                (config.num_decoder_layers, config.num_decoder_attention_heads, config.decoder_hidden_size),
             )
         )
         context = MaskedContext(encoder, decoder, torch.zeros(batch_size, dtype=torch.long, device=self.device))

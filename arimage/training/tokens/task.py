@@ -37,7 +37,7 @@ SHOWN = 8
 # All but cuDNN's, which refuses some shapes of masks.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # What learns at the learning rate of the text.
-TEXT = ("text_encoder.", "transformer.caption_projection.")
+TEXT = ("text_encoder.", "transformer.caption_projection.", "transformer.caption_condition.")
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,8 @@ class TokenTask(nn.Module):
         network, encoder = pipe.components[self.key], pipe.components.get("text_encoder")
         self.trains_text = encoder is not None and next(encoder.parameters()).requires_grad
         caption = cache.read([0], [0])[1][0]
-        losses, judge = (
-            losses_of(pipe, caption, orders=orders, trains_text=self.trains_text)
-            for orders in (settings.orders, settings.reported_orders)
-        )
+        losses = losses_of(pipe, caption, orders=settings.orders, trains_text=self.trains_text)
+        judge = losses_of(pipe, caption, orders=settings.reported_orders, judges=True)
         if settings.best is not None and settings.best not in heldout:
             names = f"those are {', '.join(heldout)}" if any(heldout) else "there is none: give --heldout"
             raise ValueError(f"best is {settings.best!r}, which is not the name of a held-out set, and {names}")

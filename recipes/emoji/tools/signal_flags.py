@@ -1,5 +1,5 @@
 """What an adapter for the pictures of examples/signal_flags.py learned, and what the model kept. See
-docs/measurements/training.md.
+benchmarks/notes/training.md.
 
 python recipes/emoji/tools/signal_flags.py flags --new base-new adapter-new --old base-old adapter-old --out lora.png
 

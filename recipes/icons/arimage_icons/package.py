@@ -13,6 +13,7 @@ import torch
 from arimage import (
     ARPGTransformer,
     AutoPipeline,
+    HaltonMaskGITTransformer,
     LlamaGenTransformer,
     NeighbourModel,
     PatchVQModel,
@@ -41,7 +42,7 @@ def name_modules(folder: Path) -> None:
     """Let the index of a saved pipeline name modules of arimage, in place of files with one import, which a package
     does without."""
     index = json.loads((folder / "model_index.json").read_text("utf-8"))
-    classes = [ARPGTransformer, LlamaGenTransformer, NeighbourModel, PatchVQModel]
+    classes = [ARPGTransformer, HaltonMaskGITTransformer, LlamaGenTransformer, NeighbourModel, PatchVQModel]
     modules = {kind.__name__: kind.__module__ for kind in classes}
     index["_class_name"] = index["_class_name"][1]
     for name, entry in list(index.items()):

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from arimage.convert import convert_mar
 from arimage.decoding import Layout
-from arimage.decoding.continuous import masked
+from arimage.decoding.masked import latents as masked
+from arimage.decoding.masked.sets import masked_counts
 from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.mar.transformer_mar import MARLatentModel
 
@@ -161,4 +162,4 @@ def test_a_whole_generation_through_the_pipeline(pipe, expected, generation, mon
 
 @pytest.mark.parametrize(("tokens", "steps"), [(256, 256), (256, 64), (256, 8), (64, 16)])
 def test_the_number_of_tokens_per_step(expected, tokens, steps):
-    assert masked.masked_counts(tokens, steps)[1:] == expected[f"masked_after_{tokens}_{steps}"].tolist()
+    assert masked_counts(tokens, steps)[1:] == expected[f"masked_after_{tokens}_{steps}"].tolist()

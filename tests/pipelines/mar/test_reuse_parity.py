@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 
 from arimage.convert import convert_mar
 from arimage.decoding import LatentSampling, LazyMAR, ReCAP
-from arimage.decoding.continuous import masked
-from arimage.decoding.continuous.lazy_mar import FRACTIONS
-from arimage.decoding.continuous.masked import masked_counts
-from arimage.decoding.continuous.recap import groups_of
+from arimage.decoding.masked import latents
+from arimage.decoding.masked.lazy_mar import FRACTIONS
+from arimage.decoding.masked.sets import groups_of, masked_counts
 from arimage.models.denoising_head import DenoisingHead
 from arimage.pipelines.mar.context import LayerCache
 from arimage.pipelines.mar.transformer_mar import MARLatentModel, MARTransformer
@@ -51,8 +50,8 @@ def given_numbers(monkeypatch, expected):
         def normals(seeds, positions, purpose, steps, count):
             return noise[:, :, int(steps[0])].gather(1, positions[..., None].expand(-1, -1, count))
 
-        monkeypatch.setattr(masked, "normals", normals)
-        monkeypatch.setattr(masked, "random_orders", lambda seeds, count: expected[f"{method}_orders"])
+        monkeypatch.setattr(latents, "normals", normals)
+        monkeypatch.setattr(latents, "random_orders", lambda seeds, count: expected[f"{method}_orders"])
 
     return give
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from families import EVERY
 from pipelines.arpg import tiny as tiny_arpg
+from pipelines.halton_maskgit import tiny as tiny_halton
 from pipelines.latent_llama import tiny as tiny_latents
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
@@ -42,6 +43,7 @@ FAMILIES = {
     "LlamaGenPipeline": (tiny_llamagen.class_pipeline, DECODER),
     "VARPipeline": (lambda: tiny_var.pipeline("class"), NARROW),
     "ARPGPipeline": (tiny_arpg.pipeline, DECODER),
+    "HaltonMaskGITPipeline": (tiny_halton.pipeline, DECODER),
     "LatentLlamaPipeline": (tiny_latents.pipeline, {**DECODER, "head_hidden_size": 16, "num_head_layers": 1}),
 }
 

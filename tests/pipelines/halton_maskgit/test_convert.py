@@ -1,0 +1,148 @@
+"""Files of Halton-MaskGIT that are complete, damaged, or of another model."""
+
+import pytest
+import torch
+import typer
+from pipelines.halton_maskgit.tiny import FOLDER
+from pipelines.llamagen.tiny import FIXTURES
+from safetensors.torch import save_file
+
+from arimage import AutoPipeline, HaltonMaskGITPipeline, cli
+from arimage.convert import CheckpointError, convert_halton_maskgit
+from arimage.decoding import HaltonDecoding
+from arimage.pipelines.halton_maskgit.convert import halton_maskgit_from_original
+from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITTransformer
+
+
+CHECKPOINT, PREFIXED, VQ = (
+    FOLDER / "halton_tiny.pth",
+    FOLDER / "halton_tiny_prefixed.pth",
+    FIXTURES / "c2i/vq_ds4_c2i.pt",
+)
+
+
+@pytest.fixture
+def state():
+    return torch.load(CHECKPOINT, weights_only=True)["model_state_dict"]
+
+
+def convert(checkpoint=CHECKPOINT, vq=VQ, num_heads=5, **options):
+    return convert_halton_maskgit(checkpoint, vq, num_heads=num_heads, **options)
+
+
+def written(tmp_path, state):
+    torch.save({"iter": 1, "model_state_dict": state, "optimizer_state_dict": None}, tmp_path / "halton.pth")
+    return tmp_path / "halton.pth"
+
+
+def test_the_weights_of_a_trainer_are_taken(state):
+    pipe = convert()
+    config = pipe.transformer.config
+    assert (config.num_layers, config.num_registers, config.num_classes, config.grid_size) == (3, 1, 10, 8)
+    assert (config.vocab_size, config.intermediate_size, pipe.transformer.head_dim) == (128, 256, 6)
+    assert torch.equal(pipe.transformer.token_embedding.weight, state["tok_emb.weight"])
+    assert pipe.decoding == HaltonDecoding() and pipe.image_sizes == [(32, 32)]
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_what_wrappers_add_to_names_is_left_out(state, tmp_path, prefix):
+    pipe = convert(written(tmp_path, {f"{prefix}{name}": value for name, value in state.items()}))
+    wanted = convert().transformer.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in pipe.transformer.state_dict().items())
+
+
+def test_the_second_model_has_a_prefix_and_no_optimizer():
+    assert convert(PREFIXED, num_heads=4).transformer.config.hidden_size == 24
+
+
+def test_a_file_of_tensors_alone_gives_the_same(state, tmp_path):
+    del state["head.weight"]
+    save_file(state, tmp_path / "halton.safetensors")
+    wanted, found = convert().transformer, convert(tmp_path / "halton.safetensors").transformer
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in wanted.state_dict().items())
+
+
+def test_a_model_without_registers(state, tmp_path):
+    del state["reg_tokens.weight"]
+    assert convert(written(tmp_path, state)).transformer.num_rows == 64
+
+
+def test_the_console_command_writes_a_folder(tmp_path):
+    arguments = ["convert", "halton-maskgit", "--checkpoint", CHECKPOINT, "--vq", VQ, "--num-heads", 5]
+    arguments += ["--out", tmp_path / "halton"]
+    typer.main.get_command(cli.app).main([str(one) for one in arguments], standalone_mode=False)
+    pipe = AutoPipeline.from_pretrained(tmp_path / "halton")
+    assert isinstance(pipe, HaltonMaskGITPipeline) and pipe.transformer.config.num_attention_heads == 5
+
+
+@pytest.mark.parametrize(("width", "layers", "heads", "guidance"), [(512, 12, 6, 2.0), (384, 6, 6, 2.5)])
+def test_published_sizes_need_no_heads(width, layers, heads, guidance):
+    with torch.device("meta"):
+        model = HaltonMaskGITTransformer(
+            grid_size=2,
+            hidden_size=width,
+            intermediate_size=8,
+            num_layers=layers,
+            num_attention_heads=heads,
+            vocab_size=3,
+            num_classes=2,
+        )
+    assert model.blocks[0].attention.out_proj.weight.shape == (width, {512: 510, 384: 384}[width])
+    state = original(model)
+    found = halton_maskgit_from_original(state)
+    assert found.config.num_attention_heads == heads
+    with pytest.raises(CheckpointError, match="num_heads is 7"):
+        halton_maskgit_from_original(state, num_heads=7)
+
+
+def original(model):
+    """Zeros under the original names of the tensors of a model."""
+    from arimage.models.original_names import rename
+    from arimage.pipelines.halton_maskgit.convert import TRANSFORMER_NAMES
+
+    state = {rename(name, TRANSFORMER_NAMES): torch.zeros(value.shape) for name, value in model.state_dict().items()}
+    for name in [name for name in state if name.endswith("wqkv.weight")]:
+        for letter, part in zip("qkv", state.pop(name).chunk(3), strict=True):
+            state[name.replace("wqkv", f"w{letter}")] = part
+    state["head.bias"] = torch.zeros(len(state["tok_emb.weight"]))
+    return state
+
+
+def test_heads_that_no_file_holds_are_asked_for():
+    with pytest.raises(CheckpointError, match="num_heads is None"):
+        convert_halton_maskgit(CHECKPOINT, VQ)
+    # 30 channels are those of 6 heads as well: nothing shows that they are not.
+    assert convert(num_heads=6).transformer.head_dim == 5
+    for heads in (4, 33):
+        with pytest.raises(CheckpointError, match=f"num_heads is {heads}"):
+            convert(num_heads=heads)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pos_emb.weight", torch.zeros(63, 32)),
+        ("head.weight", torch.zeros(129, 32)),
+        ("transformer.layers.1.attn.wk.weight", None),
+        ("transformer.layers.1.attn.wk.weight", torch.zeros(24, 32)),
+        ("transformer.layers.2.ff.w2.weight", torch.zeros(3, 32)),
+        ("last_norm.norm_final.bias", None),
+        ("in_proj.weight", torch.zeros(2, 2)),
+    ],
+)
+def test_a_transformer_that_is_not_whole_is_refused(state, tmp_path, key, value):
+    state.pop(key, None)
+    if value is not None:
+        state[key] = value
+    with pytest.raises(CheckpointError, match="63 places" if key.startswith("pos") else key):
+        convert(written(tmp_path, state))
+
+
+def test_files_that_do_not_fit_each_other_are_refused(state, tmp_path):
+    state["tok_emb.weight"] = state["head.weight"] = state["tok_emb.weight"][:100]
+    state["head.bias"] = state["head.bias"][:100]
+    with pytest.raises(CheckpointError, match="predicts 99 codes but .* has 128"):
+        convert(written(tmp_path, state))
+    with pytest.raises(CheckpointError, match="LlamaGen tokenizer"):
+        convert(VQ, CHECKPOINT)
