@@ -199,7 +199,9 @@ def train_on_more_words(folder, data, monkeypatch):
     for split in ("val", "test"):
         words += ["--heldout", folder / "tokens" / split]
     run(monkeypatch, "train", "model", "--tokens", folder / "tokens" / "train", *words)
-    further = AutoPipeline.from_pretrained(folder / "further" / "best")
+    package(folder / "further" / "best", folder / "more", data)
+    further = AutoPipeline.from_pretrained(folder / "more")
+    assert further.known_captions.knows("a thin home download") and not further.known_captions.knows("a wombat")
     assert further.transformer.config.intermediate_size == 48
     texts = ["download", "home", "a wombat"]
     states, _ = further.encode_prompt(texts)
