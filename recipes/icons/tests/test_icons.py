@@ -23,6 +23,7 @@ from arimage.training.texts.captions import train_text_tokenizer
 from arimage.training.tokens.recipe import load_token_recipe, token_settings
 from arimage_icons import RECIPES
 from arimage_icons.captions import captions_of, write_captions
+from arimage_icons.compositions import compare, readings
 from arimage_icons.notice import lines
 from arimage_icons.package import package
 from arimage_icons.resize import resize
@@ -204,9 +205,27 @@ def train_on_more_words(folder, data, monkeypatch):
     assert further.known_captions.knows("a thin home download") and not further.known_captions.knows("a wombat")
     assert further.transformer.config.intermediate_size == 48
     texts = ["download", "home", "a wombat"]
+    table = compare([str(folder / name) for name in ("icons", "more")], folder / "tokens" / "val").splitlines()
+    # One of the three icons has a name of two words.
+    assert len(table) == 4 and table[-1].split("|")[2].strip() == "1"
+    word_tokenizer(["heart"]).save_pretrained(folder / "more" / "tokenizer")
+    with pytest.raises(ValueError, match="two words that the models know"):
+        compare([str(folder / "more")], folder / "tokens" / "val")
     states, _ = further.encode_prompt(texts)
     assert further.tokenizer.tokenize(texts[0]) == ["download"]
     assert all(not states[one].allclose(states[other], atol=1e-3) for one, other in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_readings_of_a_composition_give_its_words_apart_and_those_of_another():
+    found = readings(["cloud cube", "image lock", "cloud cube"])
+    assert [texts for texts, _ in found.values()] == [
+        ["cloud cube", "image lock", "cloud cube"],
+        ["cloud", "image", "cloud"],
+        ["cube", "lock", "cube"],
+        ["cloud cube", "image lock", "cloud cube"],
+        ["image lock", "cloud cube", "image lock"],
+    ]
+    assert [name for name, (_, given) in found.items() if not given] == ["no words"]
 
 
 def test_the_notice_names_author_and_licence():
