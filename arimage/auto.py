@@ -80,10 +80,9 @@ class AutoPipeline:
 
     @staticmethod
     def from_pretrained(pretrained_model_name_or_path: str | os.PathLike, **kwargs) -> "ARPipeline":
-        """The pipeline of a local folder, of an installed model ("emoji-llamagen"), of a published checkpoint by its
-        name or Hub id ("janus-pro-1b" or "deepseek-ai/Janus-Pro-1B": downloaded and converted once), or of any Hub
-        repository that holds a pipeline of this library. A folder with a model_index.json comes first.
-        `arimage models` lists the names.
+        """The pipeline of a local folder, of an installed model ("icons-arpg"), of a published checkpoint by its name
+        or Hub id (downloaded and converted once), or of any Hub repository that holds a pipeline of this library. A
+        folder with a model_index.json comes first. `arimage models` lists the names.
 
         `kwargs` are those of `DiffusionPipeline.from_pretrained`, among them `token`, `revision`, `cache_dir`,
         `force_download` and `local_files_only`. `dtype` is a torch.dtype or its name, by default float32.

@@ -31,9 +31,7 @@ def models(
         _list_known(name, search)
         return
     if search is not None:
-        raise ValueError(
-            "--search looks among what a model knows: name the model, as in `arimage models emoji-llamagen`"
-        )
+        raise ValueError("--search looks among what a model knows: name the model, as in `arimage models icons-arpg`")
 
     table = _table("pixels", "parameters", "download", "disk", "from", "licence")
     for name, folder in packaged_folders().items():

@@ -142,7 +142,7 @@ CompileSteps = Annotated[
     typer.Option(
         "--compile",
         help="Compile the steps with torch.compile. It takes minutes at first, and pays for many images of wide "
-        "models: Janus, Lumina, Emu3, GLM-Image.",
+        "language models.",
     ),
 ]
 Eager = Annotated[

@@ -156,7 +156,7 @@ def _name(path: tuple[int | str, ...], value: Any, missing: bool) -> str:
 
 
 def check_encodable(name: str, text: str) -> None:
-    """Refuse a text that UTF-8 cannot encode: half an emoji, or bytes of the command line in another encoding.
+    """Refuse a text that UTF-8 cannot encode: half a character, or bytes of the command line in another encoding.
 
     Raises:
         ValueError: naming the text.

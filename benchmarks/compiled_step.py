@@ -27,13 +27,13 @@ from typing import NamedTuple
 import pretended_gpu
 import step_cost
 import torch
+from shapes import Bind, Bound
 from step_models import MODELS
 from torch._inductor.graph import GraphLowering
 
 from arimage.decoding import Decoding, decoding_from_text
 from arimage.decoding.run.capture import CompiledSteps
 from arimage.models.fused import Fused, projections
-from arimage.pipelines.shapes import Bind, Bound
 
 
 # The families that keep keys and values, and a decoding of each.

@@ -47,6 +47,7 @@ import step_cost
 import torch
 import transformers
 from measured_calls import measure
+from shapes import Bound, Published
 from side_by_side import in_turn
 from step_models import MODELS, TINY, tiny_llamagen, tiny_var
 
@@ -58,7 +59,6 @@ from arimage.decoding.run.capture import CompiledSteps
 from arimage.eval.bench.measure import machine, take
 from arimage.eval.bench.memory import peak_memory, reset_peak_memory
 from arimage.pipelines.base import ARPipeline
-from arimage.pipelines.shapes import Bound, Published
 
 
 ROOT = Path(__file__).parents[1]

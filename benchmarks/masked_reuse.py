@@ -1,45 +1,100 @@
-"""What ReCAP and LazyMAR save of an image of MAR-B, with random weights on a CPU: rows that the layers evaluate, and
+"""What ReCAP, LazyMAR and ML-Cache save of an image, with random weights on a CPU: rows that the layers evaluate, and
 seconds. The decodings take turns, one step each, so that whatever else the machine does slows all of them.
 
-python benchmarks/masked_reuse.py
+python benchmarks/masked_reuse.py                        MAR-B
+python benchmarks/masked_reuse.py --model halton-maskgit the base size of 256 pixels
+python benchmarks/masked_reuse.py --model lumina-dimoo   8 layers of width 512, 32x32 tokens
 python benchmarks/masked_reuse.py --steps 16 --diffusion-steps 10 --decoding mar recap:full_steps=0
 """
 
 import argparse
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from arimage.decoding import LatentSampling, Layout, decoding_from_text
+from arimage.decoding import LatentSampling, Layout, Sampling, decoding_from_text
 from arimage.models.denoising_head import DenoisingHead
 from arimage.models.layers import init_normal
+from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE as HALTON
+from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
+from arimage.pipelines.lumina_dimoo.masked_model import LuminaDiMOOModel
+from arimage.pipelines.lumina_dimoo.pipeline_lumina_dimoo import CONFIDENCE as LUMINA
+from arimage.pipelines.lumina_dimoo.transformer_lumina_dimoo import LuminaDiMOOTransformer
 from arimage.pipelines.mar.transformer_mar import MARLatentModel, MARTransformer
 
 
-PARTS = ("encoder", "decoder", "head")
+LABEL = torch.tensor([207])
 
 
-def build() -> tuple[MARTransformer, DenoisingHead]:
-    torch.manual_seed(0)
-    transformer, head = MARTransformer().eval(), DenoisingHead().eval()
-    init_normal(transformer)
-    init_normal(head)
-    return transformer, head
+class Measured(NamedTuple):
+    """A model, how its tokens are sampled, the modules that each evaluate the rows of a layer, by the part that they
+    are counted in, the decodings that are compared by default, and the methods that count as its head."""
+
+    model: Any
+    sampling: Sampling
+    layers: dict[str, Iterable[nn.Module]]
+    decodings: tuple[str, ...]
+    head: tuple[str, ...] = ()
+
+
+def random(network: nn.Module) -> Any:
+    init_normal(network)
+    return network.eval()
+
+
+def mar(args: argparse.Namespace) -> Measured:
+    network, head = random(MARTransformer()), random(DenoisingHead())
+    steps = {"num_inference_steps": args.steps or 64, "num_diffusion_steps": args.diffusion_steps}
+    parts = {"encoder": network.encoder_blocks, "decoder": network.decoder_blocks, "head": head.blocks}
+    return Measured(
+        MARLatentModel(network, head, LABEL, Layout((16, 16)), guided=True),
+        LatentSampling(guidance_scale=2.9, **steps),
+        {part: [block.fc1 for block in blocks] for part, blocks in parts.items()},
+        ("mar", "recap", "lazy-mar"),
+        ("denoise", "denoise_lazily"),
+    )
+
+
+def halton_maskgit(args: argparse.Namespace) -> Measured:
+    network, steps = random(HaltonMaskGITTransformer()), args.steps or 32
+    return Measured(
+        HaltonMaskGITModel(network, {"class_labels": LABEL}, Layout((16, 16)), HALTON, guided=True),
+        Sampling(guidance_scale=1.7),
+        {"blocks": [block.feed_forward for block in network.blocks]},
+        (f"halton:steps={steps}", f"recap:steps={steps}"),
+    )
+
+
+def lumina_dimoo(args: argparse.Namespace) -> Measured:
+    shape = {"hidden_size": 512, "num_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
+    network, steps = random(LuminaDiMOOTransformer(**shape)), args.steps or 64
+    # The prompt of the branch without one is shorter.
+    prompts = [[torch.randint(1000, (length,))] for length in (48, 24)]
+    return Measured(
+        LuminaDiMOOModel(network, prompts, Layout((32, 32)), LUMINA),
+        Sampling(guidance_scale=5.0),
+        {"blocks": [block.feed_forward for block in network.blocks]},
+        (f"confidence:steps={steps}", f"ml-cache:steps={steps}"),
+    )
+
+
+MODELS = {"mar": mar, "halton-maskgit": halton_maskgit, "lumina-dimoo": lumina_dimoo}
 
 
 class Meter:
     """Counts rows of layers and seconds of what runs inside it."""
 
-    def __init__(self, model: MARLatentModel):
+    def __init__(self, measured: Measured):
         self.rows, self.seconds, self.running = Counter(), defaultdict(float), ""
-        network = model.transformer
-        blocks = zip(PARTS, (network.encoder_blocks, network.decoder_blocks, model.head.blocks), strict=True)
-        for part, layers in blocks:
+        for part, layers in measured.layers.items():
             for layer in layers:
-                layer.fc1.register_forward_pre_hook(lambda module, args, part=part: self._count(part, args[0]))
-        for name in ("denoise", "denoise_lazily"):
-            setattr(model, name, self._timed(getattr(model, name)))
+                layer.register_forward_pre_hook(lambda module, args, part=part: self._count(part, args[0]))
+        for name in measured.head:
+            setattr(measured.model, name, self._timed(getattr(measured.model, name)))
 
     def _count(self, part, hidden):
         self.rows[self.running, part] += hidden[..., 0].numel()
@@ -63,26 +118,25 @@ class Meter:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decoding", nargs="+", default=["mar", "recap", "lazy-mar"])
-    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--model", choices=MODELS, default="mar")
+    parser.add_argument("--decoding", nargs="+")
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--diffusion-steps", type=int, default=100)
     args = parser.parse_args()
-    sampling = LatentSampling(
-        guidance_scale=2.9, num_inference_steps=args.steps, num_diffusion_steps=args.diffusion_steps
-    )
-    model = MARLatentModel(*build(), torch.tensor([207]), Layout((16, 16)), guided=True)
-    meter, seeds = Meter(model), torch.tensor([0])
-    decodings = {text: decoding_from_text(text) for text in args.decoding}
-    states = {text: meter.run(text, decoding.start, model, sampling, seeds) for text, decoding in decodings.items()}
+    torch.manual_seed(0)
+    measured = MODELS[args.model](args)
+    meter, given = Meter(measured), (measured.model, measured.sampling, torch.tensor([0]))
+    decodings = {text: decoding_from_text(text) for text in args.decoding or measured.decodings}
+    states = {text: meter.run(text, decoding.start, *given) for text, decoding in decodings.items()}
     while not all(state.over for state in states.values()):
         for text, state in states.items():
             if not state.over:
                 meter.run(text, decodings[text].step, state)
-    first = args.decoding[0]
-    print("| decoding | passes | million rows: encoder | decoder | head | seconds | of these the head | share |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    first, parts = next(iter(states)), list(measured.layers)
+    print(f"| decoding | passes | million rows: {' | '.join(parts)} | seconds | of these the head | share |")
+    print("|---|" + "---:|" * (4 + len(parts)))
     for text, state in states.items():
-        rows = " | ".join(f"{meter.rows[text, part] / 1e6:.3f}" for part in PARTS)
+        rows = " | ".join(f"{meter.rows[text, part] / 1e6:.3f}" for part in parts)
         seconds, share = meter.seconds[text, "all"], meter.seconds[text, "all"] / meter.seconds[first, "all"]
         head = meter.seconds[text, "head"]
         print(f"| `{text}` | {state.forward_passes} | {rows} | {seconds:.1f} | {head:.1f} | {share:.2f} |")

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from shapes import build
+from shapes.infinitystar import infinitystar
 from step_cost import begin, fake_cuda
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -22,10 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_text
 from arimage.models.quantized import quantize_linears
-from arimage.pipelines.infinitystar.shapes import infinitystar
 from arimage.pipelines.infinitystar.vq_infinitystar import InfinityStarVideoTokenizer
 from arimage.pipelines.published_parts import T5_XL_ENCODER
-from arimage.pipelines.shapes import build
 
 
 LAYERS = 36

@@ -46,6 +46,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from shapes import Bound
 from step_models import MODELS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -57,7 +58,6 @@ from torch.utils.flop_counter import flop_registry
 from arimage.decoding import acceptance, decoding_from_text
 from arimage.decoding.contract.state import attention_limit, captured_multiple
 from arimage.decoding.run.watch import INTERVAL
-from arimage.pipelines.shapes import Bound
 
 
 SHOWN = ("llamagen-xl-256", "llamagen-xl-512", "var-d30", "janus-pro-7b", "lumina-mgpt-7b-768")

@@ -4,19 +4,19 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import arimage
+import shapes
+from shapes import NARROW, Bind, Published, var
+
 from arimage.installed import installed_models
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
-from arimage.pipelines.shapes import NARROW, Bind, Published
-from arimage.pipelines.var import shapes as var
 from arimage.pipelines.var.pipeline_var import VARPipeline
 from arimage.pipelines.var.transformer_var import VARTransformer
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 
 
-FOLDERS = sorted(path.parent.name for path in Path(arimage.__file__).parent.glob("pipelines/*/shapes.py"))
+FOLDERS = sorted(path.stem for path in Path(shapes.__file__).parent.glob("[!_]*.py"))
 
 
 def emoji_var(layers: int) -> Bind:
@@ -32,7 +32,7 @@ def emoji_var(layers: int) -> Bind:
 
 MODELS: dict[str, Published] = {"emoji-var": Published(6, emoji_var)}
 for _folder in FOLDERS:
-    MODELS |= import_module(f"arimage.pipelines.{_folder}.shapes").PUBLISHED
+    MODELS |= import_module(f"shapes.{_folder}").PUBLISHED
 # Models of the same families that a CPU builds in a moment.
 TINY = {
     name: Published(1, partial(published.build, **published.tiny))

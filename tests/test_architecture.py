@@ -63,7 +63,7 @@ INNER = {
     "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "texts", ..., "recipe", "commands"],
 }
 # A family's folder holds parts of two layers: what stands on pipelines, and models and tokenizers below them.
-ON_PIPELINES = ("pipeline_", "base", "prompts", "convert", "family", "shapes", "accelerate", "__init__")
+ON_PIPELINES = ("pipeline_", "base", "prompts", "convert", "family", "accelerate", "__init__")
 # Sub-packages of `pipelines` that are not families.
 SHARED = {path.name for path in (ROOT / "arimage" / "pipelines").iterdir() if path.is_dir()} - FAMILIES.keys()
 # Where families are named by design: recipes and trainers are for particular models.

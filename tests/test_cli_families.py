@@ -1,4 +1,4 @@
-"""The console commands with models of continuous tokens, students of Distilled Decoding, and videos."""
+"""The console commands with models of masked and of continuous tokens, students of Distilled Decoding, and videos."""
 
 import json
 
@@ -19,14 +19,14 @@ from arimage.eval.bench.judge import judge
 
 PIPELINES = {**OTHERS, "latent-llama": tiny_latent_llama.pipeline}
 IMAGES = ("mar", "llamagen-dd", "var-dd")
-SERVED = ("llamagen-dd", "var-dd", "mar", "latent-llama")
+SERVED = ("llamagen-dd", "var-dd", "mar", "halton-maskgit-class", "latent-llama")
 DECODINGS = {"mar": "mar", "llamagen-dd": "few-step", "var-dd": "few-step"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    for name in (*IMAGES, "latent-llama", "cosmos"):
+    for name in (*IMAGES, "halton-maskgit-class", "latent-llama", "cosmos"):
         PIPELINES[name]().save_pretrained(root / name)
     return root
 
@@ -164,17 +164,45 @@ def test_continuous_tokens_are_served(engine, model, decoding):
             assert np.abs(np.asarray(image).astype(int) - np.asarray(alone)).max() <= 1
 
 
-def test_a_masked_model_edits_and_sees_all_sides(engine):
-    before = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    mask = np.zeros((16, 16), dtype=np.uint8)
-    mask[4:12, 4:12] = 255
+@pytest.mark.every(2)
+@pytest.mark.parametrize("decoding", ["halton:steps=5", "confidence:steps=4", "recap:steps=6,full_steps=2"])
+def test_masked_tokens_are_served(engine, decoding):
+    model, options = "halton-maskgit-class", {"decoding": decoding, "temperature": 0.9, "top_k": 7}
+    request = Request(model, class_label=1, count=2, preview_every=1, film=True, **options)
+    seen = []
+    result = engine.submit(request, seen.append).result(60)
+    assert result.film is not None and any(now.previews for now in seen)
+    assert result.deciding_pass.max() == result.passes and result.deciding_pass.shape[1:] == (4, 4)
+    for seed, image in zip(result.seeds, result.images, strict=True):
+        alone = PIPELINES[model]()(class_labels=1, generator=seeded(seed), **options).images[0]
+        assert np.abs(np.asarray(image).astype(int) - np.asarray(alone)).max() <= 1
+
+
+def test_masked_tokens_are_generated_traced_and_measured(run, tmp_path):
+    model, condition = "halton-maskgit-class", ("--class-label", 1)
+    steps = ("--decoding", "halton:steps=4")
+    run("generate", model, *condition, *steps, "--trace", "trace.webp", "--out", "x.png")
+    with Image.open(tmp_path / "trace.webp") as film, Image.open(tmp_path / "x.png") as picture:
+        assert film.n_frames > 2 and picture.size == (8, 8)
+    reuse = ("--decoding", "recap:steps=4,full_steps=1")
+    run("bench", model, *condition, "--per-prompt", 1, *steps, *reuse, "--out", "runs")
+    rows = json.loads((tmp_path / "runs" / "report.json").read_text())["rows"]
+    assert [row["decoding"] for row in rows] == [steps[1], reuse[1]]
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(("model", "side"), [("mar", 16), ("halton-maskgit-class", 8)])
+def test_a_masked_model_edits_and_sees_all_sides(engine, model, side):
+    before = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    mask = np.zeros((side, side), dtype=np.uint8)
+    mask[side // 4 : 3 * side // 4, side // 4 : 3 * side // 4] = 255
     request = Request(
-        "mar", class_label=1, image=Image.fromarray(before), mask_image=Image.fromarray(mask), preview_every=1
+        model, class_label=1, image=Image.fromarray(before), mask_image=Image.fromarray(mask), preview_every=1
     )
     after = np.asarray(engine.submit(request).result(60).images[0])
     changed = (after != before).any(-1)
     assert changed.any() and not changed[mask == 0].any()
-    assert "on all sides" in markup.about_editing(engine.models["mar"])
+    assert "on all sides" in markup.about_editing(engine.models[model])
 
 
 def test_continuous_tokens_have_no_top_k(engine):

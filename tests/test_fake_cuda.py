@@ -41,7 +41,14 @@ from transformers import (
 )
 from transformers import JanusForConditionalGeneration as Janus
 
-from arimage.decoding import GroupDecoding, Sampling, acceptance, decoding_from_name, parse_decoding
+from arimage.decoding import (
+    GroupDecoding,
+    Sampling,
+    acceptance,
+    decoding_from_name,
+    decoding_from_text,
+    parse_decoding,
+)
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.names import PRESETS
 from arimage.models.conditions import with_unconditional
@@ -338,6 +345,35 @@ def test_a_step_of_34_billion_parameters_stays_on_the_device(name):
     bound = published.build(published.layers)(BATCH)
     assert sum(p.numel() for network in bound.networks for p in network.parameters()) == 34_103_460_864
     run(decoding_from_name(name), bound.model, bound.sampling)
+
+
+# Steps over all rows, and those over few.
+MASKED = ("halton", "confidence", "recap:full_steps=0", "ml-cache:warmup=0")
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize(
+    "name", ["halton-maskgit-base-256", pytest.param("halton-maskgit-large-384", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("text", MASKED)
+def test_a_step_of_masked_tokens_at_the_published_size_stays_on_the_device(name, text):
+    published = step_models.MODELS[name]
+    bound = published.build(published.layers)(BATCH)
+    # All but the bias of the mask.
+    parameters = {"halton-maskgit-base-256": 142_224_641, "halton-maskgit-large-384": 479_984_641}[name] - 1
+    assert sum(p.numel() for p in bound.networks[0].parameters()) == parameters
+    run(decoding_from_text(text), bound.model, bound.sampling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["confidence", "ml-cache:warmup=0,interval=3"])
+def test_a_step_over_4096_masked_tokens_stays_on_the_device(text):
+    """Lumina-DiMOO in its published size. The second and third steps of ML-Cache evaluate few rows."""
+    published = step_models.MODELS["lumina-dimoo"]
+    bound = published.build(published.layers)(BATCH)
+    assert sum(p.numel() for network in bound.networks for p in network.parameters()) == 7_564_251_136
+    name, settings = parse_decoding(text)
+    run(decoding_from_name(name, **settings), bound.model, bound.sampling)
 
 
 QUICK = [("llamagen-text", "ar")]

@@ -421,7 +421,7 @@ def test_the_table_has_every_decoding_and_every_family():
     package = Path(arimage.__file__).parent
     folders = {path.parent.name for path in package.glob("pipelines/*/pipeline_*.py")}
     assert folders == set(step_models.FOLDERS)
-    shapes = [import_module(f"arimage.pipelines.{folder}.shapes") for folder in folders]
+    shapes = [import_module(f"shapes.{folder}") for folder in folders]
     files = [path.relative_to(package).with_suffix("") for path in package.rglob("transformer_*.py")]
     transformers = {".".join(("arimage", *path.parts)) for path in files}
     used = {getattr(value, "__module__", None) for module in shapes for value in vars(module).values()}

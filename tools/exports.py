@@ -24,7 +24,7 @@ def stub(package: ModuleType) -> str:
     lines = ["# Written by tools/exports.py.", ""]
     for module in sorted(names):
         # Constants, classes, functions, as the imports of other files.
-        listed = sorted(names[module], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+        listed = sorted(names[module], key=lambda name: (not name.isupper(), not name[0].isupper(), name.lower()))
         line = f"from {PACKAGES[package]}{module} import {', '.join(listed)}"
         if len(line) > LINE_LENGTH:
             line = "\n".join([f"from {PACKAGES[package]}{module} import (", *map("    {},".format, listed), ")"])

@@ -24,7 +24,7 @@ Prompts = Annotated[
     typer.Option(
         help="A .tsv file with a column prompt or Prompt, a .jsonl file of objects with a prompt, meta_data.json of "
         "MJHQ-30K, a .json file of WISE, a folder of .txt files (DPG-Bench), a .txt file "
-        "with one prompt per line, or the name of installed prompts, such as emoji."
+        "with one prompt per line, or the name of installed prompts."
     ),
 ]
 PerPrompt = Annotated[int, number("Images per prompt.", most=LARGEST)]

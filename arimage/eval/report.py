@@ -25,7 +25,7 @@ SHARED = (
 SHARED_MACHINE = ("device", "threads", "torch", "python", "arimage")
 # The colours of `plot`.
 EXACT, INEXACT = "#2f6f8f", "#d98032"
-LOWER_IS_BETTER = ("kid", "emoji-kid", "sfid", "cmmd", "video-change", "video-collapse")
+LOWER_IS_BETTER = ("sfid", "cmmd", "video-change", "video-collapse")
 
 
 def make_report(runs: list[Path], baseline: str) -> dict:
@@ -251,7 +251,8 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _arrow(metric: str) -> str:
-    lower = metric in LOWER_IS_BETTER or metric.startswith(("fid", "fvd", "fd-", "nearest", "held-out-nearest"))
+    distance = metric.endswith("kid") or metric.startswith(("fid", "fvd", "fd-", "nearest", "held-out-nearest"))
+    lower = distance or metric in LOWER_IS_BETTER
     return "↓" if lower else "↑"
 
 

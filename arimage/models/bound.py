@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -117,25 +117,6 @@ class BoundNetwork:
             **options,
         )
         return cache, condition, copies
-
-
-class BoundScaleModel(BoundNetwork):
-    """Base of the next-scale models. Unless one says otherwise, it generates images, its scales cost as much as they
-    have tokens, and `Sampling` guides it."""
-
-    kind: ClassVar[Literal["scales"]] = "scales"
-    prunes: ClassVar[bool] = True
-    last_clip = 0
-    scale_sizes: tuple[int, ...]
-
-    @property
-    def costs(self) -> tuple[float, ...]:
-        """See `ScaleModel`."""
-        return self.scale_sizes
-
-    def guide(self, logits, guidance_scale, temperature) -> torch.FloatTensor | None:
-        """See `ScaleModel.guide`."""
-        return None
 
 
 class BoundTokenModel(BoundNetwork):

@@ -147,7 +147,7 @@ def attend_heads(
 ) -> torch.Tensor:
     """`attend` of [B, T, heads, D] each, whose keys and values are first written to the cache, if there is one:
     [B, T, heads * D]."""
-    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if cache is not None:
         key, value = cache.write(layer, key, value)
     return attend(query, key, value, mask, scale).transpose(1, 2).flatten(2)

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..kernels.rotary import rotate
 from .layers import FeedForward, Linear, attend_heads, causal_mask, check_groups
-from .rotary import frequencies_of, grid_turns
+from .rotary import turns_at
 from .step import StepPlaces, attend_and_feed, project
 
 
@@ -18,9 +18,8 @@ def rotary_table(
     """Cosines and sines [prefix + rows * columns, head_dim / 2, 2] in float32. The first half of the angles depends on
     the row, the second on the column. The prefix rows are zero, so that condition tokens have zero queries and keys
     and attention averages them; with `prefix_keys` they rotate by nothing."""
-    places = [torch.arange(side, device=device, dtype=torch.float32) for side in grid]
-    table = grid_turns(places, [frequencies_of(head_dim // 2, theta, device)] * 2)
-    table = F.pad(table, (0, 0, 0, 0, prefix, 0))
+    places = torch.cartesian_prod(*(torch.arange(side, device=device) for side in grid))
+    table = F.pad(turns_at(places, head_dim, theta), (0, 0, 0, 0, prefix, 0))
     if prefix_keys:
         table[:prefix, :, 0] = 1
     return table

@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.softmax_scale = 1 / width if qk_norm else 0.25 / math.sqrt(width)
         self.log_query_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(4.0))) if qk_norm else None
 
-    def forward(self, hidden, mask, cache=None, layer=0):
+    def forward(self, hidden, mask, cache=None, layer=0, rotary=None):
         qkv = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = qkv.unbind(2)
         if self.log_query_scale is not None:
@@ -109,6 +109,45 @@ class FeedForward(nn.Module):
         rows = hidden.flatten(0, 1)
         inner = launch(self.fc1, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0], activation="gelu")
         return launch(self.fc2, inner, residual=rows, gate=gate[:, 0]).view_as(hidden)
+
+
+class CastingLinear(Linear):
+    """Takes inputs of any dtype: that of the weight is known only in its own forward pass if weights are stored in
+    another one."""
+
+    def forward(self, hidden):
+        return super().forward(hidden.to(self.weight.dtype))
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer. A condition modulates both: two gates, two scales and two shifts, [B, 1, C]
+    each, which `modulation` makes of it, and then what `between` takes."""
+
+    attention: Attention
+    feed_forward: FeedForward
+    modulation: nn.Module
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The hidden states that the feed-forward layer reads, given those after attention."""
+        return hidden
+
+    def step_between(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`between` by the kernels of `arimage.kernels.step`."""
+        return hidden
+
+    def forward(self, hidden, condition, mask=None, cache=None, layer=0, rotary=None):
+        gate1, gate2, scale1, scale2, shift1, shift2, *others = condition
+        attended = self.attention(layer_norm(hidden, scale1, shift1), mask, cache, layer, rotary)
+        # The residual stream may be in float32 and the weights not.
+        hidden = self.between(torch.addcmul(hidden, attended.to(hidden.dtype), gate1), *others)
+        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)).to(hidden.dtype), gate2)
+
+    def step(self, hidden, condition, mask, cache, layer, rotary=None):
+        """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, eleven over many, and
+        those of `step_between`."""
+        gate1, gate2, scale1, scale2, shift1, shift2, *others = condition
+        hidden = self.attention.step(hidden, scale1, shift1, gate1, mask, cache, layer, rotary)
+        return self.feed_forward.step(self.step_between(hidden, *others), scale2, shift2, gate2)
 
 
 class Offset(nn.Module):

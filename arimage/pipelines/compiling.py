@@ -56,7 +56,7 @@ class CompileMixin(OffloadMixin):
 
         A decoding is compiled when a call first uses it, and again for every new batch size, image size or window, and
         for every 32 tokens that the prompts of a language model become longer; VAR compiles every scale. That takes
-        minutes, and pays for wide decoders of transformers that generate many images (Janus, Lumina, Emu3, GLM-Image).
+        minutes, and pays for wide language models that generate many images.
         The images are the same as without compilation, up to the rounding of fused operators. `from_pipe` and
         `save_pretrained` do not keep this setting; `capture` and `run_eagerly` take it back.
 

@@ -17,7 +17,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
         registry = vars(part).get("_diffusers_hook")
         if registry is not None and registry.get_hook(_GROUP_OFFLOADING) is not None:
             return True
-        modules += [child for child in part._modules.values() if child is not None]
+        modules += filter(None, part._modules.values())
     return hasattr(module, "_hf_hook")
 
 

@@ -154,17 +154,16 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """Images [B, 3, P * f, P * f] of latents [B, C, P, P], not clamped; in tiles if tiling is enabled.
 
-        Tiles are smaller than the training images. For the 64x64 pixels of `emoji-var`, the PSNR between images
+        Tiles are smaller than the training images. For the 64x64 pixels of the packaged VAR, the PSNR between images
         decoded in tiles and at once is 35 dB with tiles of 48 pixels, and 28 dB with tiles of 32.
         """
         hidden = self.post_quant_conv(latents.to(self.dtype))
         return self.in_tiles(self.decoder, hidden, before=1, after=self.scale_factor)
 
-    def scale_input(self, scale: int, latents: torch.Tensor) -> torch.Tensor:
-        """The transformer's inputs [B, p * p, C] for `scale`: the latents of the scales before it, averaged to its p x
-        p cells."""
-        side = self.config.scales[scale]
-        return F.interpolate(latents, size=(side, side), mode="area").flatten(2).transpose(1, 2)
+    def scale_input(self, scale: tuple[int, int], latents: torch.Tensor) -> torch.Tensor:
+        """The transformer's inputs [B, h * w, C] for a map of `scale` (rows, columns): the latents of the maps before
+        it, averaged to its cells."""
+        return F.interpolate(latents, size=scale, mode="area").flatten(2).transpose(1, 2)
 
     @apply_forward_hook
     def inputs(self, codes: list[torch.LongTensor]) -> torch.Tensor:
@@ -178,5 +177,5 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
         inputs = []
         for scale, token_map in enumerate(codes):
             accumulated = self.accumulate(scale, accumulated, self.lookup(token_map))
-            inputs.append(self.scale_input(scale + 1, accumulated))
+            inputs.append(self.scale_input((self.config.scales[scale + 1],) * 2, accumulated))
         return torch.cat(inputs, dim=1)

@@ -124,14 +124,15 @@ class MaskedLosses(PrefixLosses):
 
     def __call__(self, captions, tokens, unconditional, count, generator):
         condition = self.conditions(captions) | {"unconditional": unconditional.to(tokens.device)}
-        masked = self.masked(*tokens.shape, generator).to(tokens.device)
+        masked = self.masked(tokens, generator).to(tokens.device)
         network = self.pipe.transformer
         logits = network(tokens.masked_fill(masked, network.config.vocab_size), **condition)
         losses = F.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
         return losses * masked / masked.float().mean(1, keepdim=True) if self.judges else losses
 
-    def masked(self, images: int, places: int, generator: torch.Generator) -> torch.BoolTensor:
-        """Which places [B, N] are masked, at least one of each image."""
+    def masked(self, tokens: torch.LongTensor, generator: torch.Generator) -> torch.Tensor:
+        """Which places of `tokens` [B, N] are masked, bool, at least one of each image."""
+        images, places = tokens.shape
         if self.judges:
             # At equal distances, which has less variance.
             shares = (torch.arange(images) + torch.rand((), generator=generator)) / images
@@ -259,6 +260,6 @@ def losses_of(
         if isinstance(model, LanguageTokenModel) and model.trainable:
             return LanguageLosses(pipe)
     raise ValueError(
-        f"a {type(pipe).__name__} cannot be trained here: choose a model of LlamaGen, VAR, ARPG, RandAR, LPD, "
-        "Halton-MaskGIT, latent Llama, Janus, Emu3, Lumina-mGPT, Anole or Cosmos"
+        f"a {type(pipe).__name__} cannot be trained here: choose a model of one of the families that "
+        "docs/training_reference.md lists"
     )

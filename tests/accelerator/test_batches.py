@@ -49,7 +49,7 @@ SLOW = {
     "var-text": ["code", "next-scale:pruned=0.5+0.5"],
     "infinity": ["next-scale:pruned=0.5+0.5"],
     "mar": ["cspd", "recap", "lazy-mar:first=1"],
-    "halton-maskgit-text": ["confidence:steps=4", "recap:steps=6,full_steps=2"],
+    "halton-maskgit-text": ["confidence:steps=4", "recap:steps=6,full_steps=2", "ml-cache:steps=6"],
     "llamagen-dd": ["flow:window=4"],
     "var-dd": ["few-step:starts=0+2"],
     "latent-llama": ["path-jacobi:window=4"],

@@ -109,6 +109,7 @@ VARIANTS = {
         "confidence:steps=6,schedule=linear,redraw_known=true",
         "recap:steps=7,full_steps=2,partial_steps=2",
         "recap:steps=6,sampler=ConfidenceDecoding,keep_buffers=true",
+        "ml-cache:steps=7,warmup=0.2,interval=3,ratio=0.5,sampler=HaltonDecoding",
     ],
 }
 

@@ -102,7 +102,7 @@ def test_latents_grow_scale_by_scale_as_in_the_original(vq, expected):
     latents, inputs = torch.zeros_like(expected["vae_f"]), []
     for scale, token_map in enumerate(maps(expected["greedy_cfg1.5_tokens"])):
         if scale:
-            inputs.append(vq.scale_input(scale, latents))
+            inputs.append(vq.scale_input(token_map.shape[1:], latents))
         vectors = vq.code_vectors()[token_map].permute(0, 3, 1, 2)
         latents = vq.accumulate(scale, latents, vectors)
         assert_close(latents, expected["greedy_cfg1.5_fhat"][:, scale])

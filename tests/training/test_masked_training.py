@@ -1,20 +1,21 @@
 """The losses of models that decide masked places."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from pipelines.halton_maskgit import tiny
 
-from arimage.training.losses import MaskedLosses, losses_of
+from arimage.training.losses import losses_of
 
 
 CAPTIONS = ["a red heart", "cat"]
 
 
 def losses(network, judges, pipe):
-    found = losses_of(pipe, CAPTIONS[0], judges=judges)
-    assert isinstance(found, MaskedLosses)
-    found.pipe = type("Replaced", (), {"transformer": network})()
-    found.conditions = lambda captions: {}
+    found: Any = losses_of(pipe, CAPTIONS[0], judges=judges)
+    found.pipe, found.conditions = SimpleNamespace(transformer=network), lambda captions: {}
     return found
 
 
@@ -22,7 +23,7 @@ class Network:
     """Its loss at a masked place is one of `nats`, by how many places are masked, and 7 at the others."""
 
     def __init__(self, nats, vocab_size=16):
-        self.config, self.nats, self.fed = type("Config", (), {"vocab_size": vocab_size}), nats, []
+        self.config, self.nats, self.fed = SimpleNamespace(vocab_size=vocab_size), nats, []
 
     def __call__(self, tokens, *, unconditional):
         masked = tokens == self.config.vocab_size

@@ -179,7 +179,7 @@ def open_demo(
     check_free(host, port)
     pipelines = load_models(models, device, videos=True, **loading)
     if all(pipe.abilities.generates_video for pipe in pipelines.values()):
-        raise ValueError("the models generate videos only: add one of images, as in --model emoji-llamagen")
+        raise ValueError("the models generate videos only: add one of images, as in --model icons-arpg")
     engine, maker = start_engines(pipelines, Limits(), loading.get("lora"))
     serve_demo(engine, host, port, auth, maker, root_path)
 

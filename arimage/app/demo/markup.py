@@ -76,7 +76,7 @@ def about_decoding(info: ModelInfo, decoding: str) -> str:
 def about_editing(info: ModelInfo) -> str:
     if info.grid is None:
         text = "This model works from coarse to fine: the new part fits the rest of the image on all sides."
-    elif info.order is not None or "mar" in info.decodings:
+    elif info.order is not None or {"mar", "halton"} & {*info.decodings}:
         text = "This model generates the painted part last: it fits the rest of the image on all sides."
     else:
         text = (

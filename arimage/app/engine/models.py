@@ -106,7 +106,7 @@ def parse_aliases(aliases: list[str], names: Iterable[str]) -> dict[str, str]:
     for text in aliases:
         alias, _, target = text.partition("=")
         if not (alias and target):
-            raise ValueError(f"--alias {text} is not of the form ALIAS=MODEL, as in gpt-image-1=emoji-llamagen")
+            raise ValueError(f"--alias {text} is not of the form ALIAS=MODEL, as in gpt-image-1=icons-arpg")
         if target not in names:
             raise ValueError(f"--alias {text} names a model that is not served: choose among {', '.join(names)}")
         if alias in names or alias in parsed:

@@ -1,5 +1,6 @@
 """Confidence decoding: masked tokens in the order in which the model is certain of them, as in MaskGIT."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 

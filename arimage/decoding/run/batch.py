@@ -55,6 +55,7 @@ class Batch:
 
     Attributes:
         names: the image in each lane, None in an idle one.
+        running: the lanes that are not idle.
         state: the state of the decoding; None before the first image.
         begins, steps: the forward passes so far: prefills (one for all images that begin together) and steps.
         calls_per_pass: the number of calls of denoising heads in each of these forward passes.
@@ -63,6 +64,7 @@ class Batch:
     def __init__(self, decoding: Decoding, size: int, compiled: CompiledSteps | None = None):
         self.decoding, self.size = decoding, size
         self.names: list[Any] = []
+        self.running: list[int] = []
         self.state: Any = None
         self.begins = self.steps = 0
         self.calls_per_pass: list[int] = []
@@ -75,11 +77,6 @@ class Batch:
         self._replays = 0
         # The number of steps taken before the image in each lane began.
         self._began: list[int] = []
-
-    @property
-    def running(self) -> list[int]:
-        """The lanes that are not idle."""
-        return [lane for lane, name in enumerate(self.names) if name is not None]
 
     @property
     def room(self) -> int:
@@ -121,6 +118,7 @@ class Batch:
         lanes, moved = self._admit(state, count)
         for lane, name in zip(lanes, images.names, strict=True):
             self.names[lane], self._began[lane] = name, self.steps
+        self._find_running()
         if self._fixed and self.state.refillable:
             self._resize(self.size)
         self.with_room(self.state.allocate)
@@ -200,6 +198,7 @@ class Batch:
         then."""
         for lane in lanes:
             self.names[lane] = None
+        self._find_running()
         if lanes and not self.running:
             ends = [self._began[lane] + passes - 1 for lane, passes in zip(lanes, self.passes_of(lanes), strict=True)]
             idle = self.steps - max(ends)
@@ -246,6 +245,9 @@ class Batch:
         else:
             self._take_step = self._compiled(self.decoding, self.state)
 
+    def _find_running(self) -> None:
+        self.running = [lane for lane, name in enumerate(self.names) if name is not None]
+
     @property
     def _failed(self) -> bool:
         """Whether a capture has failed."""
@@ -269,6 +271,7 @@ class Batch:
         self.state.select(torch.tensor(running + running[:1] * idle, device=self.state.finished.device))
         self.names = [self.names[lane] for lane in running] + [None] * idle
         self._began = [self._began[lane] for lane in running] + [0] * idle
+        self._find_running()
         self._watch = Watch(self.state.finished)
 
     def _limit_attention(self, steps: int) -> None:

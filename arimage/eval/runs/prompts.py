@@ -27,7 +27,7 @@ Alternatives = Annotated[dict[Caption, Texts], Field(min_length=1)]
 
 
 def prompt_file(name: str | Path) -> Path:
-    """The path of a file of prompts, which may be an installed one, as "emoji"."""
+    """The path of a file of prompts, which may be installed ones, by their name."""
     entry = installed("prompts").get(str(name))
     return Path(name) if entry is None else entry.load().path
 

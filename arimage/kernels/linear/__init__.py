@@ -19,8 +19,6 @@ def _takes_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         and type(weight) in (torch.Tensor, torch.nn.Parameter)
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
-        and weight.numel() >= _LEAST_WEIGHTS
-        and x.numel() >= _LEAST_ROWS * x.shape[-1]
         and not (trained and torch.is_grad_enabled())
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
@@ -30,6 +28,7 @@ def _takes_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`F.linear` of `x` [..., D] with `weight` [N, D] and `bias` [N]: [..., N]."""
-    if _takes_onednn(x, weight, bias):
+    large = weight.numel() >= _LEAST_WEIGHTS and x.numel() >= _LEAST_ROWS * x.shape[-1]
+    if large and _takes_onednn(x, weight, bias):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

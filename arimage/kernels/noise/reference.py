@@ -9,15 +9,19 @@ from . import constants
 from .constants import signed
 
 
+_POSITION, _STEP, _BLOCK, _SEED = map(signed, (constants.POSITION, constants.STEP, constants.BLOCK, constants.SEED))
+_FIRST, _SECOND = signed(constants.FIRST), signed(constants.SECOND)
+
+
 def splitmix(words: torch.LongTensor) -> torch.LongTensor:
     """The finaliser of SplitMix64, in place."""
     shifted = torch.empty_like(words)
-    for shift, factor in ((30, constants.FIRST), (27, constants.SECOND), (31, None)):
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
         # The shift of an int64 repeats its sign.
         torch.bitwise_right_shift(words, shift, out=shifted).bitwise_and_((1 << 64 - shift) - 1)
         words ^= shifted
         if factor is not None:
-            words *= signed(factor)
+            words *= factor
     return words
 
 
@@ -27,13 +31,13 @@ def _words(
     seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
 ) -> torch.Tensor:
     """Words of 32 bits [B, Q, count] as int32."""
-    keys = seeds * signed(constants.SEED) + constants.key_of(purpose)
+    keys = seeds * _SEED + constants.key_of(purpose)
     if steps is not None:
-        keys = keys.add(steps, alpha=signed(constants.STEP))
-    places = keys[:, None].add(positions, alpha=signed(constants.POSITION))[..., None]
+        keys = keys.add(steps, alpha=_STEP)
+    places = keys[:, None].add(positions, alpha=_POSITION)[..., None]
     if count > 2:
         blocks = torch.arange((count + 1) // 2, device=places.device)
-        places = places.add(blocks, alpha=signed(constants.BLOCK))
+        places = places.add(blocks, alpha=_BLOCK)
     return splitmix(places).view(torch.int32)[..., :count].contiguous()
 
 

@@ -8,6 +8,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
+from ...models import modulated_blocks
 from ...models.layers import Linear, additive, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm, levels_of
@@ -15,7 +16,7 @@ from ...schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Who
 from .vector_model import VectorHead, known_flags
 
 
-class Block(nn.Module):
+class Block(modulated_blocks.Block):
     """A block of VAR that adds an embedding which says whether a vector is given."""
 
     def __init__(self, config):
@@ -26,12 +27,12 @@ class Block(nn.Module):
         self.modulation = Linear(size, 6 * size)
         self.known_projection = Linear(size, size)
 
+    def between(self, hidden, known):
+        return hidden + self.known_projection(known)
+
     def forward(self, hidden, condition, known, mask):
-        modulation = self.modulation(condition)[:, None].chunk(6, dim=-1)
-        gate1, gate2, scale1, scale2, shift1, shift2 = modulation
-        attended = self.attention(layer_norm(hidden, scale1 + 1, shift1), mask)
-        hidden = torch.addcmul(hidden, attended, gate1) + self.known_projection(known)
-        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2 + 1, shift2)), gate2)
+        gate1, gate2, scale1, scale2, *shifts = self.modulation(condition)[:, None].chunk(6, dim=-1)
+        return super().forward(hidden, (gate1, gate2, scale1 + 1, scale2 + 1, *shifts, known), mask)
 
 
 class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):

@@ -1,11 +1,9 @@
 """Infinity (https://arxiv.org/abs/2412.04431): images from a text by next-scale prediction of bits."""
 
-import itertools
 import numbers
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from diffusers.utils import logging
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
@@ -17,6 +15,7 @@ from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..components import check_parts
 from ..kinds.class_or_text import check_text_encoder
+from ..kinds.maps import ImageMaps
 from ..output import ImagePipelineOutput
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, prompt_names
 from ..text.t5_texts import T5Texts, Text
@@ -46,7 +45,7 @@ def _cut(texts: str | list[str] | None) -> list[str] | None:
     return None if texts is None else [text.partition("--")[0] or text for text in as_texts(texts)]
 
 
-class InfinityPipeline(T5Texts, ARImagePipeline):
+class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
     """Generates images from a text with Infinity, and edits images.
 
     Args:
@@ -63,9 +62,7 @@ class InfinityPipeline(T5Texts, ARImagePipeline):
     model_cpu_offload_seq = "text_encoder->transformer->vq"
     _optional_components = ["tokenizer", "text_encoder"]
     abilities = Abilities("scales", TOKEN_SAMPLING | EDITING | {"negative_prompt"}, in_maps=True)
-    decoded_tensor = "latents"
     text_multiple = 32
-    _callback_tensor_inputs = ["tokens", "decided", "work", "latents"]
     _truncates_levels = True
 
     def __init__(
@@ -140,24 +137,11 @@ class InfinityPipeline(T5Texts, ARImagePipeline):
         height, width = pixels.shape[-2:]
         return self.vq.encode(pixels.to(self.vq.dtype), self.schedule_of((height, width)).scales)
 
-    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
-        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where `repaint` [B, 1, H, W] asks to generate
-        them: see `mask_image`."""
-        # A cell of the finest scale is generated if any of its pixels is.
-        stays = 1 - F.max_pool2d(repaint.float(), self.vq.scale_factor)
-        tokens = []
-        for part in self.encode_image(pixels):
-            keeps = F.interpolate(stays, size=part.shape[1:3], mode="bilinear")[:, 0, :, :, None] > 0.5
-            tokens.append(part if part.shape[1:3] == (1, 1) else torch.where(keeps, part, -1))
-        return torch.cat([part.flatten(1) for part in tokens], dim=1)
-
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The scales
         are decoded up to the first with such a token."""
-        maps = self.whole_tokens(call, tokens.to(self._execution_device))
-        decided = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
-        return self.vq.decode(list(decided), self.schedule_of(call.size).scales[-1])
+        return self.vq.decode(self.decided_maps(call, tokens), self.schedule_of(call.size).scales[-1])
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.vq.decode_latents(result)

@@ -11,23 +11,19 @@ from torch import nn
 
 from ...kernels.rotary import rotate
 from ...models import modulated_blocks
-from ...models.cache import GrowingCache
 from ...models.layers import Linear, attend, attend_heads, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import (
     NORM_EPS,
+    CastingLinear,
     FeedForward,
     Float32Linear,
     Offset,
-    block_causal_mask,
     init_modulated,
     launch,
-    layer_norm,
-    levels_of,
 )
-from ...models.pruning import Pruning, only
-from ...models.rotary import frequencies_of, grid_turns
-from ...models.step import runs_kernels
+from ...models.rotary import turns_at
+from ...models.scale_model import ScaleTransformer
 from ...schema import Count, Layers, Width, checked
 from .schedules import PixelClass, Schedule
 
@@ -35,13 +31,13 @@ from .schedules import PixelClass, Schedule
 def rotary_table(schedule: Schedule, head_dim: int, device: torch.device) -> torch.Tensor:
     """The cosines and sines [N, head_dim / 2, 2] of the cells of all maps, for `rotate`. Half of the angles are those
     of the rows, half those of the columns; every map is stretched onto the finest of the largest images."""
-    frequencies, tables = [frequencies_of(head_dim // 2, 10000.0, device)] * 2, []
+    tables = []
     for grid in schedule.scales:
         places = [
             torch.round(torch.arange(length, dtype=torch.float32, device=device) * whole / length)
             for length, whole in zip(grid, schedule.whole, strict=True)
         ]
-        tables.append(grid_turns(places, frequencies))
+        tables.append(turns_at(torch.cartesian_prod(*places), head_dim, 10000.0))
     return torch.cat(tables)
 
 
@@ -56,14 +52,6 @@ class Float32LayerNorm(nn.LayerNorm):
         return F.layer_norm(hidden, self.normalized_shape, weight, bias, self.eps)
 
 
-class CastingLinear(Linear):
-    """Takes inputs of any dtype: that of the weight is known only in its own forward pass if weights are stored in
-    another one."""
-
-    def forward(self, hidden):
-        return super().forward(hidden.to(self.weight.dtype))
-
-
 class Attention(modulated_blocks.Attention):
     """Attention of unit vectors, which are rotated, in float32."""
 
@@ -72,7 +60,7 @@ class Attention(modulated_blocks.Attention):
         self.log_query_scale = nn.Parameter(torch.full((num_heads,), math.log(4.0)))
         self.length = self.softmax_scale = 1.0
 
-    def forward(self, hidden, rotary, mask, cache, layer):
+    def forward(self, hidden, mask, cache=None, layer=0, rotary=None):
         qkv = self.qkv_proj(hidden).unflatten(-1, (3, self.num_heads, -1))
         value = qkv[:, :, 2]
         query, key = F.normalize(qkv[:, :, :2].float(), dim=-1).unbind(2)
@@ -110,7 +98,7 @@ class CrossAttention(nn.Module):
         return launch(self.out_proj, attended, residual=rows).view_as(hidden)
 
 
-class Block(nn.Module):
+class Block(modulated_blocks.Block):
     def __init__(self, config):
         super().__init__()
         size = config.hidden_size
@@ -119,20 +107,18 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size, config.intermediate_size, 0.0, CastingLinear)
         self.modulation = Offset(6 * size)
 
-    def forward(self, hidden, condition, text_mask, rotary, mask, cache=None, layer=0):
-        # The residual stream stays in float32, as in the original.
-        gate1, gate2, scale1, scale2, shift1, shift2, key, value = condition
-        attended = self.attention(layer_norm(hidden, scale1, shift1), rotary, mask, cache, layer)
-        hidden = torch.addcmul(hidden, attended.float(), gate1)
-        hidden = hidden + self.cross_attention(hidden, key, value, text_mask).float()
-        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)).float(), gate2)
+    def between(self, hidden, key, value, text_mask):
+        return hidden + self.cross_attention(hidden, key, value, text_mask).float()
 
-    def step(self, hidden, condition, text_mask, rotary, mask, cache, layer):
-        """`forward` by the kernels of `arimage.kernels.step`, in nine launches over few cells, 16 over many."""
-        gate1, gate2, scale1, scale2, shift1, shift2, key, value = condition
-        hidden = self.attention.step(hidden, scale1, shift1, gate1, mask, cache, layer, rotary)
-        hidden = self.cross_attention.step(hidden, key, value, text_mask)
-        return self.feed_forward.step(hidden, scale2, shift2, gate2)
+    def step_between(self, hidden, key, value, text_mask):
+        return self.cross_attention.step(hidden, key, value, text_mask)
+
+
+class BitHead(Float32Linear):
+    """Two logits for each bit."""
+
+    def forward(self, hidden):
+        return super().forward(hidden).unflatten(-1, (-1, 2))
 
 
 class TextPool(nn.Module):
@@ -150,7 +136,7 @@ class TextPool(nn.Module):
         return self.out_proj(attend(query, key, value, mask).flatten(1))
 
 
-class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The next-scale transformer of Infinity. The defaults are the published 2B.
 
     An image is K maps of cells with b bits each, from coarse to fine. All bits of a map are predicted in one forward
@@ -168,6 +154,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         pixels (`str`): the pixel class of the training images: "0.06M", "0.25M", "0.60M" or "1M".
     """
 
+    in_float32 = True
     _no_split_modules = ["Block"]
     _repeated_blocks = ["Block"]
 
@@ -200,17 +187,7 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.shared_modulation = Float32Linear(hidden_size, 6 * hidden_size)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.head_modulation = Float32Linear(hidden_size, 2 * hidden_size)
-        self.head = Float32Linear(hidden_size, 2 * bits)
-
-    @property
-    def head_dim(self) -> int:
-        """The channels of an attention head."""
-        return self.config.hidden_size // self.config.num_attention_heads
-
-    @property
-    def step_parts(self) -> nn.ModuleList:
-        """See `runs_kernels`."""
-        return self.blocks
+        self.head = BitHead(hidden_size, 2 * bits)
 
     def init_weights(self) -> None:
         """Initialise for training: see `init_modulated`."""
@@ -240,96 +217,16 @@ class InfinityTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         mask = visible.float().log()[:, None, None]
         return self.text_pool(text, mask), self.text_fc2(F.gelu(self.text_fc1(text), approximate="tanh")), mask
 
-    def conditions(self, **condition) -> list[tuple[torch.Tensor, ...]]:
-        """What the layers need of a condition, arguments of `embed_condition`, computed once per image: for every
-        block two gates, two scales and two shifts [B, 1, C], and the keys and values [B, heads, P, D] of the text;
-        then a scale and a shift before the head, and the mask of the text."""
+    def read_condition(self, **condition):
         vector, text, mask = self.embed_condition(**condition)
-        activated = F.silu(vector)
-        shared = self.shared_modulation(activated)
-        found: list[tuple[torch.Tensor, ...]] = []
-        for block in self.blocks:
-            rows = block.modulation(shared).unflatten(-1, (6, 1, -1)).unbind(1)
-            gate1, gate2, scale1, scale2, shift1, shift2 = rows
-            key, value = block.cross_attention.project_text(text)
-            found.append((gate1, gate2, scale1 + 1, scale2 + 1, shift1, shift2, key, value))
-        scale, shift = self.head_modulation(activated).unflatten(-1, (2, 1, -1)).unbind(1)
-        return [*found, (scale + 1, shift, vector[:, None], mask)]
-
-    def forward(
-        self,
-        inputs: torch.Tensor | None = None,
-        *,
-        levels: torch.LongTensor,
-        rotary: torch.Tensor,
-        mask: torch.BoolTensor | None = None,
-        condition: dict[str, torch.Tensor] | None = None,
-        cache: GrowingCache | None = None,
-        first: int = 0,
-        first_query: int = 0,
-        mix: tuple[int, float | torch.Tensor] | None = None,
-        pruning: Pruning | None = None,
-    ) -> torch.FloatTensor:
-        """One forward pass over T cells: logits [B, T - first_query, bits, 2] in float32, of 0 and 1 for each bit.
-
-        Args:
-            inputs: the latents so far at the resolution of each cell's map, [B, T, bits]; those of the first map,
-                which starts from the text alone, are left out.
-            levels: which map each cell belongs to, [T].
-            rotary: the rows of `rotary_table` of these cells, [T, head_dim / 2, 2].
-            mask: bool [1, 1, T, T], what the fed cells see; None = everything so far.
-            condition: arguments of `embed_condition`, in the forward pass over the first map.
-            cache: keys, values and the condition are kept in it; afterwards `condition` is left out.
-            first: the place of the first fed cell in the image's sequence of maps.
-            first_query: leave out the logits of the cells before it.
-            mix: a layer, and the guidance scale s that mixes the hidden states c and u of the two halves of the rows
-                after it, to u + s (c - u). The logits are then those of the first half only.
-            pruning: which of the cells pass through the layers, if not all do; those of one map, with a cache.
-        """
-        parts = []
-        if condition is not None:
-            conditions = self.conditions(**condition)
-            parts.append(conditions[-1][2] + self.start_position.float())
-        else:
-            assert cache is not None and cache.conditions is not None and inputs is not None
-            conditions = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
-        if inputs is not None:
-            parts.append(self.input_projection(inputs))
-        hidden = torch.cat(parts, dim=1) + self.level_embedding(levels).float()
-        whole, cells, table = hidden, None, rotary[None]
-        if pruning is not None:
-            first, cells = pruning.first, pruning.choose(hidden)
-            hidden, table = only(hidden, cells), table if cells is None else rotary[cells]
-        if cache is not None:
-            cache.write_next_at(first, hidden.shape[1])
-            if condition is not None:
-                cache.conditions = conditions
-        *blocks, (scale, shift, _, text_mask) = conditions
-        if mask is not None:
-            mask = mask.to(self.dtype).log()
-        steps = cache is not None and cache.keeps_all_or_none and runs_kernels(self)
-        if steps:
-            # Once for all blocks.
-            text_mask = text_mask.to(self.dtype)
-        for layer, block in enumerate(self.blocks):
-            run = block.step if steps else block
-            hidden = run(hidden, blocks[layer], text_mask, table[: len(hidden)], mask, cache, layer)
-            if mix is not None and layer == mix[0]:
-                guided, rest = hidden.chunk(2)
-                hidden = torch.lerp(rest, guided, mix[1])
-                # No layer after this one reads the rows without a condition.
-                blocks = [tuple(part[: len(hidden)] for part in each) for each in blocks]
-                text_mask = text_mask[: len(hidden)]
-        if pruning is not None:
-            hidden = pruning.restore(whole, hidden, cells)
-        hidden, count = hidden[:, first_query - len(levels) :], len(hidden)
-        return self.head(layer_norm(hidden, scale[:count], shift[:count])).unflatten(-1, (-1, 2))
+        *modulations, before_head = self.modulations(vector)
+        read = [block.cross_attention.project_text(text) for block in self.blocks]
+        blocks = [(*modulation, *each) for modulation, each in zip(modulations, read, strict=True)]
+        return vector[:, None] + self.start_position.float(), None, [*blocks, (*before_head, mask)]
 
     def predict(self, inputs: torch.Tensor, schedule: Schedule, **condition) -> torch.FloatTensor:
         """Teacher-forced logits [B, N, bits, 2] in float32 of all cells, coarse to fine, given the condition
         (arguments of `embed_condition`) and the transformer's inputs [B, N - 1, bits] for the maps after the first.
         Differentiable, for training."""
-        levels = levels_of((rows * columns for rows, columns in schedule.scales), inputs.device)
         rotary = rotary_table(schedule, self.head_dim, inputs.device)
-        mask = block_causal_mask(levels, None)
-        return self(inputs, levels=levels, rotary=rotary, mask=mask, condition=condition)
+        return self.predict_maps(inputs, [rows * columns for rows, columns in schedule.scales], rotary, **condition)

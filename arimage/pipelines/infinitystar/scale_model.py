@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...models.bound import BoundScaleModel
 from ...models.cache import ScaleCache
 from ...models.conditions import Conditions
 from ...models.layers import additive
-from ...models.pruning import fed_cells, pruning_of
+from ...models.pruning import pruning_of
+from ...models.scale_model import BoundScaleModel
 from .guidance import projected_guidance
 from .pyramid import bit_vectors, enlarge, frames_of, reduce
 from .schedules import Grid, Pass
@@ -81,10 +81,6 @@ class InfinityStarScaleModel(BoundScaleModel):
         start: the sum of the given passes that are not fed, float32 [B, C, T, H, W]; None without given passes.
     """
 
-    guidance_schedule: ClassVar[Literal["linear", "constant"]] = "constant"
-    refiner = None
-    vocab_size = 2
-
     def __init__(
         self,
         transformer: nn.Module,
@@ -98,19 +94,14 @@ class InfinityStarScaleModel(BoundScaleModel):
         given: int = 0,
         start: torch.Tensor | None = None,
     ):
-        super().__init__(transformer, Conditions(condition, 1 + guided, condition["prompt_attention_mask"].bool()))
-        self.transformer, self._finest, self._threshold, self._start = transformer, finest, threshold, start
-        self.film = tuple(film)
-        self.fed = fed_passes(film, given)
+        self.film, self.fed = tuple(film), fed_passes(film, given)
         own = [film[number] for number in self.fed]
-        self.scales: tuple[tuple[int, ...], ...] = tuple(one.shape for one in own)
+        conditions = Conditions(condition, 1 + guided, condition["prompt_attention_mask"].bool())
+        super().__init__(transformer, conditions, [one.shape for one in own], [one.bits for one in own])
+        self._finest, self._threshold, self._start, self._padded = finest, threshold, start, padded
         self.last_clip = next(scale for scale, one in enumerate(own) if one.clip == own[-1].clip)
-        self.cells = tuple(math.prod(shape) for shape in self.scales)
-        self.scale_sizes: tuple[int, ...] = tuple(count * one.bits for count, one in zip(self.cells, own, strict=True))
-        self.num_tokens = sum(self.scale_sizes)
         # The cells of each clip that the next one reads.
         self._kept = [math.prod(one.shape) for one in film if one.last][:-1]
-        self._padded = padded
 
     @property
     def put_key(self) -> Hashable:
@@ -168,8 +159,7 @@ class InfinityStarScaleModel(BoundScaleModel):
         )
         if len(seen) < len(copies):
             cache.take_rows(torch.tensor(copies, device=self.device))
-        if pruned:
-            cache.prune(fed_cells(self.cells, pruned), min(pruned) - 1, config.hidden_size, self.transformer.dtype)
+        self.prune(cache, pruned, self.transformer.dtype)
         before = [self._begin(batch_size), *latents]
         logits = [self.forward(scale, latent, cache) for scale, latent in enumerate(before)]
         return cache, logits[-1]
@@ -180,24 +170,17 @@ class InfinityStarScaleModel(BoundScaleModel):
         """Logits [G, B, n, 2] of `scale`; see `ScaleModel.forward`."""
         number, branches = self.fed[scale], self.branches if guided else 1
         one = self.film[number]
-        inputs = reduce(frames_of(one, latents), one.shape[1:]).movedim(1, -1).flatten(1, 3)
+        inputs = reduce(frames_of(one, latents), one.shape[1:]).movedim(1, -1).flatten(1, 3).repeat(branches, 1, 1)
         text, seen = self.conditions.prefix_length, self._seen(one)
         pruning = pruning_of(scale, cache, self.scales)
         own = self.cells[scale] if pruning is None or pruning.kept is None else pruning.kept
         cache.write_next_at(text if one.last and one.clip < self.film[-1].clip else None, seen, own)
         mask = None
         if self._padded:
-            rows = self.conditions.seen[: branches * len(latents)]
-            visible = F.pad(rows, (0, seen - text + own), value=True)
+            visible = F.pad(self.conditions.seen[: len(inputs)], (0, seen - text + own), value=True)
             mask = additive(visible[:, None], self.transformer.dtype)
-        logits = self.transformer(
-            inputs.repeat(branches, 1, 1),
-            cell_positions(number, one, self._finest, self.device),
-            cache,
-            coarse=one.coarse,
-            mask=mask,
-            pruning=pruning,
-        )
+        positions = cell_positions(number, one, self._finest, self.device)
+        logits = self.transformer(inputs, positions, cache, coarse=one.coarse, mask=mask, pruning=pruning)
         return logits.flatten(1, 2).unflatten(0, (-1, len(latents)))
 
     def guide(

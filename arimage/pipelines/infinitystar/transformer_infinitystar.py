@@ -13,7 +13,7 @@ from ...models.layers import FeedForward, Linear, attend_heads, check_groups, ch
 from ...models.llama_blocks import RMSNorm
 from ...models.mixin import ModelMixin
 from ...models.pruning import Pruning, only
-from ...models.rotary import frequencies_of
+from ...models.rotary import turns_at
 from ...schema import Count, Layers, Width, checked
 from .schedules import Pass, PixelClass, repetitions_of
 
@@ -23,14 +23,6 @@ NORM_EPS, THETA = 1e-6, 10000.0
 FIRST_PASS = 512
 # How many cells a feed-forward layer reads at once: its own hidden states are four times as wide as the others.
 AT_ONCE = 8192
-
-
-def rotary_table(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Cosines and sines [T, head_dim / 2, 2] in float32 of positions [T, 4]: pass, frame, row and column turn a
-    quarter of the channels each."""
-    frequencies = frequencies_of(head_dim // 4, THETA, positions.device)
-    angles = (positions.float()[..., None] * frequencies).flatten(1)
-    return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
 def text_positions(count: int, device: torch.device) -> torch.Tensor:
@@ -168,7 +160,7 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             hidden = self.text_projection(inputs.to(self.dtype))
         else:
             hidden = self.input_projection(inputs.to(self.dtype))
-        whole, cells, rotary = hidden, None, rotary_table(positions, self.head_dim)[None]
+        whole, cells, rotary = hidden, None, turns_at(positions, self.head_dim, THETA)[None]
         if pruning is not None:
             cells = pruning.choose(hidden)
             hidden, rotary = only(hidden, cells), rotary if cells is None else rotary[0][cells]

@@ -122,7 +122,9 @@ class LuminaDiMOOPipeline(ARImagePipeline):
 
     def codebook(self) -> torch.FloatTensor:
         """The vectors of the codes [V, D]."""
-        return self.on_device(self.vq).quantize.embedding.weight.float().to(self._execution_device)
+        codes = torch.arange(self.vq.config["num_vq_embeddings"], device=self._execution_device)
+        # A look-up, not the weight itself, which offloading brings only for the forward pass of its module.
+        return self.on_device(self.vq).quantize.embedding(codes)
 
     def encode_image(self, pixels: torch.Tensor) -> torch.LongTensor:
         """The tokens [B, h, w] of images [B, 3, H, W] in [-1, 1]."""

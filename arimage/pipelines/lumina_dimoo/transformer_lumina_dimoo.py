@@ -11,7 +11,7 @@ from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, check_heads
 from ...models.llama_blocks import Block, RMSNorm
 from ...models.mixin import ModelMixin
-from ...models.rotary import frequencies_of
+from ...models.rotary import turns_at
 from ...schema import Count, Epsilon, Layers, Positive, Share, Width, checked
 
 
@@ -80,8 +80,7 @@ class LuminaDiMOOTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             at: int64 [B, Q], the indices of the tokens whose logits are needed; None for all.
             cache: keeps keys and values; see `LayerCache`.
         """
-        angles = positions[..., None] * frequencies_of(self.head_dim, self.config.rope_theta, positions.device)
-        rotary = torch.stack([angles.cos(), angles.sin()], dim=-1)
+        rotary = turns_at(positions[..., None], self.head_dim, self.config.rope_theta)
         mask = None if visible is None else additive(visible[:, None], self.dtype)
         hidden = self.embedding(input_ids)
         for layer, block in enumerate(self.blocks):

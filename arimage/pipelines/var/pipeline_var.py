@@ -1,10 +1,8 @@
 """VAR (https://arxiv.org/abs/2404.02905): images from a class or a text, from coarse to fine."""
 
-import itertools
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
@@ -16,6 +14,7 @@ from ..arguments import ScaleArguments, pipeline_call
 from ..call import GenerationCall
 from ..components import check_parts
 from ..kinds.class_or_text import check_text_encoder
+from ..kinds.maps import ImageMaps
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
@@ -35,7 +34,7 @@ EXAMPLE_DOC_STRING = """
 """
 
 
-class VARPipeline(UpscalingPipeline):
+class VARPipeline(ImageMaps, UpscalingPipeline):
     """Generates images from a class or a text with VAR, and edits images.
 
     Args:
@@ -58,9 +57,6 @@ class VARPipeline(UpscalingPipeline):
     _optional_components = ["tokenizer", "text_encoder", "refiner", "upscaler"]
     _accepts_no_class = True
     abilities = Abilities("scales", TOKEN_SAMPLING | EDITING, in_maps=True)
-    # With `more_smooth`, the latents are not those of the tokens.
-    decoded_tensor = "latents"
-    _callback_tensor_inputs = ["tokens", "decided", "work", "latents"]
 
     def __init__(
         self,
@@ -127,25 +123,11 @@ class VARPipeline(UpscalingPipeline):
         """The tokens of images [B, 3, H, W] in [-1, 1], one map [B, p, p] per scale."""
         return self.vq.encode(self.to_decoded_size(pixels).to(self.vq.dtype))
 
-    def encode_known_tokens(self, pixels: torch.Tensor, repaint: torch.BoolTensor) -> torch.LongTensor:
-        """The tokens [B, N] of images [B, 3, H, W] in [-1, 1], but -1 where `repaint` [B, 1, H, W] asks to generate
-        them, by the rule of the original code: see `mask_image`."""
-        # A cell of the finest scale is generated if any of its pixels is.
-        stays = 1 - F.max_pool2d(repaint.float(), repaint.shape[-1] // self.vq.config.scales[-1])
-        tokens = []
-        for part in self.encode_image(pixels):
-            side = part.shape[-1]
-            keeps = F.interpolate(stays, size=(side, side), mode="bilinear")[:, 0] > 0.5
-            tokens.append(part if side == 1 else torch.where(keeps, part, -1))
-        return torch.cat([part.flatten(1) for part in tokens], dim=1)
-
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of the tokens [B, N] of a call; -1 is not known yet. The scales
         are decoded up to the first with such a token."""
-        maps = self.token_maps(tokens.to(self._execution_device))
-        decided = itertools.takewhile(lambda part: bool((part >= 0).all()), maps)
-        return self.upscaled(call, self.vq.decode(list(decided)))
+        return self.upscaled(call, self.vq.decode(self.decided_maps(call, tokens)))
 
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.upscaled(call, self.vq.decode_latents(result))

@@ -1,7 +1,6 @@
 """The transformer of VAR (https://arxiv.org/abs/2404.02905): next-scale prediction with adaptive layer norms,
 conditioned on a class or, as an extension, on text."""
 
-from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -11,45 +10,29 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
-from ...models.bound import BoundScaleModel
-from ...models.cache import GrowingCache
-from ...models.conditions import Conditions, spread, with_unconditional
+from ...models import modulated_blocks
+from ...models.conditions import Conditions, with_unconditional
 from ...models.layers import Linear, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import (
     Attention,
+    CastingLinear,
     FeedForward,
     Float32Linear,
     Offset,
-    block_causal_mask,
     init_modulated,
-    layer_norm,
-    levels_of,
 )
-from ...models.pruning import Pruning, fed_cells, only, pruning_of
-from ...models.step import runs_kernels
+from ...models.scale_model import GrowingScaleModel, ScaleTransformer
 from ...schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 
 
-class Block(nn.Module):
+class Block(modulated_blocks.Block):
     def __init__(self, config):
         super().__init__()
         size = config.hidden_size
         self.attention = Attention(size, config.num_attention_heads, config.qk_norm, config.dropout)
         self.feed_forward = FeedForward(size, round(size * config.mlp_ratio), config.dropout)
         self.modulation = Offset(6 * size) if config.shared_adaln else Linear(size, 6 * size)
-
-    def forward(self, hidden, modulation, mask, cache=None, layer=0):
-        gate1, gate2, scale1, scale2, shift1, shift2 = modulation
-        attended = self.attention(layer_norm(hidden, scale1, shift1), mask, cache, layer)
-        hidden = torch.addcmul(hidden, attended, gate1)
-        return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)), gate2)
-
-    def step(self, hidden, modulation, mask, cache, layer):
-        """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, eleven over many."""
-        gate1, gate2, scale1, scale2, shift1, shift2 = modulation
-        hidden = self.attention.step(hidden, scale1, shift1, gate1, mask, cache, layer)
-        return self.feed_forward.step(hidden, scale2, shift2, gate2)
 
 
 class CaptionProjection(nn.Module):
@@ -74,7 +57,7 @@ class CaptionProjection(nn.Module):
         return vector, prefix
 
 
-class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class VARTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapterMixin):
     """The next-scale transformer of VAR. The defaults are the published VAR-d16 of 256 pixels.
 
     An image is K maps of tokens, from coarse to fine. All tokens of a map are predicted in one forward pass from the
@@ -127,23 +110,13 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         else:
             self.caption_projection = CaptionProjection(caption_dim, hidden_size)
         self.start_position = nn.Parameter(torch.zeros(1, scales[0] ** 2, hidden_size))
-        self.input_projection = Linear(codebook_dim, hidden_size)
+        self.input_projection = CastingLinear(codebook_dim, hidden_size)
         self.level_embedding = nn.Embedding(len(scales), hidden_size)
         self.position_embedding = nn.Parameter(torch.zeros(1, sum(side**2 for side in scales), hidden_size))
-        self.embedding_dropout = nn.Dropout(dropout)
         self.shared_modulation = Linear(hidden_size, 6 * hidden_size) if shared_adaln else None
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.head_modulation = Linear(hidden_size, 2 * hidden_size)
         self.head = Float32Linear(hidden_size, vocab_size)
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.hidden_size // self.config.num_attention_heads
-
-    @property
-    def step_parts(self) -> nn.ModuleList:
-        """See `runs_kernels`."""
-        return self.blocks
 
     def init_weights(self) -> None:
         """Initialise for training: see `init_modulated`; caption projections keep magnitudes."""
@@ -182,91 +155,21 @@ class VARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         mask = prompt_attention_mask.bool()
         return mask if unconditional is None else mask & ~unconditional[:, None]
 
-    def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        """The modulations [B, 1, hidden_size] by the condition [B, hidden_size]: two gates, two scales and two shifts
-        per block, then a scale and a shift before the head. The layers output a scale's difference from 1."""
-        condition = F.silu(vector)
-        before_head = self.head_modulation(condition)
-        if self.shared_modulation is not None:
-            condition = self.shared_modulation(condition)
-        rows = [*(block.modulation(condition) for block in self.blocks), before_head]
-        *blocks, (scale, shift) = (row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows)
-        return [
-            *((gate1, gate2, scale1 + 1, scale2 + 1, *shifts) for gate1, gate2, scale1, scale2, *shifts in blocks),
-            (scale + 1, shift),
-        ]
+    def read_condition(self, **condition):
+        vector, prefix = self.embed_condition(**condition)
+        return vector[:, None] + self.start_position, prefix, self.modulations(vector)
 
-    def forward(
-        self,
-        inputs: torch.Tensor | None = None,
-        *,
-        levels: torch.LongTensor,
-        mask: torch.BoolTensor | None = None,
-        condition: dict[str, torch.Tensor] | None = None,
-        cache: GrowingCache | None = None,
-        first: int = 0,
-        first_query: int = 0,
-        pruning: Pruning | None = None,
-    ) -> torch.FloatTensor:
-        """One forward pass over T image tokens: logits [B, T - first_query, vocab_size] in float32.
-
-        Args:
-            inputs: the latents so far at the resolution of each token's scale, [B, T, codebook_dim]; those of the
-                first scale, which start from the condition alone, are left out.
-            levels: which scale each token belongs to, [T].
-            mask: bool [B or 1, 1, Q, K], what the fed tokens see, prefix included; None = everything.
-            condition: arguments of `embed_condition`, in the forward pass over the first scale.
-            cache: keys, values and modulations are kept in it; afterwards `condition` is left out.
-            first: the place of the first fed token in the image's sequence of scales.
-            first_query: leave out the logits of the tokens before it.
-            pruning: which of the tokens pass through the layers, if not all do; those of one scale, with a cache.
-        """
-        parts, prefix = [], None
-        if condition is not None:
-            vector, prefix = self.embed_condition(**condition)
-            modulations = self.modulations(vector)
-            parts.append(vector[:, None] + self.start_position)
-        else:
-            assert cache is not None and cache.conditions is not None and inputs is not None
-            modulations = [tuple(part[: len(inputs)] for part in layer) for layer in cache.conditions]
-        if inputs is not None:
-            parts.append(self.input_projection(inputs.to(self.dtype)))
-        positions = self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
-        hidden = torch.cat(parts, dim=1) + positions
-        if prefix is not None:
-            hidden = torch.cat([prefix, hidden], dim=1)
-        whole, cells = hidden, None
-        if pruning is not None:
-            first, cells = pruning.first, pruning.choose(hidden)
-            hidden = only(hidden, cells)
-        if cache is not None:
-            # The prefix comes with the condition.
-            cache.write_next_at(0 if condition is not None else cache.prefix_end + first, hidden.shape[1])
-            if condition is not None:
-                cache.conditions = modulations
-        hidden = self.embedding_dropout(hidden)
-        if mask is not None:
-            # Once for all blocks: attention adds it to its scores.
-            mask = mask.to(hidden.dtype).log()
-        steps = cache is not None and cache.keeps_all_or_none and self.config.qk_norm and runs_kernels(self)
-        for layer, block in enumerate(self.blocks):
-            run = block.step if steps else block
-            hidden = run(hidden, modulations[layer], mask, cache, layer)
-        if pruning is not None:
-            hidden = pruning.restore(whole, hidden, cells)
-        return self.head(layer_norm(hidden[:, first_query - len(levels) :], *modulations[-1]))
+    def embed_places(self, levels: torch.LongTensor, first: int) -> torch.Tensor:
+        return self.position_embedding[:, first : first + len(levels)] + self.level_embedding(levels)
 
     def predict(self, inputs: torch.Tensor, **condition) -> torch.FloatTensor:
         """Teacher-forced logits [B, M + n, vocab_size] in float32 of all tokens, coarse to fine, given the condition
         (arguments of `embed_condition`) and the transformer's inputs [B, M, codebook_dim] for the scales after the
         first, which has n tokens. The inputs may end after any scale. Differentiable, for training."""
-        scales = self.config.scales
-        levels = levels_of((side**2 for side in scales), inputs.device)[: scales[0] ** 2 + inputs.shape[1]]
-        mask = block_causal_mask(levels, self.prefix_mask(**condition))
-        return self(inputs, levels=levels, mask=mask, condition=condition)
+        return self.predict_maps(inputs, [side**2 for side in self.config.scales], **condition)
 
 
-class VARScaleModel(BoundScaleModel):
+class VARScaleModel(GrowingScaleModel):
     """A `VARTransformer` with the conditions of one call, as a `ScaleModel` (see `arimage.decoding.contract.models`).
 
     Args:
@@ -291,72 +194,11 @@ class VARScaleModel(BoundScaleModel):
     ):
         condition = with_unconditional(condition) if guided else condition
         conditions = Conditions(condition, 1 + guided, transformer.prefix_mask(**condition), alike=True)
-        super().__init__(transformer, conditions, vq.code_vectors().float())
-        self.transformer, self.vq, self.refiner = transformer, vq, refiner
-        self.scales: tuple[tuple[int, ...], ...] = tuple((side, side) for side in transformer.config.scales)
-        self.scale_sizes: tuple[int, ...] = tuple(side**2 for side in transformer.config.scales)
-        self.num_tokens = sum(self.scale_sizes)
-        self.vocab_size = transformer.config.vocab_size
-        self._levels = levels_of(self.scale_sizes, self.device)
-
-    def _tokens(self, scale: int) -> slice:
-        first = sum(self.scale_sizes[:scale])
-        return slice(first, first + self.scale_sizes[scale])
-
-    def _inputs(self, scale: int, latents: torch.Tensor, branches: int) -> torch.Tensor:
-        return self.vq.scale_input(scale, latents).repeat(branches, 1, 1)
-
-    def prefill(
-        self, batch_size: int, latents: Sequence[torch.Tensor] = (), *, pruned: Mapping[int, float] | None = None
-    ) -> tuple[GrowingCache, torch.FloatTensor]:
-        """A cache with the condition and the scales 0 .. len(latents) in it, and the logits [G, B, n, V] of the last
-        of them; see `ScaleModel.prefill`."""
-        config = self.transformer.config
-        fed = self._tokens(len(latents))
-        cache, condition, copies = self.open_prefill(
-            GrowingCache,
-            batch_size,
-            config.num_layers,
-            config.num_attention_heads,
-            slots=sum(fed_cells(self.scale_sizes, pruned)),
-            filled=fed.stop,
-            # With latents, images of equal conditions differ.
-            shared=not latents,
+        sides = transformer.config.scales
+        super().__init__(
+            vq, transformer, conditions, [(side, side) for side in sides], [1] * len(sides), vq.code_vectors().float()
         )
-        prefix_mask = self.transformer.prefix_mask(**condition)
-        levels = self._levels[: fed.stop]
-        everything = prefix_mask is None and not latents
-        logits = self.transformer(
-            torch.cat([self._inputs(k, latent, self.branches) for k, latent in enumerate(latents, 1)], dim=1)
-            if latents
-            else None,
-            levels=levels,
-            mask=None if everything else block_causal_mask(levels, prefix_mask),
-            condition=condition,
-            cache=cache,
-            first_query=fed.start,
-        )
-        (logits,) = spread(cache, copies, logits)
-        if pruned:
-            cache.prune(
-                fed_cells(self.scale_sizes, pruned), min(pruned) - 1, config.hidden_size, self.transformer.dtype
-            )
-        return cache, logits.unflatten(0, (self.branches, -1))
-
-    def forward(
-        self, scale: int, latents: torch.Tensor, cache: GrowingCache, *, guided: bool = True
-    ) -> torch.FloatTensor:
-        """Logits [G, B, n, V] of `scale`; see `ScaleModel.forward`."""
-        fed, branches = self._tokens(scale), self.branches if guided else 1
-        inputs, mask = self._inputs(scale, latents, branches), None
-        pruning = pruning_of(scale, cache, self.scales)
-        if self.conditions.prefix_length:
-            keys = fed.stop if pruning is None else pruning.stop
-            mask = F.pad(self.conditions.seen[: len(inputs)], (0, keys), value=True)[:, None, None]
-        logits = self.transformer(
-            inputs, levels=self._levels[fed], mask=mask, cache=cache, first=fed.start, pruning=pruning
-        )
-        return logits.unflatten(0, (branches, -1))
+        self.vocab_size, self.refiner = transformer.config.vocab_size, refiner
 
     def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.Tensor:
         """See `ScaleModel.vectors`."""

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -232,9 +233,11 @@ def test_images_follow_the_law_of_halton_decoding(decoding, sampling):
     ],
     ids=decoding_to_text,
 )
-def test_images_follow_the_law_of_confidence_decoding(decoding, sampling):
+@pytest.mark.parametrize("gumbel", [False, True], ids=["", "gumbel"])
+def test_images_follow_the_law_of_confidence_decoding(decoding, sampling, gumbel):
     sampling = SAMPLINGS[sampling]
     model = MaskedTable(1 + sampling.guided)
+    model.published = replace(LAW, gumbel=gumbel)
     state = images_of(model, decoding, sampling)
     assert state.forward_passes == decoding.steps
     assert_follows(state.tokens, confidence_law(model, decoding, sampling), CODES)
@@ -254,6 +257,29 @@ def test_given_tokens_stay_and_the_others_follow_the_law(decoding):
     assert_follows(state.tokens, law(model, decoding, Sampling(), given), CODES)
     whole = decode(model, decoding, Sampling(forced=torch.tensor([[0, 1, 2, 0]])), torch.arange(1))
     assert whole.tokens.tolist() == [[0, 1, 2, 0]]
+
+
+def test_a_cut_of_the_noise_makes_probable_tokens_more_probable():
+    """A token of probability 0.5 over a flat rest, as in a vocabulary of 8,192."""
+
+    class Peak(MaskedTable):
+        def __init__(self):
+            super().__init__(grid=(1, 1))
+            self.vocab_size = 8192
+
+        def forward(self, tokens, places, **_):
+            logits = torch.zeros(1, *places.shape, self.vocab_size)
+            logits[..., 7] = math.log(self.vocab_size - 1)
+            return logits
+
+    def share(**settings):
+        decoding = ConfidenceDecoding(1, noise=0.0, **settings)
+        return float((decode(Peak(), decoding, Sampling(), torch.arange(400)).tokens == 7).float().mean())
+
+    assert 0.4 < share() < 0.6 and share(max_gumbel=5.54) > 0.98
+    assert ConfidenceDecoding().exact and not ConfidenceDecoding(max_gumbel=5.54).exact
+    with pytest.raises(ValueError, match="max_gumbel"):
+        ConfidenceDecoding(max_gumbel=-1)
 
 
 @pytest.mark.parametrize("flaw", ["order", "rating"])

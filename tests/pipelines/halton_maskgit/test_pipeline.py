@@ -14,7 +14,13 @@ from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMa
 
 
 LATENT = {"output_type": "latent"}
-DECODINGS = ["halton:steps=5", "confidence:steps=5", "recap:steps=5,full_steps=1", "recap:sampler=ConfidenceDecoding"]
+DECODINGS = [
+    "halton:steps=5",
+    "confidence:steps=5",
+    "recap:steps=5,full_steps=1",
+    "recap:sampler=ConfidenceDecoding",
+    "ml-cache:steps=6",
+]
 CONDITIONS = {"class": {"class_labels": [1, 2, 3]}, "text": {"prompt": ["a red heart", "a blue book", "green tree"]}}
 
 
@@ -39,7 +45,7 @@ def test_images_and_tokens(pipe):
     assert out.tokens.min() >= 0 and out.tokens.max() < tiny.CODES
     assert out.stats.forward_passes == 5 and out.stats.tokens_per_pass == 16 / 5 and out.stats.exact
     assert pipe.image_sizes == [(8, 8)] and pipe.num_classes == tiny.NUM_CLASSES
-    assert pipe.decoding_names == ["recap", "halton", "confidence"]
+    assert pipe.decoding_names == ["recap", "halton", "confidence", "ml-cache"]
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

@@ -35,6 +35,6 @@ def pipeline(conditioning: str = "class", grid: int = 4, seed: int = 0) -> Halto
 
 
 PIPELINES = {
-    "halton-maskgit-class": (pipeline, {"special", "trained"}),
+    "halton-maskgit-class": (pipeline, {"special", "fused", "trained"}),
     "halton-maskgit-text": (lambda: pipeline("text"), {"text", "captions", "twin"}),
 }

@@ -1,13 +1,15 @@
-"""A tiny Lumina-DiMOO under the names of published files."""
+"""A tiny Lumina-DiMOO under the names of published files. The page with their names was not seen: they are those that
+the authors' code reads, and the weights are taken to be in one file."""
 
+import json
 from pathlib import Path
 
-import published_layouts as layouts
 from pipelines.lumina_dimoo import tiny
 
 
 def write(root: Path) -> None:
-    layouts.publish(root, "Alpha-VLLM/Lumina-DiMOO", tiny.write_original(root / "source"))
+    folder = tiny.write_original(root / "Alpha-VLLM/Lumina-DiMOO")
+    (folder / "model_index.json").write_text(json.dumps(tiny.AUTHORS_INDEX))
 
 
 MODELS = {

@@ -138,11 +138,6 @@ def test_a_folder_without_the_image_tokenizer_is_refused(folder, tmp_path):
 
 
 def test_the_published_folder_says_that_it_needs_converting(folder):
-    index = {
-        "_class_name": "LuminaDiMOOPipeline",
-        "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
-        "vqvae": ["diffusers", "VQModel"],
-    }
-    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "model_index.json").write_text(json.dumps(tiny.AUTHORS_INDEX))
     with pytest.raises(ValueError, match="arimage convert lumina-dimoo"):
         AutoPipeline.from_pretrained(folder)

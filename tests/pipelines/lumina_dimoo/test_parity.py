@@ -24,7 +24,7 @@ CACHED = [name for name in RUNS if REFERENCE[name].get("cache")]
 
 @pytest.fixture(scope="module")
 def pipe():
-    return tiny.pipeline()
+    return tiny.converted()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""The tiny random Lumina-DiMOO of the fixtures, as the authors publish it, and what their code computes with it."""
+"""The tiny random Lumina-DiMOO of the fixtures, as the authors publish it, and what their code computes with it; and
+one with fewer codes."""
 
 import json
 import lzma
@@ -10,19 +11,30 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from diffusers import VQModel
 from PIL import Image
 from safetensors.torch import load_file
+from tiny import CODES, randomise
+from transformers import PreTrainedTokenizerFast
 
 from arimage.convert import convert_lumina_dimoo
 from arimage.decoding import ConfidenceDecoding, MLCache
 from arimage.decoding.contract.noise import Purpose
 from arimage.pipelines.lumina_dimoo.pipeline_lumina_dimoo import LuminaDiMOOPipeline
+from arimage.pipelines.lumina_dimoo.transformer_lumina_dimoo import LuminaDiMOOTransformer
 
 
 FOLDER = Path(__file__).parent / "fixtures"
 EXPECTED = load_file(FOLDER / "expected.safetensors")
 REFERENCE = json.loads((FOLDER / "reference.json").read_text(encoding="utf-8"))
 RUNS = [name for name, run in REFERENCE.items() if isinstance(run, dict) and "sequence" in run]
+
+# Of the pipeline in the authors' folder.
+AUTHORS_INDEX = {
+    "_class_name": "LuminaDiMOOPipeline",
+    "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+    "vqvae": ["diffusers", "VQModel"],
+}
 
 
 def write_original(folder: Path) -> Path:
@@ -40,12 +52,25 @@ def converted() -> LuminaDiMOOPipeline:
     with TemporaryDirectory() as folder:
         pipe = convert_lumina_dimoo(write_original(Path(folder) / "original"))
     pipe.transformer.float()
+    pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+@cache
+def random_parts() -> dict:
+    """The components of a pipeline with 48 codes; not to be changed."""
+    shape = {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    settings = json.loads((FOLDER / "vqvae" / "config.json").read_text()) | {"num_vq_embeddings": CODES}
+    return {
+        "transformer": randomise(LuminaDiMOOTransformer(num_codes=CODES, **shape), 0),
+        "vq": randomise(VQModel.from_config(settings), 1),
+        "tokenizer": PreTrainedTokenizerFast.from_pretrained(FOLDER),
+    }
 
 
 def pipeline(image_size: int = 64) -> LuminaDiMOOPipeline:
     """Text to images, by default of 4x4 codes."""
-    pipe = LuminaDiMOOPipeline(**deepcopy(converted().components), image_size=image_size)
+    pipe = LuminaDiMOOPipeline(**deepcopy(random_parts()), image_size=image_size)
     pipe.decoding = "confidence:steps=5"
     pipe.set_progress_bar_config(disable=True)
     return pipe

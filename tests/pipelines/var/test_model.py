@@ -51,7 +51,9 @@ def latents():
 
 def inputs_of(latents):
     vq = tiny.scale_tokenizer()
-    return torch.cat([vq.scale_input(scale, latent) for scale, latent in enumerate(latents, 1)], dim=1)
+    return torch.cat(
+        [vq.scale_input((side, side), each) for side, each in zip(tiny.SCALES[1:], latents, strict=True)], dim=1
+    )
 
 
 def assert_close(actual, expected):

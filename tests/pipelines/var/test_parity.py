@@ -126,7 +126,7 @@ class Watched:
         return cache, logits
 
     def forward(self, scale, latents, cache):
-        self.inputs.append(self.model.vq.scale_input(scale, latents))
+        self.inputs.append(self.model.vq.scale_input(self.model.scales[scale], latents))
         self.logits.append(self.model.forward(scale, latents, cache))
         return self.logits[-1]
 

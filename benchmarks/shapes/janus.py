@@ -2,8 +2,9 @@
 
 from transformers import JanusConfig, JanusForConditionalGeneration
 
-from ...decoding import Sampling
-from ..shapes import NARROW, Bind, Bound, Published, build, language_model
+from arimage.decoding import Sampling
+
+from . import NARROW, Bind, Bound, Published, build, language_model
 
 
 def janus_pro_7b(layers: int, side: int = 24, vision: dict | None = None, vq: dict | None = None, **changes) -> Bind:

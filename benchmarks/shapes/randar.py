@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from ..shapes import Published, any_order
-from .transformer_randar import RandARTokenModel, RandARTransformer
+from arimage.pipelines.randar.transformer_randar import RandARTokenModel, RandARTransformer
+
+from . import Published, any_order
 
 
 RANDAR_L = partial(any_order, transformer=RandARTransformer, token_model=RandARTokenModel)

@@ -3,9 +3,10 @@
 from torch import nn
 from transformers import Emu3TextConfig, Emu3TextModel
 
-from ...decoding import Sampling
-from ...models.language_model import code_head
-from ..shapes import NARROW, Bind, Bound, Published, build, language_model
+from arimage.decoding import Sampling
+from arimage.models.language_model import code_head
+
+from . import NARROW, Bind, Bound, Published, build, language_model
 
 
 def emu3_gen(layers: int, side: int = 90, codes: int = 32768, **changes) -> Bind:

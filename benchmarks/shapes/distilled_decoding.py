@@ -2,12 +2,13 @@
 
 import torch
 
-from ...decoding import Layout, Sampling
-from ..llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
-from ..shapes import Bind, Bound, Published, build, class_condition
-from .transformer_llamagen_dd import LlamaGenDDTransformer
-from .transformer_var_dd import VARDDTransformer
-from .vector_model import DistilledModel
+from arimage.decoding import Layout, Sampling
+from arimage.pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
+from arimage.pipelines.distilled_decoding.transformer_var_dd import VARDDTransformer
+from arimage.pipelines.distilled_decoding.vector_model import DistilledModel
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+
+from . import Bind, Bound, Published, build, class_condition
 
 
 def llamagen_dd(layers: int) -> Bind:

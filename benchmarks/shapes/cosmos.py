@@ -4,9 +4,10 @@ from functools import partial
 
 import torch
 
-from ...decoding import Layout, Sampling
-from ..shapes import NARROW, Bind, Bound, Published, build
-from .transformer_cosmos import CosmosTokenModel, CosmosTransformer
+from arimage.decoding import Layout, Sampling
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel, CosmosTransformer
+
+from . import NARROW, Bind, Bound, Published, build
 
 
 def cosmos(layers: int, text: bool = False, block: int = 1, frame: tuple[int, int] = (40, 64), **changes) -> Bind:

@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from ..shapes import Published, any_order
-from .transformer_lpd import LPDTokenModel, LPDTransformer
+from arimage.pipelines.lpd.transformer_lpd import LPDTokenModel, LPDTransformer
+
+from . import Published, any_order
 
 
 LPD_L = partial(any_order, transformer=LPDTransformer, token_model=LPDTokenModel)

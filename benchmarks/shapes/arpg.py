@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from ..shapes import Published, any_order
-from .transformer_arpg import ARPGTokenModel, ARPGTransformer
+from arimage.pipelines.arpg.transformer_arpg import ARPGTokenModel, ARPGTransformer
+
+from . import Published, any_order
 
 
 ARPG_L = partial(any_order, transformer=ARPGTransformer, token_model=ARPGTokenModel)

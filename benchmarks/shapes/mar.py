@@ -2,10 +2,11 @@
 
 import torch
 
-from ...decoding import LatentSampling, Layout
-from ...models.denoising_head import DenoisingHead
-from ..shapes import Bind, Bound, Published, build, class_condition
-from .transformer_mar import MARLatentModel, MARTransformer
+from arimage.decoding import LatentSampling, Layout
+from arimage.models.denoising_head import DenoisingHead
+from arimage.pipelines.mar.transformer_mar import MARLatentModel, MARTransformer
+
+from . import Bind, Bound, Published, build, class_condition
 
 
 def mar_b(layers: int) -> Bind:

@@ -2,11 +2,12 @@
 
 import torch
 
-from ...decoding import Sampling
-from ..shapes import PROMPT, Bind, Bound, Published, build, text_condition
-from .scale_model import InfinityStarScaleModel
-from .schedules import SCHEDULES, Grid, PixelClass, passes, repetitions_of
-from .transformer_infinitystar import InfinityStarTransformer
+from arimage.decoding import Sampling
+from arimage.pipelines.infinitystar.scale_model import InfinityStarScaleModel
+from arimage.pipelines.infinitystar.schedules import SCHEDULES, Grid, PixelClass, passes, repetitions_of
+from arimage.pipelines.infinitystar.transformer_infinitystar import InfinityStarTransformer
+
+from . import PROMPT, Bind, Bound, Published, build, text_condition
 
 
 def infinitystar(layers: int, pixels: PixelClass = "0.40M", finest: Grid = (30, 53), latent_frames: int = 21) -> Bind:

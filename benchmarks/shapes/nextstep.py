@@ -3,11 +3,12 @@
 import torch
 from transformers import Qwen2Config, Qwen2Model
 
-from ...decoding import LatentSampling, Layout
-from ...models.denoising_head import DenoisingHead
-from ..shapes import PROMPT, Bind, Bound, Published, build
-from .latent_model import NextStepModel
-from .projector import NextStepProjector
+from arimage.decoding import LatentSampling, Layout
+from arimage.models.denoising_head import DenoisingHead
+from arimage.pipelines.nextstep.latent_model import NextStepModel
+from arimage.pipelines.nextstep.projector import NextStepProjector
+
+from . import PROMPT, Bind, Bound, Published, build
 
 
 def nextstep(layers: int, side: int = 32) -> Bind:

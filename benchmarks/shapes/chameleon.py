@@ -5,9 +5,10 @@ from functools import partial
 from torch import nn
 from transformers import ChameleonConfig, ChameleonModel
 
-from ...decoding import Sampling
-from ...models.language_model import code_head
-from ..shapes import Bind, Bound, Published, build, language_model
+from arimage.decoding import Sampling
+from arimage.models.language_model import code_head
+
+from . import Bind, Bound, Published, build, language_model
 
 
 def chameleon_7b(layers: int, side: int, row_end: int | None) -> Bind:

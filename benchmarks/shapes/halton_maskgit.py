@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from ...decoding import Layout, Sampling
-from ..shapes import Bind, Bound, Published, build, class_condition
-from .pipeline_halton_maskgit import CONFIDENCE
-from .transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
+from arimage.decoding import Layout, Sampling
+from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE
+from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
+
+from . import Bind, Bound, Published, build, class_condition
 
 
 LARGE = {"grid_size": 24, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
@@ -22,7 +23,7 @@ def halton_maskgit(layers: int, **size: Any) -> Bind:
     return bind
 
 
-DECODINGS = ("halton", "confidence", "recap")
+DECODINGS = ("halton", "confidence", "recap", "ml-cache")
 PUBLISHED = {
     "halton-maskgit-base-256": Published(12, halton_maskgit, DECODINGS),
     "halton-maskgit-large-384": Published(24, lambda layers: halton_maskgit(layers, **LARGE), DECODINGS[:1]),

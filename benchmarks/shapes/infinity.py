@@ -2,12 +2,13 @@
 
 import torch
 
-from ...decoding import Sampling
-from ..shapes import PROMPT, Bind, Bound, Published, build, text_condition
-from .bsq_infinity import InfinityVQModel
-from .scale_model import InfinityScaleModel
-from .schedules import SCHEDULES
-from .transformer_infinity import InfinityTransformer
+from arimage.decoding import Sampling
+from arimage.pipelines.infinity.bsq_infinity import InfinityVQModel
+from arimage.pipelines.infinity.scale_model import InfinityScaleModel
+from arimage.pipelines.infinity.schedules import SCHEDULES
+from arimage.pipelines.infinity.transformer_infinity import InfinityTransformer
+
+from . import PROMPT, Bind, Bound, Published, build, text_condition
 
 
 def infinity_2b(layers: int) -> Bind:

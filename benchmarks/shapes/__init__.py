@@ -1,5 +1,5 @@
 """Models of published shapes, bound to the conditions of a call, on PyTorch's default device: on fake tensors they
-need no weights and no memory. Each family has its own in its `shapes.py`."""
+need no weights and no memory. Each family has its own in the file of its name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..decoding import LatentSampling, Layout, Sampling
-from ..models.language_model import LanguageTokenModel
+from arimage.decoding import LatentSampling, Layout, Sampling
+from arimage.models.language_model import LanguageTokenModel
 
 
 PROMPT = 32

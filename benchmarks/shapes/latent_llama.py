@@ -1,8 +1,9 @@
 """A shape of SphereAR's size."""
 
-from ...decoding import LatentSampling, Layout
-from ..shapes import Bind, Bound, Published, build, class_condition
-from .transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
+from arimage.decoding import LatentSampling, Layout
+from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
+
+from . import Bind, Bound, Published, build, class_condition
 
 
 def latent_llama(layers: int) -> Bind:

@@ -4,10 +4,11 @@ import torch
 from torch import nn
 from transformers import GlmImageTextConfig, GlmImageTextModel
 
-from ...decoding import Layout, Sampling
-from ...models.language_model import LanguageTokenModel, code_head
-from ..shapes import NARROW, PROMPT, Bind, Bound, Published, build
-from .transformer_glm_image import token_positions
+from arimage.decoding import Layout, Sampling
+from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.pipelines.glm_image.transformer_glm_image import token_positions
+
+from . import NARROW, PROMPT, Bind, Bound, Published, build
 
 
 def glm_image(layers: int, shape: tuple[int, int] = (32, 32), small: tuple[int, int] = (16, 16), **changes) -> Bind:

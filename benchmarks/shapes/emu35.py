@@ -3,9 +3,10 @@
 from torch import nn
 from transformers import Qwen3Config, Qwen3Model
 
-from ...decoding import Sampling
-from ...models.language_model import code_head
-from ..shapes import Bind, Bound, Published, build, language_model
+from arimage.decoding import Sampling
+from arimage.models.language_model import code_head
+
+from . import Bind, Bound, Published, build, language_model
 
 
 def emu35(layers: int, side: int = 64, codes: int = 131072, **changes) -> Bind:

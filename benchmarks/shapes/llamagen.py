@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from ...decoding import Layout, Sampling
-from ..shapes import NARROW, Bind, Bound, Published, build, class_condition, text_condition
-from .denoiser_llamagen import LlamaGenDenoiser
-from .drafter_llamagen import LlamaGenDrafter
-from .transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+from arimage.decoding import Layout, Sampling
+from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
+
+from . import NARROW, Bind, Bound, Published, build, class_condition, text_condition
 
 
 def llamagen_xl(layers: int, side: int = 16, text: bool = False, codes: int = 16384, **changes) -> Bind:

@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 
-from ...decoding import Layout, Sampling
-from ..shapes import NARROW, PROMPT, Bind, Bound, Published, build
-from .masked_model import LuminaDiMOOModel
-from .pipeline_lumina_dimoo import CONFIDENCE
-from .transformer_lumina_dimoo import LuminaDiMOOTransformer
+from arimage.decoding import Layout, Sampling
+from arimage.pipelines.lumina_dimoo.masked_model import LuminaDiMOOModel
+from arimage.pipelines.lumina_dimoo.pipeline_lumina_dimoo import CONFIDENCE
+from arimage.pipelines.lumina_dimoo.transformer_lumina_dimoo import LuminaDiMOOTransformer
+
+from . import NARROW, PROMPT, Bind, Bound, Published, build
 
 
 def lumina_dimoo(layers: int, shape: tuple[int, int] = (64, 64), **size: Any) -> Bind:
@@ -24,4 +25,4 @@ def lumina_dimoo(layers: int, shape: tuple[int, int] = (64, 64), **size: Any) ->
 
 
 TINY = {"shape": (4, 4), **NARROW}
-PUBLISHED = {"lumina-dimoo": Published(32, lumina_dimoo, ("confidence", "ml-cache"), TINY)}
+PUBLISHED = {"lumina-dimoo": Published(32, lumina_dimoo, ("confidence:steps=8", "ml-cache:steps=8"), TINY)}

@@ -2,9 +2,14 @@
 
 import torch
 
-from ...decoding import Layout, Sampling
-from ..shapes import PROMPT, Bind, Bound, Published, build
-from .transformer_mammothmoda2 import MammothModa2Config, MammothModa2LanguageModel, bind_prompts
+from arimage.decoding import Layout, Sampling
+from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import (
+    MammothModa2Config,
+    MammothModa2LanguageModel,
+    bind_prompts,
+)
+
+from . import PROMPT, Bind, Bound, Published, build
 
 
 def mammothmoda2(layers: int, side: int = 32, **changes) -> Bind:

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
-from ...decoding import Sampling
-from ...tokenizers.vq_var import VARVQModel
-from ..shapes import Bind, Bound, Published, build, class_condition, text_condition
-from .transformer_var import VARScaleModel, VARTransformer
+from arimage.decoding import Sampling
+from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
+from arimage.tokenizers.vq_var import VARVQModel
+
+from . import Bind, Bound, Published, build, class_condition, text_condition
 
 
 def var_d30(layers: int, tokenizer: dict | None = None, text: int = 0, **changes) -> Bind:
