@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -123,7 +123,7 @@ class GenerationCall:
             own = self.decoding.steps if isinstance(self.decoding, ReCAP) else None
             return own or self.sampling.num_inference_steps
         if model.kind == "masked_tokens":
-            return self.decoding.num_steps(model)
+            return cast(Any, self.decoding).num_steps(model)
         return len(model.scales) if model.kind == "scales" else model.num_tokens
 
     @property

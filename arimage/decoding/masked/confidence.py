@@ -14,7 +14,7 @@ from ..contract.noise import Purpose, exponentials
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod
 from .halton import too_many_steps
-from .sets import MULTIPLE, GroupState, TokenSet, has_few_shapes, open_sets, rounded_up
+from .sets import MULTIPLE, TokenSet, has_few_shapes, open_sets, rounded_up
 from .tokens import Evaluate, MaskedTokenState, given_tokens
 
 
@@ -141,14 +141,13 @@ class ConfidenceDecoding(DecodingMethod):
 
     def plan(self, state: MaskedTokenState) -> None:
         """Called once it is known which steps belong to groups: how many tokens each step rates."""
-        size, schedules = state.model.num_tokens, state.schedules
-        rated = [max(row[step] for row in schedules) for step in range(state.num_steps)]
-        if isinstance(state, GroupState):
-            ends = state.bounds[1].tolist()
-            rated = [
-                max(row[step] - end for row, end in zip(schedules, ends[step], strict=True)) if each.known else number
-                for step, (each, number) in enumerate(zip(state.sets, rated, strict=True))
-            ]
+        size, schedules, rated, stop = state.model.num_tokens, state.schedules, [], state.num_steps
+        for step in reversed(range(state.num_steps)):
+            # A partial step rates what is left of its group.
+            partial = state.sets[step].known > 0
+            rated.append(max(row[step] - (row[stop] if partial else 0) for row in schedules))
+            stop = stop if partial else step
+        rated.reverse()
         if self.redraw_known:
             rated = [size] * len(rated)
         if has_few_shapes(state.seeds):
@@ -162,8 +161,8 @@ class ConfidenceDecoding(DecodingMethod):
         assert isinstance(each, RatedSet)
         size, device = model.num_tokens, state.seeds.device
         before, after = state.undecided
-        last = torch.zeros_like(before) if last is None else last
-        ranks = last[:, None] + torch.arange(each.rated, device=device)
+        unrated = torch.zeros_like(before) if last is None else last
+        ranks = unrated[:, None] + torch.arange(each.rated, device=device)
         places = state.order.gather(1, ranks.clamp(max=size - 1))
         masked, given = ranks < before[:, None], given_tokens(sampling)
         sampled = masked
@@ -174,7 +173,7 @@ class ConfidenceDecoding(DecodingMethod):
         drawn = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
 
         # Places that are decided come last, in the order that they had; those that are not rated come first.
-        keys = torch.where(torch.arange(size + 1, device=device) < last[:, None], -torch.inf, torch.inf)
+        keys = torch.where(torch.arange(size + 1, device=device) < unrated[:, None], -torch.inf, torch.inf)
         keys.scatter_(1, torch.where(masked, ranks, size), ratings)
         state.order.copy_(state.order.gather(1, keys[:, :size].argsort(dim=1, stable=True)))
         if self.redraw_known:

@@ -9,7 +9,7 @@ import torch
 
 from ...kernels.coupling import sample_at
 from ..contract.distribution import Sampling
-from ..contract.models import MaskedTokenModel
+from ..contract.models import BoundModel, MaskedTokenModel
 from ..contract.noise import Purpose, uniforms
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod
@@ -142,7 +142,7 @@ class HaltonDecoding(DecodingMethod):
         return torch.where(state.steps < self.warmup_steps, factor / 2, factor)
 
 
-def too_many_steps(steps: int | None, model: MaskedTokenModel) -> str | None:
+def too_many_steps(steps: int | None, model: BoundModel) -> str | None:
     """Why so many steps do not fit the model, or None."""
     if steps is not None and steps > model.num_tokens:
         return f"steps is {steps}, and its images have {model.num_tokens} tokens"

@@ -296,7 +296,6 @@ class HaltonMaskGITModel(BoundNetwork):
     """
 
     kind: ClassVar[Literal["masked_tokens"]] = "masked_tokens"
-    keeps_logits: ClassVar[Literal["places"]] = "places"
     reads_values = True
 
     def __init__(

@@ -62,7 +62,7 @@ def test_a_partial_step_evaluates_the_rows_with_the_lowest_logits(call, monkeypa
     model, passes, forward = call.model, [], type(call.model).forward
 
     def record(self, tokens, places, *, rows=None, context=None):
-        if rows is not None:
+        if rows is not None and context is not None:
             passes.append((rows, context.logits.clone()))
         return forward(self, tokens, places, rows=rows, context=context)
 

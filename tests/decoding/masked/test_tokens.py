@@ -205,6 +205,7 @@ def images_of(model, decoding, sampling, count=IMAGES):
     return state
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
     "decoding",
@@ -222,6 +223,7 @@ def test_images_follow_the_law_of_halton_decoding(decoding, sampling):
     assert_follows(state.tokens, halton_law(model, decoding, sampling), CODES)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
     "decoding",
