@@ -444,7 +444,9 @@ def bench(
     lora: Loras = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(callback=check_prompts, help="Prompt; repeat for more. Default: a red heart."),
+        typer.Option(
+            callback=check_prompts, help="Prompt; repeat for more. Default: one that the model knows, or a red heart."
+        ),
     ] = None,
     prompts: Prompts = None,
     class_label: ClassLabels = None,
@@ -497,6 +499,7 @@ def bench(
         check_output("--out", out, None)
         check_extra("matplotlib")
 
+    from ..pipelines.text.known import examples_of
     from .against import compare, read_report
     from .bench.judge import cannot_judge
     from .job import Job
@@ -524,7 +527,7 @@ def bench(
     reason = cannot_judge(pipe) if "deviation" in names else None
     if reason is not None:
         typer.echo(f"{model}: not compared with the model's distribution, since {reason}", err=True)
-    texts = [] if class_label else prompt or ["a red heart"]
+    texts = [] if class_label else prompt or examples_of(pipe.known_captions)[:1]
     rows, source = given or typed_rows(pipe, texts, class_labels_of(class_label), per_prompt, batch_size, seed)
     options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
     with contextlib.ExitStack() as stack:

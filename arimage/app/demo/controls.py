@@ -18,7 +18,6 @@ from ..engine.videos import VideoMaker
 from . import markup
 
 
-EXAMPLES = ["a red heart", "pizza", "clown face", "cat face", "green apple"]
 # Seconds between two progress reports of a run, partial images aside.
 PAUSE = 0.1
 # Settings of the page's events: those that generate, and those that take no time and skip the queue.
@@ -101,7 +100,7 @@ class Subject:
         self._engine = engine
         first, info = next(iter(engine.models.items()))
         self.prompt = gr.Textbox(
-            EXAMPLES[0],
+            info.examples[0],
             label="Prompt",
             info="What the image shows.",
             visible=info.classes is None,

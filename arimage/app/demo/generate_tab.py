@@ -10,10 +10,11 @@ from gradio.events import Dependency
 
 from ...media.film import write_film
 from ..engine.engine import Engine
+from ..engine.models import ModelInfo
 from ..engine.ticket import Ticket
 from ..engine.types import Progress, Request, Result
 from . import markup
-from .controls import AT_ONCE, EXAMPLES, GENERATES, GenerateAndStop, Subject, events, random_seed, refusal
+from .controls import AT_ONCE, GENERATES, GenerateAndStop, Subject, events, random_seed, refusal
 from .links import REFERENCES, from_query, to_query
 from .pictures import saved, stamped, thumbnail, write_download
 from .settings import Settings
@@ -43,6 +44,11 @@ def preview_every(engine: Engine, model: str) -> int:
     return 1 if engine.models[model].grid is None else 4
 
 
+def tries(info: ModelInfo, examples: tuple[str, ...]) -> bool:
+    """Whether these are the prompts to try with a model."""
+    return info.classes is None and tuple(info.examples) == examples
+
+
 class GenerateTab:
     """The tab.
 
@@ -64,9 +70,12 @@ class GenerateTab:
                     with gr.Row():
                         self._actions = GenerateAndStop(engine, "Generate", "generate", ("Random seed",))
                 with gr.Column(min_width=300, elem_classes="settings"):
-                    reads_text = next(iter(engine.models.values())).classes is None
-                    examples = gr.Examples(EXAMPLES, self.subject.prompt, label="Try", visible=reads_text)
-                    self._examples = examples.dataset
+                    first = next(iter(engine.models.values()))
+                    # One for all models with the same prompts: the one of the model is seen.
+                    self._examples = {
+                        its: gr.Examples([*its], self.subject.prompt, label="Try", visible=tries(first, its))
+                        for its in dict.fromkeys(tuple(info.examples) for info in engine.models.values())
+                    }
                     self._settings = Settings(engine, self.subject)
             with gr.Column(scale=5, min_width=300):
                 self._gallery = gr.Gallery(
@@ -96,13 +105,14 @@ class GenerateTab:
         made = [self._link, self._picture, self.last]
         finished = [*shown, self._again, self._film, self._copy, *made, self._settings.seed]
         self._inputs = [*self.subject.inputs, *self._settings.inputs]
-        fields = [*self.subject.inputs, self._examples, *self._settings.outputs]
+        fields = [*self.subject.inputs, *(one.dataset for one in self._examples.values()), *self._settings.outputs]
         self.outputs = list(dict.fromkeys([*finished, *fields]))
 
         # Before the runs themselves, because the page runs them in this order.
         for button in (self._actions.start, *self._actions.others, self._again, self._film):
             button.click(None, js=SHOW_IMAGE, **AT_ONCE)
-        for trigger in (self._actions.start.click, self.subject.prompt.submit, examples.load_input_event.success):
+        clicked = [one.load_input_event.success for one in self._examples.values()]
+        for trigger in (self._actions.start.click, self.subject.prompt.submit, *clicked):
             self.generate_on(trigger)
         random = self._actions.others[0].click
         self._show_link(random(self._generate_with_random_seed, self._inputs, self.outputs, **GENERATES))
@@ -140,7 +150,7 @@ class GenerateTab:
         request = from_query(query, engine)
         if request is None:
             model = next(iter(engine.models))
-            subject = self.subject.condition(model, EXAMPLES[0], "0")
+            subject = self.subject.condition(model, engine.models[model].examples[0], "0")
             first = Request(**subject, preview_every=preview_every(engine, model))
             if self._first is not None:
                 yield self._finished(first, self._first)
@@ -230,9 +240,11 @@ class GenerateTab:
 
     def _form_of(self, model: str, class_label: str | None, request: Request | None = None) -> dict:
         """Updates that show the form of a model, filled with its defaults or a request."""
+        info = self._engine.models[model]
+        examples = {one.dataset: gr.Dataset(visible=tries(info, its)) for its, one in self._examples.items()}
         return {
             **self.subject.show(model, class_label, None if request is None else request.prompt),
-            self._examples: gr.Dataset(visible=self._engine.models[model].classes is None),
+            **examples,
             **self._settings.show(model, request),
         }
 

@@ -15,6 +15,7 @@ from ...media.gallery import gallery_folder
 from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saving.saved_folder import local_folder
+from ...pipelines.text.known import examples_of
 from .adapters import adapted_names, name_in_pipeline, split_adapters
 from .types import Limits
 
@@ -47,6 +48,7 @@ class ModelInfo:
         order: the default order of its tokens; None if it does not accept one.
         class_names: the names of its classes by id, if it names them.
         names: the names of the pictures that it knows, by a prompt that shows each; empty if it has no such list.
+        examples: prompts to try with it.
         gallery: the folder of these pictures, as `read_gallery` takes it; None if there is none.
     """
 
@@ -65,6 +67,7 @@ class ModelInfo:
     order: str | None
     class_names: list[str] | None
     names: dict[str, str]
+    examples: list[str]
     gallery: Path | None = None
 
 
@@ -178,5 +181,6 @@ def describe(name: str, pipe: ARPipeline, limits: Limits = Limits()) -> ModelInf
         order=pipe.order,
         class_names=pipe.class_names,
         names=pipe.known_captions.shown if pipe.known_captions else {},
+        examples=examples_of(pipe.known_captions),
         gallery=gallery_folder(pipe.name_or_path),
     )

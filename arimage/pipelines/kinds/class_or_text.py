@@ -7,7 +7,7 @@ from transformers import T5EncoderModel
 
 from ...media.texts import composed
 from ..base import ARImagePipeline
-from ..text.captions import clean_caption
+from ..text.captions import caption_for
 from ..text.checks import TEXT_TOKENS, as_texts, describe, text_length
 from ..text.known import KnownCaptions, quoted, tell_nearest
 from ..text.tokenizing import tokenize
@@ -143,7 +143,8 @@ class ClassOrTextPipeline(ARImagePipeline):
         prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens
         read = min(TEXT_TOKENS, self.tokenizer.model_max_length) if prefix in (None, 1) else prefix
         length = text_length(max_sequence_length, read)
-        cleaned = [clean_caption(text[: CHARACTERS_PER_TOKEN * length]) for text in as_texts(prompt)]
+        texts = [text[: CHARACTERS_PER_TOKEN * length] for text in as_texts(prompt)]
+        cleaned = [caption_for(self.tokenizer, text) for text in texts]
         if any(len(ids) > length for ids in tokenize(self.tokenizer, cleaned).input_ids):
             logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
         text = tokenize(

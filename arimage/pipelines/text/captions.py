@@ -7,6 +7,8 @@ from urllib.parse import unquote_plus
 
 import ftfy
 from bs4 import BeautifulSoup
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 
 _DOMAIN = r"[a-zA-Z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b\/?(?!@)"
@@ -87,3 +89,10 @@ def clean_caption(caption: str) -> str:
     """A caption in lower case without links, file names, codes, mark-up and odd punctuation."""
     # Twice, as in the original: what the first round leaves may be cleaned by the second.
     return _clean_once(_clean_once(caption))
+
+
+def caption_for(tokenizer: PreTrainedTokenizerBase, caption: str) -> str:
+    """A caption as `tokenizer` gets it: cleaned, but as it is for a tokenizer of whole words, some of which the
+    cleaning would leave out ("download", "pdf")."""
+    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    return caption if fast and isinstance(tokenizer.backend_tokenizer.model, WordLevel) else clean_caption(caption)

@@ -17,6 +17,8 @@ from ...media.texts import composed
 
 KNOWN_CAPTIONS = "known_captions.json"
 NEAREST = 3
+# Prompts to try with a model whose list has none.
+EXAMPLES = ["a red heart", "pizza", "clown face", "cat face", "green apple"]
 # Only the first words of a longer prompt are looked up.
 MAX_WORDS = 24
 # The least `SequenceMatcher.ratio` of two spellings of the same word, the least similarity of a caption that is
@@ -55,12 +57,14 @@ class KnownCaptions:
         patterns: templates of further captions: "a picture of {picture}", "{colour} {fruit}".
         unlearned: captions that the model was trained on and has not learned well, by the name of their picture, which
             may be one of them. They are neither known nor suggested.
+        examples: prompts to try.
     """
 
     pictures: dict[str, list[str]]
     words: dict[str, list[str]] = field(default_factory=dict)
     patterns: list[str] = field(default_factory=list)
     unlearned: dict[str, list[str]] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
     # For the validation of the file by pydantic.
     __pydantic_config__ = {"extra": "forbid"}
 
@@ -192,6 +196,11 @@ class KnownCaptions:
             pictures = f"{len(self.learned):,} pictures that {model} knows{' and can combine' if combines else ''}"
             what = f"is not among the {pictures}"
         return Unknown(nearest, f"{quoted([prompt])} {what}; {tell_nearest(nearest)}")
+
+
+def examples_of(known: KnownCaptions | None) -> list[str]:
+    """Prompts to try with a model that knows these captions, the first one by default."""
+    return EXAMPLES if known is None or not known.examples else known.examples
 
 
 class _Captions:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 from ...decoding import Decoding
 from ...pipelines.kinds.class_or_text import last_state
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
-from ...pipelines.text.captions import clean_caption
+from ...pipelines.text.captions import caption_for
 from ...pipelines.var.pipeline_var import VARPipeline
 from ...schema import COMPLETE, Batch, Flag, Number, Rows, Seed, Share, Text, check
 from ..data.captioned import ImageCaptions, save_grid
@@ -136,8 +136,9 @@ class CaptionTask(nn.Module):
         self.data, self.settings, self.decoding = data, settings, decoding
         # Not a module: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(pipe=pipe, heldout=heldout)
-        self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
-        self.heldout_captions = [clean_caption(variants[0]) for variants in heldout.captions]
+        tokenizer = pipe.tokenizer
+        self.captions = [[caption_for(tokenizer, text) for text in variants] for variants in data.captions]
+        self.heldout_captions = [caption_for(tokenizer, variants[0]) for variants in heldout.captions]
 
     def embed(self, captions: list[str]) -> tuple[torch.Tensor, torch.LongTensor]:
         """Embeddings [B, P, D] and mask [B, P] of the captions, as the pipeline's `encode_condition` gives them."""

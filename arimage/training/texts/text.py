@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...pipelines.kinds.class_or_text import last_state
-from ...pipelines.text.captions import clean_caption
+from ...pipelines.text.captions import caption_for
 from ...schema import COMPLETE, Batch, Seed, Share, Side
 from ..data.captioned import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
@@ -46,7 +46,7 @@ class TextTask(nn.Module):
     ):
         super().__init__()
         self.text_encoder, self.settings, self.data, self.tokenizer = text_encoder, settings, data, tokenizer
-        self.captions = [list(map(clean_caption, variants)) for variants in data.captions]
+        self.captions = [[caption_for(tokenizer, text) for text in variants] for variants in data.captions]
         width, size = text_encoder.config.d_model, settings.picture_size
         # [M, 3, S, S], or the frames of clips, [M, T, 3, S, S].
         frames = data.images.flatten(0, -4).split(256)

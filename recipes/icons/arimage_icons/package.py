@@ -25,14 +25,21 @@ from arimage.training.saving import save_float16
 from .words import STYLES
 
 
+EXAMPLES = ["a filled heart", "an outlined camera", "trophy", "a bold arrow left", "gift", "a thin bell"]
 # For models of neighbours.
 CORRECTIONS = 4
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
+# Of models that know words of other names too.
+WORDS = ["{word}", "{word} {word}", "{style} {word}", "{style} {word} {word}"]
 
 
-def known(names: Iterable[str]) -> KnownCaptions:
-    """What a model knows that was trained on icons with these names."""
-    return KnownCaptions({name: [] for name in sorted(set(names))}, {"style": [*STYLES]}, list(PATTERNS))
+def known(names: Iterable[str], words: Iterable[str]) -> KnownCaptions:
+    """What a model knows that was trained on icons with these names and with all `words`."""
+    pictures, places, patterns = {name: [] for name in sorted(set(names))}, {"style": [*STYLES]}, [*PATTERNS]
+    if set(words) - {word for name in pictures for word in name.split()}:
+        places["word"] = sorted(words)
+        patterns += WORDS
+    return KnownCaptions(pictures, places, patterns, examples=[*EXAMPLES])
 
 
 def name_modules(folder: Path) -> None:
@@ -57,7 +64,9 @@ def name_modules(folder: Path) -> None:
 def package(source: Path, out: Path, data: Path) -> None:
     """Write the folder `out` from the folder of a pipeline, which knows the names in train.parquet of `data`."""
     pipe = AutoPipeline.from_pretrained(source, dtype=torch.float32)
-    pipe.known_captions = known(pq.read_table(data / "train.parquet", columns=["caption"])["caption"].to_pylist())
+    names = pq.read_table(data / "train.parquet", columns=["caption"])["caption"].to_pylist()
+    words = pipe.tokenizer.get_vocab().keys() - pipe.tokenizer.all_special_tokens - STYLES.keys()
+    pipe.known_captions = known(names, words)
     if pipe.components.get("neighbours") is not None:
         assert isinstance(pipe.decoding, SpeculativeJacobiDecoding)
         pipe.decoding = replace(pipe.decoding, corrections=CORRECTIONS)

@@ -40,6 +40,7 @@ SET_STYLES = {
 }
 # What words of a prompt mean.
 _SAME = {"filled": "fill|solid", "outlined": "outline|line art"}
+_PUNCTUATION = r"[^\w\s]+"
 _ARTICLES = r"\b(?:an?|the|of|icons?)\b"
 
 
@@ -54,14 +55,14 @@ def styles_of(caption: str, name: str, icon_set: str) -> list[str]:
 
 
 def word_tokenizer(captions: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are the words of the captions and of styles. It leaves out articles; a word that it
-    does not have is `<unk>`."""
+    """A tokenizer whose tokens are the words of the captions and of styles. It leaves out punctuation and articles; a
+    word that it does not have is `<unk>`."""
     words = sorted({word for caption in captions for word in caption.split()} | set(STYLES))
     vocab = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     same = [normalizers.Replace(Regex(rf"\b(?:{others})\b"), word) for word, others in _SAME.items()]
-    left_out = normalizers.Replace(Regex(_ARTICLES), " ")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), left_out, *same])
+    left_out = [normalizers.Replace(Regex(pattern), " ") for pattern in (_PUNCTUATION, _ARTICLES)]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), *left_out, *same])
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}

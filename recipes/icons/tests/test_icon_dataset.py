@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from arimage_icons import build as building
 from arimage_icons.build import build
 from arimage_icons.dataset.choose import FAMILIES, HELD_OUT, LEFT_OUT, LICENCES, Icon, caption_of, choose
 from arimage_icons.dataset.draw import to_svg
-from arimage_icons.dataset.split import near_copies
+from arimage_icons.dataset.split import near_copies, split_by_words
 
 
 pytest.importorskip("resvg_py", reason="it draws the icons")
@@ -52,6 +53,7 @@ def package(tmp_path_factory):
         # Nine near copies of each other, of which three are equal to others, and two designs.
         icons[name]["twin"] = squares([*range(30), 30 + number % 6]) if number < 9 else design(400 + number)
         icons[name]["acme"] = design(500 + number)
+        icons[name][f"boat-{'heart' if number % 2 else 'twin'}"] = design(2000 + number)
     for number, name in enumerate(["carbon", "ic", "jam", "material-symbols", "oi", "ph", "tabler", "uil"]):
         icons[name]["rare"] = design(600 + number)
     icons["bi"] |= {
@@ -112,7 +114,7 @@ def test_every_rule_says_how_many_icons_it_left_out(built):
         "in two tones": 1,
         "without a word of what they show": 1,
         "named as a brand or a currency": 11,
-        "of what fewer than 8 families drew": 8,
+        "of what fewer than 8 families drew": 19,
         "with more than 75% ink": 1,
         "with a picture that another one has": 4,
         "that are near copies": 6,
@@ -164,6 +166,48 @@ def test_a_folder_gives_the_same_files_and_a_failure_leaves_the_old_ones(
         build(package, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert (tmp_path / "train.parquet").read_text() == "old"
+
+
+def test_the_data_set_of_words_has_all_of_the_other_one_which_stays_as_it_is(built, package, tmp_path, capsys):
+    out, printed = built
+    build(package, tmp_path, words=True)
+    assert all((tmp_path / name).read_bytes() == (out / name).read_bytes() for name in FILES)
+    report = capsys.readouterr().out
+    assert report.startswith(printed)
+    total, *left_out = [int(line.split()[0]) for line in report[len(printed) :].splitlines()[:-5]]
+    words = {path.stem: rows(path) for path in (tmp_path / "words").glob("*.parquet")}
+    assert words.keys() == {"train", "val", "test", "compositions"}
+    assert total == sum(left_out) + sum(map(len, words.values()))
+    keys = {name: {(row["set"], row["name"]) for row in its} for name, its in words.items()}
+    for name in ("train", "val", "test"):
+        assert {(row["set"], row["name"]) for row in rows(out / f"{name}.parquet")} <= keys[name]
+    # What too few families have of a name, and many of its words.
+    assert {row["caption"] for row in words["train"]} > {"arrow left", "boat", "heart"}
+    assert not any(keys["train"] & keys[name] for name in ("val", "test", "compositions"))
+
+
+def test_training_has_the_words_of_held_out_compositions_but_never_together():
+    words = ["cloud", "lock", "user", "plus", "file", "heart", "home", "star"]
+    pairs = [f"{one} {other}" for one, other in combinations(words, 2)]
+    captions = [*pairs, *reversed(pairs), *(f"{pair} circle" for pair in pairs), "cloud cloud", "sun"]
+    icons = [
+        Icon(caption, name, f"{caption} {number}", "test" if name == "iconoir" else "train", "MIT", name)
+        for number, caption in enumerate(captions)
+        for name in ("bi", "carbon", "eva", "iconoir", "oi")
+    ]
+    pixels = np.random.default_rng(0).choice([0, 255], (len(icons), 4, 16)).astype(np.uint8)
+    val, left_out = {icons[0]}, Counter()
+    parts, labels = split_by_words(icons, pixels, val, {"cloud lock", "sun"}, left_out)
+    of = {name: [icons[number] for number in numbers] for name, numbers in parts.items()}
+    (composition,) = {icon.caption for icon in of["compositions"]}
+    assert composition in pairs and composition != "cloud lock" and len(of["compositions"]) == 10
+    both = set(composition.split())
+    assert not any(both <= set(icon.caption.split()) for icon in of["train"])
+    assert all(sum(word in icon.caption.split() for icon in of["train"]) > 20 for word in both)
+    assert {icon.split for icon in of["train"]} == {"train"} and {icon.set for icon in of["test"]} == {"iconoir"}
+    assert of["val"] == [icons[0]] and left_out["whose captions have both words of a composition and others"] == 4
+    assert sum(left_out.values()) + sum(map(len, of.values())) == len(icons)
+    assert sorted(labels) == list(labels) and labels.keys() == {icon.caption for its in of.values() for icon in its}
 
 
 def test_the_digest_of_rows_notices_any_change():

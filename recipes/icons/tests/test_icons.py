@@ -16,13 +16,17 @@ from transformers import PreTrainedTokenizerFast
 
 import arimage
 from arimage import AutoPipeline, cli
+from arimage.pipelines.text.captions import caption_for
 from arimage.training.recipe import load_recipe
 from arimage.training.tables import read_tables
+from arimage.training.texts.captions import train_text_tokenizer
 from arimage.training.tokens.recipe import load_token_recipe, token_settings
 from arimage_icons import RECIPES
 from arimage_icons.captions import captions_of, write_captions
+from arimage_icons.compositions import compare, readings
 from arimage_icons.notice import lines
 from arimage_icons.package import package
+from arimage_icons.resize import resize
 from arimage_icons.words import styles_of, word_tokenizer
 
 
@@ -89,9 +93,18 @@ def test_the_tokenizer_reads_words_and_leaves_out_articles():
     def words(text: str) -> list[str]:
         return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
 
-    assert words("A filled Heart!") == ["filled", "heart", "<unk>", "</s>"]
+    assert words("A filled Heart!") == ["filled", "heart", "</s>"]
     assert words("an outline heart icon") == ["outlined", "heart", "</s>"]
     assert words("a wombat") == ["<unk>", "</s>"]
+
+
+def test_words_that_captions_of_other_models_lose_are_kept():
+    words = ["download", "file pdf", "cloud download"]
+    tokenizer = word_tokenizer(words)
+    assert [tokenizer.tokenize(caption_for(tokenizer, f"A {text}, icon!")) for text in words] == [
+        text.split() for text in words
+    ]
+    assert caption_for(train_text_tokenizer(words, 300, 8), "free download") == ""
 
 
 def test_captions_come_with_and_without_words_of_style(data):
@@ -112,6 +125,7 @@ def test_the_recipes_are_found_by_their_names_and_fit_their_models():
         "icons-patches",
         "icons-arpg",
         "icons-llamagen",
+        "icons-words",
         "icons-maskgit",
     }
     changes = read_tables(load_recipe(RECIPES / "icons-patches.toml", "tokenizer", "augmentation")).augmentation
@@ -171,6 +185,47 @@ def test_the_commands_train_a_model_that_is_packaged(name, data, tmp_path, monke
     assert output.images[0].size == (64, 64) and output.stats.exact
     assert loaded.known_captions.knows("a thin home") and not loaded.known_captions.knows("a wombat")
     assert not list((tmp_path / "icons").rglob("*.py"))
+    if name == "icons-arpg":
+        train_on_more_words(tmp_path, data, monkeypatch)
+
+
+def train_on_more_words(folder, data, monkeypatch):
+    """Train what is in `folder` further, as a narrower model that reads other words too."""
+    word_tokenizer(["heart", "home", "arrow left", "download"]).save_pretrained(folder / "words")
+    with pytest.raises(ValueError, match="--hidden is 65"):
+        resize(folder / "icons", folder / "words", folder / "tokens" / "train", 65, folder / "begin")
+    resize(folder / "icons", folder / "words", folder / "tokens" / "train", 48, folder / "begin")
+    recipe = changed("icons-words", folder, steps=1, batch_size=4, warmup_steps=1)
+    words = ["--recipe", recipe, "--start-from", folder / "begin", "--device", "cpu", "--out", folder / "further"]
+    for split in ("val", "test"):
+        words += ["--heldout", folder / "tokens" / split]
+    run(monkeypatch, "train", "model", "--tokens", folder / "tokens" / "train", *words)
+    package(folder / "further" / "best", folder / "more", data)
+    further = AutoPipeline.from_pretrained(folder / "more")
+    assert further.known_captions.knows("a thin home download") and not further.known_captions.knows("a wombat")
+    assert further.transformer.config.intermediate_size == 48
+    texts = ["download", "home", "a wombat"]
+    table = compare([str(folder / name) for name in ("icons", "more")], folder / "tokens" / "val").splitlines()
+    # One of the three icons has a name of two words.
+    assert len(table) == 4 and table[-1].split("|")[2].strip() == "1"
+    word_tokenizer(["heart"]).save_pretrained(folder / "more" / "tokenizer")
+    with pytest.raises(ValueError, match="two words that the models know"):
+        compare([str(folder / "more")], folder / "tokens" / "val")
+    states, _ = further.encode_prompt(texts)
+    assert further.tokenizer.tokenize(texts[0]) == ["download"]
+    assert all(not states[one].allclose(states[other], atol=1e-3) for one, other in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_readings_of_a_composition_give_its_words_apart_and_those_of_another():
+    found = readings(["cloud cube", "image lock", "cloud cube"])
+    assert [texts for texts, _ in found.values()] == [
+        ["cloud cube", "image lock", "cloud cube"],
+        ["cloud", "image", "cloud"],
+        ["cube", "lock", "cube"],
+        ["cloud cube", "image lock", "cloud cube"],
+        ["image lock", "cloud cube", "image lock"],
+    ]
+    assert [name for name, (_, given) in found.items() if not given] == ["no words"]
 
 
 def test_the_notice_names_author_and_licence():

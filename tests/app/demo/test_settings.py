@@ -22,6 +22,7 @@ from arimage.app.demo.controls import class_choices
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Request
 from arimage.app.engine.videos import VideoMaker
+from arimage.pipelines.text.known import EXAMPLES, KnownCaptions
 
 
 class Page:
@@ -52,7 +53,10 @@ class Page:
         data = [self.form[self.label(one)] for one in chosen["inputs"]]
         body = {"data": data, "fn_index": chosen["id"], "session_hash": self.session}
         updates = self.client.post("/gradio_api/run/predict", json=body).json()["data"]
-        found = {self.label(one): update for one, update in zip(chosen["outputs"], updates, strict=True)}
+        every = [*zip(chosen["outputs"], updates, strict=True)]
+        tries = [self.properties[one]["samples"] for one, new in every if self.label(one) == "Try" and new["visible"]]
+        self.tries = [prompt for samples in tries for [prompt] in samples]
+        found = {self.label(one): update for one, update in every if self.label(one) != "Try"}
         found = {label: update for label, update in found.items() if isinstance(update, dict)}
         self.form |= {label: update["value"] for label, update in found.items() if "value" in update}
         return {label: update["visible"] for label, update in found.items() if "visible" in update}
@@ -87,7 +91,14 @@ class Page:
 def engine():
     named = tiny_llamagen.class_pipeline()
     named.name_classes({i: "crane" if i else "tench, Tinca tinca" for i in range(named.num_classes)})
-    pipelines = {"text": tiny_llamagen.text_pipeline(), "names": named, "ids": tiny_llamagen.class_pipeline()}
+    icons = tiny_llamagen.text_pipeline()
+    icons.known_captions = KnownCaptions({"heart": []}, examples=["heart", "thin heart"])
+    pipelines = {
+        "text": tiny_llamagen.text_pipeline(),
+        "icons": icons,
+        "names": named,
+        "ids": tiny_llamagen.class_pipeline(),
+    }
     pipelines |= {"sizes": tiny_emu35.pipeline(), "steps": tiny_mammothmoda2.pipeline()}
     with closing(Engine(pipelines)) as engine:
         yield engine
@@ -109,12 +120,14 @@ def test_the_form_shows_what_a_model_takes(client):
         "sizes": {"Size", "Negative prompt"},
         "steps": {"Negative prompt", "Decoder steps", "Decoder guidance"},
         "text": set(),
+        "icons": set(),
     }
     for model, shown in expected.items():
         visible = page.choose(model)
         assert {label for label in rare if visible[label]} == shown, model
-        assert visible["Prompt"] == visible["Try"] == ("Class" not in shown)
+        assert visible["Prompt"] == bool(page.tries) == ("Class" not in shown)
         assert visible["References: pictures that the model reads with the prompt"] == (model == "sizes")
+    assert page.tries == ["heart", "thin heart"] and page.choose("text")["Prompt"] and page.tries == EXAMPLES
 
 
 def test_classes_are_chosen_by_name(client, engine):

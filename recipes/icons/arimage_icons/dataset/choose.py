@@ -7,13 +7,16 @@ from pathlib import Path
 
 
 RULES = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
-LICENCES, HELD_OUT, STYLE_WORDS, PLAIN_WORDS, BRAND_SETS = (
-    frozenset(RULES[key]) for key in ("licences", "held_out", "style_words", "plain_words", "brand_sets")
+LICENCES, HELD_OUT, STYLE_WORDS, PLAIN_WORDS, BRAND_SETS, BRAND_WORDS = (
+    frozenset(RULES[key])
+    for key in ("licences", "held_out", "style_words", "plain_words", "brand_sets", "brand_words")
 )
 LEFT_OUT = {name: reason for reason, names in RULES["left_out"].items() for name in names}
 FAMILIES = {name: family for family, names in RULES["families"].items() for name in names}
-# A caption is used if so many families have an icon of it.
+# A caption is used if so many families have an icon of it, and a word if so many have one whose caption has it.
 LEAST_FAMILIES = 8
+# The most words of a caption that is used for its words: with those of style a model has to read them.
+MOST_WORDS = 4
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ def with_captions(
     ]
 
 
+def brands_of(names: dict[str, dict[str, bool]]) -> set[str]:
+    """The captions that are the name of a brand or a currency."""
+    return {caption_of(name) for prefix in BRAND_SETS for name in names.get(prefix, {})} - PLAIN_WORDS
+
+
 def choose(collections: dict[str, dict], names: dict[str, dict[str, bool]], left_out: Counter[str]) -> list[Icon]:
     """The icons that are used, in the order of sets and names.
 
@@ -104,7 +112,7 @@ def choose(collections: dict[str, dict], names: dict[str, dict[str, bool]], left
         names: the icons of each set, and whether it hides them.
         left_out: gets the number of icons that each rule leaves out.
     """
-    brands = {caption_of(name) for prefix in BRAND_SETS for name in names.get(prefix, {})} - PLAIN_WORDS
+    brands = brands_of(names)
     icons = with_captions(collections, names, left_out)
     families: defaultdict[str, set[str]] = defaultdict(set)
     for icon in icons:
@@ -116,6 +124,32 @@ def choose(collections: dict[str, dict], names: dict[str, dict[str, bool]], left
             left_out["named as a brand or a currency"] += 1
         elif len(families[icon.caption]) < LEAST_FAMILIES:
             left_out[f"of what fewer than {LEAST_FAMILIES} families drew"] += 1
+        else:
+            chosen.append(icon)
+    return sorted(chosen, key=lambda icon: (icon.set, icon.name))
+
+
+def choose_by_words(
+    collections: dict[str, dict], names: dict[str, dict[str, bool]], left_out: Counter[str]
+) -> list[Icon]:
+    """The icons of which each word of the caption is known, which the captions of so many families have; those of
+    `choose` are among them. The arguments are those of `choose`, and so is the order."""
+    brands = brands_of(names)
+    icons = with_captions(collections, names, left_out)
+    families: defaultdict[str, set[str]] = defaultdict(set)
+    for icon in icons:
+        if icon.split == "train":
+            for word in icon.caption.split():
+                families[word].add(icon.family)
+    chosen = []
+    for icon in icons:
+        words = icon.caption.split()
+        if icon.caption in brands or BRAND_WORDS & set(words):
+            left_out["named as or with a brand or a currency"] += 1
+        elif any(len(families[word]) < LEAST_FAMILIES for word in words):
+            left_out[f"with a word that fewer than {LEAST_FAMILIES} families have"] += 1
+        elif len(words) > MOST_WORDS:
+            left_out[f"with more than {MOST_WORDS} words"] += 1
         else:
             chosen.append(icon)
     return sorted(chosen, key=lambda icon: (icon.set, icon.name))
