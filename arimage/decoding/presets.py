@@ -79,7 +79,12 @@ def _from_dict(kind: str, settings: dict, methods: dict[str, type]):
 
 def _build(method: type, settings: dict):
     check_setting_names(method.__name__, settings)
-    parts = {name: _from_dict(name, part, _PARTS[name]) for name, part in settings.items() if isinstance(part, dict)}
+    parts = {}
+    for name, part in settings.items():
+        if isinstance(part, dict):
+            if name not in _PARTS:
+                raise ValueError(f"{name} is {part!r}, and has no settings of its own: give a value")
+            parts[name] = _from_dict(name, part, _PARTS[name])
     return method(**{**settings, **parts})
 
 
