@@ -173,7 +173,8 @@ class ConfidenceDecoding(DecodingMethod):
         drawn = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
 
         # Places that are decided come last, in the order that they had; those that are not rated come first.
-        keys = torch.where(torch.arange(size + 1, device=device) < unrated[:, None], -torch.inf, torch.inf)
+        keys = ratings.new_full((len(ratings), size + 1), torch.inf)
+        keys.masked_fill_(torch.arange(size + 1, device=device) < unrated[:, None], -torch.inf)
         keys.scatter_(1, torch.where(masked, ranks, size), ratings)
         state.order.copy_(state.order.gather(1, keys[:, :size].argsort(dim=1, stable=True)))
         if self.redraw_known:
