@@ -206,7 +206,7 @@ class GroupModel(TokenModel, Protocol):
 
 
 @dataclass(frozen=True)
-class ConfidenceLaw:
+class ConfidenceSettings:
     """The settings of `ConfidenceDecoding` that a model was published with; its attributes are explained there. With
     `gumbel`, a token is sampled by a number for each token of the vocabulary, not by one. Both are exact."""
 
@@ -229,11 +229,11 @@ class MaskedTokenModel(BoundModel, Protocol):
         vocab_size: V tokens, ids 0 .. V - 1.
         layout: the `Layout` of the tokens, one grid in raster order.
         num_rows: R.
-        published: how `ConfidenceDecoding` decides its tokens unless it is told otherwise.
+        published: how `ConfidenceDecoding` decides its tokens by default.
     """
 
     kind: ClassVar[Literal["masked_tokens"]]
-    published: ConfidenceLaw
+    published: ConfidenceSettings
     layout: Layout
     vocab_size: int
     num_rows: int

@@ -170,7 +170,7 @@ class ConfidenceDecoding(DecodingMethod):
             sampled = torch.ones_like(masked) if given is None else ~given.gather(1, places)
         logits = evaluate(torch.where(sampled, places, size))
         tokens, ratings = self._sample(state, logits, places, sampled)
-        drawn = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
+        resampled = torch.zeros_like(state.token_buffer).scatter_(1, torch.where(sampled, places, size), tokens)
 
         # Places that are decided come last, in the order that they had; those that are not rated come first.
         keys = ratings.new_full((len(ratings), size + 1), torch.inf)
@@ -179,9 +179,9 @@ class ConfidenceDecoding(DecodingMethod):
         state.order.copy_(state.order.gather(1, keys[:, :size].argsort(dim=1, stable=True)))
         if self.redraw_known:
             known = state.decided if given is None else state.decided & ~given
-            state.tokens.copy_(torch.where(known, drawn[:, :size], state.tokens))
+            state.tokens.copy_(torch.where(known, resampled[:, :size], state.tokens))
         places, live = state.next_set(before, after)
-        state.decide(places, live, drawn.gather(1, places))
+        state.decide(places, live, resampled.gather(1, places))
 
     def _sample(
         self, state: MaskedTokenState, logits: torch.Tensor, places: torch.LongTensor, sampled: torch.BoolTensor

@@ -8,7 +8,7 @@ from diffusers.image_processor import PipelineImageInput
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...decoding import HaltonDecoding, Layout
-from ...decoding.contract.models import ConfidenceLaw
+from ...decoding.contract.models import ConfidenceSettings
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ...tokenizers.vq_patches import PatchVQModel
 from ..abilities import EDITING, MASKED_TOKEN_SAMPLING, Abilities
@@ -22,7 +22,7 @@ from .family import FAMILY
 from .transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransformer
 
 
-CONFIDENCE = ConfidenceLaw(12, "arccos", 4.5, noise_schedule="linear", guidance_schedule="linear")
+CONFIDENCE = ConfidenceSettings(12, "arccos", 4.5, noise_schedule="linear", guidance_schedule="linear")
 EXAMPLE_DOC_STRING = """
     Examples:
         ```py

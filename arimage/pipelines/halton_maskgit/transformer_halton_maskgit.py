@@ -290,7 +290,7 @@ class HaltonMaskGITModel(BoundNetwork):
         transformer: the `HaltonMaskGITTransformer`, or what `torch.compile` made of it. Every forward pass calls it.
         condition: the conditions as its `forward` takes them, one row per image.
         layout: the `Layout` of the tokens, in raster order.
-        published: a `ConfidenceLaw`, see `MaskedTokenModel`.
+        published: a `ConfidenceSettings`, see `MaskedTokenModel`.
         guided: also compute the logits without the condition.
         codebook: see `BoundNetwork`.
     """

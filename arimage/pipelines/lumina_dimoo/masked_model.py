@@ -25,7 +25,7 @@ class LuminaDiMOOModel(BoundNetwork):
         branches: for each branch the ids [P] before the first place of each image: conditional, without a prompt if
             that is needed, and without pictures if `image_guidance_scale` is above 1.
         layout: the `Layout` of the tokens.
-        published: the `ConfidenceLaw` that the authors sample by.
+        published: the `ConfidenceSettings` that the authors sample by.
         codebook: see `BoundNetwork`.
         image_guidance_scale: s' in c + (s - 1) (c - u) + (s' - 1) (c - w), with the logits w of the last branch and
             the guidance scale s; 1 without that branch.

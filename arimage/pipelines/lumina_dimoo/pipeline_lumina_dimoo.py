@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 from ...decoding import ConfidenceDecoding, Layout
-from ...decoding.contract.models import ConfidenceLaw
+from ...decoding.contract.models import ConfidenceSettings
 from ...kernels.codebook import nearest_code
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, MASKED_TOKEN_SAMPLING, Abilities
@@ -45,7 +45,7 @@ EXAMPLE_DOC_STRING = """
         ```
 """
 # How the authors sample: 64 steps, whose noise does not fall.
-CONFIDENCE = ConfidenceLaw(64, "maskgit", 1.0, "constant", "constant", gumbel=True)
+CONFIDENCE = ConfidenceSettings(64, "maskgit", 1.0, "constant", "constant", gumbel=True)
 
 
 class LuminaDiMOOPipeline(ARImagePipeline):

@@ -1,4 +1,4 @@
-"""Decodings of masked tokens: the law of their images, by enumeration; orders, counts, given tokens, batches."""
+"""Decodings of masked tokens: the distribution of their images, orders, counts, given tokens, batches."""
 
 import itertools
 import math
@@ -17,14 +17,14 @@ from arimage.decoding import (
     decoding_to_text,
     halton_order,
 )
-from arimage.decoding.contract.models import ConfidenceLaw
+from arimage.decoding.contract.models import ConfidenceSettings
 from arimage.decoding.masked import confidence, halton
 from arimage.decoding.masked.confidence import _counts as confidence_counts
 from arimage.decoding.masked.halton import _counts as halton_counts
 
 
 IMAGES, CODES = 40_000, 3
-LAW = ConfidenceLaw(2, "arccos", 1.0, "linear", "linear")
+PUBLISHED = ConfidenceSettings(2, "arccos", 1.0, "linear", "linear")
 
 
 class Context:
@@ -47,7 +47,7 @@ class MaskedTable:
     """A `MaskedTokenModel` whose logits at a place depend on the tokens of all other places, -1 included, and on a row
     of its own."""
 
-    kind, published, network, put_key, compact = "masked_tokens", LAW, None, None, False
+    kind, published, network, put_key, compact = "masked_tokens", PUBLISHED, None, None, False
     device = torch.device("cpu")
 
     def __init__(self, branches=1, grid=(2, 2), strength=1.0):
@@ -101,25 +101,25 @@ def probabilities(model, tokens, sampling, factor, share=None, plain=False):
     return logits.softmax(-1)
 
 
-def add(law, tokens, chance):
-    law[tokens] = law.get(tokens, 0.0) + chance
+def add(chances, tokens, chance):
+    chances[tokens] = chances.get(tokens, 0.0) + chance
 
 
-def joint_of(law):
+def joint_of(chances):
     joint = torch.zeros(CODES**4, dtype=torch.float64)
-    for tokens, chance in law.items():
+    for tokens, chance in chances.items():
         joint[int("".join(map(str, tokens)), CODES)] += chance
     assert abs(joint.sum() - 1) < 1e-9
     return joint
 
 
-def halton_law(model, decoding, sampling, given=()):
-    """The exact law of images: a product over the sets, averaged over where the order may begin."""
+def halton_joint(model, decoding, sampling, given=()):
+    """The exact distribution of images: a product over the sets, averaged over where the order may begin."""
     order = halton_order(2).tolist()
     start = tuple(given) or (-1,) * 4
     unknown = [place for place in range(4) if start[place] < 0]
     counts = halton_counts(len(unknown), decoding.steps)
-    law = {}
+    chances = {}
     for offset in range(4 if decoding.randomize else 1):
         ranked = [order[(rank - offset) % 4] for rank in range(4)]
         ranked, images = [place for place in ranked if place in unknown], {start: 1.0}
@@ -141,8 +141,8 @@ def halton_law(model, decoding, sampling, given=()):
                     )
             images = longer
         for tokens, chance in images.items():
-            add(law, tokens, chance / (4 if decoding.randomize else 1))
-    return joint_of(law)
+            add(chances, tokens, chance / (4 if decoding.randomize else 1))
+    return joint_of(chances)
 
 
 def chosen_sets(weights, count):
@@ -157,26 +157,26 @@ def chosen_sets(weights, count):
     return found
 
 
-def confidence_law(model, decoding, sampling, given=()):
-    """The exact law of images: all tokens of a step, then the chance of each set to be decided."""
+def confidence_joint(model, decoding, sampling, given=()):
+    """The exact distribution of images: all tokens of a step, then the chance of each set to be decided."""
     start = tuple(given) or (-1,) * 4
     steps = decoding.steps
-    counts = confidence_counts(start.count(-1), steps, decoding.schedule or LAW.schedule)
+    counts = confidence_counts(start.count(-1), steps, decoding.schedule or PUBLISHED.schedule)
     images = {start: 1.0}
     for step, (before, after) in enumerate(itertools.pairwise(counts)):
         share, longer = step / max(steps - 1, 1), {}
-        noise = LAW.noise if decoding.noise is None else decoding.noise
-        fades = (decoding.noise_schedule or LAW.noise_schedule) == "linear"
-        grows = (decoding.guidance_schedule or LAW.guidance_schedule) == "linear"
+        noise = PUBLISHED.noise if decoding.noise is None else decoding.noise
+        fades = (decoding.noise_schedule or PUBLISHED.noise_schedule) == "linear"
+        grows = (decoding.guidance_schedule or PUBLISHED.guidance_schedule) == "linear"
         noise *= sampling.temperature * (1 - share if fades else 1)
         for tokens, chance in images.items():
             settings = model, tokens, sampling, decoding.sharpness, share if grows else None
             p, plain = probabilities(*settings), probabilities(*settings, plain=True)
             masked = [place for place in range(4) if tokens[place] < 0]
             again = [i for i in range(4) if tokens[i] >= 0 and start[i] < 0] if decoding.redraw_known else []
-            drawn = [*masked, *again]
-            for chosen in itertools.product(range(CODES), repeat=len(drawn)):
-                of_place = dict(zip(drawn, chosen, strict=True))
+            sampled_at = [*masked, *again]
+            for chosen in itertools.product(range(CODES), repeat=len(sampled_at)):
+                of_place = dict(zip(sampled_at, chosen, strict=True))
                 sampled = chance * math.prod(float(p[i, t]) for i, t in of_place.items())
                 if not sampled:
                     continue
@@ -215,12 +215,12 @@ def images_of(model, decoding, sampling, count=IMAGES):
     ],
     ids=decoding_to_text,
 )
-def test_images_follow_the_law_of_halton_decoding(decoding, sampling):
+def test_images_follow_the_distribution_of_halton_decoding(decoding, sampling):
     sampling = SAMPLINGS[sampling]
     model = MaskedTable(1 + sampling.guided)
     state = images_of(model, decoding, sampling)
     assert state.forward_passes == decoding.steps
-    assert_follows(state.tokens, halton_law(model, decoding, sampling), CODES)
+    assert_follows(state.tokens, halton_joint(model, decoding, sampling), CODES)
 
 
 @pytest.mark.every(5)
@@ -236,13 +236,13 @@ def test_images_follow_the_law_of_halton_decoding(decoding, sampling):
     ids=decoding_to_text,
 )
 @pytest.mark.parametrize("gumbel", [False, True], ids=["", "gumbel"])
-def test_images_follow_the_law_of_confidence_decoding(decoding, sampling, gumbel):
+def test_images_follow_the_distribution_of_confidence_decoding(decoding, sampling, gumbel):
     sampling = SAMPLINGS[sampling]
     model = MaskedTable(1 + sampling.guided)
-    model.published = replace(LAW, gumbel=gumbel)
+    model.published = replace(PUBLISHED, gumbel=gumbel)
     state = images_of(model, decoding, sampling)
     assert state.forward_passes == decoding.steps
-    assert_follows(state.tokens, confidence_law(model, decoding, sampling), CODES)
+    assert_follows(state.tokens, confidence_joint(model, decoding, sampling), CODES)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +250,13 @@ def test_images_follow_the_law_of_confidence_decoding(decoding, sampling, gumbel
     [HaltonDecoding(2), ConfidenceDecoding(2), ConfidenceDecoding(2, redraw_known=True)],
     ids=decoding_to_text,
 )
-def test_given_tokens_stay_and_the_others_follow_the_law(decoding):
+def test_given_tokens_stay_and_the_others_follow_the_distribution(decoding):
     model, given = MaskedTable(), (-1, 2, -1, -1)
     forced = torch.tensor([given]).repeat(IMAGES, 1)
     state = images_of(model, decoding, Sampling(forced=forced))
     assert (state.tokens[:, 1] == 2).all()
-    law = halton_law if isinstance(decoding, HaltonDecoding) else confidence_law
-    assert_follows(state.tokens, law(model, decoding, Sampling(), given), CODES)
+    joint = halton_joint if isinstance(decoding, HaltonDecoding) else confidence_joint
+    assert_follows(state.tokens, joint(model, decoding, Sampling(), given), CODES)
     whole = decode(model, decoding, Sampling(forced=torch.tensor([[0, 1, 2, 0]])), torch.arange(1))
     assert whole.tokens.tolist() == [[0, 1, 2, 0]]
 
@@ -288,10 +288,10 @@ def test_a_cut_of_the_noise_makes_probable_tokens_more_probable():
 def test_the_check_rejects_another_order(flaw, monkeypatch):
     model = MaskedTable(strength=2.0)
     if flaw == "order":
-        decoding, expected = HaltonDecoding(2, randomize=False), halton_law
+        decoding, expected = HaltonDecoding(2, randomize=False), halton_joint
         monkeypatch.setattr(halton, "halton_order", lambda *shape: torch.arange(4))
     else:
-        decoding, expected = ConfidenceDecoding(2, noise=0.5), confidence_law
+        decoding, expected = ConfidenceDecoding(2, noise=0.5), confidence_joint
         monkeypatch.setattr(confidence, "exponentials", lambda *key: torch.ones(IMAGES, key[1].shape[1], 1))
     joint = expected(model, decoding, Sampling())
     with pytest.raises(AssertionError):

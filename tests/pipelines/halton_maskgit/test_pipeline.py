@@ -78,9 +78,9 @@ def test_settings_change_the_image(pipe):
 
 
 def test_the_decoding_has_the_published_settings(pipe):
-    law = ConfidenceDecoding(5, schedule="arccos", noise=4.5, noise_schedule="linear", guidance_schedule="linear")
+    given = ConfidenceDecoding(5, schedule="arccos", noise=4.5, noise_schedule="linear", guidance_schedule="linear")
     found = tokens(pipe, guidance_scale=3.0, decoding="confidence:steps=5")
-    assert torch.equal(tokens(pipe, guidance_scale=3.0, decoding=law), found)
+    assert torch.equal(tokens(pipe, guidance_scale=3.0, decoding=given), found)
     assert HaltonMaskGITPipeline(**pipe.components).decoding == HaltonDecoding()
 
 

@@ -126,8 +126,8 @@ def authors_noise(name: str):
         numbers = []
         for where, step in zip(positions, steps.tolist(), strict=True):
             stream = np.random.RandomState(1000 * run["noise_seed"] + step)
-            drawn = stream.random_sample((places, 8192)), stream.random_sample((places, 1))
-            uniform = np.floor(drawn[purpose == Purpose.GUMBEL] * 2**24) / 2**24
+            both = stream.random_sample((places, 8192)), stream.random_sample((places, 1))
+            uniform = np.floor(both[purpose == Purpose.GUMBEL] * 2**24) / 2**24
             chosen = torch.from_numpy(uniform.astype(np.float32))[where.clamp(max=places - 1)]
             numbers.append(-torch.log(chosen + 1e-20) + 1e-20)
         return torch.stack(numbers)
