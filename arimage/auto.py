@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .families import PIPELINES, converters_of, family_of
-from .installed import installed_models, not_installed
 from .pipelines.saving.saved_folder import local_folder
 from .published.registry import PUBLISHED, find_published, nearest_names
-from .schema import read_object
+from .settings.installed import installed_models, not_installed
+from .settings.schema import read_object
 
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 import typer
 
+from arimage.cli.options import Device, Dtype, load_pipeline
 from arimage.eval.metrics.standard_errors import estimate_text, standard_error
 from arimage.eval.runs.prompts import read_prompts
-from arimage.options import Device, Dtype, load_pipeline
 
 
 PROMPTS = Path(__file__).with_name("first_prompts.txt")

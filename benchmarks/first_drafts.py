@@ -12,12 +12,12 @@ import torch
 import typer
 
 from arimage import SpeculativeJacobiDecoding
+from arimage.cli.options import DEFAULT_MODEL, Device, Dtype, Model, load_pipeline
 from arimage.decoding import decode
 from arimage.decoding.contract.noise import Purpose, uniforms
 from arimage.eval.metrics.standard_errors import estimate_text, standard_error
 from arimage.eval.runs.prompts import read_prompts
 from arimage.kernels.coupling import sample
-from arimage.options import DEFAULT_MODEL, Device, Dtype, Model, load_pipeline
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Annotated
 import torch
 import typer
 
+from arimage.cli.options import Device, Dtype, load_pipeline
 from arimage.decoding import LatentSampling, decode, decoding_from_text
 from arimage.eval.metrics.standard_errors import estimate_text, standard_error
 from arimage.eval.runs.prompts import read_prompts
-from arimage.options import Device, Dtype, load_pipeline
 from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel
 from arimage.pipelines.nextstep.flow import STEPS, flow_steps
 

@@ -42,6 +42,7 @@ from decoding.test_siblings import FLAWS, output_distribution, random_distributi
 from first_drafts import PerfectDrafts, steps_of
 from markov_mesh import MarkovMesh
 
+from arimage.cli.options import load_pipeline
 from arimage.decoding import (
     Decoding,
     GroupAcceptance,
@@ -59,7 +60,6 @@ from arimage.decoding.continuous import path_coupling
 from arimage.eval.bench.measure import quiet
 from arimage.eval.metrics.standard_errors import standard_error
 from arimage.eval.runs.prompts import prompt_file, read_prompts
-from arimage.options import load_pipeline
 
 
 FOLDER = Path(__file__).with_name("report")

@@ -7,11 +7,11 @@ from pathlib import Path
 import shapes
 from shapes import NARROW, Bind, Published, var
 
-from arimage.installed import installed_models
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from arimage.pipelines.var.pipeline_var import VARPipeline
 from arimage.pipelines.var.transformer_var import VARTransformer
+from arimage.settings.installed import installed_models
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
 

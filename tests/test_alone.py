@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from arimage import cli
+from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 FILES = sorted((ROOT / "arimage").rglob("*.py"))
 # Imports the first argument, then looks up each of the other dotted names in a process of its own.
 LOOK_UP = """
@@ -54,7 +54,7 @@ for name in sys.argv[1:]:
 """
 HELP = """
 import os, sys
-from arimage import cli
+from arimage.cli import main as cli
 for command in sys.argv[1:]:
     if os.fork():
         if os.waitstatus_to_exitcode(os.wait()[1]):

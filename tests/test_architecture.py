@@ -18,8 +18,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "arimage").
 MAX_LINES = 600
 
 LAYERS = {
-    "schema": 0,
-    "installed": 0,
+    "settings": 0,
     "kernels": 0,
     "decoding": 1,
     "models": 2,
@@ -32,9 +31,6 @@ LAYERS = {
     "eval": 4,
     "app": 4,
     "cli": 4,
-    "environment": 4,
-    "listings": 4,
-    "options": 4,
     "auto": 4,
     "published": 4,
     "__main__": 4,
@@ -43,6 +39,7 @@ LAYERS = {
 # Sub-packages and files within a package, the lowest first; `...` stands for those that are not named.
 INNER = {
     "app": ["engine", "server", "demo", ...],
+    "cli": ["options", ..., "main"],
     "decoding": ["contract", "run", ...],
     "eval": [
         "runs/files",
@@ -60,7 +57,18 @@ INNER = {
         "commands",
         "__init__",
     ],
-    "training": ["processes", "muon", "resuming", "loop", "quantisers", "data", "texts", ..., "recipe", "commands"],
+    "training": [
+        "processes",
+        "muon",
+        "resuming",
+        "loop",
+        "tokenizers/quantisers",
+        "data",
+        "texts",
+        ...,
+        "recipe",
+        "commands",
+    ],
 }
 # A family's folder holds parts of two layers: what stands on pipelines, and models and tokenizers below them.
 ON_PIPELINES = ("pipeline_", "base", "prompts", "convert", "family", "accelerate", "__init__")
@@ -227,7 +235,7 @@ def command(code: int, *arguments: str) -> str:
     """A script that runs `arimage` and expects that exit code."""
     return f"""
 import sys
-from arimage.cli import main
+from arimage.cli.main import main
 sys.argv = {["arimage", *arguments]}
 try:
     main()
@@ -374,7 +382,7 @@ def test_opening_check_finds_violations(source):
         ),
         ("arimage/models/transformer_x.py", "from diffusers import ModelMixin\nfrom ..tokenizers.vq_x import VQ"),
         ("arimage/pipelines/base.py", "from .. import __version__, decoding\nfrom ..models.cache import StaticCache"),
-        ("arimage/cli.py", "from .training.loop import fit\nfrom . import AutoPipeline"),
+        ("arimage/cli/main.py", "from .training.loop import fit\nfrom . import AutoPipeline"),
         ("arimage/__init__.py", "from .auto import AutoPipeline"),
         ("arimage/decoding/__init__.py", "from .contract.models import TokenModel\nfrom .run.batch import decode"),
         ("arimage/decoding/group.py", "from .run.watch import Watch\nfrom .window import WindowState"),

@@ -24,15 +24,17 @@ from pipelines.var import tiny as tiny_var
 from presets import FOR_TOKENS
 from safetensors.torch import save_file
 
-from arimage import LlamaGenPipeline, cli, options
+from arimage import LlamaGenPipeline
 from arimage.auto import packaged_models
+from arimage.cli import main as cli
+from arimage.cli import options
 from arimage.decoding.names import PRESETS
 from arimage.pipelines.base import ARPipeline
 from arimage.pipelines.text.known import KnownCaptions
 from arimage.published.registry import PUBLISHED, size_text
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 SIZE = 4 * tiny.SCALE_FACTOR
 PROMPTS = ["a red heart", "tree", "a blue book"]
 CLASSES = ["tench", "retriever", "crane", "otter", "finch", "cock", "tabby", "Eskimo dog", "hen", "sea lion"]
@@ -218,7 +220,6 @@ def test_the_process_ends_with_its_handlers_but_takes_nothing_down(action, code,
         "-c",
         f"""
 import atexit, sys
-from arimage import cli
 
 class Framework:
     def __del__(self):

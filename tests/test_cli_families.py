@@ -9,10 +9,10 @@ from families import OTHERS, seeded
 from PIL import Image
 from pipelines.latent_llama import tiny as tiny_latent_llama
 
-from arimage import cli
 from arimage.app.demo import markup
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request
+from arimage.cli import main as cli
 from arimage.decoding import decoding_from_text
 from arimage.eval.bench.judge import judge
 

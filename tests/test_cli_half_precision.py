@@ -7,7 +7,7 @@ import typer
 from families import EVERY, one_of_each_kind
 from PIL import Image
 
-from arimage import cli
+from arimage.cli import main as cli
 
 
 @pytest.mark.every(4)

@@ -10,9 +10,9 @@ from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 
-from arimage import cli
 from arimage.app.engine.models import load_models
-from arimage.options import load_pipeline, parse_lora
+from arimage.cli import main as cli
+from arimage.cli.options import load_pipeline, parse_lora
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")

@@ -9,7 +9,8 @@ from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 from profiles import WIDE, as_shown
 
-from arimage import cli, options
+from arimage.cli import main as cli
+from arimage.cli import options
 
 
 SIZE, CELL = 4 * tiny.SCALE_FACTOR, tiny.SCALE_FACTOR

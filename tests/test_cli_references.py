@@ -11,7 +11,7 @@ from pipelines.emu35.tiny import REFERENCES
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.nextstep import tiny as tiny_nextstep
 
-from arimage import cli
+from arimage.cli import main as cli
 
 
 @pytest.fixture(scope="module")

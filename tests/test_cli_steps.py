@@ -3,7 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
-from arimage import cli, options
+from arimage.cli import main as cli
+from arimage.cli import options
 
 
 COMMANDS = {

@@ -13,10 +13,10 @@ from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.llamagen import tiny as tiny_llamagen
 from typer.testing import CliRunner
 
-from arimage import cli
+from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

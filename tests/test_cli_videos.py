@@ -9,9 +9,9 @@ import typer
 from PIL import Image, ImageSequence
 from pipelines.cosmos import tiny as tiny_cosmos
 
-from arimage import cli
+from arimage.cli import main as cli
+from arimage.cli.options import load_pipeline
 from arimage.media import files as media
-from arimage.options import load_pipeline
 
 
 SIZE = (64, 48)

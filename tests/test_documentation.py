@@ -9,11 +9,11 @@ import pytest
 import typer
 
 import arimage
-from arimage import cli
 from arimage.auto import find_model
+from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 GUIDES = [
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
@@ -170,7 +170,7 @@ def test_there_are_commands():
 @pytest.mark.parametrize("command", SHOWN)
 def test_shown_commands_are_complete(command, monkeypatch):
     # A page may show names in the place of the reader's own model and files.
-    monkeypatch.setattr("arimage.options.find_model", lambda name: None)
+    monkeypatch.setattr("arimage.cli.options.find_model", lambda name: None)
     monkeypatch.setattr(Path, "is_file", lambda path: True)
     monkeypatch.setattr(Path, "is_dir", lambda path: True)
     found, arguments = find(command)

@@ -5,20 +5,21 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from arimage import AutoPipeline, auto, cli
+from arimage import AutoPipeline, auto
 from arimage.app.engine.models import model_names
+from arimage.cli import main as cli
 from arimage.eval.job import Job
 from arimage.eval.protocol import find_protocol
 from arimage.eval.runs.prompts import prompt_file, prompt_metrics
 from arimage.eval.score import check_metrics, metric_names
-from arimage.installed import KINDS, installed, installed_models, installed_packages, not_installed
+from arimage.settings.installed import KINDS, installed, installed_models, installed_packages, not_installed
 from arimage.training.recipe import load_recipe
 
 
 MODULE = """
 from pathlib import Path
 
-from arimage.installed import Prompts
+from arimage.settings.installed import Prompts
 
 FOLDER = Path(__file__).parent
 TREES = Prompts(FOLDER / "trees.txt", ["height"])
@@ -72,7 +73,7 @@ def trees(forget, monkeypatch, tmp_path):
 @pytest.fixture
 def alone(forget, monkeypatch):
     """arimage without any other distribution."""
-    monkeypatch.setattr("arimage.installed.entry_points", lambda group: [])
+    monkeypatch.setattr("arimage.settings.installed.entry_points", lambda group: [])
 
 
 def test_what_a_distribution_adds_is_found_by_name(trees):
@@ -84,7 +85,9 @@ def test_what_a_distribution_adds_is_found_by_name(trees):
 
 
 def test_models_of_others_do_not_stand_for_a_missing_distribution(trees, monkeypatch):
-    monkeypatch.setattr("arimage.installed.entry_points", lambda group: entry_points(group=group, module="trees"))
+    monkeypatch.setattr(
+        "arimage.settings.installed.entry_points", lambda group: entry_points(group=group, module="trees")
+    )
     assert installed_models().keys() == {"oak"}
     assert "pip install" in str(not_installed("emoji-arpg"))
 

@@ -11,9 +11,9 @@ from PIL import Image
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import cli
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request
+from arimage.cli import main as cli
 from arimage.decoding import GroupDecoding
 from arimage.eval.runs.run_folder import read_config
 

@@ -21,10 +21,11 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from typer.testing import CliRunner
 
-from arimage import __version__, cli
+from arimage import __version__
+from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 EMOJI, ICONS = ROOT / "recipes" / "emoji", ROOT / "recipes" / "icons"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
@@ -36,7 +37,7 @@ def test_the_source_distribution_has_neither_fixtures_nor_pictures():
     names = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
     assert {
         "README.md",
-        "arimage/cli.py",
+        "arimage/cli/main.py",
         "arimage/eval/protocols/var.toml",
         "docs/index.md",
     } <= names
@@ -45,7 +46,7 @@ def test_the_source_distribution_has_neither_fixtures_nor_pictures():
 
 def test_the_wheel_holds_the_library_alone():
     names = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert {"arimage/cli.py", "arimage/py.typed", "arimage/eval/protocols/var.toml"} <= names
+    assert {"arimage/cli/main.py", "arimage/py.typed", "arimage/eval/protocols/var.toml"} <= names
     assert all(name.startswith("arimage/") for name in names)
     assert not [name for name in names if name.endswith("README.md")]
 

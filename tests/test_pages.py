@@ -16,11 +16,11 @@ import pytest
 from app.server.server_kit import free_port, wait_for
 from test_snippets import defined_names, unknown_names
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.published.registry import PUBLISHED
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 PAGES = [
     *("README", "docs/index", "docs/quickstart", "docs/choosing", "docs/decoding", "docs/all_decodings"),
     *("docs/any_order", "docs/diffusers", "docs/editing", "docs/evaluation", "docs/published_benchmarks"),

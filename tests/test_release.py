@@ -11,10 +11,11 @@ import yaml
 
 import arimage_emoji
 import arimage_icons
-from arimage import __version__, cli
+from arimage import __version__
+from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 RECIPES = [tomllib.loads(path.read_text("utf-8"))["project"] for path in sorted(ROOT.glob("recipes/*/pyproject.toml"))]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))

@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel
 from pydantic.dataclasses import dataclass
 
-from arimage.schema import COMPLETE, Count, Flag, Positive, Share, Text, check, checked, read_object
+from arimage.settings.schema import COMPLETE, Count, Flag, Positive, Share, Text, check, checked, read_object
 
 
 @dataclass(frozen=True, config=COMPLETE)

@@ -15,10 +15,11 @@ import pytest
 from adapters import adapter
 from safetensors.torch import save_file
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 # The snippets of the quickstart continue its commands: tests/test_pages.py runs both.
 PAGES = [
     ROOT / "README.md",

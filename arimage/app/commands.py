@@ -1,11 +1,11 @@
-"""The console commands `arimage serve` and `arimage app`. Heavy imports stay inside them, as in `arimage.cli`."""
+"""The console commands `arimage serve` and `arimage app`. Heavy imports stay inside them, as in `arimage.cli.main`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from ..options import CompileSteps, Device, Dtype, Eager, Loras, check_models, number, panels, steps_of
+from ..cli.options import CompileSteps, Device, Dtype, Eager, Loras, check_models, number, panels, steps_of
 
 
 Models = Annotated[

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.tokenizer_files import load_from_files
 from ..models.weight_files import check_config, check_layers
-from ..schema import read_object
+from ..settings.schema import read_object
 from .checkpoint import load_original
 from .paths import CheckpointError
 

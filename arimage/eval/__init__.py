@@ -50,7 +50,7 @@ def score_images(
             or damaged, or a figure is not finite.
         PermissionError, FileNotFoundError, ConnectionError: if a DINOv2 model cannot be downloaded.
     """
-    from ..options import choose_device
+    from ..cli.options import choose_device
     from .job import Job
     from .options import NETWORKS
     from .score import score

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from ..media.texts import parse_json
-from ..schema import Flag, Positive, Text, check, read_whole
+from ..settings.schema import Flag, Positive, Text, check, read_whole
 from .report import exactness, markdown_table, seconds_text
 from .runs.files import check_fields
 

@@ -1,4 +1,4 @@
-"""The console commands `arimage eval ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
+"""The console commands `arimage eval ...`. Heavy imports stay inside the commands, as in `arimage.cli.main`."""
 
 import contextlib
 import importlib.util
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import (
+from ..cli.options import (
     DEFAULT_MODEL,
     ClassLabels,
     CompileSteps,
@@ -41,7 +41,7 @@ from ..options import (
     steps_of,
     supported,
 )
-from ..schema import LARGEST
+from ..settings.schema import LARGEST
 from .options import (
     BatchSize,
     Classes,

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import number
-from ..schema import LARGEST
+from ..cli.options import number
+from ..settings.schema import LARGEST
 
 
 # The environment variables of networks, by the fields of `Job`.

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ..installed import installed_files, not_installed
 from ..published.registry import find_published
-from ..schema import COMPLETE, Count, Items, Number, Positive, Rows, Text, Whole, check
+from ..settings.installed import installed_files, not_installed
+from ..settings.schema import COMPLETE, Count, Items, Number, Positive, Rows, Text, Whole, check
 from .runs.files import sampling_text
 
 

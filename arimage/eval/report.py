@@ -10,7 +10,7 @@ import numpy as np
 
 from ..decoding import decoding_from_dict, decoding_to_text
 from ..media.texts import parse_json
-from ..schema import read_whole
+from ..settings.schema import read_whole
 from .metrics.standard_errors import Z, paired_difference
 from .runs.files import check_fields, sampling_text, write_json, write_whole
 from .runs.run_folder import DEVIATION, NUMBER, call_size, manifest_digest, prompts_of, read_config, read_finished

@@ -5,8 +5,8 @@ import json
 import tempfile
 from pathlib import Path
 
+from ..cli.options import load_pipeline
 from ..decoding import decoding_from_text
-from ..options import load_pipeline
 from .job import Job
 from .metrics.features import file_sha256
 from .protocol import PROMPT_FILES, Protocol, settings_text

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ..installed import installed
 from ..media.texts import parse_json
-from ..schema import read_whole
+from ..settings.installed import installed
+from ..settings.schema import read_whole
 from .figures import INCEPTION_METRICS, METRICS, PLAIN_METRICS, REFERENCE_METRICS, TF1_METRICS
 from .job import Job
 from .metrics.i3d import FEWEST_FRAMES

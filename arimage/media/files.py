@@ -1,4 +1,4 @@
-"""Files of images and videos, in and out. Heavy imports stay inside the functions, as in `arimage.cli`.
+"""Files of images and videos, in and out. Heavy imports stay inside the functions, as in `arimage.cli.main`.
 
 Every file goes through `open_image`, every image from outside through `to_rgb`, and every mask through `to_mask`.
 `name` begins the sentence of an error: "image", or "--image is x.png, which".
@@ -19,7 +19,7 @@ from typing import IO, Any
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import Blend, Disposal, PngImageFile
 
-from ..schema import MAX_BYTES, check_regular
+from ..settings.schema import MAX_BYTES, check_regular
 from .colours import SPACE, as_rgba, eight_bits, in_srgb
 from .folders import replacing
 from .limits import (

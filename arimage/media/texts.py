@@ -5,7 +5,7 @@ import unicodedata
 from pathlib import Path
 from typing import NoReturn
 
-from ..schema import check_encodable, read_whole
+from ..settings.schema import check_encodable, read_whole
 
 
 def read_text(path: Path, name: str | None = None) -> str:

@@ -12,7 +12,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ..kernels.step.modulations import modulations
-from ..schema import Flag, Layers, Width, checked
+from ..settings.schema import Flag, Layers, Width, checked
 from .layers import Linear
 from .mixin import ModelMixin
 from .modulated_blocks import NORM_EPS, launch, layer_norm

@@ -8,7 +8,7 @@ from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from ..schema import Count, Width, checked
+from ..settings.schema import Count, Width, checked
 from .layers import Linear, init_normal
 from .mixin import ModelMixin
 

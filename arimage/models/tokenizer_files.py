@@ -8,7 +8,7 @@ from diffusers.schedulers.scheduling_utils import SCHEDULER_CONFIG_NAME
 from pydantic import BaseModel, Field, model_validator
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, ProcessorMixin
 
-from ..schema import Count, Flag, Number, Positive, check, read_object
+from ..settings.schema import Count, Flag, Number, Positive, check, read_object
 from .weight_files import one_line
 
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import T5PreTrainedModel
 from transformers.utils import logging
 
-from ..schema import Count, Flag, Layers, Positive, Text, Width, check, check_regular, read_object
+from ..settings.schema import Count, Flag, Layers, Positive, Text, Width, check, check_regular, read_object
 from .saved_files import WEIGHTS
 
 

@@ -1,4 +1,4 @@
-"""The console commands `arimage convert ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
+"""The console commands `arimage convert ...`. Heavy imports stay inside the commands, as in `arimage.cli.main`."""
 
 import inspect
 from collections.abc import Callable

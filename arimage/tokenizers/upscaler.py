@@ -10,7 +10,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ..models.mixin import ModelMixin
-from ..schema import Count, Layers, Widths, checked
+from ..settings.schema import Count, Layers, Widths, checked
 from .tiling import check_sides
 from .vq_llamagen import channels_last
 

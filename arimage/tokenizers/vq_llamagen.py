@@ -14,7 +14,7 @@ from ..kernels.codebook import nearest_code
 from ..kernels.group_norm import group_norm_silu
 from ..models.layers import GroupNorm
 from ..models.mixin import ModelMixin
-from ..schema import Count, Layers, Width, Widths, checked
+from ..settings.schema import Count, Layers, Width, Widths, checked
 from .tiling import TilingMixin, check_sides
 
 

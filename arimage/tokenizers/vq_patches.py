@@ -11,7 +11,7 @@ from torch import nn
 
 from ..kernels.codebook import nearest_code
 from ..models.mixin import ModelMixin
-from ..schema import Count, checked
+from ..settings.schema import Count, checked
 from .tiling import TilingMixin, check_sides
 from .vq_llamagen import vectors_of
 

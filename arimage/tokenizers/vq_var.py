@@ -11,7 +11,7 @@ from torch import nn
 
 from ..kernels.codebook import nearest_code
 from ..models.mixin import ModelMixin
-from ..schema import Count, Layers, Scales, Share, Whole, Width, Widths, checked
+from ..settings.schema import Count, Layers, Scales, Share, Whole, Width, Widths, checked
 from .tiling import TilingMixin
 from .vq_llamagen import Decoder, Encoder, vectors_of
 

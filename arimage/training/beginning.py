@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ..auto import AutoPipeline
-from ..options import fast_dtype
+from ..cli.options import fast_dtype
 from ..pipelines.base import ARPipeline
 from .data.captioned import ImageCaptions
 from .resuming import digest, of_networks

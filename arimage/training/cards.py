@@ -6,10 +6,10 @@ from pathlib import Path
 from huggingface_hub import ModelCard, ModelCardData
 
 from ..eval.runs.files import write_whole
-from ..installed import installed_models
 from ..pipelines.base import ARPipeline
 from ..pipelines.saving.saved_folder import CARD
 from ..published.registry import PUBLISHED
+from ..settings.installed import installed_models
 
 
 # Licences that the Hub knows by a name of its own.

@@ -1,4 +1,4 @@
-"""The console commands `arimage train ...`. Heavy imports stay inside the commands, as in `arimage.cli`."""
+"""The console commands `arimage train ...`. Heavy imports stay inside the commands, as in `arimage.cli.main`."""
 
 from functools import partial
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import (
+from ..cli.options import (
     Device,
     Dtype,
     Model,
@@ -18,7 +18,7 @@ from ..options import (
     panels,
     prompt_lines,
 )
-from ..schema import Count, Items, Number, Pixels, Workers, check
+from ..settings.schema import Count, Items, Number, Pixels, Workers, check
 
 
 train_app = typer.Typer(
@@ -75,9 +75,9 @@ def tokenizer(
 ) -> None:
     """Train the image tokenizer of a recipe."""
     from .recipe import load_recipe
-    from .reconstructions import held_out_psnr
     from .resuming import alone_in
-    from .tokenizer import run_tokenizer
+    from .tokenizers.reconstructions import held_out_psnr
+    from .tokenizers.tokenizer import run_tokenizer
 
     check(Workers, workers, "--workers")
     options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}
@@ -230,7 +230,7 @@ def upscaler(
     side from the same tokens; OUT/model is the model with its upscaler."""
     from .recipe import load_recipe
     from .resuming import alone_in
-    from .upscaler import run_upscaler
+    from .tokenizers.upscaler import run_upscaler
 
     check(Workers, workers, "--workers")
     options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}

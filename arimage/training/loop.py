@@ -21,7 +21,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..eval.runs.files import to_lines, write_whole
-from ..schema import COMPLETE, Count, Decay, Positive, Rate, Share, Steps, Text
+from ..settings.schema import COMPLETE, Count, Decay, Positive, Rate, Share, Steps, Text
 from .muon import Muon
 from .processes import average, mean_of, processes, seed_networks, wait_for_all
 from .resuming import alone_in, check_resumed

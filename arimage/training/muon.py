@@ -9,7 +9,7 @@ from collections import defaultdict
 import torch
 from torch.optim import Optimizer
 
-from ..options import fast_dtype
+from ..cli.options import fast_dtype
 from .processes import average, processes
 
 

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from ..decoding import order_of
-from ..schema import Share, Whole
+from ..settings.schema import Share, Whole
 
 
 # Farthest orders to choose from, and the numbers that they have together at most. To find one takes a step per place.

@@ -4,10 +4,10 @@ import tomllib
 from pathlib import Path
 
 from ..decoding.contract.supports import missing
-from ..installed import installed_files, not_installed
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
 from ..pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from ..settings.installed import installed_files, not_installed
 from ..tokenizers.vq_patches import PatchVQModel
 from ..tokenizers.vq_var import VARVQModel
 from .acceleration.collaborate import check_drafter_scales, collaborate_settings
@@ -19,13 +19,13 @@ from .saving import save_float16
 from .tables import Recipe, examples_of, is_token_recipe, load_both, load_clips, read_tables, settings_of, with_scenes
 from .texts.captions import CaptionTask
 from .texts.text import TextSettings
-from .tokenizer import new_tokenizer
+from .tokenizers.tokenizer import new_tokenizer
+from .tokenizers.upscaler import new_upscaler
 from .transformers.arpg import ARPGTask
 from .transformers.cosmos import VideoTask
 from .transformers.latent_llama import LatentLlamaTask
 from .transformers.llamagen import TransformerTask
 from .transformers.var import VARTransformerTask
-from .upscaler import new_upscaler
 
 
 RECIPES = Path(__file__).parent / "recipes"

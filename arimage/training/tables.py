@@ -15,7 +15,7 @@ from torch import nn
 from ..decoding import decoding_from_name
 from ..pipelines.base import ARPipeline
 from ..pipelines.saving.saved_settings import give_defaults
-from ..schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
+from ..settings.schema import COMPLETE, Count, Flag, Layers, Share, Text, Width, check
 from .data.captioned import ImageCaptions, Pixels, is_captioned, load_captioned_images
 from .examples import Examples, load_examples
 from .loop import OptimizerSettings

@@ -214,7 +214,7 @@ class LoadModel(io.ComfyNode):
     @classmethod
     def execute(cls, model, dtype, device, other):
         check_installed()
-        from arimage.options import fast_dtype, load_pipeline
+        from arimage.cli.options import fast_dtype, load_pipeline
 
         name = other.strip() or str(model_folders().get(model, model))
         load = offload = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 from typer.testing import CliRunner
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.pipelines.base import ARPipeline
 
 

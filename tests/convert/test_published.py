@@ -20,7 +20,8 @@ from pipelines.chameleon.published import chameleon_tokenizer
 from stand_in_hub import TOKEN, StandInHub
 from transformers import T5Config, T5EncoderModel
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
 from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.cosmos import family as cosmos

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import CLIPImageProcessor, CLIPModel
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval.job import Job
 from arimage.eval.metrics.standard_errors import mean_estimate
 from arimage.eval.runs.manifest import prompt_rows

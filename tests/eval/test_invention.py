@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval import score_images
 from arimage.eval.runs.manifest import class_rows, prompt_rows
 from arimage.eval.score import read_metrics

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval import protocol as protocols
 from arimage.eval.protocol import describe, find_protocol, load_protocols
 from arimage.eval.reproduce import check_decoding, check_size, manifest_of, report_text, reproduce

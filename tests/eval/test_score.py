@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval import figures
 from arimage.eval import job as jobs
 from arimage.eval.job import Job, entry, write_scores

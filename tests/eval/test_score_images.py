@@ -11,7 +11,7 @@ import scipy.spatial
 import torch
 from PIL import Image
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval import job as jobs
 from arimage.eval import score_images
 from arimage.eval.job import Job, make_statistics

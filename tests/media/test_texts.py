@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import cli
+from arimage.cli import main as cli
+from arimage.cli.options import prompt_lines
 from arimage.eval.metrics.features import image_paths
 from arimage.eval.runs.manifest import make_manifest
 from arimage.eval.runs.prompts import read_prompts
 from arimage.media.folders import finder, list_files
 from arimage.media.texts import parse_json, read_text
-from arimage.options import prompt_lines
 from arimage.training.adapters.pairs import load_pairs
 from arimage.training.pixels import open_pixels
 from arimage.training.recipe import load_recipe

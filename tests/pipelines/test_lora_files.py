@@ -11,7 +11,7 @@ from adapters import STYLE, adapter, merge
 from families import EVERY, condition_of, flat, seeded
 from safetensors.torch import load_file, save_file
 
-from arimage import cli
+from arimage.cli import main as cli
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")

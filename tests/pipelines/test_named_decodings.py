@@ -7,10 +7,11 @@ import pytest
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
 from arimage.app.engine.models import describe
 from arimage.app.engine.types import Limits, Request
 from arimage.app.engine.validation import check
+from arimage.cli import main as cli
 from arimage.decoding import (
     GroupAcceptance,
     SpeculativeJacobiDecoding,

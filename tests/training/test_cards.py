@@ -7,7 +7,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import OfflineModeIsEnabled
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.published.registry import PUBLISHED
 from arimage.training.adapters.lora import add_adapter, save_adapter
 from arimage.training.cards import data_name, from_base

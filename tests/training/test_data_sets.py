@@ -14,7 +14,7 @@ pytest.importorskip("datasets", reason="the extra `train` is not installed")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from arimage import cli  # noqa: E402
+from arimage.cli import main as cli
 from arimage.training.adapters.pairs import load_pairs  # noqa: E402
 from arimage.training.data.row import MOST_CLASSES, decode  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402

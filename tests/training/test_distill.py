@@ -7,7 +7,8 @@ import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage import AutoPipeline, LlamaGenDDPipeline, LlamaGenDDTransformer, cli
+from arimage import AutoPipeline, LlamaGenDDPipeline, LlamaGenDDTransformer
+from arimage.cli import main as cli
 from arimage.training import commands
 from arimage.training.acceleration import distill as distill_module
 from arimage.training.acceleration.distill import DistillSettings, train_distill

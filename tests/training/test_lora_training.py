@@ -11,7 +11,7 @@ from families import EVERY, having, quick, seeded
 from PIL import Image
 from profiles import WIDE, as_shown
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.training.adapters import generated
 from arimage.training.adapters.generated import generate_prior
 from arimage.training.adapters.pairs import Pairs, load_pairs

@@ -8,13 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from arimage import PatchVQModel, cli
+from arimage import PatchVQModel
+from arimage.cli import main as cli
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
-from arimage.training.patches import PatchSettings, fit_codebook, plain  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
 from arimage.training.recipe import load_recipe  # noqa: E402
+from arimage.training.tokenizers.patches import PatchSettings, fit_codebook, plain  # noqa: E402
 
 
 RECIPE = """

@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from pipelines.var import tiny as tiny_var
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.training.data.captioned import ImageCaptions, save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.tables import TrainingTable, settings_of
 from arimage.training.texts.captions import CaptionSettings, CaptionTask
-from arimage.training.tokenizer import TokenizerSettings
+from arimage.training.tokenizers.tokenizer import TokenizerSettings
 from arimage.training.transformers.var import VARTransformerSettings, VARTransformerTask
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.training import tables
 from arimage.training.acceleration.denoiser import DenoiserSettings
 from arimage.training.acceleration.distill import DistillSettings
@@ -21,7 +21,7 @@ from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import load_recipe
 from arimage.training.tables import DataTable, TextEncoderTable
 from arimage.training.texts.text import TextSettings
-from arimage.training.tokenizer import TokenizerSettings
+from arimage.training.tokenizers.tokenizer import TokenizerSettings
 from arimage.training.transformers.arpg import ARPGSettings
 from arimage.training.transformers.cosmos import VideoSettings
 from arimage.training.transformers.latent_llama import LatentLlamaSettings

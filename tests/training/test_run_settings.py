@@ -29,13 +29,13 @@ from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.texts.captions import new_text_encoder
 from arimage.training.texts.text import TextSettings, train_text_encoder
-from arimage.training.tokenizer import TokenizerSettings, train_tokenizer
+from arimage.training.tokenizers.tokenizer import TokenizerSettings, train_tokenizer
+from arimage.training.tokenizers.upscaler import UpscalerSettings, train_upscaler
 from arimage.training.transformers.arpg import ARPGSettings, ARPGTask
 from arimage.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
 from arimage.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
 from arimage.training.transformers.llamagen import TransformerSettings, train_transformer
 from arimage.training.transformers.var import VARTransformerSettings, train_refiner, train_var_transformer
-from arimage.training.upscaler import UpscalerSettings, train_upscaler
 from arimage_emoji.data.classifier import ClassifierSettings, train_classifier
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from training.two_processes import together
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval.runs.files import FullDisk, space_in, write_whole
 from arimage.training import processes as processes_module
 from arimage.training.adapters.lora import add_adapter, save_adapter

@@ -23,15 +23,15 @@ from safetensors.torch import load_file
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
 from arimage.pipelines.kinds.class_or_text import last_state
 from arimage.pipelines.text.known import KnownCaptions
-from arimage.training import tokenizer as tokenizer_module
 from arimage.training.data.captioned import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
-from arimage.training.quantisers import MovingCodebook, kmeans
 from arimage.training.recipe import load_recipe, run_transformer
 from arimage.training.texts import captions as captions_module
 from arimage.training.texts.captions import train_text_tokenizer
 from arimage.training.texts.text import TextSettings
-from arimage.training.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer
+from arimage.training.tokenizers import tokenizer as tokenizer_module
+from arimage.training.tokenizers.quantisers import MovingCodebook, kmeans
+from arimage.training.tokenizers.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer
 from arimage.training.transformers.arpg import ARPGSettings
 from arimage.training.transformers.cosmos import VideoSettings
 from arimage.training.transformers.latent_llama import LatentLlamaSettings

@@ -12,7 +12,7 @@ from pipelines.var import tiny as tiny_var
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, NextScaleDecoding
-from arimage.schema import check
+from arimage.settings.schema import check
 from arimage.training import recipe as recipe_module
 from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit

@@ -5,7 +5,7 @@ import sys
 import torch
 from torch import nn
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.training import loop
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.processes import batch_generator, join_processes, processes

@@ -12,7 +12,7 @@ from gradio.state_holder import SessionState
 from gradio.utils import get_upload_folder
 from pydantic import BaseModel, Field, Strict, TypeAdapter, ValidationError, computed_field
 
-from ...schema import sentence
+from ...settings.schema import sentence
 from ..engine.types import Limits, Refused
 from ..engine.uploads import read_upload
 from .controls import refusal

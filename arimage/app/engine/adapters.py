@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ...options import parse_lora
+from ...cli.options import parse_lora
 
 
 # The names and scales of the adapters that are active for a model, by the name of the model.

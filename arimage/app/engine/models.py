@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ...auto import packaged_models
+from ...cli.options import DEFAULT_MODEL, Steps, load_pipeline
 from ...decoding import decoding_to_text
-from ...installed import not_installed
 from ...media.gallery import gallery_folder
-from ...options import DEFAULT_MODEL, Steps, load_pipeline
 from ...pipelines.base import ARPipeline
 from ...pipelines.saving.saved_folder import local_folder
 from ...pipelines.text.known import examples_of
+from ...settings.installed import not_installed
 from .adapters import adapted_names, name_in_pipeline, split_adapters
 from .types import Limits
 

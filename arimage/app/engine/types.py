@@ -12,7 +12,7 @@ from ...eval.runs.manifest import image_seed
 from ...media.film import Film
 from ...pipelines.kinds.hybrid import MAX_STEPS
 from ...pipelines.text.known import Unknown
-from ...schema import Share
+from ...settings.schema import Share
 
 
 # The fields of `Request` that belong to `Sampling`.

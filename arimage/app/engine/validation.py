@@ -10,7 +10,7 @@ from ...decoding.contract.distribution import Sampling
 from ...decoding.contract.layout import Layout
 from ...decoding.contract.supports import DecodingMethod
 from ...pipelines.base import ARImagePipeline, ARPipeline
-from ...schema import check_encodable, sentence
+from ...settings.schema import check_encodable, sentence
 from .models import ModelInfo
 from .types import SAMPLING, Limits, Refused, Request
 from .uploads import asked_size, check_pixels, default_size

@@ -22,7 +22,7 @@ import torch
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from ...options import Steps, parse_lora
+from ...cli.options import Steps, parse_lora
 from ...pipelines.saving.saved_folder import local_folder
 from ..engine.adapters import active_adapters, split_adapters
 from ..engine.engine import Engine

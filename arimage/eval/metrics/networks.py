@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ...convert.folder import damaged_files
 from ...models.weight_files import Depth, quiet
-from ...schema import check, check_regular, read_object
+from ...settings.schema import check, check_regular, read_object
 
 
 Network = TypeVar("Network", bound=PreTrainedModel)

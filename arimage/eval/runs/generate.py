@@ -24,9 +24,9 @@ from filelock import FileLock
 from torch import nn
 from tqdm import tqdm
 
+from ...cli.options import Steps, adapter_text, supported
 from ...decoding import decoding_from_dict, decoding_to_dict, decoding_to_text
 from ...media.files import read_image
-from ...options import Steps, adapter_text, supported
 from ...pipelines.base import ARPipeline
 from ...pipelines.quantized import dtype_name
 from ..bench.measure import choose_decodings, machine, quiet

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from ...schema import read_whole
+from ...settings.schema import read_whole
 from .prompts import prompt_file, prompt_files, read_prompts
 from .run_folder import image_path
 

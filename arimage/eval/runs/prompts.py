@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from ...installed import installed
 from ...media.folders import finder, list_files
 from ...media.texts import check_finite, lines_of, parse_json, read_rows, read_text, text_of
-from ...schema import Caption, check
+from ...settings.installed import installed
+from ...settings.schema import Caption, check
 
 
 def _distinct(texts: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...options import Steps, load_pipeline
+from ...cli.options import Steps, load_pipeline
 from .generate import generate_images, missing_batches, open_run, prepare, progress_bar, record
 from .run_folder import read_results
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...media.texts import parse_json
-from ...schema import Classes, Count, Items
+from ...settings.schema import Classes, Count, Items
 from .files import check_fields, check_sampling, to_lines
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ...models.saved_files import replace_files
-from ...schema import check
+from ...settings.schema import check
 from ..quantized import check_full_weights
 from ..text.known import KnownCaptions
 from .lora_files import HEADER, find_lora, read_lora, to_keys_of_peft, without_prefix

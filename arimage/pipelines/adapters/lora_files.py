@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ...models.original_names import rename
-from ...schema import read_object
+from ...settings.schema import read_object
 from ..saving.saved_folder import local_folder
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ...schema import COMPLETE, Caption, Count, Decay, Flag, Positive, Text, check
+from ...settings.schema import COMPLETE, Caption, Count, Decay, Flag, Positive, Text, check
 
 
 # What peft's initialisations take out of the base weights, which such an adapter then adds to: those that peft can

@@ -29,7 +29,7 @@ from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_
 from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
 from ...models.step import StepPlaces, attend_and_feed, begins_step, embed, product, project
-from ...schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
+from ...settings.schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Width, checked
 
 
 class QueryBlock(nn.Module):

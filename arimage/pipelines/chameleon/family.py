@@ -1,7 +1,7 @@
 """What arimage knows of Lumina-mGPT and Anole, models of Chameleon's kind, before they are imported. No heavy
 imports."""
 
-from ...schema import Pixels
+from ...settings.schema import Pixels
 from ..family import (
     FILE_OR_FOLDER,
     FOLDER,

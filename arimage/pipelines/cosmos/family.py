@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...schema import Flag
+from ...settings.schema import Flag
 from ..family import FOLDER, Converter, Family, HubFiles, PublishedCheckpoint, path
 
 

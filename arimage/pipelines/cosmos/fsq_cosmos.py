@@ -23,7 +23,7 @@ from torch import nn
 
 from ...models.layers import refine_norms
 from ...models.mixin import ModelMixin
-from ...schema import Count, Layers, Side, Width, Widths, checked
+from ...settings.schema import Count, Layers, Side, Width, Widths, checked
 from ...tokenizers.tiling import TilingMixin, check_sides
 
 

@@ -29,7 +29,7 @@ from ...models.layers import (
 )
 from ...models.mixin import ModelMixin
 from ...models.rotary import frequencies_of, grid_angles, grid_turns
-from ...schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
+from ...settings.schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 
 
 # The authors' YaRN settings: positions are stretched twice, with a ramp between the frequencies that turn 4 times and

@@ -12,7 +12,7 @@ from torch import nn
 from ...models.layers import Linear, additive, check_heads, heads_per_key
 from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm
 from ...models.mixin import ModelMixin
-from ...schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
+from ...settings.schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
 from ..llamagen.transformer_llamagen import LlamaGenTransformer
 from .vector_model import VectorHead, known_flags
 

@@ -12,7 +12,7 @@ from ...models import modulated_blocks
 from ...models.layers import Linear, additive, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm, levels_of
-from ...schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
+from ...settings.schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 from .vector_model import VectorHead, known_flags
 
 

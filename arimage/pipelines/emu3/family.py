@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ...schema import Area
+from ...settings.schema import Area
 from ..family import FOLDER, Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
 from ..published_parts import EMU_FILES, SAFETENSORS
 

@@ -1,6 +1,6 @@
 """What arimage knows of Emu3.5 before it is imported. No heavy imports."""
 
-from ...schema import Area, Number, Whole
+from ...settings.schema import Area, Number, Whole
 from ..family import FOLDER, Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
 from ..published_parts import EMU_FILES
 

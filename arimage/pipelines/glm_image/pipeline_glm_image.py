@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from ...decoding import Layout
-from ...schema import read_object
+from ...settings.schema import read_object
 from ..abilities import Abilities
 from ..arguments import ImageArguments, pipeline_call
 from ..call import GenerationCall

@@ -17,7 +17,7 @@ from ...models.layers import FeedForward, Linear, additive, attend_heads, init_n
 from ...models.llama_blocks import RMSNorm
 from ...models.masked_context import MaskedContext
 from ...models.mixin import ModelMixin
-from ...schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
+from ...settings.schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
 
 
 class TokenEmbedding(nn.Module):

@@ -9,7 +9,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.utils.accelerate_utils import apply_forward_hook
 
 from ...models.mixin import ModelMixin
-from ...schema import Count, Flag, Layers, Width, Widths, checked
+from ...settings.schema import Count, Flag, Layers, Width, Widths, checked
 from ...tokenizers.tiling import TilingMixin
 from ...tokenizers.vq_llamagen import Decoder, Encoder
 

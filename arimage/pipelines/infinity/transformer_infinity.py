@@ -24,7 +24,7 @@ from ...models.modulated_blocks import (
 )
 from ...models.rotary import turns_at
 from ...models.scale_model import ScaleTransformer
-from ...schema import Count, Layers, Width, checked
+from ...settings.schema import Count, Layers, Width, checked
 from .schedules import PixelClass, Schedule
 
 

@@ -14,7 +14,7 @@ from ...models.llama_blocks import RMSNorm
 from ...models.mixin import ModelMixin
 from ...models.pruning import Pruning, only
 from ...models.rotary import turns_at
-from ...schema import Count, Layers, Width, checked
+from ...settings.schema import Count, Layers, Width, checked
 from .schedules import Pass, PixelClass, repetitions_of
 
 

@@ -12,7 +12,7 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ...models.mixin import ModelMixin
-from ...schema import Layers, Width, Widths, checked
+from ...settings.schema import Layers, Width, Widths, checked
 from ...tokenizers.tiling import TilingMixin, check_sides
 
 

@@ -19,7 +19,7 @@ from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
 from ...models.step import StepPlaces, begins_step
 from ...models.velocity import VelocityModel, VelocitySteps
-from ...schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
+from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
 class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):

@@ -12,7 +12,7 @@ from torch import nn
 from ...models.layers import Linear
 from ...models.llama_blocks import RMSNorm
 from ...models.mixin import ModelMixin
-from ...schema import Epsilon, Layers, Width, checked
+from ...settings.schema import Epsilon, Layers, Width, checked
 from .transformer_llamagen import LlamaGenTransformer
 
 

@@ -12,7 +12,7 @@ from ...models.layers import Linear, additive, heads_per_key
 from ...models.llama_blocks import Block, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.step import StepPlaces, begins_step, embed, product
-from ...schema import Count, Epsilon, Positive, Share, Width, checked
+from ...settings.schema import Count, Epsilon, Positive, Share, Width, checked
 from .transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 

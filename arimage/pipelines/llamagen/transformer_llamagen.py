@@ -25,7 +25,7 @@ from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.prefix import PrefixModel
 from ...models.step import begins_step, embed, product
-from ...schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
+from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
 class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):

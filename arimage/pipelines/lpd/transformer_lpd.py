@@ -12,7 +12,7 @@ from ...models.cache import SlotCache
 from ...models.layers import Linear, additive, attend_heads, check_heads, embed_known
 from ...models.mixin import ModelMixin
 from ...models.paired import PairedModel, teacher_forcing_mask
-from ...schema import Classes, Count, Epsilon, Layers, Share, Side, Width, checked
+from ...settings.schema import Classes, Count, Epsilon, Layers, Share, Side, Width, checked
 
 
 class Attention(nn.Module):

@@ -1,6 +1,6 @@
 """What arimage knows of Lumina-DiMOO before it is imported. No heavy imports."""
 
-from ...schema import Number, Pixels
+from ...settings.schema import Number, Pixels
 from ..family import FOLDER, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
 
 

@@ -12,7 +12,7 @@ from ...models.layers import Linear, additive, check_heads
 from ...models.llama_blocks import Block, RMSNorm
 from ...models.mixin import ModelMixin
 from ...models.rotary import turns_at
-from ...schema import Count, Epsilon, Layers, Positive, Share, Width, checked
+from ...settings.schema import Count, Epsilon, Layers, Positive, Share, Width, checked
 
 
 class LuminaDiMOOTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):

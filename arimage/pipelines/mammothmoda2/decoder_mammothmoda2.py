@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ...models.mixin import ModelMixin
-from ...schema import Count, Epsilon, Flag, Layers, Positive, Width, checked
+from ...settings.schema import Count, Epsilon, Flag, Layers, Positive, Width, checked
 
 
 MAX_REFERENCES = 5

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...schema import Count, Flag, Number, Pixels, Side
+from ...settings.schema import Count, Flag, Number, Pixels, Side
 from ..family import FOLDER, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
 from ..published_parts import SAFETENSORS
 

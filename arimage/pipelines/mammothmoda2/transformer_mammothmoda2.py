@@ -19,7 +19,7 @@ from ...models.language_model import LanguageTokenModel, code_head
 from ...models.layers import additive, causal_mask
 from ...models.saved_files import check_savable, replace_files, weights_in
 from ...models.weight_files import check_found
-from ...schema import Whole, check
+from ...settings.schema import Whole, check
 
 
 Indices = list[Annotated[int, Field(strict=True)]]

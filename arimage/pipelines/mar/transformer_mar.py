@@ -17,7 +17,7 @@ from ...models.denoising_head import LazyBlocks, diffusion_tables
 from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, attend_heads, check_heads
 from ...models.mixin import ModelMixin
-from ...schema import Classes, Count, Layers, Positive, Side, Width, checked
+from ...settings.schema import Classes, Count, Layers, Positive, Side, Width, checked
 from .context import LazyRows, MaskedContext
 from .partial_passes import evaluate_lazily, evaluate_places
 

@@ -15,7 +15,7 @@ from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.denoising_head import DenoisingHead
 from ...models.tokenizer_files import load_from_files
-from ...schema import Side, check
+from ...settings.schema import Side, check
 from .flow import STEPS
 from .pipeline_nextstep import NextStepPipeline
 from .projector import NextStepProjector

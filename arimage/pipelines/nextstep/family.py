@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ...schema import Count, Flag, Number, Pixels, Positive
+from ...settings.schema import Count, Flag, Number, Pixels, Positive
 from ..family import FOLDER, Argument, Converter, Family, HubFiles, PublishedCheckpoint, path
 
 

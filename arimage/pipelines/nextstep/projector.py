@@ -6,7 +6,7 @@ from diffusers.configuration_utils import register_to_config
 
 from ...models.layers import Linear
 from ...models.mixin import ModelMixin
-from ...schema import Width, checked
+from ...settings.schema import Width, checked
 
 
 class NextStepProjector(ModelMixin, ConfigMixin):

@@ -15,7 +15,7 @@ from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
 from ...models.paired import PairedModel, teacher_forcing_mask
 from ...models.step import StepPlaces, begins_step, product
-from ...schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
+from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
 
 class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCondition):

@@ -14,7 +14,7 @@ from huggingface_hub.file_download import repo_folder_name
 from ...decoding import Decoding, decoding_to_dict
 from ...models.saved_files import check_safe, check_savable, files_in, replace_files, upload
 from ...models.weight_files import LOADING
-from ...schema import read_object
+from ...settings.schema import read_object
 from ..family import Family
 from ..quantized import check_full_weights
 from ..text.checks import with_dtype

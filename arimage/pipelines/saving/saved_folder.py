@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel
 
-from ...schema import Caption, Flag, check, read_object, with_fields
+from ...settings.schema import Caption, Flag, check, read_object, with_fields
 from ..family import Family
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from ...decoding import LatentSampling, Sampling
 from ...decoding.presets import Decoding, decoding_from_dict
-from ...schema import COMPLETE, Count, Number, Text, Whole, check, read_object, with_fields
+from ...settings.schema import COMPLETE, Count, Number, Text, Whole, check, read_object, with_fields
 from ..abilities import Abilities
 from ..family import Family
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...decoding import Decoding, decoding_from_text
-from ...schema import check_encodable
+from ...settings.schema import check_encodable
 
 
 # The time for tokenizing grows with the square of the length of the longest word.

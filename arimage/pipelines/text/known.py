@@ -78,7 +78,7 @@ class KnownCaptions:
         path = folder / KNOWN_CAPTIONS
         if not path.is_file():
             return None
-        from ...schema import check, read_object
+        from ...settings.schema import check, read_object
 
         known = check(cls, read_object(path), path)
         places = {place for pattern in known.patterns for place in _PLACE.findall(pattern)}

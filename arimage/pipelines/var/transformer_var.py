@@ -23,7 +23,7 @@ from ...models.modulated_blocks import (
     init_modulated,
 )
 from ...models.scale_model import GrowingScaleModel, ScaleTransformer
-from ...schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
+from ...settings.schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
 
 
 class Block(modulated_blocks.Block):

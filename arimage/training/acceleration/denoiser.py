@@ -15,7 +15,7 @@ from ...decoding.jacobi.speculative_jacobi import normalised
 from ...models.llama_blocks import rotary_table
 from ...pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
-from ...schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
+from ...settings.schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
 from ..data.captioned import ImageCaptions
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator

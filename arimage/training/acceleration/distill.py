@@ -15,15 +15,15 @@ from safetensors.torch import save_file
 from torch import nn
 from tqdm import tqdm
 
+from ...cli.options import fast_dtype
 from ...decoding import FewStepDecoding, FlowDecoding
 from ...decoding.contract.noise import Purpose, normals
 from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...eval.runs.prompts import read_prompts
-from ...options import fast_dtype
 from ...pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
 from ...pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
-from ...schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
+from ...settings.schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
 from ..data.captioned import save_grid
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator, processes, wait_for_all

@@ -14,7 +14,7 @@ from torch import nn
 from ...pipelines.base import ARPipeline
 from ...pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
-from ...schema import COMPLETE, Batch, Number, Seed
+from ...settings.schema import COMPLETE, Batch, Number, Seed
 from ..data.captioned import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator

@@ -17,7 +17,7 @@ from ...eval.bench.measure import choose_decodings
 from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
-from ...schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
+from ...settings.schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
 from ..cards import write_adapter_card
 from ..data.captioned import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from ...eval.runs.files import write_whole
 from ...media.files import open_image, to_levels, to_rgb
-from ...schema import Caption, Positive, check
+from ...settings.schema import Caption, Positive, check
 from ..resuming import of_data
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...media.folders import FOREIGN, IMAGE_SUFFIXES, VIDEO_SUFFIXES, Listing, finder, list_files, named, say_left_out
 from ...media.texts import composed, read_rows, read_text
-from ...schema import check_encodable
+from ...settings.schema import check_encodable
 from .row import Source, data_file, matched_classes
 from .splits import SPLIT_OF_WORD, base_of, part_of
 

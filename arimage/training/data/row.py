@@ -12,7 +12,7 @@ import fsspec
 from PIL import Image
 
 from ...media.files import open_image, read_clip, to_rgb
-from ...schema import check_encodable
+from ...settings.schema import check_encodable
 
 
 # Ids of classes are below.

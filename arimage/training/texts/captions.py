@@ -18,7 +18,7 @@ from ...pipelines.kinds.class_or_text import last_state
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...pipelines.text.captions import caption_for
 from ...pipelines.var.pipeline_var import VARPipeline
-from ...schema import COMPLETE, Batch, Flag, Number, Rows, Seed, Share, Text, check
+from ...settings.schema import COMPLETE, Batch, Flag, Number, Rows, Seed, Share, Text, check
 from ..data.captioned import ImageCaptions, save_grid
 from ..loop import OptimizerSettings, fit
 from ..resuming import digest, of_data, of_settings

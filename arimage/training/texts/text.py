@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...pipelines.kinds.class_or_text import last_state
 from ...pipelines.text.captions import caption_for
-from ...schema import COMPLETE, Batch, Seed, Share, Side
+from ...settings.schema import COMPLETE, Batch, Seed, Share, Side
 from ..data.captioned import ImageCaptions, to_unit_range
 from ..loop import OptimizerSettings, fit
 from ..processes import batch_generator

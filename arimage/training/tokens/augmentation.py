@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from ...pipelines.text.known import as_words
-from ...schema import COMPLETE, Flag, Seed, Text, Whole
+from ...settings.schema import COMPLETE, Flag, Seed, Text, Whole
 from ..processes import mixed_seed
 
 

@@ -28,7 +28,7 @@ from ...eval.runs.files import check_same, remove_leftovers, to_json, write_json
 from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from ...schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
+from ...settings.schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
 from ..data.captioned import to_unit_range
 from ..data.row import SEPARATOR, Source
 from ..losses import Losses, losses_of

@@ -8,9 +8,9 @@ from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from ...pipelines.var.pipeline_var import VARPipeline
 from ...pipelines.var.transformer_var import VARTransformer
-from ...schema import read_object
+from ...settings.schema import read_object
 from ...tokenizers.vq_var import VARVQModel
-from ..tokenizer import TOKENIZERS
+from ..tokenizers.tokenizer import TOKENIZERS
 
 
 # Of a transformer that is not trained.

@@ -18,12 +18,12 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...auto import AutoPipeline
 from ...families import PIPELINES
-from ...installed import installed_files, not_installed
 from ...media.texts import read_text
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...pipelines.kinds.class_or_text import ClassOrTextPipeline
-from ...schema import Text, check
+from ...settings.installed import installed_files, not_installed
+from ...settings.schema import Text, check
 from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import reads_text

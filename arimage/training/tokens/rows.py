@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from PIL import Image
 
-from ...schema import check
+from ...settings.schema import check
 from ..data.row import SEPARATOR, Source, content_of, decode, decode_clip
 from .augmentation import Augmentation
 from .views import count_views, views_of

@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...options import fast_dtype
+from ...cli.options import fast_dtype
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from ...schema import COMPLETE, Batch, Count, Number, Positive, Seed, Share, Text, Whole, Workers
+from ...settings.schema import COMPLETE, Batch, Count, Number, Positive, Seed, Share, Text, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
 from ..cards import data_name, from_base
 from ..data.captioned import save_grid

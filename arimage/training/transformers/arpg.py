@@ -11,7 +11,7 @@ from ...decoding import order_of
 from ...pipelines.arpg.pipeline_arpg import ARPGPipeline
 from ...pipelines.arpg.transformer_arpg import ARPGTransformer
 from ...pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
-from ...schema import Share, Whole
+from ...settings.schema import Share, Whole
 from ..orders import Orders
 from ..processes import batch_generator
 from .llamagen import TransformerSettings, TransformerTask

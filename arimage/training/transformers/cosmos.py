@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...options import fast_dtype
+from ...cli.options import fast_dtype
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...pipelines.cosmos.transformer_cosmos import CosmosTransformer
-from ...schema import Count, Share
+from ...settings.schema import Count, Share
 from ...tokenizers.vq_frames import FramewiseVQModel
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
+from ...cli.options import fast_dtype
 from ...models.denoising_head import diffusion_tables
-from ...options import fast_dtype
 from ...pipelines.kinds.class_or_text import left_pad
 from ...pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
 from ...pipelines.latent_llama.transformer_latent_llama import LatentLlamaTransformer, velocity
-from ...schema import Number, Rows, Side, check
+from ...settings.schema import Number, Rows, Side, check
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run
 from ..data.captioned import ImageCaptions, to_unit_range

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...options import fast_dtype
+from ...cli.options import fast_dtype
 from ...pipelines.base import ARImagePipeline
 from ...pipelines.kinds.class_or_text import left_pad
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
-from ...schema import Count, Share
+from ...settings.schema import Count, Share
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..beginning import FRESH, Beginning, Run
 from ..data.captioned import ImageCaptions, to_unit_range

@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import nn
 from transformers import T5EncoderModel
 
+from ...cli.options import fast_dtype
 from ...decoding import Decoding
-from ...options import fast_dtype
 from ...pipelines.var.pipeline_var import VARPipeline
 from ...pipelines.var.transformer_var import VARTransformer
-from ...schema import Number, Whole
+from ...settings.schema import Number, Whole
 from ...tokenizers.vq_var import VARVQModel
 from ..beginning import FRESH, Beginning, Run
 from ..data.captioned import ImageCaptions, to_unit_range

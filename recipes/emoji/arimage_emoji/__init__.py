@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from arimage.installed import Prompts
+from arimage.settings.installed import Prompts
 
 
 __version__ = "0.1.0"

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from arimage import cli
-from arimage.options import Device, Dtype, check_models, choose_device, load_pipeline, panels
+from arimage.cli import main as cli
+from arimage.cli.options import Device, Dtype, check_models, choose_device, load_pipeline, panels
 from arimage.pipelines.text.known import KNOWN_CAPTIONS
 from arimage.training.commands import PACKAGED, Heldout, Out, Recipe, Train
 

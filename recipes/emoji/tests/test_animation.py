@@ -17,7 +17,7 @@ from arimage.training import loop
 from arimage.training.clips import frames_of
 from arimage.training.data.captioned import load_captioned_images
 from arimage.training.recipe import load_recipe, run_transformer
-from arimage.training.tokenizer import run_tokenizer
+from arimage.training.tokenizers.tokenizer import run_tokenizer
 from arimage_emoji.data.animation import ClipSettings, animate, is_held_out, known_clips, make_clips, poses
 from arimage_emoji.metrics.motions import CAST, COMBINATIONS, motions_in
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
 from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.commands import app

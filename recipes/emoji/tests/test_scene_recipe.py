@@ -12,11 +12,13 @@ import torch
 from PIL import Image
 from transformers import T5Config, T5EncoderModel
 
-from arimage import AutoPipeline, LlamaGenVQModel, cli
+from arimage import AutoPipeline, LlamaGenVQModel
+from arimage.cli import main as cli
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
-from arimage.training import loop, recipe, tokenizer
+from arimage.training import loop, recipe
 from arimage.training.tables import load_data, read_tables, with_scenes
+from arimage.training.tokenizers import tokenizer
 
 
 NAME = "emoji-llamagen"

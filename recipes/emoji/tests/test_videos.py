@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageSequence
 from pipelines.cosmos import tiny as tiny_cosmos
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval.job import Job
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import prompt_file, read_prompts

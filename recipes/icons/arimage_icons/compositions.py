@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from arimage import AutoPipeline
+from arimage.cli.options import fast_dtype
 from arimage.eval.report import markdown_table
-from arimage.options import fast_dtype
 from arimage.pipelines.kinds.class_or_text import ClassOrTextPipeline
 from arimage.training.losses import losses_of
 from arimage.training.orders import Orders

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from arimage import PatchVQModel
+from arimage.cli.options import choose_device
 from arimage.eval.job import Job
 from arimage.eval.report import markdown_table
 from arimage.media.files import open_image, to_rgb
-from arimage.options import choose_device
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.processes import batch_generator
 from arimage.training.recipe import load_recipe

@@ -15,7 +15,8 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 import arimage
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 from arimage.pipelines.text.captions import caption_for
 from arimage.training.recipe import load_recipe
 from arimage.training.tables import read_tables

@@ -35,10 +35,11 @@ from app.demo.demo_kit import AUTH, served, visit
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
-from arimage import FewStepDecoding, cli
+from arimage import FewStepDecoding
 from arimage.app.demo import gallery_tab, links, markup, pictures, race_tab
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Request, Result
+from arimage.cli import main as cli
 from arimage.media import film
 from arimage.media.film import Film
 from arimage.media.gallery import read_gallery
@@ -516,7 +517,7 @@ def test_the_space_serves_the_same_demo(monkeypatch):
     monkeypatch.setattr("arimage.app.demo.demo.serve_demo", lambda *arguments: started.append(arguments))
     monkeypatch.setattr("arimage.app.demo.demo.check_free", lambda *address: None)
     monkeypatch.setenv("ARIMAGE_MODELS", "emoji-var")
-    runpy.run_path(str(Path(cli.__file__).parents[1] / "examples/space/app.py"), run_name="__main__")
+    runpy.run_path(str(Path(cli.__file__).parents[2] / "examples/space/app.py"), run_name="__main__")
     [(engine, host, port, auth, videos, root_path)] = started
     engine.close()
     # Everybody may use a Space, and it is not reached by the name of the machine.
@@ -534,7 +535,7 @@ def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
     assert end.value.code in (0, None)
     engine, *_, videos, root_path = given
     assert len(engine.models) > 1 and videos.models and root_path == "/demo"
-    documentation = (Path(cli.__file__).parents[1] / "docs/app.md").read_text(encoding="utf-8")
+    documentation = (Path(cli.__file__).parents[2] / "docs/app.md").read_text(encoding="utf-8")
     [endpoints] = re.findall(r"The endpoints are (.+?)\.", documentation)
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "white").save(file, "PNG")

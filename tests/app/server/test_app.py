@@ -23,7 +23,7 @@ from pipelines.var import tiny as tiny_var
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from arimage import LlamaGenPipeline, cli
+from arimage import LlamaGenPipeline
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.models import parse_aliases
 from arimage.app.engine.types import Limits, Request
@@ -31,6 +31,7 @@ from arimage.app.server import state as server_module
 from arimage.app.server.app import build_server
 from arimage.app.server.leniency import nearest_size
 from arimage.app.server.uvicorn_server import Server, serve_until_stopped
+from arimage.cli import main as cli
 from arimage.pipelines.infinity.schedules import SCHEDULES
 from arimage.pipelines.text.known import KnownCaptions
 
@@ -663,7 +664,7 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path):
 BROKEN = """
 import sys, torch
 from arimage.app.engine import batch
-from arimage.cli import run
+from arimage.cli.main import run
 def broken(*_):
     raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 batch.run_batch = broken

@@ -20,11 +20,11 @@ from pipelines.infinity import tiny as tiny_infinity
 from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
-from arimage import cli
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
 from arimage.app.server.app import build_server
 from arimage.app.server.uvicorn_server import Server, check_certificate, check_socket
+from arimage.cli import main as cli
 
 
 GENERATIONS, BODY = "/v1/images/generations", {"prompt": "a red heart"}
@@ -145,7 +145,7 @@ def test_the_command_drains(tmp_path):
     tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
     port = free_port()
     options = ["--model", str(tmp_path / "model"), "--port", str(port), "--root-path", "/images"]
-    code = "import sys; from arimage.cli import run; sys.argv[0] = 'arimage'; run()"
+    code = "import sys; from arimage.cli.main import run; sys.argv[0] = 'arimage'; run()"
     with started([sys.executable, "-c", code, "serve", *options]) as (process, address):
         with httpx.stream("POST", address + GENERATIONS, json=BODY | {"stream": True, "partial_images": 3}) as stream:
             process.send_signal(signal.SIGTERM)

@@ -21,7 +21,6 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from ray.exceptions import ActorDiedError
 from typer.testing import CliRunner
 
-from arimage import cli
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Progress, Request, Result, Unavailable
 from arimage.app.server import replicas as module
@@ -32,6 +31,7 @@ from arimage.app.server.replicas import (
     deployment_of,
     run_replicas,
 )
+from arimage.cli import main as cli
 
 
 @pytest.fixture

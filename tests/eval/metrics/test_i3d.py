@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval import job as jobs
 from arimage.eval.job import Job
 from arimage.eval.metrics.features import Space

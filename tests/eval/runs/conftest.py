@@ -12,14 +12,14 @@ from pipelines.infinity import tiny as tiny_infinity
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage import cli
+from arimage.cli import main as cli
 
 
 PRELOAD = [
     "arimage.eval.runs.generate",
     "arimage.pipelines.llamagen.pipeline_llamagen",
     "arimage.pipelines.var.pipeline_var",
-    "arimage.cli",
+    "arimage.cli.main",
 ]
 # Runs the command in a process that has imported everything: {0} environment, {1} arguments, {2} code to run first,
 # {3} module of `main`. The output goes to a pipe, since the size of files may be limited.
@@ -64,7 +64,7 @@ def fork():
     def fork(arguments, environment=(), before="", launcher=()):
         reader, writer = context.Pipe(duplex=False)
         words = [*launcher, "-m", "arimage"] if launcher else ["arimage"]
-        module = launcher[0] if launcher else "arimage.cli"
+        module = launcher[0] if launcher else "arimage.cli.main"
         code = FORKED.format(dict(environment), [*words, "eval", "generate", *arguments], before, module)
         process = context.Process(target=exec, args=(code, {"pipe": writer}))
         process.start()

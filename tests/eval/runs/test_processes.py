@@ -10,7 +10,7 @@ from eval.runs.run_kit import contents, options, part_of
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval.runs.generate import generate_batch, make_config, prepare
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.ray_engine import Worker
@@ -18,7 +18,7 @@ from arimage.eval.runs.run_folder import read_config, read_rows
 
 
 # For new processes.
-ENVIRONMENT = {"PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+ENVIRONMENT = {"PYTHONPATH": str(Path(cli.__file__).parents[2]), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pipelines.emu35.tiny import REFERENCES
 from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval.runs.generate import generate, make_config, prepare
 from arimage.eval.runs.manifest import make_manifest
 from arimage.eval.runs.prompts import read_prompts

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from arimage import cli
+from arimage.cli import main as cli
 from arimage.eval.job import Job
 from arimage.eval.report import make_report
 from arimage.eval.runs.export import export

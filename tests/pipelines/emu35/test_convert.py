@@ -10,7 +10,8 @@ from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import FOLDER, REFERENCE, VISION_TOKENIZER
 from safetensors.torch import load_file, save_file
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_emu3, convert_emu35
 from arimage.convert.folder import load_original_folder
 from arimage.pipelines.emu35.convert import emu35_tokenizer_from_original

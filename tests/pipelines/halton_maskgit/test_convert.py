@@ -7,7 +7,8 @@ from pipelines.halton_maskgit.tiny import FOLDER
 from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import save_file
 
-from arimage import AutoPipeline, HaltonMaskGITPipeline, cli
+from arimage import AutoPipeline, HaltonMaskGITPipeline
+from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_halton_maskgit
 from arimage.decoding import HaltonDecoding
 from arimage.pipelines.halton_maskgit.convert import halton_maskgit_from_original

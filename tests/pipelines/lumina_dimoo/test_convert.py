@@ -8,7 +8,8 @@ import torch
 from pipelines.lumina_dimoo import tiny
 from safetensors.torch import load_file, save_file
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_lumina_dimoo
 from arimage.convert.folder import load_original_folder
 from arimage.pipelines.lumina_dimoo.convert import EMBEDDING, HEAD, lumina_dimoo_from_original

@@ -8,7 +8,8 @@ import typer
 from pipelines.mar.tiny import FOLDER
 from safetensors.torch import save_file
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_mar
 
 

@@ -9,11 +9,11 @@ from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 from training.tokens.test_cache import class_folders, encode, parquet
 
-from arimage import cli
+from arimage.cli import main as cli
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
-from arimage.schema import check  # noqa: E402
+from arimage.settings.schema import check  # noqa: E402
 from arimage.training.tokens.augmentation import Augmentation  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
 from arimage.training.tokens.sources import open_source  # noqa: E402

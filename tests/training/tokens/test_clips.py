@@ -15,7 +15,8 @@ from pipelines.cosmos import tiny
 from training.tokens.test_cache import picture
 from training.tokens.test_task import FIGURE, check_processes, check_resuming, losses_in, recipe, train
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 from arimage.media.files import can_write_mp4, read_clip, write_video
 
 

@@ -8,7 +8,8 @@ from pipelines.var import tiny as tiny_var
 from training.tokens.test_cache import class_folders
 from training.tokens.test_task import DECODER, NARROW, recipe
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 
 
 def run(monkeypatch, *words) -> int:

@@ -17,7 +17,8 @@ from training.test_together import check_batches
 from training.tokens.test_cache import class_folders, encode, parquet
 from training.two_processes import together
 
-from arimage import AutoPipeline, cli
+from arimage import AutoPipeline
+from arimage.cli import main as cli
 from arimage.families import PIPELINES
 
 
@@ -218,7 +219,7 @@ def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
         train(path, tmp_path / "tokens", tmp_path / "run")
 
 
-def check_processes(path, tokens, folder, module="arimage.cli"):
+def check_processes(path, tokens, folder, module="arimage.cli.main"):
     """Two processes, which call the `main` of a module, end with the weights and the loss of one."""
     pipeline = PIPELINES[load_token_recipe(path).pipeline]
     train(path, tokens, folder / "run1")

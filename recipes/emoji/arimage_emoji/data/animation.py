@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from arimage.pipelines.text.known import KnownCaptions
-from arimage.schema import COMPLETE, Count, Seed
+from arimage.settings.schema import COMPLETE, Count, Seed
 from arimage.training.data.captioned import ImageCaptions
 from arimage.training.texts.drawing import with_article
 

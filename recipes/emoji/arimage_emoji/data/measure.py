@@ -17,7 +17,7 @@ from arimage.media.texts import parse_json
 from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.kinds.upscaling import UpscalingPipeline
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions, as_words
-from arimage.schema import read_object
+from arimage.settings.schema import read_object
 from arimage.training.data.captioned import ImageCaptions
 
 from ..metrics.retrieval import nearest_pictures

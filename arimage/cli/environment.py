@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from . import __version__
+from .. import __version__
 
 
 PACKAGES = (

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..kernels.codebook import nearest_code
-from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from ..tokenizers.vq_var import VARVQModel
+from ...kernels.codebook import nearest_code
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ...tokenizers.vq_var import VARVQModel
 
 
 def kmeans(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .auto import class_names, find_model, packaged_folders, published_models
-from .decoding.names import PRESETS, defaults_of
-from .media.texts import composed
-from .pipelines.saving.saved_folder import stored_elsewhere
-from .pipelines.text.known import KnownCaptions
-from .published.registry import PUBLISHED, size_text
+from ..auto import class_names, find_model, packaged_folders, published_models
+from ..decoding.names import PRESETS, defaults_of
+from ..media.texts import composed
+from ..pipelines.saving.saved_folder import stored_elsewhere
+from ..pipelines.text.known import KnownCaptions
+from ..published.registry import PUBLISHED, size_text
 
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _list_known(model: str, search: str | None) -> None:
     """Print the names of the pictures or classes that a model knows, in columns, or one per line in a pipe."""
     folder = find_model(model)
     if folder is None and model in published_models():
-        from .published.fetch import load_published
+        from ..published.fetch import load_published
 
         folder = load_published(model, local_files_only=True)
     if folder is None:

@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ..installed import installed_models
-from ..options import fast_dtype
-from ..pipelines.saving.saved_folder import stored_elsewhere
-from ..schema import COMPLETE, Batch, Decay, Number, Rows, Seed, Share, Steps, read_object
-from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from ..tokenizers.vq_patches import PatchVQModel
-from ..tokenizers.vq_var import VARVQModel
-from .clips import frames_of
-from .data.captioned import ImageCaptions, Pixels, to_unit_range
-from .loop import OptimizerSettings, fit
+from ...cli.options import fast_dtype
+from ...pipelines.saving.saved_folder import stored_elsewhere
+from ...settings.installed import installed_models
+from ...settings.schema import COMPLETE, Batch, Decay, Number, Rows, Seed, Share, Steps, read_object
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ...tokenizers.vq_patches import PatchVQModel
+from ...tokenizers.vq_var import VARVQModel
+from ..clips import frames_of
+from ..data.captioned import ImageCaptions, Pixels, to_unit_range
+from ..loop import OptimizerSettings, fit
+from ..resuming import digest, of_settings
+from ..saving import replace_folder
+from ..tables import Recipe, load_clips, load_pixels, new_model, read_tables, settings_of, with_scenes
 from .patches import PatchSettings, train_patches
 from .quantisers import ResidualQuantiser, SphericalQuantiser
 from .reconstructions import report_reconstructions
-from .resuming import digest, of_settings
-from .saving import replace_folder
-from .tables import Recipe, load_clips, load_pixels, new_model, read_tables, settings_of, with_scenes
 
 
 QUANTISERS = {LlamaGenVQModel: SphericalQuantiser, VARVQModel: ResidualQuantiser}

@@ -11,10 +11,12 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from .app.commands import open_app, serve
+from ..app.commands import open_app, serve
+from ..eval.commands import bench, eval_app, reproduce
+from ..eval.runs.files import FullDisk, full_disk
+from ..published.commands import convert_app
+from ..training.commands import train_app
 from .environment import env
-from .eval.commands import bench, eval_app, reproduce
-from .eval.runs.files import FullDisk, full_disk
 from .listings import decodings, models
 from .options import (
     DEFAULT_MODEL,
@@ -46,8 +48,6 @@ from .options import (
     sampling_options,
     supported,
 )
-from .published.commands import convert_app
-from .training.commands import train_app
 
 
 app = typer.Typer(
@@ -187,7 +187,7 @@ def generate(
         check_output("--trace", path, TRACE_SUFFIXES)
     condition: dict = {"prompt": texts} if texts else {"class_labels": labels} if labels else {}
 
-    from .media import files
+    from ..media import files
 
     def opened(option: str, path: Path, read):
         name = f"{option} is {path}, which"
@@ -209,7 +209,7 @@ def generate(
         files.check_mp4("--out", out)
 
     if decoding is not None:
-        from .decoding import decoding_from_text
+        from ..decoding import decoding_from_text
 
         # Refuses wrong values before the model is loaded.
         decoding_from_text(decoding)
@@ -229,8 +229,8 @@ def generate(
 
     import torch
 
-    from .decoding import decoding_to_text
-    from .media.trace import Trace, animate, draw_acceptance_map
+    from ..decoding import decoding_to_text
+    from ..media.trace import Trace, animate, draw_acceptance_map
 
     films = [path for path in trace or [] if path.suffix.lower() in FILM_SUFFIXES]
     maps = [path for path in trace or [] if path not in films]

@@ -17,11 +17,11 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 import typer
 
-from .auto import AutoPipeline, find_model
-from .decoding.names import Order, check_text
-from .installed import installed_packages
-from .media.texts import lines_of, read_text
-from .schema import check_encodable
+from ..auto import AutoPipeline, find_model
+from ..decoding.names import Order, check_text
+from ..media.texts import lines_of, read_text
+from ..settings.installed import installed_packages
+from ..settings.schema import check_encodable
 
 
 DEFAULT_MODEL = "emoji-arpg"

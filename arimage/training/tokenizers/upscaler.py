@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from ..models.layers import GroupNorm
-from ..options import fast_dtype
-from ..pipelines.kinds.upscaling import UpscalingPipeline
-from ..schema import COMPLETE, Batch, Number, Rows, Seed, Share
-from ..tokenizers.upscaler import ImageUpscaler
-from ..tokenizers.vq_llamagen import LlamaGenVQModel
-from ..tokenizers.vq_var import VARVQModel
-from .data.captioned import Pixels, save_grid, to_unit_range
-from .loop import OptimizerSettings, fit
-from .processes import batch_generator
-from .resuming import digest, of_settings
-from .saving import save_float16
-from .tables import Recipe, load_pixels, new_model, read_tables, settings_of
+from ...cli.options import fast_dtype
+from ...models.layers import GroupNorm
+from ...pipelines.kinds.upscaling import UpscalingPipeline
+from ...settings.schema import COMPLETE, Batch, Number, Rows, Seed, Share
+from ...tokenizers.upscaler import ImageUpscaler
+from ...tokenizers.vq_llamagen import LlamaGenVQModel
+from ...tokenizers.vq_var import VARVQModel
+from ..data.captioned import Pixels, save_grid, to_unit_range
+from ..loop import OptimizerSettings, fit
+from ..processes import batch_generator
+from ..resuming import digest, of_settings
+from ..saving import save_float16
+from ..tables import Recipe, load_pixels, new_model, read_tables, settings_of
 
 
 NEIGHBOURS = 8

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from ..eval.runs.files import to_lines, write_whole
-from ..schema import COMPLETE, Items, Seed, Share
-from ..tokenizers.vq_patches import PatchVQModel
-from .data.captioned import Pixels, to_unit_range
+from ...eval.runs.files import to_lines, write_whole
+from ...settings.schema import COMPLETE, Items, Seed, Share
+from ...tokenizers.vq_patches import PatchVQModel
+from ..data.captioned import Pixels, to_unit_range
+from ..resuming import alone_in
+from ..saving import replace_folder
 from .quantisers import kmeans
 from .reconstructions import report_reconstructions
-from .resuming import alone_in
-from .saving import replace_folder
 
 
 # Images that are read at a time.
