@@ -9,8 +9,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from ..decoding.run.batch import Batch, Images, run_batch
-from ..decoding.run.watch import INTERVAL
+from ..decoding.run.batch import INTERVAL, Batch, Images, run_batch
 from .call import GenerationCall
 from .output import DecodingStats
 
@@ -199,7 +198,7 @@ class CallRun:
             return
         began = call.now()
         tokens = self.tensors[pipe.decoded_tensor][self._index(images)]
-        pixels = self.batch.with_room(lambda: pipe.decode_result(call, tokens)).float()
+        pixels = self.batch.with_room(pipe.decode_result, call, tokens).float()
         for image, finished in zip(images, pipe.to_images(call, pixels), strict=True):
             self._images[image] = finished
         self._tokenizer_seconds += call.now() - began

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Self
 
 import torch
 
@@ -41,7 +40,7 @@ class DecodingState(Admission, Report):
             slot, stride = self.reach
             self.cache.attended_slots = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
 
-    def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
+    def time_steps(self, take_step: Callable[[], object], how: str) -> None:
         """Called by the loop on the host before the first step of a state. It may take steps with `take_step`, as all
         steps of this state are taken, to measure them, but must undo them.
 
