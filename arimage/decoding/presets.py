@@ -99,7 +99,9 @@ def decoding_from_text(text: str, own: Decoding | None = None) -> Decoding:
         ValueError: if the name or a setting is unknown.
     """
     name, changes = parse_decoding(text)
-    if own is None or name != _nearest_preset(own)[0] or own.exact != PRESETS[name].exact:
+    preset = PRESETS.get(name)
+    alike = preset is not None and type(own) is _METHODS[preset.method] and own.exact == preset.exact
+    if not alike or name != _nearest_preset(own)[0]:
         return decoding_from_name(name, **changes)
     kept = {key: value for key, value in decoding_to_dict(own).items() if key != "method"}
     return _build(type(own), preset_settings(name, changes, kept))

@@ -152,7 +152,7 @@ class PlacedCache(RowCache):
         """Keep the keys and values [rows, heads, Q, head_dim] of a layer; return those that the queries attend to,
         [rows, heads, attended, head_dim]."""
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
-        all_keys, all_values = self.of_layer(layer)
+        all_keys, all_values = self.keys[layer], self.values[layer]
         for cached, states in ((all_keys, keys), (all_values, values)):
             # Under torch.autocast the states are not in the dtype of the weights. No gradients are kept, which would
             # tie all layers of a stack together.

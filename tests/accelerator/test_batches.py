@@ -198,14 +198,14 @@ def test_an_edit_joins_an_image(kind, after):
 )
 def test_there_is_never_a_second_cache(family, decoding, monkeypatch):
     """Neither when images begin that replace others, nor in a further call."""
-    begun, start = [], Batch._start
+    method, begun = type(decoding_from_text(decoding)), []
 
-    def spy(batch, images):
-        state = start(batch, images)
+    def spy(*given, start=method.start):
+        state = start(*given)
         begun.append(state.cache.nbytes)
         return state
 
-    monkeypatch.setattr(Batch, "_start", spy)
+    monkeypatch.setattr(method, "start", spy)
     pipe = pipeline(family, "replayed")
     with card.card():
         pipe._compiled.clear()

@@ -25,10 +25,10 @@ from pipelines.nextstep import tiny as tiny_nextstep
 from pipelines.var import tiny as tiny_var
 
 from arimage import LlamaGenPipeline
-from arimage.decoding import DraftTreeDecoding
+from arimage.decoding import AutoregressiveDecoding, DraftTreeDecoding
 from arimage.decoding.contract.state import DecodingState
 from arimage.decoding.jacobi import step_seconds
-from arimage.decoding.run import batch
+from arimage.decoding.run.batch import Batch
 from arimage.decoding.run.captured_steps import CapturedState
 from arimage.decoding.run.step_key import Program, tensors_of
 
@@ -49,9 +49,9 @@ def compiled(pipe):
 @pytest.mark.every(3)
 @families(["llamagen-text", "arpg", "var-text", "mar", "halton-maskgit-class", "latent-llama", "llamagen-dd"])
 def test_a_state_declares_what_belongs_to_a_call(family, monkeypatch):
-    states, admit = [], batch.Batch._admit
+    states, admit = [], Batch._admit
     monkeypatch.setattr(
-        batch.Batch, "_admit", lambda self, state, count: states.append(state) or admit(self, state, count)
+        Batch, "_admit", lambda self, state, count: states.append(state) or admit(self, state, count)
     )
     pipe = pipeline(family, "cpu")
     for name in methods(pipe.decoding_names):
@@ -380,7 +380,7 @@ def test_memory_that_runs_out_is_taken_from_what_is_kept(monkeypatch):
             return run
 
         call(pipe, "ar", 1)
-        for owner, name in ((batch.Batch, "_start"), (DecodingState, "allocate"), (pipe, "decode_result")):
+        for owner, name in ((AutoregressiveDecoding, "start"), (DecodingState, "allocate"), (pipe, "decode_result")):
             assert states.kept
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, unless_full(getattr(owner, name)))

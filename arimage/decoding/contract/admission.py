@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from .data import StateData
+from .distribution import Sampling
+from .models import Model
 
 
-class Admission(StateData):
+class Admission:
     """How the images of a `DecodingState` are replaced by others, from what the state declares about its fields. A
     field that holds no tensor is the model, the sampling settings, or in `caches` or one of the three after it.
 
@@ -24,6 +25,10 @@ class Admission(StateData):
         renewed: the values that further images bring with them, see `restart`.
         settled: the values that follow from the decoding and the network, or that `put` of the class takes care of.
     """
+
+    model: Model
+    sampling: Sampling
+    seeds: torch.LongTensor
 
     refillable: ClassVar[bool] = True
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}

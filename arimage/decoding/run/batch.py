@@ -114,14 +114,22 @@ class Batch:
         if not running:
             # Free the memory of the finished images before the prefill.
             self.state = self._captured = None
-        state = self.with_room(self._start, images)
+        if self._captured_steps is not None:
+            # Another call may write its images over these, while this one decodes tokens to pixels.
+            images = images.copy()
+        images.model.compact = True
+        decoding = self.state.starter(self.decoding) if running else self.decoding
+        state = self.with_room(decoding.start, images.model, images.sampling, images.seeds)
+        if self._captured_steps is not None:
+            state.stack_sampling()
         self.begins += 1
         self.calls_per_pass.append(state.head_calls)
         lanes, moved = self._admit(state, count)
         for lane, name in zip(lanes, images.names, strict=True):
             self.names[lane], self._began[lane] = name, self.steps
         self._find_running()
-        self._on_cpu = self.state.finished.device.type == "cpu"
+        # For how many steps an attention limit holds. Setting one synchronizes with the device.
+        self._patience = 1 if self.state.finished.device.type == "cpu" else INTERVAL
         if self._fixed and self.state.refillable:
             self._resize(self.size)
         self.with_room(self.state.allocate)
@@ -133,18 +141,6 @@ class Batch:
             step = partial(self.decoding.step, self.state) if self._captured is None else self._captured.step
             self.state.time_steps(step, "" if self._captured is None else str(self._captured_steps))
         self._limit_attention(self._patience - self.steps % self._patience)
-
-    def _start(self, images: Images) -> DecodingState:
-        """Prefill `images`."""
-        if self._captured_steps is not None:
-            # Another call may write its images over these, while this one decodes tokens to pixels.
-            images = images.copy()
-        images.model.compact = True
-        decoding = self.state.starter(self.decoding) if self.running else self.decoding
-        state = decoding.start(images.model, images.sampling, images.seeds)
-        if self._captured_steps is not None:
-            state.stack_sampling()
-        return state
 
     def _admit(self, state: Any, count: int) -> tuple[Sequence[int], bool]:
         """Assign lanes to the `count` images of a state. Returns these lanes, and whether tensors that captured steps
@@ -164,7 +160,7 @@ class Batch:
 
     def step(self) -> None:
         """One forward pass of the running images."""
-        if not self._fixed and self.state.refillable:
+        if len(self.running) < len(self.names) and not self._fixed and self.state.refillable:
             self._resize(len(self.running))
         before = self.state.head_calls
         if self._captured is None:
@@ -231,12 +227,7 @@ class Batch:
     @property
     def _fixed(self) -> bool:
         """Whether the number of lanes stays the same."""
-        return self._captured_steps is not None or not self._on_cpu
-
-    @property
-    def _patience(self) -> int:
-        """For how many steps an attention limit holds. Setting one synchronizes with the device."""
-        return 1 if self._on_cpu else INTERVAL
+        return self._captured_steps is not None or self.state.finished.device.type != "cpu"
 
     def _resize(self, count: int) -> None:
         """Change the number of lanes to `count`, which must be enough for the running ones."""
