@@ -128,8 +128,6 @@ class Batch:
         for lane, name in zip(lanes, images.names, strict=True):
             self.names[lane], self._began[lane] = name, self.steps
         self._find_running()
-        # For how many steps an attention limit holds. Setting one synchronizes with the device.
-        self._patience = 1 if self.state.finished.device.type == "cpu" else INTERVAL
         if self._fixed and self.state.refillable:
             self._resize(self.size)
         self.with_room(self.state.allocate)
@@ -228,6 +226,11 @@ class Batch:
     def _fixed(self) -> bool:
         """Whether the number of lanes stays the same."""
         return self._captured_steps is not None or self.state.finished.device.type != "cpu"
+
+    @property
+    def _patience(self) -> int:
+        """For how many steps an attention limit holds. Setting one synchronizes with the device."""
+        return 1 if self.state.finished.device.type == "cpu" else INTERVAL
 
     def _resize(self, count: int) -> None:
         """Change the number of lanes to `count`, which must be enough for the running ones."""
