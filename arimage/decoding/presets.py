@@ -100,8 +100,12 @@ def decoding_from_text(text: str, own: Decoding | None = None) -> Decoding:
     """
     name, changes = parse_decoding(text)
     preset = PRESETS.get(name)
-    alike = preset is not None and type(own) is _METHODS[preset.method] and own.exact == preset.exact
-    if not alike or name != _nearest_preset(own)[0]:
+    if (
+        own is None
+        or preset is None
+        or (type(own), own.exact) != (_METHODS[preset.method], preset.exact)
+        or name != _nearest_preset(own)[0]
+    ):
         return decoding_from_name(name, **changes)
     kept = {key: value for key, value in decoding_to_dict(own).items() if key != "method"}
     return _build(type(own), preset_settings(name, changes, kept))

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, get_args
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 import torch
 
@@ -172,7 +172,7 @@ def pipeline_call(
             for mask, of in masks.items():
                 if given.get(mask) is not None and given.get(of) is None:
                     raise ValueError(f"{mask} is that of {of}, which are not given: give both, or leave it out")
-            return function(pipe, **given)
+            return cast(Any, function)(pipe, **given)
 
         _show(call, "__call__", function, [*own, *of_call], output | tuple)
         _show(prepare, "prepare", function, [*own, *of_prepare], GenerationCall)

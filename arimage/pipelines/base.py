@@ -407,7 +407,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
         """Rearrange the tokens [B, N] of a call's model to their places, [B, *shape], including given panels."""
         placed = call.layout.to_places(tokens)
-        return placed if call.above is None else torch.cat([call.above, placed], dim=1)
+        return placed if call.given_tokens is None else torch.cat([call.given_tokens, placed], dim=1)
 
     def latents_of(self, tokens: Tokens) -> Tokens:
         """What a call returns for "latent", of its `whole_tokens`."""

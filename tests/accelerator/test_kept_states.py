@@ -50,9 +50,7 @@ def compiled(pipe):
 @families(["llamagen-text", "arpg", "var-text", "mar", "halton-maskgit-class", "latent-llama", "llamagen-dd"])
 def test_a_state_declares_what_belongs_to_a_call(family, monkeypatch):
     states, admit = [], Batch._admit
-    monkeypatch.setattr(
-        Batch, "_admit", lambda self, state, count: states.append(state) or admit(self, state, count)
-    )
+    monkeypatch.setattr(Batch, "_admit", lambda self, state, count: states.append(state) or admit(self, state, count))
     pipe = pipeline(family, "cpu")
     for name in methods(pipe.decoding_names):
         call(pipe, small(name), 1)

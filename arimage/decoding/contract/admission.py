@@ -1,7 +1,7 @@
 """How images enter a batch, and what they must have in common with those before them."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import torch
@@ -11,11 +11,13 @@ from .distribution import Sampling
 from .models import Model
 
 
+@dataclass
 class Admission:
     """How the images of a `DecodingState` are replaced by others, from what the state declares about its fields. A
     field that holds no tensor is the model, the sampling settings, or in `caches` or one of the three after it.
 
     Attributes:
+        model, sampling, seeds: see `DecodingState`.
         refillable: whether finished images may be replaced by others while the rest goes on, see `put`.
         image_dims: the batch dimension of those tensors where it is not the first.
         shared: the tensors that all images share, which have no batch dimension.

@@ -32,9 +32,6 @@ class DecodingState(Admission):
         student_passes: forward passes of a student that drafted these images at the start.
     """
 
-    model: Model
-    sampling: Sampling
-    seeds: torch.LongTensor
     cache: Any
     token_buffer: torch.LongTensor
     finished: torch.BoolTensor
