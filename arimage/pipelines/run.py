@@ -161,6 +161,8 @@ class CallRun:
         self._replaced = True
 
     def _show_progress(self) -> None:
+        if self._progress.disable:
+            return
         state, lanes = self.batch.state, self.batch.running
         finished = self._begun - len(lanes)
         done = finished + float(state.work[self._index(lanes)].sum())
@@ -168,13 +170,13 @@ class CallRun:
 
     def _copy(self, lanes: list[int]) -> None:
         """Copy the current tensors of the images in `lanes` to the tensors of the call."""
-        images, places = self._index(self._images_in(lanes)), self._index(lanes)
+        images, at = self._index(self._images_in(lanes)), self._index(lanes)
         for name in self._names:
             values = getattr(self.batch.state, name)
             if name not in self.tensors:
                 absent = -1 if name == "tokens" and not values.is_floating_point() else 0
                 self.tensors[name] = values.new_full((self.count, *values.shape[1:]), absent)
-            self.tensors[name][images] = values[places]
+            self.tensors[name][images] = values[at]
 
     def _images_in(self, lanes: list[int]) -> list[int]:
         return [self.batch.names[lane] for lane in lanes]
