@@ -103,7 +103,8 @@ def decoding_from_text(text: str, own: Decoding | None = None) -> Decoding:
     if (
         own is None
         or preset is None
-        or (type(own), own.exact) != (_METHODS[preset.method], preset.exact)
+        or type(own) is not _METHODS[preset.method]
+        or own.exact != preset.exact
         or name != _nearest_preset(own)[0]
     ):
         return decoding_from_name(name, **changes)
