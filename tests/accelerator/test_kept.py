@@ -1,9 +1,14 @@
 """Graphs that outlive a call: further calls of the same kind replay them for other images."""
 
+import gc
+import weakref
+
 import card
 import pytest
-from accelerator.runs import PROMPTS, call, differences, equal, fixed_step_times, pipeline
+from accelerator.runs import PROMPTS, call, differences, equal, fixed_step_times, fresh, pipeline
 from families import EVERY, flat, seeded
+
+from arimage.decoding import AutoregressiveDecoding
 
 
 # One decoding of every kind of state.
@@ -153,6 +158,29 @@ def test_what_is_kept_has_a_limit():
         assert 0 < sum(each.state.nbytes for each in kept) <= 100_000 and len(kept) < 3
     finally:
         pipe.capture()
+
+
+def test_what_is_not_kept_is_free_before_tokens_become_pixels(monkeypatch):
+    pipe, states, left = fresh(), [], []
+    start, decode = AutoregressiveDecoding.start, pipe.decode_result
+
+    def starting(*given):
+        state = start(*given)
+        states.append(weakref.ref(state))
+        return state
+
+    def decoding(*given):
+        gc.collect()
+        left.append([each() for each in states])
+        return decode(*given)
+
+    monkeypatch.setattr(AutoregressiveDecoding, "start", starting)
+    monkeypatch.setattr(pipe, "decode_result", decoding)
+    with card.card():
+        for kept_bytes in (0, 2**30):
+            pipe.capture(kept_bytes=kept_bytes)
+            pipe("a red heart", decoding="ar", output_type="pt", generator=seeded(0))
+    assert left == [[None], [None, states[1]()]] and states[1]() is not None
 
 
 @pytest.mark.parametrize("kept_bytes", ["8GB", -1, 1.5, True, None])

@@ -75,7 +75,7 @@ class Batch:
         # Where the state is from, and goes back to.
         self._captured_steps = captured_steps
         self._captured: CapturedState | None = None
-        self._replays = 0
+        self._replayed = False
         # The number of steps taken before the image in each lane began.
         self._began: list[int] = []
 
@@ -96,8 +96,7 @@ class Batch:
         else "eager"."""
         if self._captured_steps is not None and self._captured_steps.compiles:
             return "compiled"
-        failed = self._captured is not None and self._captured.failed
-        return "captured" if self._replays and not failed else "eager"
+        return "captured" if self._replayed else "eager"
 
     def begin(self, images: Images) -> None:
         """Prefill `images`, at most `room`, and assign lanes to them.
@@ -164,7 +163,8 @@ class Batch:
         if self._captured is None:
             self.decoding.step(self.state)
         else:
-            self._replays += self._captured.step()
+            self._replayed |= self._captured.step()
+            self._replayed &= not self._captured.failed
         self.calls_per_pass.append(self.state.head_calls - before)
         self.steps += 1
         if self.steps % INTERVAL == 0:
@@ -198,6 +198,7 @@ class Batch:
             del self.calls_per_pass[self.forward_passes :]
             if self._captured is not None and self._captured_steps is not None:
                 self._captured_steps.give_back(self._captured)
+                self._captured = None
 
     def with_room(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` returns. If memory runs out, the states of other calls are freed, and it is called again."""
