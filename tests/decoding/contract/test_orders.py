@@ -44,18 +44,6 @@ def test_the_raster_order_is_none():
     assert order_of("raster", SHAPE, SEEDS) is None
 
 
-def test_a_random_order_begins_at_any_place():
-    first = order_of("random", SHAPE, torch.arange(3000))[:, 0]
-    assert first.bincount(minlength=N).min() > 50
-
-
-def test_the_next_token_of_the_farthest_order_is_one_of_those_farthest_from_all_before():
-    for order in order_of("farthest", SHAPE, SEEDS).tolist():
-        for rank in range(1, N):
-            distance = [min(squared(place, other) for other in order[:rank]) for place in range(N)]
-            assert distance[order[rank]] == max(distance)
-
-
 def test_what_is_known_comes_first_and_the_rest_is_far_from_it():
     known = torch.rand(len(SEEDS), N, generator=torch.Generator().manual_seed(0)) < 0.3
     for name in ("farthest", "locality"):
