@@ -96,12 +96,6 @@ def test_queries_see_the_prefix_of_their_row_and_the_image():
     assert keys[4].int().tolist() == [[0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]]
 
 
-def test_conditions_without_a_prefix_have_one_of_no_length():
-    conditions = Conditions(VALUES).take(torch.tensor([1, 1]))
-    assert (conditions.prefix_length, conditions.images) == (0, 2)
-    assert not conditions.put(torch.tensor([0]), Conditions(VALUES).take(torch.tensor([2])))
-
-
 def test_outputs_and_caches_are_spread_over_the_rows():
     taken = []
 

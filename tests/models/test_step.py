@@ -97,10 +97,6 @@ REFUSED = {
 }
 
 
-def test_half_precision_takes_the_kernels():
-    assert runs_step(transformer()) and runs_step(transformer().half())
-
-
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_weights_of_8_bits_take_the_kernels(monkeypatch, dtype):
     network = transformer()
@@ -143,11 +139,6 @@ def test_gradients_and_autocast_take_the_layers_in_torch(monkeypatch):
     with torch.enable_grad():
         assert not runs_step(transformer())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    assert not runs_step(transformer())
-
-
-def test_a_cpu_takes_them_too(monkeypatch):
-    monkeypatch.undo()
     assert not runs_step(transformer())
 
 
