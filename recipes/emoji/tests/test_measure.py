@@ -83,17 +83,6 @@ def test_only_images_that_decide_are_generated(seeds, needed):
         assert before < needed <= before + seeds - len(done) + 1
 
 
-def test_a_batch_is_filled_with_captions_in_order():
-    measured = measurement()
-    assert [(caption.text, seed) for caption, seed in measured.next(5)] == [
-        ("red heart", 0),
-        ("red heart", 1),
-        ("blue book", 0),
-        ("blue book", 1),
-        ("green tree", 0),
-    ]
-
-
 def test_a_caption_of_two_pictures_may_show_either_and_pictures_that_look_the_same_are_one():
     data = pictures(["red heart", "blue book", "green tree", "grinning cat"])
     data.images = data.images.clone()
@@ -233,20 +222,6 @@ def test_an_interrupted_command_resumes_without_losing_an_image(folder, run, mon
     assert rows[:6] == kept and len({(row["caption"], row["seed"]) for row in rows}) == len(rows)
     for name in (MEASURED, KNOWN_CAPTIONS):
         assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_limit_measures_the_first_captions_and_another_count_goes_on(folder, run):
-    _, out, _ = run(folder, "--limit", "2")
-    assert {row["caption"] for row in rows_of(folder)} == {"red heart", "blue book"} and "other captions" not in out
-    found = KnownCaptions.load(folder / "out")
-    assert found is not None and found.unlearned == {} and found.pictures == KNOWN.pictures
-    before = rows_of(folder)
-    run(folder, "--limit", "4", "--seeds", "2", "--needed", "2")
-    assert rows_of(folder)[:6] == before and {row["caption"] for row in rows_of(folder)[6:]} == {
-        "green tree",
-        "grinning cat",
-    }
 
 
 @pytest.mark.slow
