@@ -73,7 +73,7 @@ def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
         tokens, alone_steps = alone(model, decoding, sampling, SEEDS[::2])
         assert torch.equal(state.tokens[::2], tokens)
         assert state.steps[::2].tolist() == alone_steps and state.forward_passes == max(state.steps)
-        assert max(state.steps) <= model.num_tokens
+        assert max(state.steps) <= model.num_tokens and (state.accepted.sum(0) == model.num_tokens).all()
         steps.append(state.tokens)
     assert torch.equal(*steps)
     if isinstance(decoding, AutoregressiveDecoding) or getattr(decoding, "window", 0) == 1 and decoding not in BY_ROWS:

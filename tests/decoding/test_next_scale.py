@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
 from decoding.conftest import scale_models
 from decoding.test_exactness import KINDS_OF_SAMPLING, SAMPLINGS, assert_follows, sample_images
@@ -169,15 +168,6 @@ def test_the_work_of_an_image_is_that_of_its_scales_so_far():
     assert short.work.tolist() == [1.0] * 8
 
 
-def test_the_check_rejects_guidance_that_does_not_grow():
-    model, sampling = ScaleTable((1, 1, 2), 2, branches=2), Sampling(guidance_scale=2.5)
-    tokens = sample_images(model, NextScaleDecoding(), sampling, 20_000)
-    wrong = ScaleTable((1, 1, 2), 2)
-    wrong.tables = [2.5 * table[:1] - 1.5 * table[1:] for table in model.tables]
-    with pytest.raises(AssertionError, match="chi-square|total variation"):
-        assert_follows(tokens, wrong.joint(Sampling()), 2)
-
-
 def test_the_check_rejects_tokens_of_a_map_that_share_their_noise(monkeypatch):
     shared = next_scale.sample_at
 
@@ -282,16 +272,6 @@ def test_an_image_of_a_batch_is_that_of_its_condition_alone(bound, smooth):
 
 
 @torch.no_grad()
-def test_latents_are_those_of_the_tokens(bound):
-    state = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
-    maps = [
-        part.unflatten(1, (side, side))
-        for side, part in zip(tiny.SCALES, state.tokens.split([side**2 for side in tiny.SCALES], dim=1), strict=True)
-    ]
-    torch.testing.assert_close(state.latents, state.model.vq.latents(maps))
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_any_dtype_decodes(bound, dtype):
     expected = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
@@ -346,13 +326,6 @@ def test_settings_per_scale_are_refused_where_there_are_none(table_model):
         decode(table_model(), AutoregressiveDecoding(), Sampling([1.0, 2.0]), SEEDS)
     with pytest.raises(ValueError, match="guidance_scale is one number per scale"):
         Sampling.stack([Sampling([1.0, 2.0]), Sampling(2.0)])
-
-
-def test_mixtures_of_vectors_need_a_codebook():
-    model = ScaleTable()
-    model.codebook = None
-    with pytest.raises(ValueError, match="more_smooth"):
-        decode(model, NextScaleDecoding(more_smooth=True), Sampling(), SEEDS)
 
 
 @torch.no_grad()
@@ -415,15 +388,3 @@ def test_an_image_may_stop_before_the_last_scales(bound):
 def test_more_scales_than_there_are_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} is 4: give at most its 3 scales"):
         decode(ScaleTable((1, 1, 2)), NextScaleDecoding(**{name: 4}), Sampling(), SEEDS)
-
-
-@torch.no_grad()
-def test_attention_reads_the_cache_itself_at_every_scale(bound):
-    model = bound([0])
-    cache, _ = model.prefill(1)
-    # One place more, for what is thrown away.
-    assert cache.allocated == cache.prefix_end + model.num_tokens + 1
-    cache.write_next_at(cache.prefix_end + model.num_tokens - model.scale_sizes[-1], model.scale_sizes[-1])
-    states = torch.randn(len(cache.keys[0]), cache.keys[0].shape[1], model.scale_sizes[-1], cache.keys[0].shape[3])
-    for attended, kept in zip(cache.write(0, states, states), cache.of_layer(0), strict=True):
-        assert attended.data_ptr() == kept.data_ptr()

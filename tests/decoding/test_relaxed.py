@@ -2,7 +2,6 @@
 claimed."""
 
 import math
-from itertools import cycle
 
 import pytest
 import torch
@@ -266,13 +265,6 @@ def test_images_of_three_tokens_follow_the_relaxed_distribution(table_model, str
     assert_follows(tokens, joint_of_three(model, sampling, decoding), 3)
 
 
-@pytest.mark.parametrize("strong", [name for name in STRONG if "reuse" not in name])
-def test_no_fresh_draft_takes_a_relaxed_test(table_model, strong):
-    model, seeds = table_model(), torch.arange(2000)
-    exact, relaxed = (decode(model, jacobi(1, **settings), Sampling(), seeds) for settings in ({}, STRONG[strong]))
-    assert torch.equal(relaxed.tokens, exact.tokens) and torch.equal(relaxed.accepted, exact.accepted)
-
-
 def test_a_draft_is_fresh_until_it_is_evaluated(table_model, monkeypatch):
     model, asked = table_model(grid=(1, 8), vocab_size=2), []
     monkeypatch.setattr(
@@ -322,15 +314,6 @@ def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_m
     tokens = decode(model, decoding, Sampling(), seeds).tokens
     distance, limit = distance_and_limit(tokens, model.joint(Sampling()), model.vocab_size)
     assert limit < distance < promised(decoding, model.num_tokens, model.vocab_size) + limit
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("strong", "sampling"), list(zip(STRONG, cycle(["everything", "allowed"]), strict=False)))
-def test_tokens_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
-    sampling, model = SAMPLINGS[sampling], table_model(branches=2)
-    for window in (1, 3):
-        tokens = decode(model, jacobi(window, init="left", **STRONG[strong]), sampling, torch.arange(2000)).tokens
-        assert joint_of(tokens, 3)[model.joint(sampling) == 0].sum() == 0
 
 
 def test_a_table_of_neighbours_is_made_once_per_codebook(table_model, monkeypatch):

@@ -1,6 +1,5 @@
 """Rows decoded side by side: what a query sees, what it costs, and whose distribution the images follow."""
 
-import itertools
 import math
 import re
 
@@ -19,7 +18,6 @@ from arimage.decoding import (
     ZipARDecoding,
     decode,
 )
-from arimage.decoding.contract.cache import Cache
 from arimage.kernels.coupling import couple_at, sample
 from arimage.models.llama_blocks import rotary_table
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -283,86 +281,9 @@ def test_a_step_gives_what_a_recomputation_without_a_cache_gives(decoding):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("grid", "window"), list(itertools.product([(1, 6), (6, 1), (3, 4), (5, 3), (16, 16)], [1, 2, 3, 8]))
-)
-def test_rows_begin_a_window_apart(grid, window):
+@pytest.mark.parametrize("window", [1, 2, 3, 8])
+@pytest.mark.parametrize("grid", [(1, 6), (6, 1), (3, 4), (5, 2)])
+def test_rows_begin_a_window_apart(table_model, grid, window):
     rows, columns = grid
-    window = min(window, columns)
-    model = Mesh(grid)
+    model, window = table_model(grid=grid, vocab_size=2, truncated=True), min(window, columns)
     assert decode(model, ZipARDecoding(window), Sampling(), SEEDS).forward_passes == columns + (rows - 1) * window
-
-
-class MeshCache(Cache):
-    """The tokens [B, S + 1] by slot; the last takes padding."""
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-
-class Mesh:
-    """A `TokenModel` of any size whose tokens depend on those to the left and above, which must be visible."""
-
-    kind = "tokens"
-    predicts_groups = denoises = False
-    device, vocab_size, block = torch.device("cpu"), 16, 1
-    codebook = drafter = neighbours = None
-
-    def __init__(self, grid, sharpness=1.5):
-        self.layout, self.num_tokens, self.network = Layout(grid), math.prod(grid), self
-        tables = torch.randn(2, self.vocab_size, self.vocab_size, generator=torch.Generator().manual_seed(0))
-        self.left, self.above = sharpness * tables
-
-    def prefill(self, batch_size, scratch=0):
-        cache = MeshCache(torch.zeros(batch_size, self.num_tokens + scratch + 1, dtype=torch.long))
-        return cache, torch.zeros(1, batch_size, self.vocab_size)
-
-    def forward(self, tokens, positions, cache, *, visible=None, slots=None):
-        held = cache.tokens
-        slots = torch.where(positions < 0, held.shape[1] - 1, positions if slots is None else slots)
-        held.scatter_(1, slots, tokens)
-        target, columns = positions + 1, self.layout.columns
-        logits = torch.zeros(*positions.shape, self.vocab_size)
-        for table, distance, inside in (
-            (self.left, 1, target % columns > 0),
-            (self.above, columns, target >= columns),
-        ):
-            at = (target - distance).clamp(min=0)
-            assert visible is None or visible.gather(2, at[..., None])[inside & (positions >= 0)].all()
-            logits += torch.where(inside[..., None], table[held.gather(1, at)], 0)
-        return logits[None]
-
-
-@pytest.mark.every(3)
-@EVERY_DECODING
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_every_step_decides_tokens_and_decided_tokens_stay(table_model, grid, decoding):
-    model, seen = table_model(grid=grid, vocab_size=3, truncated=True), []
-
-    def watch(state, step):
-        counts = state.decided.unflatten(1, grid)
-        # A row is decided from left to right and never overtakes the one above.
-        assert (counts.long().diff(dim=2) <= 0).all() and (counts.sum(2).diff(dim=1) <= 0).all()
-        assert torch.equal(state.finished, state.decided.all(1))
-        if seen:
-            decided, tokens = seen[-1]
-            assert state.decided[decided].all() and torch.equal(state.tokens[decided], tokens[decided])
-            gained = state.decided.sum(1) - decided.sum(1)
-            assert torch.equal(gained, state.accepted_per_step()[-1]) and ((gained > 0) | decided.all(1)).all()
-        seen.append((state.decided.clone(), state.tokens.clone()))
-
-    state = decode(model, decoding, Sampling(), SEEDS, on_step=watch)
-    assert state.decided.all() and state.finished.all()
-    assert 0 <= state.tokens.min() and state.tokens.max() < 3
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("columns", "context"), [(8, 8), (12, 12), (24, 12), (48, 16)])
-def test_a_row_waits_for_a_third_of_the_row_above_by_default(columns, context):
-    model = Mesh((3, columns))
-    for default, explicit in (
-        (ZipARDecoding(), ZipARDecoding(context)),
-        (ParallelJacobiDecoding(), ParallelJacobiDecoding(context=context)),
-    ):
-        states = [decode(model, decoding, Sampling(), SEEDS[:2]) for decoding in (default, explicit)]
-        assert torch.equal(states[0].tokens, states[1].tokens) and torch.equal(states[0].steps, states[1].steps)

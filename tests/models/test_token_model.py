@@ -122,11 +122,3 @@ def test_equal_conditions_are_prefilled_once(kind):
     model.merge_prompts(prompts)
     model.take(some).prefill(2)
     assert rows[4:] == [4, 2]
-
-
-@pytest.mark.parametrize(
-    "layout", [Layout((2, 4, 4)), Layout((2, 2), torch.tensor([[3, 1, 0, 2]]))], ids=["3-D", "order"]
-)
-def test_layouts_that_the_family_has_not_are_refused(layout):
-    with pytest.raises(ValueError, match="layout"):
-        LlamaGenTokenModel(tiny_llamagen.transformer("class"), {"class_labels": torch.tensor([1])}, layout)

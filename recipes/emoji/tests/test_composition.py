@@ -158,10 +158,3 @@ def test_a_run_is_scored_in_a_row_per_check(rows, pictures, write_run, tmp_path)
         "known": (0.5, 4), "paraphrases": (1, 1), "colours": (1, 1), "coloured-objects": (1, 1),
         "counts-parts": (1, 1), "counts": (1, 1), "pairs-parts": (1, 1), "pairs": (1, 1),
     }  # fmt: skip
-
-
-def test_a_run_without_checks_is_refused(pictures, write_run, tmp_path):
-    run = tmp_path / "run"
-    write_run(run, prompt_rows([{"prompt": "a cat"}], 0), [pictures(0).permute(1, 2, 0).numpy()])
-    with pytest.raises(ValueError, match="emoji-checks"):
-        score(Job(run), ["checks"])

@@ -116,14 +116,6 @@ def test_what_stands_still_or_jumps_about_does_not_move(film):
     assert ObjectTrack(frames.flip(0)).motions() == {"left"}
 
 
-def test_angles_are_those_of_the_frames(sprite):
-    for step in (-45, 30, 90):
-        places = poses((), FRAMES)
-        places[:, 3] = torch.deg2rad(torch.tensor(float(step))) * torch.arange(FRAMES)
-        track = ObjectTrack(animate(*sprite("automobile"), places)[0])
-        assert track.turn == step and track.change() < 0.05
-
-
 def test_a_video_that_does_not_hold_together_collapses(film, sprite):
     heart, robot = film("red heart", "right"), film("robot", "right")
     gone, full = heart.clone(), heart.clone()

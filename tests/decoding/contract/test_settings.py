@@ -33,25 +33,6 @@ PRESETS = pytest.mark.parametrize("preset", decoding_names())
 EVERY_TOKEN_PRESET = pytest.mark.parametrize("preset", FOR_TOKENS)
 
 
-def test_changed_settings_survive_json():
-    decoding = decoding_from_name("sjd-gumbel", window=7, init="above")
-    assert decoding == SpeculativeJacobiDecoding(window=7, refresh="gumbel", init="above")
-    written = json.loads(json.dumps(decoding_to_dict(decoding)))
-    assert written == {
-        "method": "SpeculativeJacobiDecoding",
-        "window": 7,
-        "refresh": "gumbel",
-        "init": "above",
-        "acceptance": {"method": "ExactAcceptance"},
-        "relax": 1.0,
-        "reuse": None,
-        "levels": 0,
-        "corrections": 0,
-    }
-    assert decoding_from_dict(written) == decoding
-    assert written["method"] == "SpeculativeJacobiDecoding"  # what was read stays whole
-
-
 def test_an_acceptance_survives_json_and_may_be_given_as_a_dict():
     decoding = decoding_from_name("lantern", acceptance=NeighbourAcceptance(delta=0.2), relax=1.1)
     written = json.loads(json.dumps(decoding_to_dict(decoding)))
@@ -163,10 +144,6 @@ def test_a_decoding_of_another_library_has_no_text():
 
     with pytest.raises(ValueError, match="Other has no text: give a decoding that is one of Auto"):
         decoding_to_text(Other())
-
-
-def test_settings_left_out_are_the_defaults():
-    assert decoding_from_dict({"method": "SpeculativeJacobiDecoding"}) == SpeculativeJacobiDecoding()
 
 
 def test_the_presets_are_different_decodings():

@@ -12,7 +12,6 @@ from arimage.decoding import (
     LatentSampling,
     Layout,
     MaskedDecoding,
-    Sampling,
     decode,
     decoding_from_name,
 )
@@ -222,17 +221,6 @@ def test_settings_that_make_no_sense_are_refused_by_their_name(settings):
 def test_more_denoising_steps_than_the_training_had_are_refused(steps):
     with pytest.raises(ValueError, match="num_diffusion_steps"):
         diffusion_tables(steps)
-
-
-def test_more_passes_than_tokens_are_refused():
-    with pytest.raises(ValueError, match="num_inference_steps is 17: give at most 16"):
-        generate(mar(), [1, 2, 3], num_inference_steps=17)
-
-
-@pytest.mark.parametrize("name", ["ar", "sjd-coupled", "zipar", "pjd", "next-scale", "code"])
-def test_decodings_of_other_models_refuse_this_one(name):
-    with pytest.raises(ValueError, match="its tokens are continuous: use mar"):
-        decode(mar(), decoding_from_name(name), Sampling(), torch.arange(3))
 
 
 def test_tokens_that_are_not_finite_are_an_error():
