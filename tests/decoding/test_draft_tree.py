@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from decoding.test_exactness import IMAGES, SAMPLINGS, assert_follows, sample_images
+from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
 
 import arimage.decoding.draft_tree as draft_tree
 from arimage.decoding import (
@@ -23,7 +23,7 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_to_dict,
 )
-from arimage.decoding.tree import DraftTree, Level, TreeShape, follow, verify_drafts
+from arimage.decoding.tree import DraftTree, Level, TreeShape, verify_drafts
 from arimage.kernels.coupling import sample
 from arimage.kernels.siblings import couple_siblings, sample_siblings
 
@@ -71,34 +71,6 @@ def test_a_chain_has_all_its_ancestors(depth):
     shape = TreeShape(depth, 1, depth, 2, torch.device("cpu"))
     parents = torch.arange(-1, depth).clamp(min=0)[None]
     assert torch.equal(shape.ancestors(parents)[0, :, 1:], torch.ones(depth + 1, depth + 1).tril().bool()[:, 1:])
-
-
-@pytest.mark.parametrize("nodes", range(1, 10))
-def test_no_draft_is_verified_without_its_parent(nodes):
-    shape, tree = tree_of([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], nodes)
-    there = tree.ended.logical_not().sum()
-    assert there == min(nodes, 6) + 1 and tree.tokens[0, :there].tolist() == [4, 5, 6, 8, 9, 11, 12][:there]
-    assert tree.parents[0, :there].tolist() == [0, 0, 0, 1, 1, 2, 2][:there]
-
-
-def test_no_candidate_after_the_end_of_the_image_is_verified():
-    _, tree = tree_of(FEW, 5, (14, -1, -1))
-    assert tree.ended.tolist() == [[False] + [True] * 5]
-    _, tree = tree_of(FEW, 5, (-1, -1, -1))
-    assert tree.ended.all()
-
-
-def test_a_path_ends_with_the_last_accepted_draft():
-    shape, tree = tree_of(FEW, 5)
-    for accepted, path in (
-        ([0, 0, 1, 1, 0], [0]),
-        ([1, 0, 1, 0, 0], [0, 1]),
-        ([0, 1, 1, 0, 1], [0, 2, 3]),
-        ([1, 0, 0, 0, 1], [0, 1, 5]),
-    ):
-        nodes, counts = follow(tree, torch.tensor([accepted]).bool(), shape.ancestors(tree.parents), 3)
-        assert nodes[0, 3 - len(path) :].tolist() == path
-        assert counts.tolist() == [[0] * (3 - len(path)) + list(range(1, len(path) + 1))]
 
 
 @pytest.mark.parametrize("acceptance", [ExactAcceptance(), NeighbourAcceptance(4, 0.4), GroupAcceptance(4)])
@@ -153,15 +125,6 @@ def test_a_drafter_that_is_always_right_decides_a_whole_branch_and_one_token_per
 
 
 # Relaxed tests
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("tree", "relative"), [("dynamic", False), ("static", True)])
-def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, tree, relative):
-    decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
-    assert decoding.exact
-    model, sampling = table_model(branches=2), Sampling(guidance_scale=2.5)
-    assert_follows(sample_images(model, decoding, sampling, IMAGES), model.joint(sampling), 3)
 
 
 @pytest.mark.every(2)

@@ -242,14 +242,6 @@ SHARP = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
 
 
 @torch.no_grad()
-def test_smooth_and_exact_greedy_pictures_are_the_same(bound):
-    rows, greedy = [0, 1, 2], replace(SHARP, top_k=1)
-    exact, smooth = (decode(bound(rows), NextScaleDecoding(smooth), greedy, SEEDS[:3]) for smooth in (False, True))
-    assert torch.equal(exact.tokens, smooth.tokens)
-    torch.testing.assert_close(exact.latents, smooth.latents)
-
-
-@torch.no_grad()
 def test_smooth_pictures_keep_forced_tokens_and_differ_elsewhere(bound):
     rows = [0, 1, 2]
     exact = decode(bound(rows), NextScaleDecoding(), SHARP, SEEDS[:3])
@@ -281,18 +273,6 @@ def test_any_dtype_decodes(bound, dtype):
 
 
 # Settings per scale
-
-
-@torch.no_grad()
-def test_a_list_of_guidance_scales_and_temperatures_sets_each_scale(bound):
-    ramp = [1 + 2 * scale / 3 for scale in range(4)]
-    number = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
-    listed = replace(SHARP, guidance_scale=ramp, temperature=[1.0] * 4)
-    assert torch.equal(decode(bound([0, 1, 2]), NextScaleDecoding(), listed, SEEDS[:3]).tokens, number.tokens)
-    greedy_end = replace(SHARP, temperature=[1.0, 1.0, 1.0, 1e-6])
-    other = decode(bound([0, 1, 2]), NextScaleDecoding(), greedy_end, SEEDS[:3])
-    assert torch.equal(other.tokens[:, :14], number.tokens[:, :14])
-    assert not torch.equal(other.tokens[:, 14:], number.tokens[:, 14:])
 
 
 def test_images_follow_their_distribution_under_settings_per_scale():

@@ -134,18 +134,3 @@ def test_images_that_are_put_leave_nothing_of_those_before(kind):
     before, after = image_slots(other), image_slots(cache)
     assert torch.equal(after.unflatten(2, (BRANCHES, IMAGES))[:, :, :, 1:].flatten(2, 3), before)
     assert not any(layer.isnan().any() for layer in (*cache.keys, *cache.values))
-
-
-def test_row_ends_follow_their_images():
-    cache, _, _ = filled("language")
-    cache.row_ends[1] = True
-    cache.expand(torch.tensor([1, 0]))
-    assert cache.row_ends.sum(1).tolist() == [SLOTS + 1, 1]
-
-
-def test_conditions_follow_their_images():
-    cache, _, _ = filled("growing")
-    rows = torch.arange(IMAGES * BRANCHES)[:, None, None]
-    cache.conditions = [(rows, rows + 10)]
-    cache.expand(torch.tensor([2, 2]))
-    assert [part.flatten().tolist() for part in cache.conditions[0]] == [[2, 2, 5, 5], [12, 12, 15, 15]]

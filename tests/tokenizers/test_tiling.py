@@ -113,16 +113,6 @@ def test_tiles_are_as_close_to_the_whole_as_the_docstring_says(vq, collages, who
     assert psnr(blended, collages) > psnr(pixels, collages) - 0.1
 
 
-@pytest.mark.slow
-def test_tokens_of_tiles_decode_almost_as_well(vq, collages, whole):
-    tokens, pixels = whole
-    vq.enable_tiling()
-    tokens_of_tiles = vq.encode(collages)
-    vq.disable_tiling()
-    assert 0.6 < (tokens_of_tiles == tokens).float().mean() < 0.75
-    assert psnr(vq.decode(tokens_of_tiles), collages) > psnr(pixels, collages) - 0.3
-
-
 def steps(error, borders):
     """How much an error [B, 3, H, W] changes from one column to the next, at the borders of tiles and elsewhere."""
     change = error.diff(dim=-1).abs().mean((0, 1, 2))

@@ -43,15 +43,6 @@ def test_a_number_is_that_of_the_documented_sum():
     assert sampled.flatten().tolist() == [(word >> 8) / 2**24 for word in words[:5]]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
-def test_more_numbers_begin_with_the_fewer(count):
-    seeds, positions = torch.tensor([1, 2]), torch.tensor([[0, 5, 9], [1, 2, 3]])
-    many = uniforms(seeds, positions, Purpose.GUMBEL, 0, 12)
-    few = uniforms(seeds, positions, Purpose.GUMBEL, 0, count)
-    assert few.shape == (2, 3, count) and few.dtype == torch.float32
-    assert torch.equal(few, many[..., :count])
-
-
 def chance(counts, expected):
     """The chance of a chi-square statistic at least as large."""
     statistic = ((counts - expected) ** 2 / expected).sum().double()
@@ -101,19 +92,3 @@ def test_the_ends_of_the_interval_are_reached_but_never_one():
     sampled = uniforms(torch.arange(1 << 12), torch.arange(1 << 8).expand(1 << 12, -1), Purpose.START, 3, 4)
     assert sampled.min() < 2**-20 and 1 - 2**-20 < sampled.max() < 1
     assert torch.equal(sampled * 2**24, (sampled * 2**24).floor())
-
-
-SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32, 2**32 + 1, -(2**32), 2**40, 2**63 - 1, -(2**63)])
-
-
-def test_a_number_does_not_depend_on_the_batch_nor_on_the_layout():
-    positions = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(i))[:7] for i in range(10)])
-    together = uniforms(SEEDS, positions, Purpose.VERIFY, 5, 3)
-    for b, seed in enumerate(SEEDS):
-        assert torch.equal(uniforms(seed[None], positions[b, None], Purpose.VERIFY, 5, 3), together[b, None])
-        for j, position in enumerate(positions[b]):
-            alone = uniforms(seed[None], position[None, None], Purpose.VERIFY, 5, 3)
-            assert torch.equal(alone[0, 0], together[b, j])
-    strided = positions.T.contiguous().T
-    assert torch.equal(uniforms(SEEDS, strided, Purpose.VERIFY, 5, 3), together)
-    assert torch.equal(uniforms(SEEDS, positions[:, :1], Purpose.VERIFY, 5, 3), together[:, :1])
