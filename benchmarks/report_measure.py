@@ -256,12 +256,10 @@ def wrong_paths(count: int) -> Rows:
     and with those that are wrong in one place."""
     decoding = PathJacobiDecoding(couplings.TOKENS)
     yield {"coupling": "right", "images": count, "deviation": round(float(couplings.deviation(decoding, count)), 2)}
-    (mark,) = couplings.test_wrong_couplings_are_noticed.pytestmark
-    for parameter in mark.args[1]:
-        name, wrong = parameter.values
+    for fault, (name, wrong) in couplings.WRONG.items():
         with patch.object(path_coupling if name == "uniforms" else path_coupling.F, name, wrong):
             found = couplings.deviation(decoding, count)
-        yield {"coupling": parameter.id, "images": count, "deviation": round(float(found), 2)}
+        yield {"coupling": fault, "images": count, "deviation": round(float(found), 2)}
 
 
 def siblings(pairs: int) -> Rows:

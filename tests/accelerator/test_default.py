@@ -1,6 +1,5 @@
 """Steps are captured without being asked to: what a call, a copy of a pipeline and a command do on a CUDA device."""
 
-import contextlib
 import copy
 import pickle
 
@@ -71,19 +70,6 @@ def test_a_single_call_captures_nothing_that_it_does_not_replay(family, decoding
         assert [steps_of(pipe, decoding) for _ in range(3)] == ["eager", "captured", "captured"]
 
 
-def test_a_capture_that_fails_is_eager():
-    @contextlib.contextmanager
-    def fails(*args, **options):
-        with card.DEVICE.capture(*args, **options):
-            yield
-            raise RuntimeError("no capture today")
-
-    pipe = fresh()
-    with card.card(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "graph", fails)
-        assert steps_of(pipe) == steps_of(pipe) == "eager"
-
-
 def test_each_pipeline_has_steps_of_its_own_and_none_are_saved(tmp_path):
     pipe = fresh()
     with card.card():
@@ -113,13 +99,6 @@ def test_weights_that_are_divided_among_processes_run_eagerly(monkeypatch):
         monkeypatch.setattr(step_key, "DTensor", card.OnCard)
         captures = device.captures
         assert steps_of(pipe) == "eager" and device.captures == captures and len(pipe._compiled.kept) == 0
-
-
-def test_a_variable_turns_captures_off(monkeypatch):
-    monkeypatch.setenv("ARIMAGE_EAGER", "1")
-    pipe = fresh()
-    with card.card() as device:
-        assert steps_of(pipe) == "eager" and device.captures == 0
 
 
 @pytest.mark.every(2)

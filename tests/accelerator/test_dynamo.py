@@ -82,15 +82,12 @@ def captured_steps(pipe):
 
 
 PAIRS = [
-    ("llamagen-text", "sjd-coupled:window=4"),
-    pytest.param("emu3", "ar", marks=pytest.mark.slow),
-    pytest.param("llamagen-text", "ar", marks=pytest.mark.slow),
-    pytest.param("llamagen-text", "zipar:window=2", marks=pytest.mark.slow),
-    pytest.param("llamagen-text", "line-cache:lines=2", marks=pytest.mark.slow),
-    pytest.param("llamagen-text", "eagle", marks=pytest.mark.slow),
-    pytest.param("mammothmoda2", "sjd-coupled:window=4", marks=pytest.mark.slow),
-    pytest.param("emu3", "sjd-coupled:window=4", marks=pytest.mark.slow),
-    pytest.param("arpg", "sjd-coupled:window=4", marks=pytest.mark.slow),
+    *(
+        ("llamagen-text", text)
+        for text in ("sjd-coupled:window=4", "ar", "zipar:window=2", "line-cache:lines=2", "eagle")
+    ),
+    *((family, "sjd-coupled:window=4") for family in ("mammothmoda2", "emu3", "arpg")),
+    ("emu3", "ar"),
 ]
 
 

@@ -1,5 +1,7 @@
 """Servers and the demo on a CUDA device capture what they are asked for by default before they are asked."""
 
+from types import SimpleNamespace
+
 import card
 import pytest
 import torch
@@ -76,9 +78,10 @@ def test_another_guidance_scale_in_the_demo_captures_nothing(decoding, tmp_path,
         try:
             functions = build_demo(engine).fns.values()
             [generate] = [function.fn for function in functions if function.api_name == "generate"]
+            page = SimpleNamespace(session_hash="page", client=None)
 
             def captures(scale: float) -> int:
-                *_, (pictures, _) = generate("cat", decoding=decoding, seed=1, guidance_scale=scale)
+                *_, (pictures, _) = generate(page, "cat", decoding=decoding, seed=1, guidance_scale=scale)
                 assert len(pictures) == 1
                 return device.captures
 

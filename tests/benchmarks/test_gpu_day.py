@@ -77,12 +77,6 @@ def test_tables_and_line_say_that_tiny_models_say_nothing(folder, capsys, tmp_pa
     assert [PAGES[0].read_text().count(marker) for marker in (gpu_day_tables.BEGIN, gpu_day_tables.END)] == [1, 1]
 
 
-@pytest.mark.slow
-def test_what_is_there_is_not_measured_again(folder):
-    before = read(folder)
-    assert run(folder) == before
-
-
 def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
     measured, calls = kernel_times.measured, []
 
@@ -99,37 +93,6 @@ def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
     assert len(before) == 3
     after = run(tmp_path, "--only", "kernels")["results"]["kernels"]
     assert before.items() <= after.items() and len(calls) == 4 + len(after) - len(before)
-
-
-def test_a_part_without_time_names_what_it_left_out(tmp_path):
-    data = run(tmp_path, "--only", "kernels", "--seconds", "0")
-    assert data["results"]["kernels"] == {} and "copy" in data["left_out"]["kernels"]
-    assert len(data["left_out"]["kernels"]) == 18
-
-
-def test_errors_are_kept_and_tried_again_but_not_want_of_memory(tmp_path):
-    day = gpu_day.Day(tmp_path, gpu_day.TINY_PLAN, 60, "commit")
-    day.begin("steps")
-
-    def fails(error):
-        raise error
-
-    day.measure(lambda: fails(torch.OutOfMemoryError("CUDA out of memory")), model="large")
-    day.measure(lambda: fails(ValueError("no")), model="broken")
-    assert read(tmp_path)["results"]["steps"]["large"]["out_of_memory"] is True
-    assert read(tmp_path)["results"]["steps"]["broken"]["error"] == "ValueError: no"
-    for name in ("large", "broken"):
-        day.measure(lambda: {"median_ms": 1.0}, model=name)
-    assert ["median_ms" in entry for entry in day.results.values()] == [False, True]
-    with pytest.raises(SystemExit, match="--out"):
-        gpu_day.Day(tmp_path, gpu_day.TINY_PLAN._replace(models={}), 60, "commit")
-
-
-def test_without_a_gpu_it_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["gpu_day", "--out", str(tmp_path)])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="--tiny"):
-        gpu_day.main()
 
 
 class Event(card.Stream):

@@ -37,11 +37,3 @@ def test_all_kernels_of_a_step_fit_an_h100():
         fault for kernel in (*step_kernels.kernels(), *step_kernels.modulated_kernels()) for fault in faults(*kernel)
     ]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.slow
-def test_they_compile_for_an_a100_without_spills(monkeypatch):
-    monkeypatch.setattr(step_kernels, "capability", 80)
-    # It has no float8.
-    found = *step_kernels.kernels((64,), ("i8",)), *step_kernels.modulated_kernels((64,))
-    assert [name for name, result in found if result.spilled] == []

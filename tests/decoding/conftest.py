@@ -5,10 +5,17 @@ import math
 from functools import cache
 
 import pytest
+import tiny
 import torch
+from pipelines.infinity import tiny as tiny_infinity
+from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import Layout
 from arimage.decoding.contract.cache import Cache
+from arimage.models.conditions import with_unconditional
+from arimage.pipelines.infinity.scale_model import InfinityScaleModel
+from arimage.pipelines.infinity.schedules import SCHEDULES
+from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 class TokenCache(Cache):
@@ -281,3 +288,31 @@ def some_order(name, shape, batch_size):
 def table_model():
     """`table_model(grid=..., vocab_size=..., groups=..., ...)` makes a `TableModel`."""
     return TableModel
+
+
+def scale_condition(kind, count=3):
+    """Of `count` classes, or texts of different length."""
+    if kind == "class":
+        return {"class_labels": torch.tensor([1, 7, 3, 2])[torch.arange(count) % 4]}
+    embeds = torch.randn(count, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(tiny.TEXT_LENGTH) < torch.tensor([3, 12, 1, 7])[torch.arange(count) % 4, None]
+    return {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
+
+
+def scale_models(kind):
+    """`bind(rows, guided=True, dtype=...)`: a VAR of classes ("class") or texts ("text") or an Infinity ("bits") of
+    random weights, bound to some of three conditions."""
+    if kind == "bits":
+        parts = tiny_infinity.transformer(), tiny_infinity.tokenizer()
+    else:
+        parts = tiny_var.transformer(kind), tiny.scale_tokenizer()
+
+    def bind(rows, guided=True, dtype=torch.float32, **settings):
+        parts[0].to(dtype)
+        some = {name: value[rows] for name, value in scale_condition(kind).items()}
+        if kind != "bits":
+            return VARScaleModel(*parts, some, guided=guided, **settings)
+        some = with_unconditional(some, kept=("prompt_attention_mask",)) if guided else some
+        return InfinityScaleModel(*parts, some, SCHEDULES[16, 16], guided=guided, **settings)
+
+    return bind

@@ -34,16 +34,6 @@ def decode_with(seconds, kept, num_tokens=2048):
     return windows, spent
 
 
-def test_a_longer_window_is_taken_where_it_costs_nothing():
-    windows, _ = decode_with(dict.fromkeys(SIZES, 1.0), 0.95)
-    assert windows[-1] == 128
-
-
-def test_one_token_per_step_where_every_draft_costs_as_much_as_a_step():
-    windows, _ = decode_with({size: float(size) for size in SIZES}, 0.6)
-    assert set(windows) == {1}
-
-
 def test_the_window_follows_what_is_kept():
     seconds = {size: 8.0 + size for size in SIZES}
     few, many = (decode_with(seconds, kept)[0][-1] for kept in (0.1, 0.9))

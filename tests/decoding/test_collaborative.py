@@ -2,11 +2,11 @@
 each."""
 
 import weakref
-from dataclasses import replace
 
 import pytest
 import tiny
 import torch
+from decoding.conftest import scale_condition
 from decoding.test_exactness import SAMPLINGS, assert_follows
 from decoding.test_next_scale import ScaleTable
 from pipelines.var import tiny as tiny_var
@@ -40,25 +40,6 @@ def test_each_map_follows_the_distribution_of_the_model_that_sampled_it(drafter_
         assert_follows(tokens, model.joint(sampling), SIZE)
 
 
-@pytest.mark.parametrize("drafter_scales", [1, 2, None])
-def test_a_refiner_that_is_the_model_samples_its_images(drafter_scales):
-    model, _ = pair(branches=2, same=True)
-    sampling = Sampling(guidance_scale=2.0, top_p=0.9)
-    collaborative = decode(model, CollaborativeDecoding(drafter_scales), sampling, SEEDS)
-    alone = decode(model, NextScaleDecoding(), sampling, SEEDS)
-    assert torch.equal(collaborative.tokens, alone.tokens) and torch.equal(collaborative.latents, alone.latents)
-    assert collaborative.forward_passes == alone.forward_passes == len(SCALES)
-
-
-@pytest.mark.parametrize("drafter_scales", [1, 2])
-def test_a_map_takes_one_step_of_one_model(drafter_scales):
-    model, refiner = pair()
-    state = decode(model, CollaborativeDecoding(drafter_scales), Sampling(), SEEDS)
-    assert (model.forward_passes, refiner.forward_passes) == (drafter_scales, 3 - drafter_scales)
-    assert state.forward_passes == 3 and state.finished.all() and state.decided.all()
-    assert state.accepted_per_step()[:, 0].tolist() == [1, 1, 4]
-
-
 def test_forced_tokens_stand():
     model, _ = pair()
     forced = torch.full((16, 6), -1)
@@ -82,12 +63,7 @@ def test_a_model_without_refiner_and_wrong_settings_are_refused():
 @pytest.fixture(params=["class", "text"])
 def bound(request):
     """A tiny VAR bound to 16 classes or texts, with a smaller one as its refiner."""
-    if request.param == "class":
-        condition = {"class_labels": torch.arange(16) % tiny.NUM_CLASSES}
-    else:
-        embeds = torch.randn(16, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
-        mask = torch.arange(tiny.TEXT_LENGTH) < torch.arange(16)[:, None] % tiny.TEXT_LENGTH + 1
-        condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
+    condition = scale_condition(request.param, 16)
     vq = tiny.scale_tokenizer()
     small = tiny_var.transformer(request.param, seed=1, hidden_size=16, num_layers=1)
     refiner = VARScaleModel(small, vq, condition, guided=True)
@@ -137,29 +113,3 @@ def test_the_cache_of_the_model_is_freed_before_the_refiner_allocates_its_own(bo
     assert keys() is not None and freed == []
     decoding.step(state)
     assert freed == [True] and state.model is bound.refiner and state.drafted == []
-
-
-@torch.no_grad()
-def test_an_image_of_a_batch_is_that_of_its_seed_alone(bound):
-    batch = decode(bound, CollaborativeDecoding(2), SAMPLING, SEEDS)
-    for row in (0, 5):
-        model = replace_condition(bound, row)
-        alone = decode(model, CollaborativeDecoding(2), SAMPLING, SEEDS[row : row + 1])
-        assert torch.equal(alone.tokens[0], batch.tokens[row])
-
-
-def replace_condition(bound, row):
-    """The same pair bound to one of its images."""
-    models = []
-    for model in (bound, bound.refiner):
-        condition = {name: value[row : row + 1] for name, value in model.condition.items() if name != "unconditional"}
-        models.append(VARScaleModel(model.network, model.vq, condition, guided=True))
-    models[0].refiner = models[1]
-    return models[0]
-
-
-def test_greedy_smooth_and_exact_are_the_same(bound):
-    with torch.no_grad():
-        greedy = replace(SAMPLING, top_k=1)
-        exact, smooth = (decode(bound, CollaborativeDecoding(2, smooth), greedy, SEEDS) for smooth in (False, True))
-    assert torch.equal(exact.tokens, smooth.tokens)

@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from decoding.test_exactness import IMAGES, SAMPLINGS, assert_follows, sample_images
+from decoding.test_exactness import SAMPLINGS, assert_follows, sample_images
 
 import arimage.decoding.draft_tree as draft_tree
 from arimage.decoding import (
@@ -23,7 +23,7 @@ from arimage.decoding import (
     decoding_from_name,
     decoding_to_dict,
 )
-from arimage.decoding.tree import DraftTree, Level, TreeShape, follow, verify_drafts
+from arimage.decoding.tree import DraftTree, Level, TreeShape, verify_drafts
 from arimage.kernels.coupling import sample
 from arimage.kernels.siblings import couple_siblings, sample_siblings
 
@@ -73,39 +73,6 @@ def test_a_chain_has_all_its_ancestors(depth):
     assert torch.equal(shape.ancestors(parents)[0, :, 1:], torch.ones(depth + 1, depth + 1).tril().bool()[:, 1:])
 
 
-@pytest.mark.parametrize("nodes", range(1, 10))
-def test_no_draft_is_verified_without_its_parent(nodes):
-    shape, tree = tree_of([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], nodes)
-    there = tree.ended.logical_not().sum()
-    assert there == min(nodes, 6) + 1 and tree.tokens[0, :there].tolist() == [4, 5, 6, 8, 9, 11, 12][:there]
-    assert tree.parents[0, :there].tolist() == [0, 0, 0, 1, 1, 2, 2][:there]
-
-
-def test_a_small_tree_is_verified_whole():
-    shape, tree = tree_of(FEW, 100)
-    assert shape.nodes == 12 and tree.tokens.shape == (1, 13) and tree.ended.sum() == 13 - 7
-
-
-def test_no_candidate_after_the_end_of_the_image_is_verified():
-    _, tree = tree_of(FEW, 5, (14, -1, -1))
-    assert tree.ended.tolist() == [[False] + [True] * 5]
-    _, tree = tree_of(FEW, 5, (-1, -1, -1))
-    assert tree.ended.all()
-
-
-def test_a_path_ends_with_the_last_accepted_draft():
-    shape, tree = tree_of(FEW, 5)
-    for accepted, path in (
-        ([0, 0, 1, 1, 0], [0]),
-        ([1, 0, 1, 0, 0], [0, 1]),
-        ([0, 1, 1, 0, 1], [0, 2, 3]),
-        ([1, 0, 0, 0, 1], [0, 1, 5]),
-    ):
-        nodes, counts = follow(tree, torch.tensor([accepted]).bool(), shape.ancestors(tree.parents), 3)
-        assert nodes[0, 3 - len(path) :].tolist() == path
-        assert counts.tolist() == [[0] * (3 - len(path)) + list(range(1, len(path) + 1))]
-
-
 @pytest.mark.parametrize("acceptance", [ExactAcceptance(), NeighbourAcceptance(4, 0.4), GroupAcceptance(4)])
 def test_drafts_are_tested_at_once_as_one_after_another(table_model, acceptance):
     model, (shape, tree) = table_model(vocab_size=17, grid=(1, 2)), tree_of(FEW, 8)
@@ -138,30 +105,6 @@ def test_a_dynamic_tree_gives_the_images_of_autoregressive_decoding(table_model,
     assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, seeds).tokens)
 
 
-@pytest.mark.every(4)
-@TREES
-@pytest.mark.parametrize("shape", SHAPES)
-def test_an_image_does_not_depend_on_its_batch(table_model, tree, shape):
-    model, sampling = table_model(**GRID, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
-    decoding = decoding_of(tree, shape)
-    state = decode(model, decoding, sampling, SEEDS)
-    alone = [decode(model, decoding, sampling, seed[None]) for seed in SEEDS[::2]]
-    assert torch.equal(state.tokens[::2], torch.cat([one.tokens for one in alone]))
-    # Nor does it wait for its neighbours.
-    assert steps(state)[::2] == [one.forward_passes for one in alone] and state.forward_passes == max(steps(state))
-    assert min(steps(state)) < max(steps(state))
-
-
-@pytest.mark.every(3)
-@TREES
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("branches", [1, 2])
-def test_greedy_decoding_is_that_of_one_token_per_step(table_model, tree, shape, branches):
-    model, sampling = table_model(**GRID, branches=branches), Sampling(top_k=1, guidance_scale=float(branches))
-    state = decode(model, decoding_of(tree, shape), sampling, SEEDS)
-    assert torch.equal(state.tokens, decode(model, AutoregressiveDecoding(), sampling, SEEDS).tokens)
-
-
 def prophet(model):
     """A drafter whose distributions are those of `model`."""
     drafter = model.drafter
@@ -181,24 +124,7 @@ def test_a_drafter_that_is_always_right_decides_a_whole_branch_and_one_token_per
     assert set(steps(state)) == {1 + math.ceil(7 / (depth + 1))}
 
 
-def test_wider_and_deeper_trees_take_fewer_steps(table_model):
-    model, sampling, seeds = table_model(), Sampling(), torch.arange(2000)
-    for tree in ("dynamic", "static"):
-        shapes = [(1, 1, 1), (1, 3, 3), (3, 3, 21)]
-        counts = [sum(steps(decode(model, decoding_of(tree, shape), sampling, seeds))) for shape in shapes]
-        assert counts[0] > counts[1] > counts[2]
-
-
 # Relaxed tests
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("tree", "relative"), [("dynamic", False), ("static", True)])
-def test_neighbours_that_do_not_count_leave_the_distribution_alone(table_model, tree, relative):
-    decoding = decoding_of(tree, (3, 2, 6), acceptance=NeighbourAcceptance(delta=0.0, relative=relative))
-    assert decoding.exact
-    model, sampling = table_model(branches=2), Sampling(guidance_scale=2.5)
-    assert_follows(sample_images(model, decoding, sampling, IMAGES), model.joint(sampling), 3)
 
 
 @pytest.mark.every(2)
@@ -275,29 +201,9 @@ def test_the_check_rejects_a_tree_in_which(flaw, table_model, monkeypatch):
 # Settings
 
 
-def test_a_model_without_a_drafter_is_refused_at_the_start(table_model, monkeypatch):
-    monkeypatch.setattr(table_model, "drafter", None)
-    with pytest.raises(ValueError, match="drafter"):
-        decode(table_model(), DraftTreeDecoding(), Sampling(), SEEDS)
-
-
 def test_a_drafter_of_its_own_is_used_but_not_written(table_model, monkeypatch):
     decoding = decoding_from_name("eagle", drafter=prophet(table_model(**GRID)))
     monkeypatch.setattr(table_model, "drafter", None)
     assert decode(table_model(**GRID), decoding, Sampling(top_k=1), SEEDS).forward_passes == 1 + math.ceil(7 / 6)
     with pytest.raises(ValueError, match="drafter"):
         decoding_to_dict(decoding)
-
-
-@pytest.mark.parametrize("setting", ["depth", "width", "nodes"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, None, True, 10**9])
-def test_sizes_are_whole_numbers(setting, value):
-    with pytest.raises(ValueError, match=setting):
-        DraftTreeDecoding(**{setting: value})
-
-
-def test_unknown_choices_are_refused():
-    with pytest.raises(ValueError, match="tree"):
-        DraftTreeDecoding(tree="ternary")
-    with pytest.raises(ValueError, match="acceptance"):
-        DraftTreeDecoding(acceptance="exact")

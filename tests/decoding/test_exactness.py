@@ -71,9 +71,17 @@ SAMPLINGS = {
 }
 # Others differ from these in what both distributions of a verification are made by.
 KINDS_OF_SAMPLING = ("plain", "top-k", "top-p 0.9, min-p 0.03", "guidance", "guided first 2", "allowed", "everything")
-# Small enough to enumerate, in any order, and with the first tokens of the order given.
-GRIDS = {"2x3": (2, 3), "2x2x2": (2, 2, 2)}
-LAYOUTS = {"grid": list(GRIDS), "order": ["raster", "random", "spread-out"], "given": [0, 2]}
+# Small enough to enumerate: in any order, a video, and after grids that are generated before the image.
+LAYOUTS = {
+    **{
+        f"{order} {shape}": {"grid": shape, "order": order}
+        for shape in ((2, 3), (2, 2, 2))
+        for order in ("raster", "random", "spread-out")
+    },
+    "after 1x3": {"grid": (2, 2), "before": [(1, 3)]},
+    "after 2x1": {"grid": (2, 2), "before": [(2, 1)]},
+    "after 1x2 and 2x1": {"grid": (1, 3), "before": [(1, 2), (2, 1)]},
+}
 
 
 def name(decoding):
@@ -140,38 +148,19 @@ def test_images_follow_the_joint_distribution(table_model, decoding, sampling, s
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize(("decoding", "grid", "order", "given", "size"), list(cases(FEWER, full=False, **LAYOUTS)))
-def test_images_follow_the_joint_distribution_in_any_order(table_model, decoding, grid, order, given, size):
-    shape, case = GRIDS[grid], f"{grid} {order} {given}"
-    model = table_model(grid=shape, vocab_size=2, order=some_order(order, shape, size))
-    forced = [1, 0][:given] + [-1] * (model.num_tokens - given)
-    sampling = Sampling(top_p=0.95, forced=torch.tensor(forced).expand(size, -1))
-    tokens = sample_images(model, decoding, sampling, size, case)
-    assert_follows(tokens, model.joint_given(Sampling(top_p=0.95), forced), model.vocab_size)
-
-
-# Grids that are generated before the image: wider, narrower, and two of them.
-BEFORE = {"1x3+2x2": ((2, 2), [(1, 3)]), "2x1+2x2": ((2, 2), [(2, 1)]), "1x2+2x1+1x3": ((1, 3), [(1, 2), (2, 1)])}
-
-
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
-    ("decoding", "grids", "given", "size"), list(cases(FEWER, full=False, grids=list(BEFORE), given=[0, 2]))
+    ("decoding", "layout", "given", "size"), list(cases(FEWER, full=False, layout=list(LAYOUTS), given=[0, 2]))
 )
-def test_images_after_other_grids_follow_the_joint_distribution(table_model, decoding, grids, given, size):
-    shape, before = BEFORE[grids]
-    model = table_model(grid=shape, before=before, vocab_size=2)
+def test_images_follow_the_joint_distribution_in_any_order(table_model, decoding, layout, given, size):
+    """The first tokens of the order may be given."""
+    settings = dict(LAYOUTS[layout])
+    if "order" in settings:
+        settings["order"] = some_order(settings["order"], settings["grid"], size)
+    model = table_model(**settings, vocab_size=2)
     forced = [1, 0][:given] + [-1] * (model.num_tokens - given)
     sampling = Sampling(top_p=0.95, forced=torch.tensor(forced).expand(size, -1))
-    tokens = sample_images(model, decoding, sampling, size, f"{grids} {given}")
+    tokens = sample_images(model, decoding, sampling, size, f"{layout} {given}")
     assert_follows(tokens, model.joint_given(Sampling(top_p=0.95), forced), model.vocab_size)
-
-
-@pytest.mark.parametrize("decoding", [ZipARDecoding(1), ParallelJacobiDecoding(2, 1), LineCacheDecoding(2)], ids=name)
-def test_decodings_by_rows_refuse_several_grids(table_model, decoding):
-    model = table_model(grid=(2, 2), before=[(1, 2)], vocab_size=2)
-    with pytest.raises(ValueError, match=f"{type(decoding).__name__} cannot .* several grids"):
-        decode(model, decoding, Sampling(), torch.arange(2))
 
 
 # Drafts from the frame before, of which there is none in an image.
@@ -193,28 +182,11 @@ FROM_BEFORE = [
     ],
 )
 def test_videos_follow_the_joint_distribution_with_drafts_from_the_frame_before(table_model, decoding, order, given):
-    shape, size = GRIDS["2x2x2"], FEWER
+    shape, size = (2, 2, 2), FEWER
     context = torch.randint(2, (size, 4), generator=torch.Generator().manual_seed(4)) if given else None
     model = table_model(grid=shape, vocab_size=2, order=some_order(order, shape, size), context=context)
     tokens = sample_images(model, decoding, Sampling(), size, f"{order} {given}")
     assert_follows(tokens, model.joint(Sampling()), model.vocab_size)
-
-
-@pytest.mark.parametrize("decoding", FROM_BEFORE, ids=name)
-def test_images_have_no_frame_before(table_model, decoding):
-    assert "frame before" in decoding.supports(table_model(grid=(2, 2)))
-
-
-@pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(1, True), ParallelJacobiDecoding(2, 1)], ids=str)
-def test_rows_in_parallel_need_the_raster_order(table_model, decoding):
-    shape = (2, 2, 2)
-    model = table_model(grid=shape, vocab_size=2, truncated=True)
-    assert decoding.supports(model) is None
-    sample_images(model, decoding, Sampling(), 50)
-    ordered = table_model(grid=shape, vocab_size=2, truncated=True, order=some_order("random", shape, 50))
-    assert "order" in decoding.supports(ordered)
-    with pytest.raises(ValueError, match=f"{type(decoding).__name__}.*order"):
-        decode(ordered, decoding, Sampling(), torch.arange(50))
 
 
 # Models that predict blocks of tokens: three blocks of 2 and of 3.
@@ -282,40 +254,36 @@ def test_the_check_rejects_a_block_that_was_not_verified(table_model, monkeypatc
         assert_follows(tokens, model.joint(Sampling()), 3)
 
 
+BY_ROWS = [ZipARDecoding(1), ZipARDecoding(1, True), ParallelJacobiDecoding(2, 1)]
+WITHOUT_BLOCKS = [TreeJacobiDecoding(), LazyJacobiDecoding(), DraftTreeDecoding(), FlowDecoding(), GroupDecoding()]
+REFUSED = {
+    "frame before": ({"grid": (2, 2)}, FROM_BEFORE),
+    "order": ({"grid": (2, 2, 2), "vocab_size": 2, "order": some_order("random", (2, 2, 2), 2)}, BY_ROWS),
+    "several grids": ({"grid": (2, 2), "before": [(1, 2)], "vocab_size": 2}, [*BY_ROWS, LineCacheDecoding(2)]),
+    "predicts whole blocks of tokens": (
+        {**BLOCKS[2], "block": 2},
+        [*WITHOUT_BLOCKS, *BY_ROWS, LineCacheDecoding(), SpeculativeJacobiDecoding("auto")],
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    "decoding",
-    [
-        TreeJacobiDecoding(),
-        LazyJacobiDecoding(),
-        DraftTreeDecoding(),
-        ZipARDecoding(),
-        ParallelJacobiDecoding(),
-        LineCacheDecoding(),
-        FlowDecoding(),
-        GroupDecoding(),
-        SpeculativeJacobiDecoding("auto"),
-    ],
-    ids=name,
+    ("reason", "decoding"), [(reason, one) for reason, (_, several) in REFUSED.items() for one in several], ids=str
 )
-def test_other_decodings_refuse_blocks(table_model, decoding):
-    model = table_model(**BLOCKS[2], block=2)
-    with pytest.raises(ValueError, match=f"{type(decoding).__name__} cannot .* predicts whole blocks of tokens"):
+def test_models_that_do_not_fit_are_refused(table_model, reason, decoding):
+    model = table_model(**REFUSED[reason][0], truncated=True)
+    assert reason in decoding.supports(model)
+    with pytest.raises(ValueError, match=f"{type(decoding).__name__}.*{reason}"):
         decode(model, decoding, Sampling(), torch.arange(2))
 
 
 def test_pairwise_meets_every_pair_with_few_choices():
     settings = {"a": [1, 2, 3], "b": [1, 2, 3], "c": [1, 2, 3], "d": [1, 2]}
-    chosen = pairwise(settings)
+    chosen, few = pairwise(settings), each_once(settings)
     for (first, xs), (second, ys) in itertools.combinations(settings.items(), 2):
         assert {(choice[first], choice[second]) for choice in chosen} == set(itertools.product(xs, ys))
-    assert len(chosen) <= 12
-    assert all(
-        choice["a"] < 3 or choice["d"] == 1 for choice in pairwise(settings, lambda c: c["a"] < 3 or c["d"] == 1)
-    )
-    assert pairwise({}) == [{}] and pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
-    few = each_once(settings)
     assert {name: {choice[name] for choice in few} for name in settings} == {k: {*v} for k, v in settings.items()}
-    assert len(few) < len(chosen) and each_once({}) == []
+    assert len(few) < len(chosen) <= 12 and pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
 
 
 # The exactness of flow has tests of its own.

@@ -75,18 +75,3 @@ def test_other_drafts_of_a_still_video_are_slower(init):
         decoding = SpeculativeJacobiDecoding(window=5, refresh="independent", init=name)
         passes[name] = decode(still(), decoding, Sampling(), torch.arange(3)).forward_passes
     assert passes["previous"] == 5 < passes[init]
-
-
-def test_an_automatic_chain_does_not_cap_what_a_step_decides():
-    accepted = {}
-    for chain in (2, "auto"):
-        decoding = LazyJacobiDecoding(window=17, chain=chain, tokens=8)
-        accepted[chain] = decode(still(), decoding, Sampling(), torch.arange(3)).accepted_per_step()
-    # Drafts are wrong at first, and settle far ahead while the cursor is still behind them.
-    assert len(accepted["auto"]) < len(accepted[2])
-
-
-@pytest.mark.parametrize("chain", [0, 9, "all", None])
-def test_a_wrong_chain_is_refused(chain):
-    with pytest.raises((ValueError, TypeError), match="chain|tokens"):
-        LazyJacobiDecoding(window=16, chain=chain, tokens=8)

@@ -16,9 +16,6 @@ from arimage.decoding import (
     SpeculativeJacobiDecoding,
     TreeJacobiDecoding,
     decode,
-    decoding_from_name,
-    decoding_from_text,
-    decoding_to_text,
 )
 
 
@@ -160,14 +157,6 @@ def test_the_model_knows_how_a_group_sees_itself(attention):
     assert state.accepted_per_step().tolist() == [[1] * 3, [2] * 3, [1] * 3]
 
 
-def test_a_step_behind_the_end_changes_nothing():
-    decoding = GroupDecoding((1, 3))
-    state = decode(GroupTable(), decoding, Sampling(), torch.arange(3))
-    tokens, steps = state.tokens.clone(), state.steps.clone()
-    decoding.step(state)
-    assert torch.equal(state.tokens, tokens) and torch.equal(state.steps, steps) and state.finished.all()
-
-
 @pytest.mark.parametrize("schedule", ["arccos", "cosine"])
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 99, 256, 1000])
 def test_schedules_divide_an_image_into_groups_that_grow(schedule, count):
@@ -176,34 +165,16 @@ def test_schedules_divide_an_image_into_groups_that_grow(schedule, count):
     assert sizes[-1] >= sizes[0]
 
 
-@pytest.mark.parametrize("groups", [(1, 3), [1, 3]])
-def test_sizes_are_a_tuple_or_a_list(groups):
-    decoding = GroupDecoding(groups)
-    assert decoding == GroupDecoding((1, 3)) == decoding_from_text(decoding_to_text(decoding))
-    assert decoding == decoding_from_name("groups", groups=groups) and hash(decoding) is not None
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"groups": 0}, "groups"),
-        ({"groups": ()}, "groups"),
-        ({"groups": (1, 0)}, "groups"),
-        ({"groups": (1, 2.0)}, "groups"),
-        ({"groups": "1/3"}, "groups"),
-        ({"groups": True}, "groups"),
-        ({"schedule": "linear"}, "schedule"),
-        ({"guidance_schedule": "cosine"}, "guidance_schedule"),
-        ({"attention": "none"}, "attention"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, named):
-    with pytest.raises(ValueError, match=named):
-        GroupDecoding(**settings)
-
-
 def test_models_and_sizes_that_do_not_fit_are_refused():
     assert GroupDecoding().supports(GroupTable()) is None
     assert "one token after the other" in GroupDecoding().supports(TableModel())
     with pytest.raises(ValueError, match="groups have 7 tokens"):
         decode(GroupTable(), GroupDecoding((3, 4)), Sampling(), torch.arange(2))
+
+
+def test_a_step_after_the_end_changes_nothing():
+    decoding = GroupDecoding((1, 3))
+    state = decode(GroupTable(), decoding, Sampling(), torch.arange(3))
+    tokens, steps = state.tokens.clone(), state.steps.clone()
+    decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and torch.equal(state.steps, steps) and state.finished.all()

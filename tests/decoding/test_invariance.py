@@ -7,10 +7,16 @@ from decoding.pairwise import each_once
 
 from arimage.decoding import (
     AutoregressiveDecoding,
+    DraftTreeDecoding,
+    FlowDecoding,
+    GroupAcceptance,
     LazyJacobiDecoding,
+    NeighbourAcceptance,
+    ParallelJacobiDecoding,
     Sampling,
     SpeculativeJacobiDecoding,
     TreeJacobiDecoding,
+    ZipARDecoding,
     decode,
 )
 
@@ -31,6 +37,16 @@ DECODINGS = [
     SpeculativeJacobiDecoding(5, corrections=2),
     *(TreeJacobiDecoding(5, 3, 2, init) for init in INITS),
     *(LazyJacobiDecoding(8, 2, 4, init) for init in INITS),
+    *(DraftTreeDecoding(tree=tree, depth=3, width=2, nodes=8) for tree in ("dynamic", "static")),
+    FlowDecoding(3),
+    SpeculativeJacobiDecoding(5, acceptance=GroupAcceptance(3, 1.0, 9.0), relax=2.0),
+    SpeculativeJacobiDecoding(5, acceptance=NeighbourAcceptance(1000, 0.2)),
+    SpeculativeJacobiDecoding(5, acceptance=NeighbourAcceptance(1000, 1.0, relative=True), reuse=0.3),
+]
+# Rows side by side, which ask for distributions given fewer tokens.
+BY_ROWS = [
+    *(ZipARDecoding(window, adaptive) for window, adaptive in ((1, False), (2, True))),
+    *(ParallelJacobiDecoding(*settings) for settings in ((9, 1, "coupled"), (3, 2, "independent"))),
 ]
 
 
@@ -46,25 +62,22 @@ def alone(model, decoding, sampling, seeds):
 
 
 @pytest.mark.every(6)
+@pytest.mark.parametrize("decoding", [AutoregressiveDecoding(), *DECODINGS, *BY_ROWS], ids=str)
 def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
-    model, sampling = table_model(**GRID, branches=2), Sampling(guidance_scale=1.5, top_p=0.95)
-    state = decode(model, decoding, sampling, SEEDS)
-    tokens, alone_steps = alone(model, decoding, sampling, SEEDS[::2])
-    assert torch.equal(state.tokens[::2], tokens)
-    # Nor does it wait for its neighbours.
-    assert state.steps[::2].tolist() == alone_steps and state.forward_passes == max(state.steps)
-    if decoding.window > 1:
-        assert min(state.steps) < max(state.steps) <= model.num_tokens
-    else:
+    """Nor on padding, nor does it wait for the others."""
+    sampling, steps = Sampling(guidance_scale=1.5, top_p=0.95), []
+    for padding in (float("nan"), 0.0):
+        # The model refuses to read a slot before it is written.
+        model = table_model(**GRID, branches=2, padding=padding, truncated=decoding in BY_ROWS)
+        state = decode(model, decoding, sampling, SEEDS)
+        tokens, alone_steps = alone(model, decoding, sampling, SEEDS[::2])
+        assert torch.equal(state.tokens[::2], tokens)
+        assert state.steps[::2].tolist() == alone_steps and state.forward_passes == max(state.steps)
+        assert max(state.steps) <= model.num_tokens and (state.accepted.sum(0) == model.num_tokens).all()
+        steps.append(state.tokens)
+    assert torch.equal(*steps)
+    if isinstance(decoding, AutoregressiveDecoding) or getattr(decoding, "window", 0) == 1 and decoding not in BY_ROWS:
         assert (state.steps == model.num_tokens).all()
-
-
-def test_an_autoregressive_image_does_not_depend_on_its_batch(table_model):
-    model, decoding = table_model(**GRID), AutoregressiveDecoding()
-    state = decode(model, decoding, Sampling(), SEEDS)
-    tokens, alone_steps = alone(model, decoding, Sampling(), SEEDS)
-    assert torch.equal(state.tokens, tokens)
-    assert state.steps.tolist() == alone_steps == [model.num_tokens] * len(SEEDS)
 
 
 @pytest.mark.every(3)
@@ -88,16 +101,6 @@ def test_equal_seeds_give_equal_images_and_others_do_not(table_model, decoding):
         assert len(tokens.unique(dim=0)) == 10
 
 
-@pytest.mark.every(3)
-def test_padding_and_what_was_never_written_have_no_effect(table_model, decoding):
-    # The model refuses to read a slot before it is written; here the logits of padding are NaN or zero.
-    tokens = [
-        decode(table_model(**GRID, padding=padding), decoding, Sampling(), SEEDS[:7]).tokens
-        for padding in (float("nan"), 0.0)
-    ]
-    assert torch.equal(*tokens)
-
-
 def greedy(model, guidance_scale=1.0):
     """The tokens of the greatest logits, straight from the tables."""
     tokens, row = [], 0
@@ -111,22 +114,14 @@ def greedy(model, guidance_scale=1.0):
 
 
 @pytest.mark.every(4)
+@pytest.mark.parametrize("decoding", [AutoregressiveDecoding(), *DECODINGS], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, batch_size):
     for seed in (1, 2):
         model = table_model(**GRID, branches=2, seed=seed)
-        sampling = Sampling(guidance_scale=3.0, top_k=1)
-        expected = greedy(model, 3.0).expand(batch_size, -1)
-        state = decode(model, decoding, sampling, SEEDS[:batch_size])
-        assert torch.equal(state.tokens, expected)
+        state = decode(model, decoding, Sampling(guidance_scale=3.0, top_k=1), SEEDS[:batch_size])
+        assert torch.equal(state.tokens, greedy(model, 3.0).expand(batch_size, -1))
         assert state.forward_passes <= model.num_tokens
-
-
-def test_autoregressive_greedy_tokens_are_those_of_the_greatest_logits(table_model):
-    for seed in (1, 2):
-        model = table_model(**GRID, branches=2, seed=seed)
-        state = decode(model, AutoregressiveDecoding(), Sampling(guidance_scale=3.0, top_k=1), SEEDS)
-        assert torch.equal(state.tokens, greedy(model, 3.0).expand(8, -1))
 
 
 @pytest.mark.parametrize("settings", jacobi(), ids=str)

@@ -5,7 +5,7 @@ import torch
 from families import EVERY, condition_of, flat, having, quick, seeded
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode, decoding_from_name
+from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
@@ -57,33 +57,6 @@ def test_a_token_sees_the_tokens_that_are_kept(family, guidance):
     # Nothing is replaced before the cache is full: 4 of 6 rows of a video, 3 of 4 rows of an image.
     full = tokens.shape[1] * (4 if video else 3) // (6 if video else 4)
     assert torch.equal(tokens[:, :full], generate(pipe, "ar", guidance=guidance)[:, :full])
-
-
-@pytest.mark.parametrize("family", ["llamagen-text", "emu3", "cosmos"])
-def test_all_rows_give_the_images_of_ar(family):
-    pipe = EVERY[family]()
-    assert torch.equal(generate(pipe, "line-cache:lines=99"), generate(pipe, "ar"))
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("family", "guidance"), [("llamagen-text", 3.0), ("lumina", 1.0)])
-def test_an_image_does_not_depend_on_its_batch(family, guidance):
-    pipe = EVERY[family]()
-    together = generate(pipe, "line-cache:lines=2", (3, 1, 4, 1, 5), guidance)
-    assert torch.equal(generate(pipe, "line-cache:lines=2", (3, 1, 4, 1, 5), guidance, batch_size=2), together)
-    assert torch.equal(generate(pipe, "line-cache:lines=2", (4,), guidance), together[2:3])
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("family", ["llamagen-text", pytest.param("emu3", marks=pytest.mark.slow), "cosmos-text"])
-def test_half_precision(family):
-    pipe = EVERY[family]().to(torch.bfloat16)
-    tokens = [generate(pipe, "line-cache:lines=2")]
-    pipe.to(torch.float32)
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            tokens.append(generate(pipe, "line-cache:lines=2"))
-    assert all(each.min() >= 0 for each in tokens)
 
 
 @pytest.mark.parametrize(("lines", "size"), [(2, 8), (3, 12), (8, 32), (None, 32)])
@@ -148,14 +121,6 @@ def test_attention_is_limited_to_what_is_filled(interval):
     assert set(limits) == {64, 100}
 
 
-def test_a_step_after_the_end_changes_nothing(table_model):
-    model, decoding = table_model(grid=(5, 2), vocab_size=3, truncated=True, padding=0.0), LineCacheDecoding(2)
-    state = decode(model, decoding, Sampling(), SEEDS)
-    tokens, rows = state.tokens.clone(), state.rows.clone()
-    decoding.step(state)
-    assert torch.equal(state.tokens, tokens) and torch.equal(state.rows, rows)
-
-
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
@@ -174,9 +139,3 @@ def test_other_models_are_refused(family, settings, message):
     assert "line-cache" not in pipe.decoding_names
     with pytest.raises(ValueError, match=message):
         pipe(**condition_of(pipe), decoding="line-cache", **settings)
-
-
-@pytest.mark.parametrize("lines", [1, 0, -3, True, 2.5, "4"])
-def test_a_cache_has_two_rows_or_more(lines):
-    with pytest.raises(ValueError, match="lines is .* give a whole number from 2"):
-        decoding_from_name("line-cache", lines=lines)

@@ -3,17 +3,15 @@
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
+from decoding.conftest import scale_condition, scale_models
 from pipelines.infinity import tiny as tiny_infinity
-from pipelines.var import tiny as tiny_var
 
-from arimage.decoding import NextScaleDecoding, Sampling, decode, decoding_from_text
+from arimage.decoding import NextScaleDecoding, Sampling, decode
 from arimage.models.conditions import with_unconditional
 from arimage.models.pruning import Pruning, fed_cells, only
 from arimage.pipelines.infinity.scale_model import InfinityScaleModel
 from arimage.pipelines.infinity.schedules import SCHEDULES
-from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 SEEDS, ROWS = torch.arange(3), [0, 1, 2]
@@ -21,31 +19,9 @@ SHARP = Sampling(guidance_scale=3.0, top_k=30, top_p=0.95)
 HALF = NextScaleDecoding(pruned=(0.5, 0.5))
 
 
-def texts():
-    embeds = torch.randn(3, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
-    mask = torch.arange(tiny.TEXT_LENGTH) < torch.tensor([[3], [12], [1]])
-    return {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
-
-
 @pytest.fixture(scope="module", params=["class", "text", "bits"])
 def bound(request):
-    """`bound(rows, guided=True, ...)`: a tiny model bound to some of three conditions."""
-    if request.param == "bits":
-        parts = tiny_infinity.transformer(), tiny_infinity.tokenizer()
-
-        def bind(rows, guided=True, **settings):
-            some = {name: value[rows] for name, value in texts().items()}
-            some = with_unconditional(some, kept=("prompt_attention_mask",)) if guided else some
-            return InfinityScaleModel(*parts, some, SCHEDULES[16, 16], guided=guided, **settings)
-
-        return bind
-    parts = tiny_var.transformer(request.param), tiny.scale_tokenizer()
-    condition = {"class_labels": torch.tensor([1, 7, 3])} if request.param == "class" else texts()
-
-    def bind(rows, guided=True):
-        return VARScaleModel(*parts, {name: value[rows] for name, value in condition.items()}, guided=guided)
-
-    return bind
+    return scale_models(request.param)
 
 
 def watch(model):
@@ -95,10 +71,6 @@ def test_under_autocast_the_layers_give_another_dtype_than_that_of_the_change():
 def test_at_least_one_cell_is_fed():
     assert fed_cells([1, 4, 9, 16], None) == [1, 4, 9, 16]
     assert fed_cells([1, 4, 9, 16], {2: 0.999, 3: 0.4}) == [1, 4, 1, 10]
-
-
-def test_one_share_is_that_of_the_last_scale():
-    assert NextScaleDecoding(pruned=0.5) == NextScaleDecoding(pruned=[0.5]) == decoding_from_text("fastvar")
 
 
 # Whole images
@@ -197,18 +169,9 @@ def test_smooth_pictures_are_pruned_too(bound):
 
 
 @torch.no_grad()
-def test_half_precision(bound):
-    model = bound(ROWS)
-    model.network.to(torch.bfloat16)
-    state = decode(model, HALF, SHARP, SEEDS)
-    model.network.to(torch.float32)
-    assert state.finished.all() and state.latents.isfinite().all()
-
-
-@torch.no_grad()
 def test_guidance_of_hidden_states_leaves_out_cells():
     parts = tiny_infinity.transformer(), tiny_infinity.tokenizer()
-    condition = with_unconditional(texts(), kept=("prompt_attention_mask",))
+    condition = with_unconditional(scale_condition("text"), kept=("prompt_attention_mask",))
     sampling = replace(SHARP, guidance_scale=1.0)
     for shares in ((0.0, 0.0), (0.5, 0.5)):
         tokens = []

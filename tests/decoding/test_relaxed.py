@@ -2,7 +2,6 @@
 claimed."""
 
 import math
-from itertools import cycle
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from arimage.decoding import (
     decode,
     decoding_from_name,
 )
-from arimage.kernels.coupling import sample
 from arimage.kernels.neighbours import nearest_neighbours
 
 
@@ -81,17 +79,6 @@ def test_reuse_of_what_the_coupling_keeps_anyway_changes_nothing(table_model):
         decode(model, jacobi(7, reuse=reuse), Sampling(), torch.arange(2000)).tokens for reuse in (None, 1.0, 0.3)
     )
     assert torch.equal(exact, kept) and not torch.equal(exact, more)
-
-
-@pytest.mark.parametrize("strong", STRONG)
-def test_relaxed_settings_do_not_claim_to_be_exact(strong):
-    assert not jacobi(**STRONG[strong]).exact
-
-
-@pytest.mark.parametrize("preset", ["gsd", "lantern", "lantern++", "sjd++"])
-def test_the_presets_of_relaxed_methods_are_not_exact(preset):
-    assert not decoding_from_name(preset).exact
-    assert decoding_from_name(preset, acceptance=ExactAcceptance(), reuse=None).exact
 
 
 # The distribution of one token, from the definitions and one token at a time.
@@ -278,13 +265,6 @@ def test_images_of_three_tokens_follow_the_relaxed_distribution(table_model, str
     assert_follows(tokens, joint_of_three(model, sampling, decoding), 3)
 
 
-@pytest.mark.parametrize("strong", [name for name in STRONG if "reuse" not in name])
-def test_no_fresh_draft_takes_a_relaxed_test(table_model, strong):
-    model, seeds = table_model(), torch.arange(2000)
-    exact, relaxed = (decode(model, jacobi(1, **settings), Sampling(), seeds) for settings in ({}, STRONG[strong]))
-    assert torch.equal(relaxed.tokens, exact.tokens) and torch.equal(relaxed.accepted, exact.accepted)
-
-
 def test_a_draft_is_fresh_until_it_is_evaluated(table_model, monkeypatch):
     model, asked = table_model(grid=(1, 8), vocab_size=2), []
     monkeypatch.setattr(
@@ -336,52 +316,6 @@ def test_images_of_a_strong_setting_are_off_but_by_no_more_than_promised(table_m
     assert limit < distance < promised(decoding, model.num_tokens, model.vocab_size) + limit
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("strong", "sampling"), list(zip(STRONG, cycle(["everything", "allowed"]), strict=False)))
-def test_tokens_that_the_sampling_excludes_are_never_decided(table_model, strong, sampling):
-    sampling, model = SAMPLINGS[sampling], table_model(branches=2)
-    for window in (1, 3):
-        tokens = decode(model, jacobi(window, init="left", **STRONG[strong]), sampling, torch.arange(2000)).tokens
-        assert joint_of(tokens, 3)[model.joint(sampling) == 0].sum() == 0
-
-
-@pytest.mark.parametrize("strong", STRONG)
-def test_greedy_tokens_stay_those_of_the_greatest_logits(table_model, strong):
-    model, sampling, seeds = table_model(grid=(2, 4), vocab_size=3), Sampling(top_k=1), torch.arange(50)
-    expected = decode(model, decoding_from_name("ar"), sampling, seeds).tokens
-    assert torch.equal(decode(model, jacobi(4, **STRONG[strong]), sampling, seeds).tokens, expected)
-
-
-@pytest.mark.every(4)
-@pytest.mark.parametrize("strong", STRONG)
-def test_an_image_does_not_depend_on_its_batch(table_model, strong):
-    model, decoding = table_model(grid=(2, 4), branches=2), jacobi(5, **STRONG[strong])
-    sampling, seeds = Sampling(guidance_scale=1.5, top_p=0.95), torch.arange(6)
-    together = decode(model, decoding, sampling, seeds).tokens
-    alone = torch.cat([decode(model, decoding, sampling, seed[None]).tokens for seed in seeds])
-    assert torch.equal(together, alone)
-
-
-KNOBS = {
-    "relax": [{"relax": relax} for relax in (1.0, 2.0, 5.0)],
-    "group": [{"acceptance": GroupAcceptance(size, 1.0, 9.0)} for size in (1, 3, 5)],
-    "delta": [{"acceptance": NeighbourAcceptance(1000, delta)} for delta in (0.0, 0.3, 0.6)],
-    "relative delta": [{"acceptance": NeighbourAcceptance(1000, delta, relative=True)} for delta in (0.0, 0.5, 4.0)],
-}
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("knob", KNOBS)
-def test_the_stronger_the_knob_the_fewer_the_steps(table_model, knob):
-    model, passes = table_model(grid=(2, 4)), []
-    for settings in KNOBS[knob]:
-        state = decode(model, jacobi(8, **settings), Sampling(), torch.arange(1000))
-        passes.append((state.accepted_per_step() > 0).sum(0).double())
-    for weaker, stronger in zip(passes, passes[1:], strict=False):
-        assert stronger.mean() < weaker.mean() + 3 * (stronger - weaker).std() / math.sqrt(1000)
-    assert passes[-1].mean() < passes[0].mean() - 0.1
-
-
 def test_a_table_of_neighbours_is_made_once_per_codebook(table_model, monkeypatch):
     made, model = [], table_model(vocab_size=20, grid=(1, 2))
     monkeypatch.setattr(
@@ -419,16 +353,3 @@ def test_a_model_without_codebook_is_refused(table_model, preset):
     model.codebook = None
     with pytest.raises(ValueError, match="codebook"):
         decode(model, decoding_from_name(preset), Sampling(), torch.arange(2))
-
-
-def test_the_published_settings_decode_a_large_vocabulary():
-    codebook = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
-    p = torch.empty(2, 3, 2000).exponential_(generator=torch.Generator().manual_seed(1)) ** 4
-    p[p < p.topk(500, -1).values[..., -1:]] = 0
-    p = p / p.sum(-1, keepdim=True)
-    q = p.roll(1, -1)
-    x, uniform = sample(q, torch.rand(2, 3)), torch.rand(2, 3)
-    exact = ExactAcceptance().bind(None)(p, q, x, uniform)
-    for relaxed in (GroupAcceptance(), NeighbourAcceptance(), NeighbourAcceptance(10, 1.0, relative=True)):
-        kept = relaxed.bind(Codebook(codebook))(p, q, x, uniform)
-        assert kept.shape == (2, 3) and kept.dtype == torch.bool and kept[exact].all()

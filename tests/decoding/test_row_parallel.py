@@ -1,11 +1,12 @@
 """Rows decoded side by side: what a query sees, what it costs, and whose distribution the images follow."""
 
-import itertools
 import math
+import re
 
 import pytest
 import torch
 from decoding.pairwise import each_once
+from decoding.test_exactness import assert_follows
 from pipelines.llamagen import tiny as tiny_llamagen
 
 import arimage.decoding.jacobi.parallel_jacobi as parallel_jacobi
@@ -17,7 +18,6 @@ from arimage.decoding import (
     ZipARDecoding,
     decode,
 )
-from arimage.decoding.contract.cache import Cache
 from arimage.kernels.coupling import couple_at, sample
 from arimage.models.llama_blocks import rotary_table
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -93,15 +93,13 @@ def sample_images(model, decoding, sampling, size):
     return decode(model, decoding, sampling, torch.arange(size) + (5 << 32)).tokens
 
 
-def chance(tokens, joint, vocab_size):
-    """How often images sampled from `joint` [V ** N] are as far from it as `tokens` [M, N], by a chi-square test."""
-    powers = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1)
-    counts = torch.bincount((tokens * powers).sum(1), minlength=len(joint)).double()
-    expected = joint * len(tokens)
-    rare = expected < 5
-    counts, expected = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
-    statistic = ((counts - expected).square() / expected.clamp(min=1e-9)).sum()
-    return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2))
+def follows(tokens, joint):
+    """Whether images of two tokens are samples of `joint`."""
+    try:
+        assert_follows(tokens, joint, 2)
+    except AssertionError as error:
+        return not re.match("chi-square|total variation|an impossible image", str(error))
+    return True
 
 
 # Settings at which nothing is missing.
@@ -117,17 +115,6 @@ def test_a_window_that_covers_the_row_is_autoregressive(table_model, grid, adapt
         state = decode(model, ZipARDecoding(window, adaptive), sampling, SEEDS)
         assert torch.equal(state.tokens, expected.tokens)
         assert state.forward_passes == model.num_tokens
-
-
-@torch.no_grad()
-def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
-    transformer = tiny_llamagen.transformer("class")
-    model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
-    sampling = Sampling(guidance_scale=2.0)
-    expected, tokens = (
-        decode(model, decoding, sampling, SEEDS).tokens for decoding in (AutoregressiveDecoding(), ZipARDecoding(4))
-    )
-    assert torch.equal(tokens, expected)
 
 
 @pytest.mark.every(2)
@@ -149,14 +136,14 @@ def test_a_window_that_covers_the_row_is_autoregressive_on_a_transformer():
 def test_a_context_that_covers_the_row_is_exact(table_model, grid, sampling, window, refresh):
     model = table_model(grid=grid, vocab_size=2, branches=1 if sampling.guidance_scale == 1 else 2)
     tokens = sample_images(model, ParallelJacobiDecoding(window, grid[-1], refresh), sampling, 10_000)
-    assert chance(tokens, model.joint(sampling), 2) > 1e-4
+    assert follows(tokens, model.joint(sampling))
 
 
 def test_an_adaptive_window_is_exact_where_a_draft_waits_for_the_complete_row(table_model):
     model = table_model(grid=(2, 3), vocab_size=2, truncated=True)
     for window in (1, 2):
         tokens = sample_images(model, ZipARDecoding(window, adaptive=True), Sampling(), 10_000)
-        assert (chance(tokens, model.joint(Sampling()), 2) > 1e-4) == (window == 2)
+        assert follows(tokens, model.joint(Sampling())) == (window == 2)
 
 
 # Settings at which tokens are missing.
@@ -175,8 +162,8 @@ def test_tokens_follow_the_distribution_given_what_is_decided(table_model, grid,
     # One draft per row keeps the rows in step.
     for decoding in (ZipARDecoding(window), ParallelJacobiDecoding(1, window)):
         tokens = sample_images(model, decoding, sampling, 10_000)
-        assert chance(tokens, joint, 2) > 1e-4
-    assert chance(tokens, model.joint(sampling), 2) < 1e-4
+        assert follows(tokens, joint)
+    assert not follows(tokens, model.joint(sampling))
 
 
 LEFT_AND_ABOVE = ((0, -1), (-1, 0), (-1, -1))
@@ -187,7 +174,7 @@ LEFT_AND_ABOVE = ((0, -1), (-1, 0), (-1, -1))
 def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_model, window, context, refresh):
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
     tokens = sample_images(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 5_000)
-    assert chance(tokens, model.joint(Sampling()), 2) > 1e-4
+    assert follows(tokens, model.joint(Sampling()))
 
 
 def test_the_check_rejects_drafts_that_are_sampled_again_from_the_target(table_model, monkeypatch):
@@ -198,7 +185,7 @@ def test_the_check_rejects_drafts_that_are_sampled_again_from_the_target(table_m
     monkeypatch.setattr(parallel_jacobi, "couple_at", sampled_again)
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
     tokens = sample_images(model, ParallelJacobiDecoding(3, 1), Sampling(), 5_000)
-    assert chance(tokens, model.joint(Sampling()), 2) < 1e-4
+    assert not follows(tokens, model.joint(Sampling()))
 
 
 @pytest.mark.parametrize(("window", "adaptive"), [(1, True), (2, False)])
@@ -206,7 +193,7 @@ def test_zipar_is_exact_for_a_model_that_looks_no_further_than_the_window(table_
     neighbours = (*LEFT_AND_ABOVE, (-1, 1))[: 2 + window]
     model = look_only_at(table_model(grid=(2, 4), vocab_size=2, truncated=True), neighbours)
     state = decode(model, ZipARDecoding(window, adaptive), Sampling(), torch.arange(10_000))
-    assert chance(state.tokens, model.joint(Sampling()), 2) > 1e-4
+    assert follows(state.tokens, model.joint(Sampling()))
     # No draft is rejected: a row begins one step after its draft.
     assert state.forward_passes == 4 + window + adaptive
 
@@ -227,24 +214,6 @@ def test_how_far_off_a_truncated_context_is(table_model):
 
 
 # What a query sees.
-
-
-def test_what_the_queries_of_a_small_grid_see(table_model):
-    model, record = recorded(table_model(grid=(2, 3), vocab_size=2, truncated=True))
-    decode(model, ZipARDecoding(2), Sampling(), SEEDS[:1])
-    stand_in = 6
-    expected = [
-        {0: {0}},
-        # The second row begins with a stand-in for token 2, which is decided in the same step.
-        {1: {0, 1}, stand_in: {0, 1, stand_in}},
-        {2: {0, 1, 2}, 3: {0, 1, 2, 3}},
-        {4: {0, 1, 2, 3, 4}},
-    ]
-    seen = []
-    for asked in record:
-        queries = zip(asked["positions"][0], asked["slots"][0], asked["visible"][0], strict=True)
-        seen.append({int(slot): set(sees.nonzero().flatten().tolist()) for at, slot, sees in queries if at >= 0})
-    assert seen == expected
 
 
 @pytest.mark.every(4)
@@ -308,164 +277,13 @@ def test_a_step_gives_what_a_recomputation_without_a_cache_gives(decoding):
     assert torch.allclose(recomputed[0], logits, atol=1e-4)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("decoding", [ZipARDecoding(1), ZipARDecoding(2, True), ParallelJacobiDecoding(2, 2)], ids=str)
-def test_what_lies_in_slots_that_are_not_decided_does_not_matter(decoding):
-    transformer = tiny_llamagen.transformer("class")
-    model = LlamaGenTokenModel(transformer, {"class_labels": torch.arange(8)}, Layout((4, 4)), guided=True)
-
-    def poison(state, step):
-        cache = state.cache
-        undecided = torch.ones(len(state.decided), cache.size, dtype=torch.bool)
-        undecided[:, : cache.prefix_end] = False
-        undecided[:, cache.places[:16]] = ~state.decided
-        for stack in cache.stacks:
-            # Finite, since dense attention multiplies what it does not see by zero.
-            stack.masked_fill_(undecided.repeat(2, 1)[None, :, None, :, None], 1e4)
-
-    clean, poisoned = (
-        decode(model, decoding, Sampling(guidance_scale=2.0), SEEDS, on_step=on_step).tokens
-        for on_step in (None, poison)
-    )
-    assert torch.equal(clean, poisoned)
-
-
 # What it costs, and what every decoding promises.
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("grid", "window"), list(itertools.product([(1, 6), (6, 1), (3, 4), (5, 3), (16, 16)], [1, 2, 3, 8]))
-)
-def test_rows_begin_a_window_apart(grid, window):
+@pytest.mark.parametrize("window", [1, 2, 3, 8])
+@pytest.mark.parametrize("grid", [(1, 6), (6, 1), (3, 4), (5, 2)])
+def test_rows_begin_a_window_apart(table_model, grid, window):
     rows, columns = grid
-    window = min(window, columns)
-    model = Mesh(grid)
+    model, window = table_model(grid=grid, vocab_size=2, truncated=True), min(window, columns)
     assert decode(model, ZipARDecoding(window), Sampling(), SEEDS).forward_passes == columns + (rows - 1) * window
-
-
-class MeshCache(Cache):
-    """The tokens [B, S + 1] by slot; the last takes padding."""
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-
-class Mesh:
-    """A `TokenModel` of any size whose tokens depend on those to the left and above, which must be visible."""
-
-    kind = "tokens"
-    predicts_groups = denoises = False
-    device, vocab_size, block = torch.device("cpu"), 16, 1
-    codebook = drafter = neighbours = None
-
-    def __init__(self, grid, sharpness=1.5):
-        self.layout, self.num_tokens, self.network = Layout(grid), math.prod(grid), self
-        tables = torch.randn(2, self.vocab_size, self.vocab_size, generator=torch.Generator().manual_seed(0))
-        self.left, self.above = sharpness * tables
-
-    def prefill(self, batch_size, scratch=0):
-        cache = MeshCache(torch.zeros(batch_size, self.num_tokens + scratch + 1, dtype=torch.long))
-        return cache, torch.zeros(1, batch_size, self.vocab_size)
-
-    def forward(self, tokens, positions, cache, *, visible=None, slots=None):
-        held = cache.tokens
-        slots = torch.where(positions < 0, held.shape[1] - 1, positions if slots is None else slots)
-        held.scatter_(1, slots, tokens)
-        target, columns = positions + 1, self.layout.columns
-        logits = torch.zeros(*positions.shape, self.vocab_size)
-        for table, distance, inside in (
-            (self.left, 1, target % columns > 0),
-            (self.above, columns, target >= columns),
-        ):
-            at = (target - distance).clamp(min=0)
-            assert visible is None or visible.gather(2, at[..., None])[inside & (positions >= 0)].all()
-            logits += torch.where(inside[..., None], table[held.gather(1, at)], 0)
-        return logits[None]
-
-
-@pytest.mark.slow
-def test_parallel_jacobi_saves_most_steps_where_tokens_depend_on_their_neighbours():
-    model = Mesh((24, 24))
-    state = decode(model, ParallelJacobiDecoding(8, 2), Sampling(), torch.arange(8))
-    assert state.forward_passes <= model.num_tokens / 6
-    coupled, independent = (
-        decode(model, ParallelJacobiDecoding(16, 6, refresh), Sampling(), torch.arange(8)).forward_passes
-        for refresh in ("coupled", "independent")
-    )
-    assert coupled < independent
-
-
-@pytest.mark.every(3)
-@EVERY_DECODING
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_every_step_decides_tokens_and_decided_tokens_stay(table_model, grid, decoding):
-    model, seen = table_model(grid=grid, vocab_size=3, truncated=True), []
-
-    def watch(state, step):
-        counts = state.decided.unflatten(1, grid)
-        # A row is decided from left to right and never overtakes the one above.
-        assert (counts.long().diff(dim=2) <= 0).all() and (counts.sum(2).diff(dim=1) <= 0).all()
-        assert torch.equal(state.finished, state.decided.all(1))
-        if seen:
-            decided, tokens = seen[-1]
-            assert state.decided[decided].all() and torch.equal(state.tokens[decided], tokens[decided])
-            gained = state.decided.sum(1) - decided.sum(1)
-            assert torch.equal(gained, state.accepted_per_step()[-1]) and ((gained > 0) | decided.all(1)).all()
-        seen.append((state.decided.clone(), state.tokens.clone()))
-
-    state = decode(model, decoding, Sampling(), SEEDS, on_step=watch)
-    assert state.decided.all() and state.finished.all()
-    assert 0 <= state.tokens.min() and state.tokens.max() < 3
-
-
-@pytest.mark.every(4)
-@EVERY_DECODING
-def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
-    model = table_model(grid=(3, 3), vocab_size=2, branches=2, truncated=True)
-    sampling = Sampling(guidance_scale=1.5, top_p=0.95)
-    together = decode(model, decoding, sampling, SEEDS)
-    for seed, tokens, count in list(zip(SEEDS, together.tokens, together.steps, strict=True))[::2]:
-        alone = decode(model, decoding, sampling, seed[None])
-        assert torch.equal(alone.tokens[0], tokens) and alone.forward_passes == count
-
-
-@pytest.mark.every(2)
-@EVERY_DECODING
-def test_padding_has_no_effect(table_model, decoding):
-    nothing, zero = (
-        decode(table_model(grid=(3, 3), truncated=True, padding=padding), decoding, Sampling(), SEEDS).tokens
-        for padding in (float("nan"), 0.0)
-    )
-    assert torch.equal(nothing, zero)
-
-
-@pytest.mark.parametrize(
-    ("decoding", "setting", "value"),
-    [
-        (ZipARDecoding, "window", 0),
-        (ZipARDecoding, "adaptive", "x"),
-        (ParallelJacobiDecoding, "window", 1.5),
-        (ParallelJacobiDecoding, "context", 0),
-        (ParallelJacobiDecoding, "refresh", "gumbel"),
-    ],
-)
-def test_wrong_settings_are_refused(decoding, setting, value):
-    with pytest.raises(ValueError, match=setting):
-        decoding(**{setting: value})
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("columns", "context"), [(8, 8), (12, 12), (24, 12), (48, 16)])
-def test_a_row_waits_for_a_third_of_the_row_above_by_default(columns, context):
-    model = Mesh((3, columns))
-    for default, explicit in (
-        (ZipARDecoding(), ZipARDecoding(context)),
-        (ParallelJacobiDecoding(), ParallelJacobiDecoding(context=context)),
-    ):
-        states = [decode(model, decoding, Sampling(), SEEDS[:2]) for decoding in (default, explicit)]
-        assert torch.equal(states[0].tokens, states[1].tokens) and torch.equal(states[0].steps, states[1].steps)
-
-
-def test_neither_claims_to_be_exact():
-    assert not ZipARDecoding(99).exact and not ParallelJacobiDecoding(context=99).exact

@@ -108,19 +108,6 @@ def test_chosen_drafts_become_a_sample_of_the_target(pair, tokens):
     assert (output_distribution(p, p, len(tokens), verify, chosen=tokens) - p).abs().sum() / 2 < 1e-9
 
 
-def test_what_is_no_draft_changes_nothing():
-    p, q = random_distributions(2, 400 * 6, 4).view(2, 400, 6)
-    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(400, 5, generator=generator, dtype=torch.float64)
-    x = sample_siblings(q, noise[:, :2])
-    y, which = couple_siblings(p, q, x, noise[:, 2:])
-    padded = torch.stack([torch.full((400,), -1), x[:, 0], torch.full((400,), -1), x[:, 1]], dim=1)
-    noise = torch.stack([noise[:, 0], noise[:, 2], noise[:, 1], noise[:, 3], noise[:, 4]], dim=1)
-    padded_y, padded_which = couple_siblings(p, q, padded, noise)
-    assert torch.equal(padded_y, y) and torch.equal(padded_which, torch.where(which < 0, -1, 2 * which + 1))
-
-
 @pytest.mark.every(6)
 @pytest.mark.parametrize(("pair", "count"), [*((pair, 3) for pair in PAIRS), *(("random 0", n) for n in (1, 2, 4))])
 def test_drafts_without_replacement_become_a_sample_of_the_target(pair, count):
@@ -188,23 +175,3 @@ def test_siblings_are_sampled_without_replacement():
     sequences, chance = without_replacement(q, 2)
     for tokens, expected in zip(sequences, chance, strict=True):
         assert abs((sampled == tokens).all(1).double().mean() - expected) < 2 / steps
-
-
-def test_siblings_run_out_with_their_distribution():
-    q = distributions([0.0, 0.6, 0.4], [0.0, 0.0, 1.0])
-    sampled = sample_siblings(q, torch.full((2, 4), 0.5, dtype=torch.float64))
-    assert sampled.tolist() == [[1, 2, -1, -1], [2, -1, -1, -1]]
-
-
-@pytest.mark.parametrize("size", [3, 50, 4096])
-def test_what_comes_out_may_always_be_sampled(size):
-    p, q = (random_distributions(400, size, seed, zeros=0.6).float() for seed in (1, 2))
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(400, 9, generator=generator)
-    x = sample_siblings(q, noise[:, :4])
-    y, which = couple_siblings(p, q, x, noise[:, 4:])
-    assert (p.gather(1, y[:, None]) > 0).all()
-    kept = which >= 0
-    assert torch.equal(y[kept], x[kept].gather(1, which[kept, None])[:, 0])
-    for first, second in itertools.combinations(range(4), 2):
-        assert ((x[:, first] != x[:, second]) | (x[:, first] < 0)).all()

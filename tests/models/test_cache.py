@@ -11,6 +11,10 @@ from arimage.models.cache_transformers import LanguageCache
 LAYERS, IMAGES, BRANCHES, HEADS, WIDTH, PREFIX = 2, 3, 2, 2, 4, 5
 LAYOUT = Layout((2, 3))
 SLOTS = LAYOUT.num_tokens
+SETTINGS = {
+    "prefix_length": PREFIX, "slots": SLOTS, "filled": 0, "branches": BRANCHES, "dtype": torch.float32,
+    "device": torch.device("cpu"),
+}  # fmt: skip
 
 
 def states(count, seed=0):
@@ -30,36 +34,14 @@ def filled(kind):
     given = states(PREFIX + SLOTS)
     prompt, image = given.split([PREFIX, SLOTS], dim=4)
     slots = torch.arange(SLOTS).expand(IMAGES, -1)
+    if kind in ("growing", "slots"):
+        cache = (GrowingCache if kind == "growing" else SlotCache)(LAYERS, IMAGES * BRANCHES, HEADS, WIDTH, **SETTINGS)
     if kind == "growing":
-        cache = GrowingCache(
-            LAYERS,
-            IMAGES * BRANCHES,
-            HEADS,
-            WIDTH,
-            prefix_length=PREFIX,
-            slots=SLOTS,
-            filled=0,
-            branches=BRANCHES,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
         cache.write_next_at(0, PREFIX)
         assert write(cache, prompt).shape[4] == cache.attended == PREFIX
         cache.write_next_at(PREFIX, SLOTS)
         return cache, given, write(cache, image)
     if kind == "slots":
-        cache = SlotCache(
-            LAYERS,
-            IMAGES * BRANCHES,
-            HEADS,
-            WIDTH,
-            prefix_length=PREFIX,
-            slots=SLOTS,
-            filled=0,
-            branches=BRANCHES,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
         prompt_places = torch.arange(cache.prefix_end - PREFIX, cache.prefix_end)
         cache.write_next_at(prompt_places.expand(IMAGES * BRANCHES, -1), cache.prefix_end)
     else:
@@ -124,14 +106,7 @@ def test_likeness_adds_the_cosines_of_the_keys_in_some_slots(kind):
 
 
 def test_the_likeness_of_empty_slots_is_zero_in_float16():
-    settings = {
-        "prefix_length": 1,
-        "slots": SLOTS,
-        "branches": 1,
-        "dtype": torch.float16,
-        "device": torch.device("cpu"),
-    }
-    cache = SlotCache(LAYERS, IMAGES, HEADS, WIDTH, **settings)
+    cache = SlotCache(LAYERS, IMAGES, HEADS, WIDTH, **SETTINGS | {"branches": 1, "dtype": torch.float16})
     assert torch.equal(cache.likeness(torch.arange(3).expand(IMAGES, -1)), torch.zeros(IMAGES, 3))
 
 
@@ -159,18 +134,3 @@ def test_images_that_are_put_leave_nothing_of_those_before(kind):
     before, after = image_slots(other), image_slots(cache)
     assert torch.equal(after.unflatten(2, (BRANCHES, IMAGES))[:, :, :, 1:].flatten(2, 3), before)
     assert not any(layer.isnan().any() for layer in (*cache.keys, *cache.values))
-
-
-def test_row_ends_follow_their_images():
-    cache, _, _ = filled("language")
-    cache.row_ends[1] = True
-    cache.expand(torch.tensor([1, 0]))
-    assert cache.row_ends.sum(1).tolist() == [SLOTS + 1, 1]
-
-
-def test_conditions_follow_their_images():
-    cache, _, _ = filled("growing")
-    rows = torch.arange(IMAGES * BRANCHES)[:, None, None]
-    cache.conditions = [(rows, rows + 10)]
-    cache.expand(torch.tensor([2, 2]))
-    assert [part.flatten().tolist() for part in cache.conditions[0]] == [[2, 2, 5, 5], [12, 12, 15, 15]]

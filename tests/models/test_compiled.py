@@ -9,7 +9,6 @@ from pipelines.var import tiny as tiny_var
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arimage.decoding import Layout, NextScaleDecoding, Sampling, SpeculativeJacobiDecoding, decode
-from arimage.decoding.run.captured_steps import CapturedSteps
 from arimage.models.compiled import compiled_like
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -116,24 +115,6 @@ def test_compiling_a_language_model_compiles_the_decoder_that_is_called(counting
     assert graphs > 0
     assert torch.equal(language_tokens(component), expected)
     assert counting.graphs == graphs and counting.runs == 2 * runs, "a second call compiles again"
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_decoder_of_a_language_model_may_be_compiled_in_place(counting):
-    component, expected = language_model(), language_tokens(language_model())
-    component.model.compile(backend=counting)
-    assert torch.equal(language_tokens(component), expected)
-    assert counting.runs > 0
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_whole_step_of_a_language_model_with_row_ends_is_one_graph(counting):
-    expected = language_tokens(language_model())
-    compiled = CapturedSteps(backend=counting)
-    assert torch.equal(language_tokens(language_model(), compiled), expected)
-    assert counting.graphs == 1
 
 
 def test_compiling_in_place_what_is_not_called_is_refused(counting):

@@ -1,6 +1,5 @@
 """`Conditions`, which every model of a call holds: merged, taken and replaced rows, and what they prefill."""
 
-import any_order
 import pytest
 import torch
 
@@ -9,7 +8,6 @@ from arimage.models.conditions import (
     Conditions,
     check_image,
     check_raster,
-    spread,
     with_unconditional,
 )
 
@@ -96,25 +94,6 @@ def test_queries_see_the_prefix_of_their_row_and_the_image():
     assert keys[4].int().tolist() == [[0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]]
 
 
-def test_conditions_without_a_prefix_have_one_of_no_length():
-    conditions = Conditions(VALUES).take(torch.tensor([1, 1]))
-    assert (conditions.prefix_length, conditions.images) == (0, 2)
-    assert not conditions.put(torch.tensor([0]), Conditions(VALUES).take(torch.tensor([2])))
-
-
-def test_outputs_and_caches_are_spread_over_the_rows():
-    taken = []
-
-    class Cache:
-        take_rows = taken.append
-
-    outputs = torch.tensor([[1.0], [2.0]]), torch.tensor([10, 20])
-    same = spread(Cache, [0, 1], *outputs)
-    assert taken == [] and all(a is b for a, b in zip(same, outputs, strict=True))
-    first, second = spread(Cache, [1, 0, 1], *outputs)
-    assert (first.tolist(), second.tolist(), taken[0].tolist()) == ([[2], [1], [2]], [20, 10, 20], [1, 0, 1])
-
-
 @pytest.mark.parametrize(
     ("names", "ids", "copies"),
     [
@@ -150,18 +129,6 @@ def test_embeddings_are_not_read(monkeypatch):
     assert read == []
     Conditions(with_unconditional(VALUES), 2).merge(*NAMES)
     assert read == [torch.int64]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", any_order.FAMILIES)
-def test_an_any_order_model_may_be_bound_to_an_image_twice(family):
-    model = any_order.pipeline(family).prepare(class_labels=[1, 2], guidance_scale=2.0).model
-    model = model.take(torch.tensor([0, 0, 1]))
-    cache, logits = model.prefill(3)
-    # Up to the rounding of rows that other threads multiply.
-    torch.testing.assert_close(logits[:, 0], logits[:, 1])
-    assert not torch.allclose(logits[:, 0], logits[:, 2])
-    assert len(cache.keys[0]) == 6
 
 
 @pytest.mark.parametrize("check", [check_image, check_raster])

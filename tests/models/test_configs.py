@@ -5,48 +5,15 @@ import inspect
 import pytest
 import torch
 
-from arimage import (
-    ARPGTransformer,
-    CosmosTransformer,
-    CosmosVideoTokenizer,
-    DenoisingHead,
-    FramewiseVQModel,
-    LatentLlamaTransformer,
-    LlamaGenDDTransformer,
-    LlamaGenDrafter,
-    LlamaGenTransformer,
-    LlamaGenVQModel,
-    LPDTransformer,
-    MARTransformer,
-    PatchVQModel,
-    RandARTransformer,
-    VARDDTransformer,
-    VARTransformer,
-    VARVQModel,
-)
+import arimage
+from arimage import CosmosTransformer, CosmosVideoTokenizer, LlamaGenDrafter, LlamaGenTransformer, VARTransformer
 from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 
 
-COMPONENTS = [
-    ARPGTransformer,
-    CosmosTransformer,
-    CosmosVideoTokenizer,
-    DenoisingHead,
-    FramewiseVQModel,
-    LatentLlamaTransformer,
-    LlamaGenDDTransformer,
-    LlamaGenDenoiser,
-    LlamaGenDrafter,
-    LlamaGenTransformer,
-    LlamaGenVQModel,
-    LPDTransformer,
-    MARTransformer,
-    PatchVQModel,
-    RandARTransformer,
-    VARDDTransformer,
-    VARTransformer,
-    VARVQModel,
-]
+NAMES = """ARPGTransformer CosmosTransformer CosmosVideoTokenizer DenoisingHead FramewiseVQModel LatentLlamaTransformer
+LlamaGenDDTransformer LlamaGenDrafter LlamaGenTransformer LlamaGenVQModel LPDTransformer MARTransformer PatchVQModel
+RandARTransformer VARDDTransformer VARTransformer VARVQModel"""
+COMPONENTS = [LlamaGenDenoiser, *(getattr(arimage, name) for name in NAMES.split())]
 ODD = ["x", "", -1, 1.5, float("nan"), float("inf"), 10**10, 10**400, [], [0], [-1, 4], {}, [[[]]], None]
 
 

@@ -1,24 +1,16 @@
 """Every forward pass on fake CUDA tensors: nothing mixes devices, reads the host, or has a shape that depends on
 data."""
 
-import any_order
 import pytest
 import tiny
 import torch
 from diffusers.models.autoencoders import autoencoder_kl_cosmos
-from models.test_language_model import CODES, FIRST_CODE, SHAPE, VQ
 from pipelines.cosmos import tiny as tiny_cosmos
-from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage.decoding import Layout
-from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel, CosmosTransformer
-from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
-from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 from arimage.pipelines.mammothmoda2.decoder_mammothmoda2 import MammothModa2Transformer2DModel
 from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import (
     MammothModa2Config,
@@ -26,8 +18,6 @@ from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import (
     bind_prompts,
     read_sequence,
 )
-from arimage.pipelines.var.transformer_var import VARScaleModel, VARTransformer
-from arimage.tokenizers.vq_var import VARVQModel
 
 
 BATCH, QUERIES, SCRATCH = 2, 6, 4
@@ -41,9 +31,6 @@ def by_dtype(name, values):
     quick = [(value, DTYPES[i % 2]) for i, value in enumerate(values)]
     slow = [pytest.param(value, DTYPES[1 - i % 2], marks=pytest.mark.slow) for i, value in enumerate(values)]
     return pytest.mark.parametrize((name, "dtype"), quick + slow)
-
-
-by_kind = by_dtype("kind", ["class", "text"])
 
 
 @pytest.fixture(autouse=True)
@@ -72,30 +59,6 @@ def condition_of(kind, dtype):
         return {"class_labels": torch.zeros(BATCH, dtype=torch.long)}
     embeds = torch.randn(BATCH, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, dtype=dtype)
     return {"prompt_embeds": embeds, "prompt_attention_mask": torch.ones(BATCH, tiny.TEXT_LENGTH, dtype=torch.long)}
-
-
-def llamagen(kind, dtype):
-    config = config_of(lambda: tiny_llamagen.transformer(kind))
-    transformer = built(lambda: LlamaGenTransformer(**config), dtype)
-    return LlamaGenTokenModel(transformer, condition_of(kind, dtype), LAYOUT, guided=True)
-
-
-def language_model(kind, dtype):
-    if kind == "llama":
-        decoder = built(lambda: LlamaModel(LlamaConfig(**SHAPE)), dtype)
-    else:
-        config = ChameleonConfig(**SHAPE, vocabulary_map={"<image>": 63}, vq_config=VQ)
-        decoder = built(lambda: ChameleonModel(config), dtype)
-    head = torch.nn.Linear(SHAPE["hidden_size"], SHAPE["vocab_size"], bias=False, dtype=dtype)
-    return LanguageTokenModel(
-        decoder,
-        embed=lambda tokens: decoder.embed_tokens(tokens + FIRST_CODE),
-        head=code_head(head, FIRST_CODE, CODES),
-        layout=LAYOUT,
-        input_ids=torch.zeros(2 * BATCH, 5, dtype=torch.long),
-        row_end=50,
-        branches=2,
-    )
 
 
 # The widths of the published Preview and Dev.
@@ -157,18 +120,6 @@ def run_tokens(model, branches=2):
     assert_logits(model.forward(tokens, positions, cache), QUERIES, model.vocab_size, branches=branches)
 
 
-@pytest.mark.every(2)
-@by_kind
-def test_llamagen(kind, dtype):
-    run_tokens(llamagen(kind, dtype))
-
-
-@pytest.mark.every(2)
-@by_dtype("kind", ["video", "text"])
-def test_cosmos(kind, dtype):
-    run_tokens(cosmos(kind, dtype), branches=1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_the_video_tokenizer(dtype, monkeypatch):
@@ -182,29 +133,6 @@ def test_the_video_tokenizer(dtype, monkeypatch):
     frames = [stream.decode(maps) for maps in codes.split(1, dim=1)]
     assert [part.shape[2] for part in frames] == [1, 8] and frames[1].dtype == dtype
     assert vq.decode(codes).shape == (BATCH, 3, 9, 32, 48) and vq.code_vectors().device.type == "cuda"
-
-
-@pytest.mark.every(4)
-@by_dtype("family", any_order.FAMILIES)
-def test_any_order(family, dtype):
-    config = config_of(lambda: any_order.transformer(family))
-    transformer = built(lambda: any_order.classes(family)[0](**config), dtype)
-    model = any_order.classes(family)[1]._token_model(
-        transformer, condition_of("class", dtype), ordered_layout(), guided=True
-    )
-    run_tokens(model)
-    cache, logits = model.prefill_group(BATCH, 3)
-    assert_logits(logits, 3, model.vocab_size)
-    tokens = torch.zeros(BATCH, 3, dtype=torch.long)
-    for causal in (True, False):
-        assert_logits(model.forward_group(tokens, 0, 5, cache, causal=causal), 5, model.vocab_size)
-    assert model.guidance_progress(3, 5).is_cuda
-
-
-@pytest.mark.every(2)
-@by_dtype("kind", ["llama", "chameleon"])
-def test_language_models_with_row_ends(kind, dtype):
-    run_tokens(language_model(kind, dtype))
 
 
 @pytest.mark.every(2)
@@ -228,44 +156,3 @@ def test_the_decoder_of_mammothmoda2(projects_queries, dtype):
     for given in ([text], [text, image], [text, image, [[latents[0, :, :32]], []]]):
         velocity = decoder(latents, time, *given)
         assert velocity.shape == latents.shape and velocity.dtype == dtype and velocity.is_cuda
-
-
-@by_kind
-def test_the_drafter(kind, dtype):
-    model = llamagen(kind, dtype)
-    config = config_of(lambda: tiny_llamagen.drafter(tiny_llamagen.transformer(kind)))
-    drafter = built(lambda: LlamaGenDrafter(**config), dtype)
-    draft_model = drafter.bind(model)
-    _, _, features = model.prefill(BATCH, return_features=True)
-    cache = draft_model.open_cache(BATCH, SCRATCH)
-    tokens, positions = torch.zeros(2, BATCH, 1, dtype=torch.long)
-    logits, features = draft_model.forward(tokens, features[:, :, None], positions, cache)
-    assert_logits(logits, 1, model.vocab_size)
-    assert features.dtype == dtype and features.device.type == "cuda"
-
-
-@pytest.mark.every(2)
-@by_kind
-def test_var(kind, dtype):
-    config, vq_config = config_of(lambda: tiny_var.transformer(kind)), config_of(tiny.scale_tokenizer)
-    transformer = built(lambda: VARTransformer(**config), dtype)
-    vq = built(lambda: VARVQModel(**vq_config), dtype)
-    model = VARScaleModel(transformer, vq, condition_of(kind, dtype), guided=True)
-    cache, logits = model.prefill(BATCH)
-    assert_logits(logits, 1, model.vocab_size)
-    latents = []
-    for scale, count in enumerate(model.scale_sizes[:-1]):
-        vectors = model.vectors(scale, torch.zeros(BATCH, count, dtype=torch.long))
-        latents.append(model.accumulate(scale, latents[-1] if latents else None, vectors))
-        assert_logits(model.forward(scale + 1, latents[-1], cache), model.scale_sizes[scale + 1], model.vocab_size)
-    cache, logits = model.prefill(BATCH, latents[:2])
-    assert_logits(logits, model.scale_sizes[2], model.vocab_size)
-    cache.expand(torch.zeros(BATCH, dtype=torch.long))
-    assert_logits(model.forward(3, latents[2], cache), model.scale_sizes[3], model.vocab_size)
-
-
-def test_a_read_of_the_host_is_noticed():
-    with pytest.raises(DataDependentOutputException):
-        int(torch.zeros(3).sum())
-    with pytest.raises(RuntimeError, match="device"):
-        torch.zeros(3) + torch.zeros(3, device="cpu")

@@ -3,11 +3,10 @@ run on the whole sequence."""
 
 import pytest
 import torch
-from decoding.run.test_batch import alone, check, run
 from tiny import randomise
-from transformers import GlmImageTextConfig, GlmImageTextModel, LlamaConfig, LlamaModel
+from transformers import GlmImageTextConfig, GlmImageTextModel
 
-from arimage.decoding import Layout, Sampling, ZipARDecoding, decode, decoding_from_name
+from arimage.decoding import Layout, Sampling, ZipARDecoding, decode
 from arimage.models.language_model import LanguageTokenModel, code_head
 
 
@@ -136,28 +135,6 @@ def test_replaced_images_have_their_own_positions(network):
     close(model.forward(codes[:, :-1], ranks, cache)[0], expected_logits(network, rows)[:, 1:])
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("name", ["ar", "sjd-coupled", "sjd-gumbel", "sjd-tree", "sjd-lazy"])
-def test_images_that_take_the_rows_of_others_are_those_of_their_own_runs(network, name):
-    model, decoding = bind(network), decoding_from_name(name)
-    model.merge_prompts()
-    rows, sampling = torch.tensor([1, 0, 2, 3, 1, 2]), Sampling(top_p=0.9)
-    model, seeds = model.take(rows), torch.arange(len(rows)) * 7
-    expected = alone(model, decoding, sampling, seeds)
-    for size, at_once in [(2, None), (3, 1)]:
-        check(run(model, decoding, sampling, seeds, size, at_once=at_once)[0], expected)
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("init", ["uniform", "left", "above"])
-@pytest.mark.parametrize("name", ["sjd-coupled", "sjd-tree", "sjd-lazy"])
-def test_exact_decodings_agree_with_autoregressive_decoding(network, name, init):
-    model, seeds, sampling = bind(network), torch.arange(len(PROMPTS)), Sampling(top_k=1)
-    expected = decode(model, decoding_from_name("ar"), sampling, seeds)
-    state = decode(model, decoding_from_name(name, init=init), sampling, seeds)
-    assert torch.equal(state.tokens, expected.tokens)
-
-
 def test_positions_in_a_row_are_those_that_a_model_counts_itself(network):
     length, counted = len(PROMPTS[0]), {"prompt_positions": None, "token_positions": None}
     in_a_row = {
@@ -193,14 +170,3 @@ def test_what_does_not_fit_is_refused(network):
             bind(network, row_end=39, **changes)
     with pytest.raises(ValueError, match="ZipARDecoding cannot .* several grids"):
         decode(bind(network), ZipARDecoding(), Sampling(), torch.arange(len(PROMPTS)))
-
-
-def test_grids_before_an_image_without_given_positions():
-    decoder = randomise(LlamaModel(LlamaConfig(**SIZES)), 3).requires_grad_(False)
-    head = torch.nn.Linear(SIZES["hidden_size"], VOCABULARY, bias=False).requires_grad_(False)
-    common = {"embed": decoder.embed_tokens, "head": code_head(head, 0, CODES), "input_ids": torch.tensor(PROMPTS[:1])}
-    found = [
-        logits_of(LanguageTokenModel(decoder, layout=layout, **common), codes_of([0]))
-        for layout in (LAYOUT, Layout((2, 4)))
-    ]
-    assert torch.equal(*found)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from families import BUILD, condition_of, having
-from presets import FOR_TOKENS
 from tiny import randomise
 from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaModel
 
@@ -249,19 +248,6 @@ def test_exact_decodings_agree_with_autoregressive_decoding(network, name, stati
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize("name", sorted(set(FOR_TOKENS) - {"ar", "eagle", "eagle-lantern", "sjd2", *EXACT}))
-def test_other_decodings_run(network, name):
-    tokens = run(network, name, sampling=Sampling(guidance_scale=2.0)).tokens
-    assert tokens.min() >= 0 and tokens.max() < CODES
-
-
-@pytest.mark.parametrize("name", ["zipar", "pjd"])
-def test_row_parallel_decodings_with_all_of_the_row_above_agree(network, name):
-    decoding = decoding_from_name(name, **{"zipar": {"window": 4}, "pjd": {"context": 4}}[name])
-    assert torch.equal(run(network, decoding).tokens, run(network, "ar").tokens)
-
-
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["ar", "sjd-coupled", "sjd-tree", "zipar"])
 def test_an_image_does_not_depend_on_its_batch(network, name):
     sampling, seeds = Sampling(guidance_scale=2.0, top_k=20), torch.tensor([3, 1, 4])
@@ -271,7 +257,7 @@ def test_an_image_does_not_depend_on_its_batch(network, name):
         assert torch.equal(alone[0], together[image])
 
 
-@pytest.mark.parametrize("grid", [(1, 5), (5, 1), (2, 3)])
+@pytest.mark.parametrize("grid", [(1, 5), (5, 1)])
 def test_any_grid(network, grid):
     expected = run(network, "ar", grid=grid).tokens
     assert torch.equal(run(network, "sjd-tree", grid=grid).tokens, expected)

@@ -7,7 +7,6 @@ import tiny
 import torch
 from diffusers.hooks import apply_layerwise_casting
 from pipelines.distilled_decoding import tiny as tiny_distilled
-from pipelines.infinity import tiny as tiny_infinity
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
@@ -90,12 +89,6 @@ def test_places_of_a_student_may_be_offloaded(how):
         for each in (offloaded, pipe)
     )
     assert torch.equal(found, wanted)
-
-
-def test_infinity_may_be_stored_in_fp8():
-    pipe = tiny_infinity.pipeline()
-    pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
-    pipe("a red heart", output_type="latent")
 
 
 @torch.no_grad()

@@ -87,22 +87,6 @@ def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
     assert torch.allclose(chain(model, cache, codes, 4, 6), expected_after, atol=1e-5)
 
 
-def test_a_move_to_nowhere_changes_no_slot(bound):
-    model, cache, codes = bound
-    chain(model, cache, codes, 0, FED)
-    before = cache.stacks[1][:, :, :, cache.places[:-1]].clone()
-    cache.move(torch.tensor([[0, 1], [2, 3]]), torch.full((BATCH, 2), -1))
-    assert torch.equal(cache.stacks[1][:, :, :, cache.places[:-1]], before)
-
-
-def test_an_unknown_code_is_neutral(bound):
-    model, cache, codes = bound
-    unknown = chain(model, cache, torch.full_like(codes, -1), 0, FED)
-    known = chain(model, cache, codes, 0, FED)
-    assert unknown.isfinite().all()
-    assert not torch.allclose(unknown, known)
-
-
 def test_conditions_and_images_must_be_as_many(bound):
     with pytest.raises(ValueError, match="batch_size"):
         bound[0].prefill(3)
@@ -138,11 +122,3 @@ def test_equal_conditions_are_prefilled_once(kind):
     model.merge_prompts(prompts)
     model.take(some).prefill(2)
     assert rows[4:] == [4, 2]
-
-
-@pytest.mark.parametrize(
-    "layout", [Layout((2, 4, 4)), Layout((2, 2), torch.tensor([[3, 1, 0, 2]]))], ids=["3-D", "order"]
-)
-def test_layouts_that_the_family_has_not_are_refused(layout):
-    with pytest.raises(ValueError, match="layout"):
-        LlamaGenTokenModel(tiny_llamagen.transformer("class"), {"class_labels": torch.tensor([1])}, layout)

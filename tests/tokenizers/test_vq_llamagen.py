@@ -50,27 +50,10 @@ def test_decoded_images_equal_the_original(golden):
     assert_close(vq.decode(greedy.unflatten(1, grid)), expected["vq_decode_greedy_cfg"])
 
 
-def test_saved_and_loaded_again_it_decodes_the_same(golden, tmp_path):
-    vq, expected = golden
-    vq.save_pretrained(tmp_path)
-    codes = expected["vq_indices"].unflatten(1, expected["vq_quant"].shape[-2:])
-    with torch.no_grad():
-        assert torch.equal(LlamaGenVQModel.from_pretrained(tmp_path).decode(codes), vq.decode(codes))
-
-
 def test_images_that_are_no_multiple_of_the_scale_are_refused(golden):
     vq, _ = golden
     with pytest.raises(ValueError, match=r"18x16 pixels.*multiples of 4"):
         vq.encode(torch.zeros(1, 3, 18, 16))
-
-
-@torch.no_grad()
-def test_inputs_stay_as_they_were(golden):
-    vq, expected = golden
-    images, latents = expected["vq_image"].clone(), expected["vq_quant"].clone()
-    vq.encode(images)
-    vq.decode_latents(latents)
-    assert torch.equal(images, expected["vq_image"]) and torch.equal(latents, expected["vq_quant"])
 
 
 @torch.no_grad()

@@ -38,17 +38,6 @@ def test_an_image_becomes_the_nearest_patches():
         vq.encode(images[:, :, :7])
 
 
-@torch.no_grad()
-def test_slices_and_tiles_change_nothing():
-    vq = patches()
-    images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    codes = vq.encode(images)
-    decoded = vq.decode(codes)
-    vq.enable_slicing()
-    vq.enable_tiling(4, 4)
-    assert torch.equal(vq.encode(images), codes) and torch.equal(vq.decode(codes), decoded)
-
-
 @pytest.mark.parametrize("tiny_pipeline", [lambda: arpg.pipeline("text"), llamagen.text_pipeline])
 def test_a_pipeline_with_patches_is_saved_and_edits_images(tiny_pipeline, tmp_path):
     pipe = tiny_pipeline()

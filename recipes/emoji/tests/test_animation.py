@@ -14,11 +14,10 @@ from PIL import Image
 from arimage import AutoPipeline
 from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from arimage.training import loop
-from arimage.training.clips import frames_of
 from arimage.training.data.captioned import load_captioned_images
-from arimage.training.recipe import load_recipe, run_transformer
+from arimage.training.recipe import run_transformer
 from arimage.training.tokenizers.tokenizer import run_tokenizer
-from arimage_emoji.data.animation import ClipSettings, animate, is_held_out, known_clips, make_clips, poses
+from arimage_emoji.data.animation import ClipSettings, animate, is_held_out, make_clips, poses
 from arimage_emoji.metrics.motions import CAST, COMBINATIONS, motions_in
 
 
@@ -154,32 +153,9 @@ def test_sprites_move_grow_and_turn_clockwise(data):
     assert heights[0] == heights[4] > middle + 2 and heights[2] == heights[6] < middle - 2
 
 
-def test_an_unmoved_sprite_of_full_size_is_itself(data):
-    place = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
-    images, alpha = animate(data.images[0], data.alpha[0], place)
-    inside = data.alpha[0, 0] == 255
-    inside[[0, -1]] = inside[:, [0, -1]] = False
-    assert (images[0].int() - data.images[0].int()).abs()[:, 5:11, 5:7].max() <= 1
-    assert (alpha[0, 0, 4:12, 4:12] == 255).all() and (images[0][:, alpha[0, 0] == 0] == 255).all()
-
-
-def test_what_is_known_is_what_captions_say(data):
-    clips = make_clips(data, ClipSettings(frames=2))
-    known = known_clips(clips)
-    assert all(known.knows(text) for texts in clips.captions for text in texts)
-    assert not known.knows("a red heart, swimming") and known.nearest("a heart, swimming")[0] == "red heart"
-
-
 def test_a_data_set_without_the_objects_is_refused(data):
     with pytest.raises(ValueError, match="none of the objects"):
         make_clips(replace(data, names=["nothing"] * len(data)), ClipSettings())
-
-
-def test_frames_are_the_images_of_clips(data):
-    clips = make_clips(data, ClipSettings(frames=3, grounds=0))
-    frames = frames_of(clips)
-    assert len(frames) == 3 * len(clips) and torch.equal(frames.images[4], clips.images[1, 1])
-    assert torch.equal(frames.alpha[4], clips.alpha[1, 1])
 
 
 # Training
@@ -214,14 +190,6 @@ def test_a_trained_model_makes_videos_of_texts(trained):
     continued = pipe("a frog, spinning", image=image, output_type="latent")
     given = pipe.vq.encode(torch.ones(1, 3, 1, SIZE, SIZE))
     assert torch.equal(continued.frames[:, :1], given)
-
-
-def test_a_model_that_begins_with_a_text_still_needs_one(trained):
-    _, pipe = trained
-    with pytest.raises(ValueError, match="either a prompt or prompt_embeds"):
-        pipe()
-    with pytest.raises(ValueError, match="image, video and tokens"):
-        pipe("a frog", image=Image.new("RGB", (16, 16)), video=[Image.new("RGB", (16, 16))])
 
 
 def test_reports_show_a_video_per_row(trained):
@@ -267,12 +235,6 @@ def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(block_to
     assert (tokens == expected).float().mean() > 0.9
     log = [line for line in (tmp_path / "log.jsonl").read_text().splitlines() if "held-out" in line]
     assert json.loads(log[-1])["held-out loss"] < 0.3
-
-
-def test_the_packaged_recipe_is_complete():
-    recipe = load_recipe("emoji-video-blocks", "tokenizer", "transformer", "text_encoder", "generation", "clips")
-    assert recipe["clips"]["frames"] == 8 and recipe["transformer"]["training"]["noisy_share"] > 0
-    assert recipe["transformer"]["model"]["block_tokens"] == 8
 
 
 def test_a_wrong_setting_of_clips_is_refused(path, tmp_path):

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tiny
 import torch
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -81,17 +80,6 @@ def test_only_images_that_decide_are_generated(seeds, needed):
         # With one image less, both were possible.
         before = sum(outcome[: len(done) - 1])
         assert before < needed <= before + seeds - len(done) + 1
-
-
-def test_a_batch_is_filled_with_captions_in_order():
-    measured = measurement()
-    assert [(caption.text, seed) for caption, seed in measured.next(5)] == [
-        ("red heart", 0),
-        ("red heart", 1),
-        ("blue book", 0),
-        ("blue book", 1),
-        ("green tree", 0),
-    ]
 
 
 def test_a_caption_of_two_pictures_may_show_either_and_pictures_that_look_the_same_are_one():
@@ -235,31 +223,6 @@ def test_an_interrupted_command_resumes_without_losing_an_image(folder, run, mon
         assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
 
 
-@pytest.mark.slow
-def test_limit_measures_the_first_captions_and_another_count_goes_on(folder, run):
-    _, out, _ = run(folder, "--limit", "2")
-    assert {row["caption"] for row in rows_of(folder)} == {"red heart", "blue book"} and "other captions" not in out
-    found = KnownCaptions.load(folder / "out")
-    assert found is not None and found.unlearned == {} and found.pictures == KNOWN.pictures
-    before = rows_of(folder)
-    run(folder, "--limit", "4", "--seeds", "2", "--needed", "2")
-    assert rows_of(folder)[:6] == before and {row["caption"] for row in rows_of(folder)[6:]} == {
-        "green tree",
-        "grinning cat",
-    }
-
-
-@pytest.mark.slow
-def test_a_dry_run_tells_images_and_time_and_writes_nothing(folder, run):
-    code, out, _ = run(folder, "--dry-run")
-    assert code == 0 and not (folder / "out").exists()
-    assert "captions: 8, of which 0 are decided; 4 are names of pictures" in out
-    assert "images: 16 to 32," in out and "images per second, of 8 images at batch size 2" in out and "hours" in out
-    run(folder)
-    _, out, _ = run(folder, "--dry-run")
-    assert "captions: 8, of which 8 are decided" in out and "images: 0 to 0," in out and "hours" not in out
-
-
 def test_what_does_not_fit_is_refused(folder, run, greedy):
     for more, message in (
         (("--needed", "5"), "--needed is 5 of 4 --seeds: give 1 to 4"),
@@ -278,32 +241,3 @@ def test_what_does_not_fit_is_refused(folder, run, greedy):
     assert "has no picture of 'red heart'" in run(folder)[2]
     (folder / "model" / KNOWN_CAPTIONS).unlink()
     assert "has no list of what it knows" in run(folder)[2]
-
-
-def test_images_are_those_of_the_pipeline_at_their_seeds_whatever_the_batch(folder, greedy):
-    names = [*KNOWN.pictures]
-    pipe = tiny_llamagen.text_pipeline()
-    pipe.generation_config = {"guidance_scale": 1.0, "temperature": 3.0}
-    images = [
-        (pipe(name, generator=torch.Generator().manual_seed(seed), output_type="pt").images[0] * 255).round().byte()
-        for name, seed in zip(names, range(4), strict=True)
-    ]
-    gallery = Gallery(pictures(names, torch.stack(images)), names)
-    captions = list_captions(KNOWN)[:4]
-    for batch_size in (1, 3):
-        rows = measure.generate_and_look(pipe, gallery, [*zip(captions, range(4), strict=True)], batch_size)
-        assert [(row["shows"], row["seed"]) for row in rows] == [*zip(names, range(4), strict=True)]
-
-
-@pytest.mark.slow
-def test_an_upscaler_makes_no_difference(folder, run, greedy, monkeypatch):
-    run(folder, "--limit", "2")
-    before = rows_of(folder)
-    pipe = tiny_llamagen.text_pipeline()
-    pipe.known_captions, pipe.generation_config = KNOWN, {"guidance_scale": 1.0, "top_k": 1}
-    pipe.register_modules(upscaler=tiny.upscaler())
-    pipe.save_pretrained(folder / "model")
-    sizes, nearest = [], Gallery.nearest
-    monkeypatch.setattr(Gallery, "nearest", lambda self, images: sizes.append(images.shape) or nearest(self, images))
-    code, out, err = run(folder)
-    assert code == 0 and rows_of(folder)[: len(before)] == before and {size[-1] for size in sizes} == {8}

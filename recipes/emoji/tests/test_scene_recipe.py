@@ -17,7 +17,7 @@ from arimage.cli import main as cli
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from arimage.training import loop, recipe
-from arimage.training.tables import load_data, read_tables, with_scenes
+from arimage.training.tables import read_tables
 from arimage.training.tokenizers import tokenizer
 
 
@@ -116,15 +116,6 @@ def test_one_command_trains_a_model_that_generates(tiny, data, tmp_path, monkeyp
     assert pipe("a blue lime", generator=torch.Generator().manual_seed(0)).images[0].size == (32, 32)
 
 
-def test_images_come_first_and_keep_their_keywords(tiny, data):
-    plain = load_data(read_tables(tiny), "transformer", data)
-    whole = with_scenes(read_tables(tiny), "transformer", plain)
-    assert len(plain) == 4 and len(whole) > 40
-    assert plain.keywords == [[f"{name} word"] for name in RGB]
-    assert torch.equal(whole.images[:4], plain.images)
-    assert "tomato word" in whole.captions[0]
-
-
 def test_images_of_a_folder_stay_alone(tiny, tmp_path, monkeypatch):
     Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
     seen = []
@@ -133,11 +124,6 @@ def test_images_of_a_folder_stay_alone(tiny, tmp_path, monkeypatch):
     )
     tokenizer.run_tokenizer(tiny, tmp_path, tmp_path, tmp_path / "run", "cpu")
     assert seen == [[1, 1]]
-
-
-def test_a_part_of_a_file_that_is_read_as_a_whole_is_refused(tiny, data, tmp_path):
-    with pytest.raises(ValueError, match=r"discs.parquet is read as a whole, and its split is train\[:2\]: leave"):
-        tokenizer.run_tokenizer(tiny, data, data, tmp_path, "cpu", heldout_split="train[:2]")
 
 
 def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from arimage_emoji.data.scenes import on_ground
 from arimage_emoji.metrics.composition import foreground
 from arimage_emoji.metrics.motions import CAST, COMBINATIONS, MOTIONS, motions_in, phrases
 from arimage_emoji.metrics.reference import read_gallery
-from arimage_emoji.metrics.videos import ObjectTrack, check_video, gallery_pictures, turning_points
+from arimage_emoji.metrics.videos import ObjectTrack, check_video, gallery_pictures
 
 
 SIDE, FRAMES = 64, 8
@@ -114,30 +114,6 @@ def test_what_stands_still_or_jumps_about_does_not_move(film):
     assert ObjectTrack(frames[:1].repeat(FRAMES, 1, 1, 1)).motions() == set()
     assert ObjectTrack(frames[[4, 0, 7, 1, 6, 2, 5, 3]]).motions() == set()
     assert ObjectTrack(frames.flip(0)).motions() == {"left"}
-
-
-def test_angles_are_those_of_the_frames(sprite):
-    for step in (-45, 30, 90):
-        places = poses((), FRAMES)
-        places[:, 3] = torch.deg2rad(torch.tensor(float(step))) * torch.arange(FRAMES)
-        track = ObjectTrack(animate(*sprite("automobile"), places)[0])
-        assert track.turn == step and track.change() < 0.05
-
-
-def test_places_and_sizes_are_those_of_the_frames():
-    frames = torch.full((2, 3, SIDE, SIDE), 255, dtype=torch.uint8)
-    frames[0, :, 8:24, 16:32] = 30
-    frames[1, :, 8:40, 16:48] = 30
-    track = ObjectTrack(frames)
-    torch.testing.assert_close(track.places, torch.tensor([[0.375, 0.25], [0.5, 0.375]]))
-    assert abs(float(track.sizes[1] / track.sizes[0]) - 2) < 0.01 and track.visible.all()
-
-
-def test_turning_points_need_room():
-    assert turning_points(torch.tensor([0.0, 0.3, 0.0, 0.3])) == 2
-    assert (
-        turning_points(torch.tensor([0.0, 0.1, 0.0, 0.1])) == turning_points(torch.tensor([0.0, 0.3, 0.6, 0.9])) == 0
-    )
 
 
 def test_a_video_that_does_not_hold_together_collapses(film, sprite):

@@ -17,7 +17,7 @@ from PIL import Image
 
 from arimage_icons import build as building
 from arimage_icons.build import build
-from arimage_icons.dataset.choose import FAMILIES, HELD_OUT, LEFT_OUT, LICENCES, Icon, caption_of, choose
+from arimage_icons.dataset.choose import LICENCES, Icon
 from arimage_icons.dataset.draw import to_svg
 from arimage_icons.dataset.split import near_copies, split_by_words
 
@@ -210,17 +210,6 @@ def test_training_has_the_words_of_held_out_compositions_but_never_together():
     assert sorted(labels) == list(labels) and labels.keys() == {icon.caption for its in of.values() for icon in its}
 
 
-def test_the_digest_of_rows_notices_any_change():
-    icons = [Icon("boat", "bi", "boat", "train", "MIT", "bi"), Icon("boat", "oi", "boat", "train", "MIT", "oi")]
-    pixels = np.zeros((2, 64, 64), np.uint8)
-    other = pixels.copy()
-    other[1, 2, 3] = 1
-    of = building.digest
-    digests = {of(icons, {"boat": 0}, pixels), of(icons, {"boat": 1}, pixels), of(icons, {"boat": 0}, other)}
-    digests |= {of(icons[::-1], {"boat": 0}, pixels), of(icons[:1], {"boat": 0}, pixels[:1])}
-    assert len(digests) == 5
-
-
 def test_an_icon_lies_in_the_middle_of_its_view_box():
     svg = to_svg(
         {"body": '<path d="M-9-9h99v99h-99z"/>', "width": 48, "left": 2}, {"width": 24, "height": 24, "top": 1}
@@ -241,20 +230,6 @@ def test_a_near_copy_is_one_of_a_picture_that_is_kept():
     pixels = np.full((2, 1, 20), 255, np.uint8)
     pixels[0], pixels[1, 0, :17] = 0, 0
     assert not near_copies(pixels).any()
-
-
-def test_captions_leave_out_style_and_numbers_but_not_what_changes_the_meaning():
-    assert caption_of("arrow-left-circle-fill-24") == "arrow left circle"
-    assert caption_of("heart-broken-outline") == "heart broken" and caption_of("outline-2") == ""
-
-
-def test_the_tables_agree_with_each_other():
-    assert not HELD_OUT & set(LEFT_OUT) and "CC-BY-4.0" not in LICENCES
-    assert {FAMILIES["feather"], FAMILIES["lucide"]} == {"lucide"}
-    collections = {"bi": about(), "iconoir": about()}
-    left_out = Counter()
-    assert choose(collections, {name: {"heart": False} for name in collections}, left_out) == []
-    assert left_out.total() == 2
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a cut file", "another folder", "a set that is cut"])

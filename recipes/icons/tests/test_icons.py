@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,6 @@ from arimage.training.tokens.recipe import load_token_recipe, token_settings
 from arimage_icons import RECIPES
 from arimage_icons.captions import captions_of, write_captions
 from arimage_icons.compositions import compare, readings
-from arimage_icons.notice import lines
 from arimage_icons.package import package
 from arimage_icons.resize import resize
 from arimage_icons.words import styles_of, word_tokenizer
@@ -227,9 +225,3 @@ def test_readings_of_a_composition_give_its_words_apart_and_those_of_another():
         ["image lock", "cloud cube", "image lock"],
     ]
     assert [name for name, (_, given) in found.items() if not given] == ["no words"]
-
-
-def test_the_notice_names_author_and_licence():
-    about = {"name": "Set", "author": {"name": "A"}, "license": {"title": "MIT", "spdx": "MIT", "url": "https://x"}}
-    expected = ["Set (set), 1,200 icons", "  A", "  MIT (SPDX: MIT), https://x"]
-    assert lines({"set": about}, Counter({"set": 1200})) == expected

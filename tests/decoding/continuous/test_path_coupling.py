@@ -200,16 +200,6 @@ def test_tokens_that_do_not_depend_on_others_take_three_passes(coupling):
     assert state.forward_passes == 3
 
 
-def test_paths_are_kept_more_often_by_their_densities_than_by_reflection():
-    # Where the chain is fine, that is: the ratio of a few large steps is not that of the clean tokens.
-    model, sampling = model_of({}, slope=0.3, num_tokens=12), LatentSampling(num_diffusion_steps=25)
-    passes = [
-        decode(model, PathJacobiDecoding(12, coupling), sampling, torch.arange(100)).steps.float().mean()
-        for coupling in ("reflection", "path")
-    ]
-    assert passes[1] < passes[0] < 9
-
-
 def test_a_drafter_that_is_the_model_is_always_right():
     model = model_of({}, drafter_slope=0.9, num_tokens=9)
     state = generate(model, PathSpeculativeDecoding(3), {}, torch.arange(50))

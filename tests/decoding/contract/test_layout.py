@@ -25,12 +25,6 @@ def ranks_of(layout):
     return torch.arange(layout.num_tokens).repeat(1 if layout.order is None else len(layout.order), 1)
 
 
-def test_sizes(layout):
-    assert layout.num_tokens == math.prod(layout.shape) == layout.rows * layout.columns
-    assert layout.columns == layout.shape[-1]
-    assert ranks_of(layout).shape == (1 if layout.order is None else 3, layout.num_tokens)
-
-
 def test_ranks_and_places_are_inverse(layout):
     ranks = ranks_of(layout)
     assert torch.equal(layout.ranks(layout.places(ranks)), ranks)

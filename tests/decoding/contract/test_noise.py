@@ -43,31 +43,6 @@ def test_a_number_is_that_of_the_documented_sum():
     assert sampled.flatten().tolist() == [(word >> 8) / 2**24 for word in words[:5]]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
-def test_more_numbers_begin_with_the_fewer(count):
-    seeds, positions = torch.tensor([1, 2]), torch.tensor([[0, 5, 9], [1, 2, 3]])
-    many = uniforms(seeds, positions, Purpose.GUMBEL, 0, 12)
-    few = uniforms(seeds, positions, Purpose.GUMBEL, 0, count)
-    assert few.shape == (2, 3, count) and few.dtype == torch.float32
-    assert torch.equal(few, many[..., :count])
-
-
-@pytest.mark.parametrize(
-    ("seeds", "positions", "steps", "count"),
-    [(1 << 18, 1, 1, 1), (1, 1 << 18, 1, 1), (256, 32, 32, 1), (1, 1, 1, 1 << 18)],
-    ids=["over seeds", "over positions", "over passes", "over a vocabulary"],
-)
-def test_numbers_are_uniform_and_uncorrelated(seeds, positions, steps, count):
-    at = torch.arange(positions).expand(seeds, -1)
-    sampled = torch.cat([uniforms(torch.arange(seeds), at, Purpose.SAMPLE, step, count) for step in range(steps)], 1)
-    sampled = sampled.double().flatten()
-    assert 0 <= sampled.min() and sampled.max() < 1
-    assert 1e-4 < chance(torch.histc(sampled, 256, 0, 1), len(sampled) / 256) < 1 - 1e-4
-    centred = (sampled - 0.5) * math.sqrt(12)
-    for lag in (1, 2, 3, 4, 7, 32, 1024):
-        assert abs((centred[lag:] * centred[:-lag]).mean()) < 5 / math.sqrt(len(sampled))
-
-
 def chance(counts, expected):
     """The chance of a chi-square statistic at least as large."""
     statistic = ((counts - expected) ** 2 / expected).sum().double()
@@ -113,44 +88,7 @@ def test_every_bit_of_the_input_flips_half_of_the_output(name, bits):
         assert (changed.double().mean((0, 1)) - 0.5).abs().max() < 2.75 / math.sqrt(count)
 
 
-def test_no_two_numbers_of_an_image_have_the_same_sum():
-    at = torch.arange(1024)[None]
-    words = [
-        _words(torch.tensor([5]), at, torch.tensor([step]), purpose, 8).view(torch.long)
-        for purpose in Purpose
-        for step in range(64)
-    ]
-    words = torch.stack(words).flatten()
-    assert len(words.unique()) == len(words) == len(Purpose) * 64 * 1024 * 4
-
-
 def test_the_ends_of_the_interval_are_reached_but_never_one():
     sampled = uniforms(torch.arange(1 << 12), torch.arange(1 << 8).expand(1 << 12, -1), Purpose.START, 3, 4)
     assert sampled.min() < 2**-20 and 1 - 2**-20 < sampled.max() < 1
     assert torch.equal(sampled * 2**24, (sampled * 2**24).floor())
-
-
-SEEDS = torch.tensor([0, 1, -1, 2**31, 2**32, 2**32 + 1, -(2**32), 2**40, 2**63 - 1, -(2**63)])
-
-
-def test_a_number_does_not_depend_on_the_batch_nor_on_the_layout():
-    positions = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(i))[:7] for i in range(10)])
-    together = uniforms(SEEDS, positions, Purpose.VERIFY, 5, 3)
-    for b, seed in enumerate(SEEDS):
-        assert torch.equal(uniforms(seed[None], positions[b, None], Purpose.VERIFY, 5, 3), together[b, None])
-        for j, position in enumerate(positions[b]):
-            alone = uniforms(seed[None], position[None, None], Purpose.VERIFY, 5, 3)
-            assert torch.equal(alone[0, 0], together[b, j])
-    strided = positions.T.contiguous().T
-    assert torch.equal(uniforms(SEEDS, strided, Purpose.VERIFY, 5, 3), together)
-    assert torch.equal(uniforms(SEEDS, positions[:, :1], Purpose.VERIFY, 5, 3), together[:, :1])
-
-
-def test_seeds_positions_purposes_steps_and_places_all_differ():
-    positions = torch.tensor([0, 1, 2, 1023, 2**31, 2**32 - 1]).expand(len(SEEDS), -1)
-    sampled = [uniforms(SEEDS, positions, purpose, step, 8) for purpose in Purpose for step in (0, 1, 2, 4096)]
-    sampled = torch.stack(sampled).flatten()
-    # Two equal 24-bit numbers are nothing strange; four equal pairs in a row would be.
-    quadruples = torch.stack([sampled[:-3], sampled[1:-2], sampled[2:-1], sampled[3:]], dim=1)
-    assert len(quadruples.unique(dim=0)) == len(quadruples)
-    assert len(sampled.unique()) > 0.999 * len(sampled)

@@ -1,7 +1,5 @@
 """Orders by name, against plain loops."""
 
-import math
-
 import card
 import pytest
 import torch
@@ -26,10 +24,6 @@ def squared(a, b):
     return (at(a)[0] - at(b)[0]) ** 2 + (at(a)[1] - at(b)[1]) ** 2
 
 
-def apart(a, b):
-    return max(abs(at(a)[0] - at(b)[0]), abs(at(a)[1] - at(b)[1]))
-
-
 @pytest.mark.parametrize("name", ["random", "farthest", "locality"])
 def test_every_seed_has_a_permutation_of_its_own(name):
     order = order_of(name, SHAPE, SEEDS, GROUPS)
@@ -44,18 +38,6 @@ def test_the_raster_order_is_none():
     assert order_of("raster", SHAPE, SEEDS) is None
 
 
-def test_a_random_order_begins_at_any_place():
-    first = order_of("random", SHAPE, torch.arange(3000))[:, 0]
-    assert first.bincount(minlength=N).min() > 50
-
-
-def test_the_next_token_of_the_farthest_order_is_one_of_those_farthest_from_all_before():
-    for order in order_of("farthest", SHAPE, SEEDS).tolist():
-        for rank in range(1, N):
-            distance = [min(squared(place, other) for other in order[:rank]) for place in range(N)]
-            assert distance[order[rank]] == max(distance)
-
-
 def test_what_is_known_comes_first_and_the_rest_is_far_from_it():
     known = torch.rand(len(SEEDS), N, generator=torch.Generator().manual_seed(0)) < 0.3
     for name in ("farthest", "locality"):
@@ -65,27 +47,6 @@ def test_what_is_known_comes_first_and_the_rest_is_far_from_it():
             for rank in range(count, N if name == "farthest" else 0):
                 distance = [min(squared(place, other) for other in order[:rank]) for place in range(N)]
                 assert distance[order[rank]] == max(distance)
-
-
-def test_groups_of_the_locality_order_have_neighbours_and_keep_apart():
-    for order in order_of("locality", SHAPE, SEEDS, GROUPS).tolist():
-        start = 0
-        for size in GROUPS:
-            before, group = order[:start], order[start : start + size]
-            weight = {
-                place: sum(1 / math.sqrt(squared(place, other)) for other in before if apart(place, other) == 1)
-                for place in range(N)
-            }
-            for rank, place in enumerate(group):
-                earlier = group[:rank]
-                left = [p for p in range(N) if p not in before and p not in earlier]
-                free = [p for p in left if weight[p] >= 1 and all(apart(p, other) > 1 for other in earlier)]
-                if free:
-                    assert weight[place] == pytest.approx(max(weight[p] for p in free))
-                elif earlier:
-                    distance = {p: min(squared(p, other) for other in earlier) for p in left}
-                    assert distance[place] == max(distance.values())
-            start += size
 
 
 def spread(noise, sizes, known):

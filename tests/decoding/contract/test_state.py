@@ -11,10 +11,8 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from presets import FOR_SCALES, FOR_TOKENS, quick
 
 from arimage.decoding import (
-    DecodingState,
     Layout,
     Sampling,
-    SpeculativeJacobiDecoding,
     decode,
     decoding_from_name,
 )
@@ -112,22 +110,6 @@ def test_steps_after_the_end_change_nothing(table_model, preset):
     state.check()
 
 
-def test_a_finished_image_waits_for_the_others_at_no_cost(table_model):
-    decoding = SpeculativeJacobiDecoding(6)
-    model = table_model(grid=(2, 3), vocab_size=3)
-    state = decode(model, decoding, Sampling(), torch.arange(200))
-    alone = [decode(model, decoding, Sampling(), seed[None]).forward_passes for seed in torch.arange(0, 200, 20)]
-    assert state.steps[::20].tolist() == alone and len(set(alone)) > 1
-    assert state.accepted_per_step().shape == (state.forward_passes, 200)
-
-
-def test_tokens_begin_unknown(table_model):
-    state = DecodingState.open(table_model(), Sampling(), SEEDS, None)
-    assert (state.tokens == -1).all() and not state.decided.any() and not state.finished.any()
-    state.write_tokens(torch.tensor([[0, 1]] * 5), torch.tensor([[True, False]] * 5), torch.tensor([[2, 2]] * 5))
-    assert (state.tokens[:, 0] == 2).all() and (state.tokens[:, 1:] == -1).all()
-
-
 # Buffers.
 
 
@@ -172,22 +154,6 @@ def test_a_step_depends_on_the_state_alone(table_model, preset):
         decoding.step(first)
     for state, whole in zip((first, second), expected, strict=True):
         assert torch.equal(state.tokens, whole.tokens) and torch.equal(state.steps, whole.steps)
-
-
-@pytest.mark.parametrize("preset", ["sjd-coupled", "sjd-lazy", "sjd-tree", "zipar", "pjd"])
-def test_a_copied_state_resumes_where_it_was(table_model, preset):
-    model, decoding = model_for(preset, table_model), decoding_from_name(preset)
-    state = decoding.start(model, Sampling(), SEEDS)
-    decoding.step(state)
-    saved = {name: value.clone() for name, value in tensors_of(state).items()}
-    ends = []
-    for _ in range(2):
-        while not state.finished.all():
-            decoding.step(state)
-        ends.append((state.tokens.clone(), state.steps.clone()))
-        for name, value in tensors_of(state).items():
-            value.copy_(saved[name])
-    assert all(torch.equal(*values) for values in zip(*ends, strict=True))
 
 
 @pytest.mark.every(2)

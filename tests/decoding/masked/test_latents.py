@@ -6,24 +6,19 @@ import math
 import pytest
 import torch
 from continuous_kit import energy_p_value
-from models.test_fake_cuda import built, config_of
 from pipelines.mar import tiny as tiny_mar
-from test_fake_cuda import DeviceOnly
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage.decoding import (
     LatentSampling,
     Layout,
     MaskedDecoding,
-    Sampling,
     decode,
     decoding_from_name,
-    decoding_from_text,
 )
 from arimage.decoding.contract.noise import Purpose, normals, random_orders
 from arimage.decoding.masked.sets import masked_counts
-from arimage.models.denoising_head import DenoisingHead, diffusion_tables
-from arimage.pipelines.mar.transformer_mar import MARLatentModel, MARTransformer
+from arimage.models.denoising_head import diffusion_tables
+from arimage.pipelines.mar.transformer_mar import MARLatentModel
 
 
 COUNT, STEPS = 40_000, 10
@@ -126,14 +121,6 @@ def test_orders_are_uniform_and_noise_is_normal_and_independent():
     assert (fourth - 3).abs().max() < 5 * math.sqrt(96 / COUNT)
 
 
-def test_noise_is_keyed_by_seed_position_and_step():
-    positions = torch.tensor([[4, 2], [2, 3]])
-    noise = noise_of(torch.tensor([7, 8]), positions, 5, 4)
-    assert torch.equal(noise[1, :1], noise_of(torch.tensor([8]), torch.tensor([[2]]), 5, 4)[0])
-    assert not torch.equal(noise[0, 1], noise[1, 0])
-    assert not torch.equal(noise, noise_of(torch.tensor([7, 8]), positions, 4, 4))
-
-
 @pytest.mark.parametrize(("tokens", "steps"), [(256, 256), (256, 64), (7, 3), (5, 9), (1, 4), (0, 4)])
 def test_every_step_decides_a_token_until_none_is_left(tokens, steps):
     counts = masked_counts(tokens, steps)
@@ -192,9 +179,6 @@ def test_denoising_steps_may_fall_from_set_to_set():
         SEEDS[:3],
     )
     assert state.head_calls == 9 and not MaskedDecoding((6, 3)).exact and MaskedDecoding().exact
-    for steps in ((6,), (6, 1), 6, (6, 2.5)):
-        with pytest.raises(ValueError, match="diffusion_steps"):
-            MaskedDecoding(steps)
 
 
 def mar(images=3, guided=True):
@@ -209,38 +193,6 @@ def sampling(**changes):
 def generate(model, seeds, **changes):
     with torch.no_grad():
         return decode(model, decoding_from_name("mar"), sampling(**changes), torch.tensor(seeds))
-
-
-def forced_tokens():
-    """Known tokens of three images: none, five, and all."""
-    forced = torch.randn(3, 16, 12, generator=torch.Generator().manual_seed(0))
-    forced[0] = torch.nan
-    forced[1, 5:] = torch.nan
-    return forced
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("guided", [False, True])
-def test_an_image_does_not_depend_on_its_batch(known, guided):
-    model, seeds = mar(guided=guided), [5, 6, 7]
-    forced = forced_tokens() if known else None
-    together = generate(model, seeds, forced=forced).tokens
-    for image in range(3):
-        some = None if forced is None else forced[[image]]
-        alone = generate(model.take(torch.tensor([image])), seeds[image : image + 1], forced=some).tokens
-        torch.testing.assert_close(alone[0], together[image], atol=1e-2, rtol=1e-3)
-
-
-def test_known_tokens_stay_and_the_others_see_them():
-    state = generate(mar(), [5, 6, 7], forced=forced_tokens())
-    known = ~forced_tokens().isnan()
-    assert torch.equal(state.tokens[known], forced_tokens()[known])
-    assert state.decided.all() and state.finished.all()
-    assert state.accepted.sum(0).tolist() == [16, 11, 0]
-    free = generate(mar(), [5, 6, 7])
-    torch.testing.assert_close(state.tokens[0], free.tokens[0], atol=1e-2, rtol=1e-3)
-    assert not torch.allclose(state.tokens[1, 5:], free.tokens[1, 5:], atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -271,51 +223,11 @@ def test_more_denoising_steps_than_the_training_had_are_refused(steps):
         diffusion_tables(steps)
 
 
-def test_more_passes_than_tokens_are_refused():
-    with pytest.raises(ValueError, match="num_inference_steps is 17: give at most 16"):
-        generate(mar(), [1, 2, 3], num_inference_steps=17)
-
-
-@pytest.mark.parametrize("name", ["ar", "sjd-coupled", "zipar", "pjd", "next-scale", "code"])
-def test_decodings_of_other_models_refuse_this_one(name):
-    with pytest.raises(ValueError, match="its tokens are continuous: use mar"):
-        decode(mar(), decoding_from_name(name), Sampling(), torch.arange(3))
-
-
 def test_tokens_that_are_not_finite_are_an_error():
     model = mar()
     model.head.output_projection.bias.data[0] = torch.inf
     with pytest.raises(ValueError, match="not finite"):
         generate(model, [1, 2, 3])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mar", "recap:full_steps=1", "lazy-mar:first=1"])
-@pytest.mark.parametrize(
-    ("dtype", "guided"),
-    [
-        (torch.bfloat16, True),
-        pytest.param(torch.float32, True, marks=pytest.mark.slow),
-        pytest.param(torch.float32, False, marks=pytest.mark.slow),
-        pytest.param(torch.bfloat16, False, marks=pytest.mark.slow),
-    ],
-)
-def test_a_step_stays_on_the_device(dtype, guided, name):
-    configs = [config_of(part) for part in (tiny_mar.transformer, tiny_mar.head)]
-    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        transformer = built(lambda: MARTransformer(**configs[0]), dtype)
-        head = built(lambda: DenoisingHead(**configs[1]), torch.float32)
-        model = MARLatentModel(transformer, head, torch.zeros(2, dtype=torch.long), Layout((4, 4)), guided=guided)
-        decoding = decoding_from_text(name)
-        state = decoding.start(
-            model, sampling(guidance_scale=2.0 if guided else 1.0), torch.zeros(2, dtype=torch.long)
-        )
-        names = ("token_buffer", "known_buffer", "accepted", "finished", "steps")
-        buffers = [getattr(state, name) for name in names]
-        for _ in range(3):
-            with DeviceOnly():
-                decoding.step(state)
-        assert all(getattr(state, name) is buffer for name, buffer in zip(names, buffers, strict=True))
 
 
 @torch.no_grad()

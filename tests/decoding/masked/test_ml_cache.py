@@ -79,20 +79,3 @@ def test_a_partial_step_evaluates_the_rows_with_the_lowest_logits(call, monkeypa
                 chosen = rows[branch, image]
                 assert sorted(chosen[chosen < model.num_rows].tolist()) == wanted
         assert not torch.equal(rows[0].sort().values, rows[1].sort().values)
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"steps": 0}, "steps"),
-        ({"warmup": 1}, "warmup"),
-        ({"warmup": -0.1}, "warmup"),
-        ({"interval": 0}, "interval"),
-        ({"ratio": 0}, "ratio"),
-        ({"ratio": 1}, "ratio"),
-        ({"sampler": "confidence"}, "sampler"),
-    ],
-)
-def test_settings_out_of_their_range_are_refused(settings, name):
-    with pytest.raises(ValueError, match=name):
-        MLCache(**settings)

@@ -114,29 +114,6 @@ def test_idle_rows_are_not_computed(table_model):
     assert max(rows) == 4 and rows[-1] < 4
 
 
-def test_images_that_come_later_join_those_that_run(table_model):
-    model, decoding, batch = table_model(grid=(2, 3)), SpeculativeJacobiDecoding(2), None
-    waiting, found = [[0], None, [1, 2], None, None, [3, 4, 5]], {}
-    batch = Batch(decoding, 8)
-
-    def begin(room):
-        names = waiting.pop(0) if waiting else None
-        return names and Images(names, model, Sampling(), SEEDS[names])
-
-    def keep(rows):
-        found.update(
-            {batch.names[row]: (batch.state.tokens[row].clone(), int(batch.state.steps[row])) for row in rows}
-        )
-
-    sizes = []
-    run_batch(batch, begin, keep, lambda: sizes.append(len(batch.names)))
-    expected = alone(model, decoding, Sampling(), SEEDS[:6])
-    assert {name: (tokens.tolist(), steps) for name, (tokens, steps) in found.items()} == {
-        name: (tokens.tolist(), steps) for name, (tokens, steps, _) in enumerate(expected)
-    }
-    assert sizes[0] == 1 and max(sizes) > 3
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("preset", ["ar", "sjd-coupled", "sjd2", "sjd-tree", "eagle"])
 def test_every_image_keeps_its_sampling(table_model, preset):
@@ -174,13 +151,6 @@ def test_images_of_scales_begin_together():
     assert batch.forward_passes == 3 * 3
 
 
-def test_the_window_adapts_over_all_images(table_model):
-    model = table_model(grid=(2, 4), vocab_size=2)
-    found, _ = run(model, SpeculativeJacobiDecoding("auto"), Sampling(), SEEDS, 3)
-    assert sorted(found) == list(range(len(SEEDS)))
-    assert all((tokens >= 0).all() for tokens, _, _ in found.values())
-
-
 def test_a_run_stops_when_it_is_told_to(table_model):
     passes = []
     found, batch = run(
@@ -189,11 +159,6 @@ def test_a_run_stops_when_it_is_told_to(table_model):
     )  # fmt: skip
     assert passes == [1, 2, 3, 4, 5] and len(found) + len(batch.running) <= 8
     assert batch.running
-
-
-def test_a_decoding_that_cannot_run_is_refused(table_model):
-    with pytest.raises(ValueError, match="AutoregressiveDecoding"):
-        run(ScaleTable((1, 1)), decoding_from_name("ar"), Sampling(), SEEDS, 3)
 
 
 @pytest.mark.every(3)
