@@ -1,5 +1,7 @@
 """The base of pipelines whose checkpoints generate images from a class, or from a text with a T5 encoder."""
 
+from difflib import get_close_matches
+
 import torch
 from diffusers.utils import logging
 from torch import nn
@@ -9,7 +11,7 @@ from ...media.texts import composed
 from ..base import ARImagePipeline
 from ..text.captions import caption_for
 from ..text.checks import TEXT_TOKENS, as_texts, describe, text_length
-from ..text.known import KnownCaptions, quoted, tell_nearest
+from ..text.known import quoted, tell_nearest
 from ..text.tokenizing import tokenize
 
 
@@ -109,7 +111,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         for name in as_texts(label, "label"):
             its = ids.get(composed(name.strip().casefold()), [])
             if not its:
-                nearest = tell_nearest(KnownCaptions({name: [] for name in ids}).nearest(name))
+                nearest = tell_nearest(get_close_matches(composed(name.strip().casefold()), ids))
                 raise ValueError(f"{quoted([name])} is not the name of a class of this checkpoint: {nearest}")
             if len(its) > 1:
                 raise ValueError(f"{quoted([name])} is the name of the classes {its}: give one of these ids")
