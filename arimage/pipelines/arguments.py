@@ -129,7 +129,7 @@ def pipeline_call(
     one by one.
 
     Args:
-        example: the line `{example}` of the docstring.
+        example: lines of code at the end of the docstring.
         output: what a call returns.
         reads: arguments of a run that the function takes too.
     """
@@ -147,23 +147,7 @@ def pipeline_call(
             for name in shared
         ]
         of_prepare = [parameter for parameter in of_call if parameter.name not in {*OPTIONS} - {*reads}]
-        function.__doc__ = filled(function.__doc__ or "", example)
-
-        names = [parameter.name for parameter in own]
-        masks = {
-            name: of
-            for name in names
-            if name.endswith("attention_mask")
-            for of in (name.replace("attention_mask", "input_ids"), name.replace("attention_mask", "embeds"))
-            if of in names
-        }
-
-        @functools.wraps(function)
-        def checked(pipe: Any, *args: P.args, **given: P.kwargs) -> GenerationCall:
-            for mask, of in masks.items():
-                if given.get(mask) is not None and given.get(of) is None:
-                    raise ValueError(f"{mask} is that of {of}, which are not given: give both, or leave it out")
-            return function(pipe, *args, **given)
+        function.__doc__ = filled(function.__doc__ or "", example, output)
 
         @_shown_as("__call__", function, [*own, *of_call], output | tuple)
         def call(pipe: Any, **given: Any) -> Any:
@@ -172,7 +156,7 @@ def pipeline_call(
             pipe.check_known(given.get("prompt"))
             return pipe.generate(prepared, options)
 
-        prepare = _shown_as("prepare", function, [*own, *of_prepare], GenerationCall)(torch.no_grad()(checked))
+        prepare = _shown_as("prepare", function, [*own, *of_prepare], GenerationCall)(torch.no_grad()(function))
         prepare.__doc__ = None
         call.prepare = prepare
         return call

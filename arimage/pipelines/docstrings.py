@@ -1,6 +1,7 @@
 """Parts of the docstrings of `__call__`, shared by the pipelines."""
 
 import re
+from dataclasses import fields
 from inspect import cleandoc
 from textwrap import indent
 
@@ -98,10 +99,17 @@ PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])
 PARTS["common"] = "\n".join(map(cleandoc, (PARTS["sampling"], PARTS["guided_tokens"], PARTS["call"])))
 
 
-def filled(docstring: str, example: str) -> str:
-    """A docstring in which lines `{name}` are replaced with PARTS[name], and the line `{example}` with `example`,
-    keeping their indentation."""
-    parts = {**PARTS, "example": example}
-    return re.sub(
-        r"^( *)\{(\w+)\}$", lambda line: indent(cleandoc(parts[line[2]]), line[1]), docstring, flags=re.MULTILINE
+def filled(docstring: str, example: str, output: type) -> str:
+    """The docstring of a call: `docstring`, in which lines `{name}` are replaced with PARTS[name], then what the call
+    returns, and `example`, a few lines of code."""
+    parts = re.sub(
+        r"^( *)\{(\w+)\}$",
+        lambda line: indent(cleandoc(PARTS[line[2]]), line[1]),
+        cleandoc(docstring),
+        flags=re.MULTILINE,
     )
+    first = fields(output)[0].name
+    returned = f"Returns:\n    [`{output.__name__}`] or `tuple`: the output, or the tuple `({first},)`."
+    code = f"import torch\nfrom arimage import AutoPipeline\n{example}".rstrip()
+    prompts = indent(code, ">>> ")
+    return f"{parts}\n\n{returned}\n\nExamples:\n    ```py\n{indent(prompts, '    ')}\n    ```\n"

@@ -40,18 +40,13 @@ from .transformer_cosmos import CosmosTokenModel, CosmosTransformer
 logger = logging.get_logger(__name__)
 
 LICENCE = "https://www.nvidia.com/en-us/agreements/enterprise-software/nvidia-open-model-license"
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-        >>> from diffusers.utils import export_to_video, load_image
+EXAMPLE = """
+from diffusers.utils import export_to_video, load_image
 
-        >>> # the folder that `arimage convert cosmos` wrote
-        >>> pipe = AutoPipeline.from_pretrained("cosmos-4b", dtype=torch.bfloat16).to("cuda")
-        >>> frames = pipe(image=load_image("street.jpg"), decoding="sjd-gumbel").frames[0]
-        >>> export_to_video(frames, "street.mp4", fps=24)
-        ```
+# the folder that `arimage convert cosmos` wrote
+pipe = AutoPipeline.from_pretrained("cosmos-4b", dtype=torch.bfloat16).to("cuda")
+frames = pipe(image=load_image("street.jpg"), decoding="sjd-gumbel").frames[0]
+export_to_video(frames, "street.mp4", fps=24)
 """
 
 
@@ -330,7 +325,7 @@ class CosmosPipeline(ARPipeline):
         self.check_finite(pixels)
         return VideoProcessor().postprocess_video(self._guard_frames(pixels), output_type=call.output_type)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, VideoPipelineOutput)
+    @pipeline_call(EXAMPLE, VideoPipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -383,11 +378,6 @@ class CosmosPipeline(ARPipeline):
             num_videos_per_prompt (`int`, *optional*, defaults to 1):
                 Videos per prompt, image or video.
             {run}
-
-        {example}
-
-        Returns:
-            [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
         """
         texts = self.check_text(prompt, prompt_embeds)
         given = sum(value is not None for value in (image, video, tokens))

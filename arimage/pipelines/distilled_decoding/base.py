@@ -19,16 +19,10 @@ from .family import FAMILY
 from .vector_model import DistilledModel
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import LlamaGenDDPipeline
-
-        >>> # A converted student, in one forward pass
-        >>> pipe = LlamaGenDDPipeline.from_pretrained("path/to/llamagen-dd-b")
-        >>> image = pipe("otter", decoding="few-step", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+# A converted student, in one forward pass
+pipe = AutoPipeline.from_pretrained("path/to/llamagen-dd-b")
+image = pipe("otter", decoding="few-step", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -72,7 +66,7 @@ class DistilledPipeline(ClassOrTextPipeline):
     def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         raise NotImplementedError
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -94,11 +88,6 @@ class DistilledPipeline(ClassOrTextPipeline):
             {prompt_embeds}
             {common}
                 `"vectors"` [B, N, D], in the order of the tokens, are what the image tokenizer decodes to pixels.
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
-
-        {example}
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

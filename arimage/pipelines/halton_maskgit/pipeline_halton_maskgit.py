@@ -23,15 +23,9 @@ from .transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransfo
 
 
 CONFIDENCE = ConfidenceSettings(12, "arccos", 4.5, noise_schedule="linear", guidance_schedule="linear")
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("halton-maskgit-base-256")
-        >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("halton-maskgit-base-256")
+image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -72,7 +66,7 @@ class HaltonMaskGITPipeline(UpscalingPipeline):
         self.name_classes(id2label)
         self.decoding = HaltonDecoding()
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -95,11 +89,6 @@ class HaltonMaskGITPipeline(UpscalingPipeline):
             {prompt_embeds}
             {sampling}
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

@@ -28,15 +28,9 @@ from .transformer_infinity import InfinityTransformer
 
 logger = logging.get_logger(__name__)
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("infinity-2b", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a fox in the snow, oil painting", height=1344, width=768).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("infinity-2b", dtype=torch.bfloat16).to("cuda")
+image = pipe("a fox in the snow, oil painting", height=1344, width=768).images[0]
 """
 
 
@@ -146,7 +140,7 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.vq.decode_latents(result)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -194,11 +188,6 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
                 Apply guidance only to the first `guided_tokens` bits of each image, by default to all.
             {call}
                 `"latents"` [B, C, h, w] are what the image tokenizer decodes to pixels.
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         text = prompt, prompt_embeds, prompt_attention_mask
         negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask

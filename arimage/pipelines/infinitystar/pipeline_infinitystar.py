@@ -48,17 +48,12 @@ NUM_FRAMES = (1, *range(FPS + 1, CLIP_FRAMES + 1, FPS), 2 * CLIP_FRAMES - 1)
 TRAINED = {"0.40M": (CLIP_FRAMES, 2 * CLIP_FRAMES - 1), "0.90M": (CLIP_FRAMES,)}
 # The largest side of a preview in pixels.
 PREVIEW = 256
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-        >>> from diffusers.utils import export_to_video
+EXAMPLE = """
+from diffusers.utils import export_to_video
 
-        >>> pipe = AutoPipeline.from_pretrained("infinitystar-480p", dtype=torch.bfloat16).to("cuda")
-        >>> frames = pipe("a fox runs through the snow").frames[0]
-        >>> export_to_video(frames, "fox.mp4", fps=16)
-        ```
+pipe = AutoPipeline.from_pretrained("infinitystar-480p", dtype=torch.bfloat16).to("cuda")
+frames = pipe("a fox runs through the snow").frames[0]
+export_to_video(frames, "fox.mp4", fps=16)
 """
 
 
@@ -294,7 +289,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
             pixels = round_levels_down(pixels)
         return VideoProcessor().postprocess_video(pixels, output_type=call.output_type)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, VideoPipelineOutput)
+    @pipeline_call(EXAMPLE, VideoPipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -356,11 +351,6 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
             num_videos_per_prompt (`int`, *optional*, defaults to 1):
                 Videos per prompt, image or video.
             {run}
-
-        {example}
-
-        Returns:
-            [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
         """
         if negative_prompt is not None and not any(as_texts(negative_prompt, "negative_prompt")):
             negative_prompt = None

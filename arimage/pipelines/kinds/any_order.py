@@ -26,19 +26,13 @@ PIXELS_PER_TOKEN = 16
 # The groups that the locality order uses if the decoding has none, as published for 20 forward passes.
 LOCALITY = GroupDecoding(20, "cosine")
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("emoji-arpg")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 
-        >>> pipe = AutoPipeline.from_pretrained("emoji-arpg")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-
-        >>> # Published weights of LPD, several tokens per forward pass
-        >>> pipe = AutoPipeline.from_pretrained("lpd-l-256")
-        >>> image = pipe(class_labels="golden retriever", decoding="groups:groups=20", order="locality").images[0]
-        ```
+# Published weights of LPD, several tokens per forward pass
+pipe = AutoPipeline.from_pretrained("lpd-l-256")
+image = pipe(class_labels="golden retriever", decoding="groups:groups=20", order="locality").images[0]
 """
 
 
@@ -129,7 +123,7 @@ class AnyOrderPipeline(UpscalingPipeline):
         return layout
 
     # The "locality" order is computed for the groups of the decoding.
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput, reads=("decoding", "output_type"))
+    @pipeline_call(EXAMPLE, ImagePipelineOutput, reads=("decoding", "output_type"))
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -159,11 +153,6 @@ class AnyOrderPipeline(UpscalingPipeline):
                 ones; or `"locality"`, the order of LPD for the groups of a `GroupDecoding`. Or the place of each rank,
                 [N] or [B, N].
             {common}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
-
-        {example}
         """
         output_type, decoding = common.pop("output_type", "latent"), common.pop("decoding", None)
         if self.vq is None and (output_type != "latent" or image is not None):

@@ -23,15 +23,9 @@ from .family import FAMILY
 from .transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import LatentLlamaPipeline
-
-        >>> pipe = LatentLlamaPipeline.from_pretrained("path/to/model")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("path/to/model")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -157,7 +151,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         latents = self.to_latents(tokens.to(self._execution_device)).to(self.vq.dtype)
         return self.upscaled(call, self.vq.decode_latents(latents))
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -186,11 +180,6 @@ class LatentLlamaPipeline(UpscalingPipeline):
             temperature (`float`, *optional*, defaults to the checkpoint's):
                 Factor on the noise of the denoising steps.
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

@@ -21,15 +21,9 @@ from .family import FAMILY
 from .transformer_mar import MARLatentModel, MARTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import MARPipeline
-
-        >>> pipe = MARPipeline.from_pretrained("path/to/mar-b")
-        >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("path/to/mar-b")
+image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -168,7 +162,7 @@ class MARPipeline(ClassOrTextPipeline):
 
         return self.tiling.in_tiles(decode, latents.to(self.vae.dtype), before=1, after=self.vae_scale_factor)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -202,11 +196,6 @@ class MARPipeline(ClassOrTextPipeline):
             temperature (`float`, *optional*, defaults to the checkpoint's):
                 Factor on the noise of the denoising steps.
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, None, None
         count = self.check_condition(*condition)

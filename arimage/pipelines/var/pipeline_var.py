@@ -22,15 +22,9 @@ from .family import FAMILY
 from .transformer_var import VARScaleModel, VARTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("emoji-var")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("emoji-var")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -132,7 +126,7 @@ class VARPipeline(ImageMaps, UpscalingPipeline):
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.upscaled(call, self.vq.decode_latents(result))
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -160,11 +154,6 @@ class VARPipeline(ImageMaps, UpscalingPipeline):
             {prompt_embeds}
             {common}
                 `"latents"` [B, C, P, P] are what the image tokenizer decodes to pixels.
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)
