@@ -9,7 +9,7 @@ from diffusers import VQModel
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.models.chameleon.modeling_chameleon import ChameleonRotaryEmbedding
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.vqgan import vq_model_from_original
@@ -225,10 +225,8 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
     config["vocabulary_map"] = vocabulary
     with damaged_files(folder):
         transformer = chameleon_from_original(state, config, vq_state, vq, source=folder)
-    try:
-        pipeline = pipeline_class(transformer, vq, text_tokenizer, image_size)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} and {vq_source} do not fit: {error}") from error
+    source = f"{folder} with {vq_source}"
+    pipeline = pipeline_of(pipeline_class, source, transformer, vq, text_tokenizer, image_size)
     if pipeline_class is AnolePipeline:
         pipeline.generation_config.update(ANOLE_SAMPLING)
     else:

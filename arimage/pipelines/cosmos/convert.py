@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from diffusers.utils import logging
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from ...decoding import SpeculativeJacobiDecoding
@@ -96,10 +96,8 @@ def convert_cosmos(
         )
         texts["text_encoder"].to(transformer.dtype)
     size = (transformer.config.hidden_size, transformer.config.num_layers)
-    try:
-        pipeline = CosmosPipeline(transformer, vq, **texts, requires_safety_checker=size in PUBLISHED_SHAPES)
-    except ValueError as error:
-        raise CheckpointError(f"{model_file} does not fit: {error}") from error
+    needs = size in PUBLISHED_SHAPES
+    pipeline = pipeline_of(CosmosPipeline, model_file, transformer, vq, **texts, requires_safety_checker=needs)
     pipeline.generation_config.update(TEXT_SAMPLING if transformer.reads_text else SAMPLING)
     pipeline.decoding = SpeculativeJacobiDecoding(window=128, refresh="gumbel")
     save_whole(pipeline.save_pretrained, out)

@@ -94,12 +94,9 @@ class CosmosPipeline(ARPipeline):
     ):
         super().__init__()
         check_parts("tokens", transformer=transformer.config.vocab_size, video_tokenizer=vq.codebook_size)
-        width = transformer.config.context_dim
-        if text_encoder is not None and text_encoder.config.d_model != width:
-            raise ValueError(
-                f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects {width}: load the "
-                "encoder that it was trained with"
-            )
+        if text_encoder is not None:
+            widths = {"text_encoder": text_encoder.config.d_model, "transformer": transformer.config.context_dim}
+            check_parts("channels of a text", **widths)
         self.register_modules(
             transformer=transformer,
             vq=vq,

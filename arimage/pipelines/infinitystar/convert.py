@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, save_whole, with_plain_layers
+from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, pipeline_of, save_whole, with_plain_layers
 from ...convert.folder import damaged_files, load_original_folder, load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from .pipeline_infinitystar import InfinityStarPipeline
@@ -99,10 +99,7 @@ def convert_infinitystar(
     text = (None, None)
     if text_encoder is not None:
         text = load_t5_encoder(Path(text_encoder), model.config.caption_dim, source)
-    try:
-        pipeline = InfinityStarPipeline(model, vq, *text)
-    except ValueError as error:
-        raise CheckpointError(f"{source} and {vae} do not fit together: {error}") from error
+    pipeline = pipeline_of(InfinityStarPipeline, f"{source} with {vae}", model, vq, *text)
     save_whole(pipeline.save_pretrained, out)
     return pipeline
 

@@ -9,6 +9,7 @@ from transformers import T5EncoderModel
 
 from ...media.texts import composed
 from ..base import ARImagePipeline
+from ..components import check_parts
 from ..text.captions import caption_for
 from ..text.checks import TEXT_TOKENS, as_texts, describe, text_length
 from ..text.known import quoted, tell_nearest
@@ -23,15 +24,9 @@ CHARACTERS_PER_TOKEN = 32
 
 def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Module | None) -> None:
     """Refuse a text encoder that does not fit the transformer."""
-    if (
-        text_encoder is not None
-        and transformer is not None
-        and text_encoder.config.d_model != transformer.config.caption_dim
-    ):
-        raise ValueError(
-            f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects "
-            f"{transformer.config.caption_dim}: load the encoder that it was trained with"
-        )
+    if text_encoder is not None and transformer is not None:
+        widths = {"text_encoder": text_encoder.config.d_model, "transformer": transformer.config.caption_dim}
+        check_parts("channels of a text", **widths)
 
 
 def left_pad(

@@ -14,7 +14,7 @@ from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import LATENT_SAMPLING, Abilities
 from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -83,14 +83,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
             width = vq.config.codebook_dim * transformer.config.patch_size**2
             check_parts("channels per token", transformer=transformer.config.token_dim, image_tokenizer=width)
         check_text_encoder(text_encoder, transformer)
-        if drafter is not None and transformer is not None:
-            for name in SHARED:
-                theirs, ours = drafter.config[name], transformer.config[name]
-                if theirs != ours:
-                    raise ValueError(
-                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
-                        "and conditions"
-                    )
+        check_settings(*SHARED, drafter=drafter, transformer=transformer)
         self.register_modules(
             transformer=transformer,
             vq=vq,

@@ -14,7 +14,7 @@ from ...tokenizers.vq_patches import PatchVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -76,20 +76,10 @@ class LlamaGenPipeline(UpscalingPipeline):
         # Either may be left out: `encode_prompt` needs the text encoder only.
         if transformer is not None and vq is not None:
             check_parts("tokens", transformer=transformer.config.vocab_size, image_tokenizer=vq.config.codebook_size)
-        if transformer is not None and neighbours is not None:
-            sizes = {"transformer": transformer.config.vocab_size, "neighbours": neighbours.config.vocab_size}
-            check_parts("tokens", **sizes)
         check_text_encoder(text_encoder, transformer)
-        for name, part in (("drafter", drafter), ("denoiser", denoiser)):
-            if (
-                part is not None
-                and transformer is not None
-                and part.config.hidden_size != transformer.config.hidden_size
-            ):
-                raise ValueError(
-                    f"the {name} is {part.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
-                    f"load the {name} that was trained with it"
-                )
+        check_settings("vocab_size", neighbours=neighbours, transformer=transformer)
+        check_settings("hidden_size", drafter=drafter, transformer=transformer)
+        check_settings("hidden_size", denoiser=denoiser, transformer=transformer)
         self.register_modules(
             transformer=transformer,
             vq=vq,

@@ -14,7 +14,7 @@ from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, LATENT_SAMPLING, Abilities
 from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
 from .family import FAMILY
@@ -72,14 +72,7 @@ class MARPipeline(ClassOrTextPipeline):
         _check_head(drafter, drafter_head)
         if (drafter is None) != (drafter_head is None):
             raise ValueError("a drafter has a transformer and a head: give drafter and drafter_head, or neither")
-        if drafter is not None and transformer is not None:
-            for name in ("token_dim", "patch_size", "grid_size", "num_classes"):
-                theirs, ours = drafter.config[name], transformer.config[name]
-                if theirs != ours:
-                    raise ValueError(
-                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
-                        "and classes"
-                    )
+        check_settings("token_dim", "patch_size", "grid_size", "num_classes", drafter=drafter, transformer=transformer)
         if transformer is not None and vae is not None:
             width = vae.config["latent_channels"] * transformer.config.patch_size**2
             check_parts("channels per token", transformer=transformer.config.token_dim, image_tokenizer=width)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from ...tokenizers.vq_var import VARVQModel
@@ -202,14 +202,8 @@ def convert_var(
     vq = var_tokenizer_from_original(
         load_original(tokenizer, (*WRAPPINGS, "trainer", "vae_local")), scales=model.config.scales, source=tokenizer
     )
-    predicted = model.config.vocab_size, model.config.codebook_dim
-    read = vq.config.codebook_size, vq.config.codebook_dim
-    if predicted != read:
-        raise CheckpointError(
-            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {read[0]} of "
-            f"width {read[1]}: give the tokenizer that this transformer was trained with"
-        )
-    pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
+    source, labels = f"{transformer} with {tokenizer}", class_names(model.config.num_classes)
+    pipeline = pipeline_of(VARPipeline, source, model, vq, id2label=labels)
     pipeline.generation_config.update(VAR_SAMPLING)
     save_whole(pipeline.save_pretrained, out)
     return pipeline

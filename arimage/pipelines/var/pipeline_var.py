@@ -12,7 +12,7 @@ from ...tokenizers.vq_var import VARVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import ScaleArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.maps import ImageMaps
 from ..kinds.upscaling import UpscalingPipeline
@@ -74,14 +74,8 @@ class VARPipeline(ImageMaps, UpscalingPipeline):
             theirs = (config.vocab_size, config.codebook_dim, tuple(config.scales))
             ours = (vq.config.codebook_size, vq.config.codebook_dim, tuple(vq.config.scales))
             check_parts("tokens, channels per code and scales", **{name: theirs, "image_tokenizer": ours})
-        names = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
-        theirs, ours = (
-            None if network is None else [network.config[name] for name in names] for network in (refiner, transformer)
-        )
-        if None not in (theirs, ours) and theirs != ours:
-            raise ValueError(
-                "the refiner has another condition than the transformer: load one of the same classes or text"
-            )
+        condition = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
+        check_settings(*condition, refiner=refiner, transformer=transformer)
         self.register_modules(
             transformer=transformer,
             vq=vq,

@@ -441,7 +441,7 @@ def test_parts_that_do_not_fit_together_are_refused(pipe):
     with pytest.raises(ValueError, match="the transformer has 48, the image tokenizer 32"):
         LlamaGenPipeline(pipe.transformer, tiny.image_tokenizer(codes=32))
     wide = tiny.text_encoder(300, width=32)
-    with pytest.raises(ValueError, match="the text encoder is 32 wide, the transformer expects 16"):
+    with pytest.raises(ValueError, match="the text encoder has 32, the transformer 16"):
         LlamaGenPipeline(pipe.transformer, pipe.vq, pipe.tokenizer, wide)
 
 
