@@ -141,7 +141,8 @@ def with_plain_layers(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 class OriginalTensors(dict[str, torch.Tensor]):
     """The tensors of a published file by their original names. Its methods raise a `CheckpointError` that names the
-    file.
+    file, if a tensor is missing, unknown or of an unexpected shape. So do the functions `*_from_original`, which take
+    `state`, tensors as `load_original` returns them, and `source`, what errors call the file.
 
     Args:
         tensors: see `load_original`; the dictionary is copied.

@@ -53,10 +53,6 @@ def chameleon_from_original(
             trained on instead of one for each head, and the image tokenizer may be missing.
         config: the settings of a config.json.
         vq_state, vq: the image tokenizer, whose encoder completes the model.
-        source: what errors call the files.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     widths = list(vq.config.block_out_channels)
     channels = vq_state["encoder.conv_in.weight"].shape[0]
@@ -113,7 +109,6 @@ def chameleon_state_from_meta(
     Args:
         state: tensors by Meta's names, of a model that is not sharded.
         parameters: the settings of params.json and consolidate_params.json.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a setting is missing, or a tensor that the settings are read from.

@@ -31,9 +31,6 @@ class AnolePipeline(ChameleonPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the text tokenizer. Without it the pipeline takes
             `input_ids`.
         image_size (`int`): side of the images in pixels; 512 for every published checkpoint.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     def __init__(

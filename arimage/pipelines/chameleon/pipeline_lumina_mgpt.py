@@ -36,9 +36,6 @@ class LuminaMGPTPipeline(ChameleonPipeline):
             `input_ids`.
         image_size (`int`): the weights were trained for images with the area of a square of this many pixels per side:
             512, 768 or 1024.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     _header_length = LuminaPrompts.header_length

@@ -118,10 +118,6 @@ def cosmos_transformer_from_original(
         shape: frames, rows and columns of the token maps that it was trained for.
         yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published
             sizes, where those have it (40 layers) whose heads together are not as wide as the model.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     weights = {key.removeprefix("model."): value for key, value in state.items() if not key.endswith("_extra_state")}
     state = OriginalTensors(weights, KIND, source)

@@ -65,9 +65,6 @@ class CosmosPipeline(ARPipeline):
         requires_safety_checker (`bool`): whether the licence of the weights requires the guardrail, as NVIDIA's does.
             The first call then loads it if it is not given.
         fps (`int`): frames per second of the training videos.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

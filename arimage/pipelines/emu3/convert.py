@@ -80,9 +80,7 @@ def emu3_vq_from_original(
     """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         config: the original's config.json.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a setting or tensor is missing, or a tensor is unknown or of an unexpected shape.

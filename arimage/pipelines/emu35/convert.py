@@ -65,7 +65,6 @@ def qwen3_from_original(
     Args:
         state: tensors by their original names, which are also transformers'.
         config: the original's config.json.
-        source: what errors call the files.
 
     Raises:
         CheckpointError: if a setting is missing or unknown, or a tensor is missing, unknown or of an unexpected shape.

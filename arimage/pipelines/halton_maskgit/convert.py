@@ -47,9 +47,7 @@ def halton_maskgit_from_original(
     """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         num_heads: attention heads, if width and layers are not those of a published size.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape, or the heads are not known or do

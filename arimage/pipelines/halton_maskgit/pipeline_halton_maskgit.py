@@ -39,9 +39,6 @@ class HaltonMaskGITPipeline(UpscalingPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
             Without them a text-conditional pipeline takes `prompt_embeds`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

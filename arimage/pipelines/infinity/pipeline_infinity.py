@@ -47,9 +47,6 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
         vq (`InfinityVQModel`): decodes maps of bits to images.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): flan-t5-xl for
             the published models. Without them the pipeline takes `prompt_embeds`.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

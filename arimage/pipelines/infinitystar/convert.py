@@ -107,15 +107,7 @@ def convert_infinitystar(
 def infinitystar_tokenizer_from_original(
     state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file"
 ) -> InfinityStarVideoTokenizer:
-    """The video tokenizer whose tensors are `state`, in float32 and in evaluation mode.
-
-    Args:
-        state: tensors by their original names, see `load_original`.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
-    """
+    """The video tokenizer whose tensors are `state`, in float32 and in evaluation mode."""
     state = OriginalTensors(state, "InfinityStar tokenizer", source)
     levels = range(state.count("encoder.down_blocks."))
     widths = [state.shape(f"encoder.down_blocks.{level}.resnets.0.conv1.conv.weight", 5)[0] for level in levels]
@@ -148,13 +140,8 @@ def infinitystar_transformer_from_original(
     """The transformer whose tensors are `state`, in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         trained: what the tensors do not show, see `convert_infinitystar`.
         dtype: of the weights; by default that of the head.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(with_plain_layers(state), "InfinityStar transformer", source)
     # As trainers call the head of few bits.

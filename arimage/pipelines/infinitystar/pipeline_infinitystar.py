@@ -66,9 +66,6 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): flan-t5-xl for
             the published models. Without them the pipeline takes `prompt_embeds`.
         fps (`int`): frames per second of the training videos.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

@@ -48,9 +48,6 @@ class AnyOrderPipeline(UpscalingPipeline):
 
     Attributes:
         order: the default order of the tokens.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "transformer->vq"

@@ -56,9 +56,6 @@ class LatentLlamaPipeline(UpscalingPipeline):
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
             tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

@@ -43,11 +43,9 @@ def llamagen_transformer_from_original(
     """The transformer whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         image_size: pixels along each side of the images that the weights were trained for; the tensors do not show it.
         downsample: pixels per token along each side.
         num_heads: attention heads, needed if hidden size and layers are not those of a published model.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if the image size is not a multiple of `downsample`, the heads are unknown or do not fit, or a

@@ -57,9 +57,7 @@ def lumina_dimoo_from_original(
     Of the head only the codes are kept, which are the tokens from 126,356 on, however many rows follow them.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         config: the original's config.json.
-        source: what errors call the files.
 
     Raises:
         CheckpointError: if a setting is missing or unknown, there are no codes, or a tensor is missing, unknown or of

@@ -58,9 +58,6 @@ class LuminaDiMOOPipeline(ARImagePipeline):
 
     Attributes:
         image_guidance_scale: the default guidance by the pictures that a call changes.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

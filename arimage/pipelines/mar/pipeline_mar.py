@@ -45,9 +45,6 @@ class MARPipeline(ClassOrTextPipeline):
         id2label (`dict[int, str]`, *optional*): the names of the classes.
         drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model with the
             same tokens and classes, for `ContinuousSpeculativeDecoding`.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

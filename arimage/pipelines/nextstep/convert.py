@@ -103,9 +103,7 @@ def nextstep_from_original(
     float32 and the others in the dtype of the files.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         config: the original's config.json.
-        source: what errors call the files.
 
     Raises:
         CheckpointError: if a setting is missing or unknown, or a tensor is missing, unknown or of an unexpected shape.

@@ -63,9 +63,6 @@ class NextStepPipeline(ARImagePipeline):
         sampler: the default sampler of calls, see `flow_steps`.
         timesteps_shift: the default shift of the times of the denoising steps.
         image_guidance_scale: the default guidance by reference images.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

@@ -51,12 +51,7 @@ def var_transformer_from_original(
     """The transformer whose tensors are `state`, in evaluation mode. Its scales are those of the file.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         dtype: of the weights; by default that of the head.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, "VAR transformer", source)
     vocab_size, hidden_size = state.shape("head.weight")
@@ -131,12 +126,7 @@ def var_tokenizer_from_original(
     convolved, as in the original.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         scales: sides of the maps, from coarse to fine; one file serves several.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, "VAR tokenizer", source)
     codebook_size, codebook_dim = state.shape("quantize.embedding.weight")
