@@ -341,9 +341,7 @@ class CosmosPipeline(ARPipeline):
         Args:
             prompt (`str` or `list[str]`, *optional*):
                 What happens in the video, for checkpoints that read text.
-            image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the
-                call.
+            {first_frame}
             video (`list[PIL.Image.Image]`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
                 A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, the last frames of which are
                 continued: 9 with the published models. One for all prompts, or one per prompt.
@@ -364,11 +362,7 @@ class CosmosPipeline(ARPipeline):
             guidance_scale (`float`, *optional*):
                 s in u + s (c - u), with logits c with the text and u without it; 1 disables guidance. By default the
                 checkpoint's. NVIDIA's models do not support guidance.
-            temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
-                Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
-            min_p (`float`, *optional*):
-                Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as
-                many as the checkpoint says. 0 keeps all.
+            {cuts}
             num_videos_per_prompt (`int`, *optional*, defaults to 1):
                 Videos per prompt, image or video.
             {run}

@@ -20,9 +20,10 @@ from .family import FAMILY
 from .vector_model import DistilledModel
 
 
-EXAMPLE = """
+EXAMPLE = """from arimage import LlamaGenDDPipeline
+
 # A converted student, in one forward pass
-pipe = AutoPipeline.from_pretrained("path/to/llamagen-dd-b")
+pipe = LlamaGenDDPipeline.from_pretrained("path/to/llamagen-dd-b")
 image = pipe("otter", decoding="few-step", generator=torch.Generator().manual_seed(0)).images[0]
 """
 

@@ -148,11 +148,7 @@ class Emu3Pipeline(ARImagePipeline):
                 the trained area.
             {image}
             {raster_mask}
-            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their
-                mask. The size in the header must match the size of the call.
-            negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
-                The same in place of `negative_prompt`, [1 or B, P'].
+            {input_ids}
             {common}
         """
         check_one_of(prompt=prompt, input_ids=input_ids)

@@ -183,11 +183,7 @@ class Emu35Pipeline(ARImagePipeline):
             ratio (`str`, *optional*, defaults to `"1:1"`):
                 Width to height, as in `"16:9"`, in place of `height` and `width`: selects the size with this ratio and
                 the trained area. With reference images and no size, images have the ratio of the last reference.
-            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their
-                mask. The size in the header must match the size of the call.
-            negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
-                The same in place of `negative_prompt`, [1 or B, P'].
+            {input_ids}
             {common}
         """
         check_one_of(prompt=prompt, input_ids=input_ids)

@@ -250,12 +250,7 @@ class GlmImagePipeline(HybridPipeline):
             guidance_scale (`float`, *optional*, defaults to the checkpoint's, 1.5):
                 s in u + s (c - u), with predictions c of the decoder under the condition and u without it. 1 or less
                 disables guidance. The tokens have none.
-            temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
-                Sampling settings of the tokens, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy
-                decoding.
-            min_p (`float`, *optional*):
-                Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as
-                many as the checkpoint says. 0 keeps all.
+            {cuts}
             {call}
         """
         texts = as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)

@@ -167,10 +167,7 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
             negative_prompt (`str` or `list[str]`, *optional*):
                 What the image is guided away from, in place of no text: one for all prompts, or one for each.
             {prompt_embeds}
-            negative_prompt_embeds (`torch.Tensor`, *optional*):
-                The output of the text encoder [B, P, D] or [1, P, D], in place of `negative_prompt`.
-            negative_prompt_attention_mask (`torch.Tensor`, *optional*):
-                Its mask [B, P]; without it all tokens are read.
+            {negative_prompt_embeds}
             cfg_insertion_layer (`int`, *optional*, defaults to 0):
                 Where guidance is applied: 0 to the logits, -m to the hidden states after the m-th last layer.
             guidance_scale (`float` or `list[float]`, *optional*, defaults to the checkpoint's):

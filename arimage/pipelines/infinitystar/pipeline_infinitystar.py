@@ -312,9 +312,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         Args:
             prompt (`str` or `list[str]`, *optional*):
                 What happens in the video.
-            image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the
-                call.
+            {first_frame}
             video (`list[PIL.Image.Image]`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
                 A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, the last 81 frames of which
                 are continued. One for all prompts, or one per prompt.
@@ -324,10 +322,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
             prompt_suffix (`str`, *optional*, defaults to the authors' words for videos):
                 Appended to each prompt, but not to negative prompts; "" for none.
             {prompt_embeds}
-            negative_prompt_embeds (`torch.Tensor`, *optional*):
-                The output of the text encoder [B, P, D] or [1, P, D], in place of `negative_prompt`.
-            negative_prompt_attention_mask (`torch.Tensor`, *optional*):
-                Its mask [B, P]; without it all tokens are read.
+            {negative_prompt_embeds}
             height (`int`, *optional*), width (`int`, *optional*):
                 The size of the frames in pixels, by default the first of `pipe.image_sizes`.
             num_frames (`int`, *optional*):

@@ -11,7 +11,15 @@ from ...media.texts import composed
 from ..base import ARImagePipeline
 from ..components import check_parts
 from ..text.captions import caption_for
-from ..text.checks import TEXT_TOKENS, as_texts, describe, text_length
+from ..text.checks import (
+    MAX_TEXT_TOKENS,
+    TEXT_TOKENS,
+    as_texts,
+    check_embeds,
+    check_text_encoder_loaded,
+    describe,
+    text_length,
+)
 from ..text.known import quoted, tell_nearest
 from ..text.tokenizing import tokenize
 
@@ -135,7 +143,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         self, prompt: str | list[str], max_sequence_length: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`encode_prompt`, differentiable, for training."""
-        self._check_encoder()
+        check_text_encoder_loaded(self.tokenizer, self.text_encoder)
         self.check_offloading()
         prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens
         read = min(TEXT_TOKENS, self.tokenizer.model_max_length) if prefix in (None, 1) else prefix
@@ -149,13 +157,6 @@ class ClassOrTextPipeline(ARImagePipeline):
         ).to(self._execution_device)
         embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         return embeds, text.attention_mask
-
-    def _check_encoder(self) -> None:
-        if self.text_encoder is None or self.tokenizer is None:
-            raise ValueError(
-                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
-                "checkpoint again with --text-encoder"
-            )
 
     def check_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
         """Refuse a condition that the checkpoint cannot use; return the number of prompts or classes."""
@@ -171,23 +172,11 @@ class ClassOrTextPipeline(ARImagePipeline):
         if (prompt is None) == (prompt_embeds is None):
             raise ValueError("give either a prompt or prompt_embeds with prompt_attention_mask")
         if prompt is not None:
-            self._check_encoder()
+            check_text_encoder_loaded(self.tokenizer, self.text_encoder)
             return len(as_texts(prompt))
         prefix, width = self.transformer.config.num_condition_tokens, self.transformer.config.caption_dim
-        expected = f"[B, {'P' if prefix == 1 else prefix}, {width}]"
-        if not isinstance(prompt_embeds, torch.Tensor):
-            raise ValueError(f"prompt_embeds are {describe(prompt_embeds)}: give a tensor {expected}")
-        shape = tuple(prompt_embeds.shape)
-        if len(shape) != 3 or shape[2] != width or prefix not in (1, shape[1]) or 0 in shape:
-            raise ValueError(f"prompt_embeds are {shape}: this model expects {expected}")
-        mask = prompt_attention_mask
-        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
-            raise ValueError(f"prompt_attention_mask must be [B, {shape[1]}], like prompt_embeds")
-        if not mask[:, 0].all() or (mask.int().diff() > 0).any():
-            raise ValueError(
-                "prompt_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
-            )
-        return len(prompt_embeds)
+        lengths = range(1, MAX_TEXT_TOKENS + 1) if prefix == 1 else range(prefix, prefix + 1)
+        return check_embeds("prompt", prompt_embeds, prompt_attention_mask, width, lengths, needs_mask=True)
 
     @property
     def _last_class(self) -> int:

@@ -23,8 +23,9 @@ from .family import FAMILY
 from .transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 
 
-EXAMPLE = """
-pipe = AutoPipeline.from_pretrained("path/to/model")
+EXAMPLE = """from arimage import LatentLlamaPipeline
+
+pipe = LatentLlamaPipeline.from_pretrained("path/to/model")
 image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
@@ -158,17 +159,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         Args:
             {class_or_text}
             {prompt_embeds}
-            num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
-                training steps, from the least noise to the most.
-            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the head's predictions c with the condition and u without it. 1 or less
-                disables guidance.
-            guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
-                With `"linear"`, guidance grows from 1 at the first token to `guidance_scale` at the last; with
-                `"constant"`, it does not change; `LatentSampling` has two more.
-            temperature (`float`, *optional*, defaults to the checkpoint's):
-                Factor on the noise of the denoising steps.
+            {continuous_sampling}
             {call}
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask

@@ -21,8 +21,9 @@ from .family import FAMILY
 from .transformer_mar import MARLatentModel, MARTransformer
 
 
-EXAMPLE = """
-pipe = AutoPipeline.from_pretrained("path/to/mar-b")
+EXAMPLE = """from arimage import MARPipeline
+
+pipe = MARPipeline.from_pretrained("path/to/mar-b")
 image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
@@ -174,17 +175,7 @@ class MARPipeline(ClassOrTextPipeline):
             {mask_on_all_sides}
             num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
                 Forward passes of the transformer per image, up to the number of its tokens.
-            num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
-                training steps, from the least noise to the most.
-            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the noise c predicted with the class and u without it. 1 or less disables
-                guidance.
-            guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
-                With `"linear"`, guidance grows from 1 to `guidance_scale` in proportion to the number of generated
-                tokens; with `"constant"`, it does not change. `LatentSampling` has two more.
-            temperature (`float`, *optional*, defaults to the checkpoint's):
-                Factor on the noise of the denoising steps.
+            {continuous_sampling}
             {call}
         """
         condition = prompt, class_labels, None, None
