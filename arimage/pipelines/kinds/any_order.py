@@ -30,14 +30,14 @@ EXAMPLE = """
 pipe = AutoPipeline.from_pretrained("emoji-arpg")
 image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 
-# Published weights of LPD, several tokens per forward pass
+# Published weights, several tokens per forward pass
 pipe = AutoPipeline.from_pretrained("lpd-l-256")
 image = pipe(class_labels="golden retriever", decoding="groups:groups=20", order="locality").images[0]
 """
 
 
 class AnyOrderPipeline(UpscalingPipeline):
-    """Base of the pipelines of ARPG, LPD and RandAR. A family names the class of its `TokenModel`.
+    """Base of pipelines whose tokens come in any order. A family names the class of its `TokenModel`.
 
     Args:
         transformer: the any-order model.
@@ -147,7 +147,7 @@ class AnyOrderPipeline(UpscalingPipeline):
             order (`str` or `torch.LongTensor`, *optional*, defaults to `pipe.order`):
                 The order in which the tokens of an image are generated: `"raster"`, or an order that is derived from
                 the image's seed: `"random"`; `"farthest"`, in which each token is as far as possible from all earlier
-                ones; or `"locality"`, the order of LPD for the groups of a `GroupDecoding`. Or the place of each rank,
+                ones; or `"locality"`, an order for the groups of a `GroupDecoding`. Or the place of each rank,
                 [N] or [B, N].
             {common}
         """
