@@ -96,7 +96,7 @@ def check_embeds(name: str, embeds: Any, mask: Any, width: int, lengths: range, 
         raise ValueError(f"{name}_embeds are {shape or describe(embeds)}: give {expected}")
     if mask is None and not needs_mask:
         return len(embeds)
-    if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
+    if mask is None or not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
         raise ValueError(f"{name}_attention_mask must be [B, {shape[1]}], like {name}_embeds")
     if not mask[:, 0].all() or (mask.int().diff() > 0).any():
         raise ValueError(f"{name}_attention_mask must be ones, at least one per row, and then zeros: pad on the right")

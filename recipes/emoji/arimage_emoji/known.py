@@ -93,8 +93,16 @@ class KnownCaptions:
         others = self.pictures[name]
         return others if name in self.unlearned.get(name, ()) else [name, *others]
 
-    @cached_property
+    @property
     def shown(self) -> dict[str, str]:
+        return self._shown
+
+    @property
+    def learned(self) -> dict[str, list[str]]:
+        return self._further
+
+    @cached_property
+    def _shown(self) -> dict[str, str]:
         """The name of each picture by a caption that shows it: its name, or if that is among `unlearned`, the first of
         its others that shows no other picture already."""
         shown: dict[str, str] = {}
@@ -107,7 +115,7 @@ class KnownCaptions:
         return shown
 
     @cached_property
-    def learned(self) -> dict[str, list[str]]:
+    def _further(self) -> dict[str, list[str]]:
         """The further captions of each picture, by the caption that shows it."""
         return {
             caption: [one for one in self._captions_of(name) if one != caption] for caption, name in self.shown.items()
