@@ -30,8 +30,8 @@ from arimage.cli import main as cli
 from arimage.cli import options
 from arimage.decoding.names import PRESETS
 from arimage.pipelines.base import ARPipeline
-from arimage.pipelines.text.known import KnownCaptions
 from arimage.published.registry import PUBLISHED, size_text
+from arimage_emoji.known import KnownCaptions
 
 
 ROOT = Path(cli.__file__).parents[2]
@@ -887,7 +887,7 @@ def test_combined_captions_are_listed_with_their_words(run, tmp_path, monkeypatc
     known = KnownCaptions({"cat": [], "[b]ox": []}, {"number": ["two", "three"]}, ["{number} cats"])
     (tmp_path / "combined").mkdir()
     (tmp_path / "combined" / "model_index.json").write_text('{"_class_name": "LlamaGenPipeline"}')
-    known.save(tmp_path / "combined")
+    (tmp_path / "combined" / "known_captions.json").write_text(known.to_text())
     assert run("models", tmp_path / "combined")[1] == "cat\n[b]ox\n"
     monkeypatch.setattr(sys.stdout.__class__, "isatty", lambda self: True)
     out = run("models", tmp_path / "combined")[1]

@@ -11,7 +11,7 @@ from ..auto import class_names, find_model, packaged_folders, published_models
 from ..decoding.names import PRESETS, defaults_of
 from ..media.texts import composed
 from ..pipelines.saving.saved_folder import stored_elsewhere
-from ..pipelines.text.known import KnownCaptions
+from ..pipelines.text.known import load_known
 from ..published.registry import PUBLISHED, size_text
 
 
@@ -94,7 +94,7 @@ def _list_known(model: str, search: str | None) -> None:
         folder = load_published(model, local_files_only=True)
     if folder is None:
         raise ValueError(f"{model} is a repository of the Hub: download it, and give its folder")
-    known, labels = KnownCaptions.load(folder), class_names(folder)
+    known, labels = load_known(folder), class_names(folder)
     if known is None and labels is None:
         raise ValueError(f"{model} has no list of what it knows: it generates from any text, or from class ids")
     captions = known.learned if known else {f"{i} {name}": [] for i, name in enumerate(labels or [])}
@@ -111,10 +111,8 @@ def _list_known(model: str, search: str | None) -> None:
 
     console = Console(highlight=False, markup=False)
     console.print(Columns(map(console.render_str, names), column_first=True, padding=(0, 3)))
-    if known and known.words:
-        console.print("\nCombined as in:", *known.patterns, sep="\n  ")
-        for slot, words in known.words.items():
-            console.print(f"{slot}: {', '.join(words[:12])}{', ...' if words[12:] else ''}")
+    if known and known.combined():
+        console.print(f"\n{known.combined()}")
 
 
 def _setting_text(value) -> str:

@@ -214,7 +214,9 @@ MinP = Annotated[
 ]
 NumInferenceSteps = Annotated[
     int | None,
-    typer.Option(help="Denoising steps of a diffusion decoder, or of MAR. Default: the checkpoint's."),
+    typer.Option(
+        help="Denoising steps of a diffusion decoder, or passes over continuous tokens. Default: the checkpoint's."
+    ),
 ]
 DecoderGuidanceScale = Annotated[
     float | None,

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -26,6 +26,7 @@ from .paths import CheckpointError, check_file, check_vacant
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
+Pipeline = TypeVar("Pipeline")
 WRAPPINGS = ("model", "module", "state_dict", "model_state_dict")
 # Where trainers keep the averaged weights (EMA).
 AVERAGES = ("model_ema", "ema", "ema_model", "ema_state_dict")
@@ -140,7 +141,8 @@ def with_plain_layers(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 class OriginalTensors(dict[str, torch.Tensor]):
     """The tensors of a published file by their original names. Its methods raise a `CheckpointError` that names the
-    file.
+    file, if a tensor is missing, unknown or of an unexpected shape. So do the functions `*_from_original`, which take
+    `state`, tensors as `load_original` returns them, and `source`, what errors call the file.
 
     Args:
         tensors: see `load_original`; the dictionary is copied.
@@ -236,6 +238,21 @@ class OriginalTensors(dict[str, torch.Tensor]):
         model.load_state_dict(tensors, assign=True)
         align_weights(model)
         return model.eval()
+
+
+def pipeline_of(kind: Callable[..., Pipeline], source: object, *parts: Any, **settings: Any) -> Pipeline:
+    """The pipeline of a class with these components.
+
+    Args:
+        source: what errors call the files.
+
+    Raises:
+        CheckpointError: if the components do not fit each other.
+    """
+    try:
+        return kind(*parts, **settings)
+    except ValueError as error:
+        raise CheckpointError(f"{source} does not fit: {error}") from error
 
 
 def save_whole(save: Callable[[Path], object], out: str | Path | None) -> None:

@@ -42,12 +42,7 @@ def vq_model_from_original(
     whose tensors are `state`, in float32 and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         model: the class, `VQModel` or one derived from it.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, KIND, source)
     codes, dimension = state.shape("quantize.embedding.weight")
@@ -100,16 +95,7 @@ LLAMAGEN_NAMES = (
 def llamagen_tokenizer_from_original(
     state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file"
 ) -> LlamaGenVQModel:
-    """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode.
-
-    Args:
-        state: tensors by their original names, see `load_original`.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
-    """
-
+    """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode."""
     state = OriginalTensors(state, "LlamaGen tokenizer", source)
     codebook_size, codebook_dim = state.shape("quantize.embedding.weight")
     channels, *widths = state.encoder_widths("encoder.conv_blocks.", "res.0")

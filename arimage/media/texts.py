@@ -1,11 +1,17 @@
 """Texts and tables that users write: lists of prompts, captions, metadata.jsonl. Every such file is read here."""
 
 import json
+import re
 import unicodedata
 from pathlib import Path
 from typing import NoReturn
 
 from ..settings.schema import check_encodable, read_whole
+
+
+# The words of a text, without case, articles and punctuation.
+Words = tuple[str, ...]
+ARTICLES = frozenset(("a", "an", "the"))
 
 
 def read_text(path: Path, name: str | None = None) -> str:
@@ -112,3 +118,9 @@ def text_of(row: dict, field: str, path: Path, where: str) -> str:
 def composed(text: str) -> str:
     """The text with composed letters (NFC), by which texts that look the same are compared."""
     return unicodedata.normalize("NFC", text)
+
+
+def as_words(text: str) -> Words:
+    """The words of a text without case, articles and punctuation. Accents may be composed or decomposed."""
+    words = re.findall(r"[^\W_]+(?:'[^\W_]+)?", composed(text.casefold()).replace("’", "'"))
+    return tuple(word for word in words if word not in ARTICLES)

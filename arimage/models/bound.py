@@ -173,17 +173,14 @@ class PrefixModel(BoundTokenModel):
 
     @property
     def put_key(self) -> Hashable:
-        """See `TokenModel.put`."""
         return super().put_key, self.layout.shape, self.layout.order is None
 
     def take(self, images: torch.LongTensor) -> Self:
-        """See `TokenModel.take`."""
         other = super().take(images)
         other.layout = self.layout.take(images)
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
         self.layout.put(images, other.layout)
         return super().put(images, other)
 

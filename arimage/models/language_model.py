@@ -275,7 +275,6 @@ class LanguageTokenModel(BoundTokenModel):
 
     @property
     def put_key(self) -> Hashable:
-        """See `TokenModel.put`."""
         steps = None if self._offsets is None else self._offsets.cpu().numpy().tobytes()
         # Prompts of up to twice as many tokens share a width, so that short ones do not attend to that of a long one.
         width = self.conditions.prefix_length // PROMPT_MULTIPLE
@@ -292,13 +291,11 @@ class LanguageTokenModel(BoundTokenModel):
         )
 
     def take(self, images: torch.LongTensor) -> Self:
-        """See `TokenModel.take`."""
         other = super().take(images)
         other._first = self._first[..., rows_of(images, self.branches, self.conditions.images)]
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
         rows = rows_of(images, self.branches, self.conditions.images)
         self._first.index_copy_(-1, rows, other._first)
         if self._row_end is not None:

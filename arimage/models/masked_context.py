@@ -53,13 +53,11 @@ class MaskedContext(LayerCache):
         return self._logits
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
-        """See `LayerCache.put`."""
         super().put(images, other)
         if self._logits is not None and other._logits is not None:
             self._logits.index_copy_(0, self.rows(images), other._logits)
 
     def take_rows(self, rows: torch.LongTensor) -> None:
-        """See `StackedCache.take_rows`."""
         super().take_rows(rows)
         if self._logits is not None:
             self._logits = self._logits[rows]

@@ -1,5 +1,5 @@
-"""What LPD and RandAR share: tokens, and queries for the tokens of other places, go through the same layers in one
-forward pass."""
+"""Token models whose tokens, and queries for the tokens of other places, go through the same layers in one forward
+pass."""
 
 from typing import ClassVar, Literal
 
@@ -151,7 +151,7 @@ class PairedModel(PrefixModel):
     def _open(self, batch_size: int, scratch: int, filled: int) -> tuple[PairedCache, dict[str, torch.Tensor]]:
         """An empty cache and the conditions of its rows; see `open_prefill`."""
         config, room = self.transformer.config, {"scratch": scratch, "filled": filled}
-        # LPD has as many keys as heads.
+        # Some have as many keys as heads.
         shape = config.num_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         # Images of one prompt have prefixes of their own, which end with the first query of an image's order.
         return self.open_prefill(PairedCache, batch_size, *shape, shared=False, **room)[:2]

@@ -130,7 +130,7 @@ def pipeline_call(
     one by one.
 
     Args:
-        example: the line `{example}` of the docstring.
+        example: lines of code at the end of the docstring.
         output: what a call returns.
         reads: arguments of a run that the function takes too.
     """
@@ -148,16 +148,7 @@ def pipeline_call(
             for name in shared
         ]
         of_prepare = [parameter for parameter in of_call if parameter.name not in {*OPTIONS} - {*reads}]
-        function.__doc__ = filled(function.__doc__ or "", example)
-
-        names = [parameter.name for parameter in own]
-        masks = {
-            name: of
-            for name in names
-            if name.endswith("attention_mask")
-            for of in (name.replace("attention_mask", "input_ids"), name.replace("attention_mask", "embeds"))
-            if of in names
-        }
+        function.__doc__ = filled(function.__doc__ or "", example, output)
 
         def call(pipe: Any, *args: Any, **kwargs: Any) -> Any:
             given = _bound(call, pipe, args, kwargs)
@@ -168,11 +159,7 @@ def pipeline_call(
 
         @torch.no_grad()
         def prepare(pipe: Any, *args: Any, **kwargs: Any) -> GenerationCall:
-            given = _bound(prepare, pipe, args, kwargs)
-            for mask, of in masks.items():
-                if given.get(mask) is not None and given.get(of) is None:
-                    raise ValueError(f"{mask} is that of {of}, which are not given: give both, or leave it out")
-            return cast(Any, function)(pipe, **given)
+            return cast(Any, function)(pipe, **_bound(prepare, pipe, args, kwargs))
 
         _show(call, "__call__", function, [*own, *of_call], output | tuple)
         _show(prepare, "prepare", function, [*own, *of_prepare], GenerationCall)

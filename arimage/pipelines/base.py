@@ -54,6 +54,8 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
     returns;
     - its `abilities`, and properties of the checkpoint such as `image_sizes`.
 
+    Its constructor raises a ValueError if the components do not fit together.
+
     Attributes:
         decoding: the default decoding method of calls; a decoding object or a name may be assigned, see `as_decoding`.
         generation_config: the sampling defaults of the checkpoint: guidance_scale, temperature, top_k, top_p, and

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import nn
+
 
 def check_parts(quantity: str, **values: Any) -> None:
     """Refuse two components, by their names, whose values of a quantity differ.
@@ -15,3 +17,14 @@ def check_parts(quantity: str, **values: Any) -> None:
         raise ValueError(
             f"{quantity}: the {first} has {one}, the {second} {other}: load the two that were trained together"
         )
+
+
+def check_settings(*settings: str, **parts: nn.Module | None) -> None:
+    """Refuse two components, by their names, whose configs differ in one of the settings. Either may be missing.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if None not in parts.values():
+        for name in settings:
+            check_parts(name, **{part: module.config[name] for part, module in parts.items()})  # pyright: ignore

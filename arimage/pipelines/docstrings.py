@@ -1,6 +1,7 @@
 """Parts of the docstrings of `__call__`, shared by the pipelines."""
 
 import re
+from dataclasses import fields
 from inspect import cleandoc
 from textwrap import indent
 
@@ -51,9 +52,11 @@ PARTS = {
             Noise that the decoder begins with, [B, C, height / 8, width / 8], by default derived from the seed of each
             image.
     """,
-    "sampling": """
+    "guidance": """
         guidance_scale (`float`, *optional*, defaults to the checkpoint's):
             s in u + s (c - u), with logits c under the condition and u without it. 1 or less disables guidance.
+    """,
+    "cuts": """
         temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
             Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
         min_p (`float`, *optional*):
@@ -63,6 +66,36 @@ PARTS = {
     "guided_tokens": """
         guided_tokens (`int`, *optional*):
             Apply guidance only to the first `guided_tokens` tokens of each image, by default to all.
+    """,
+    "continuous_sampling": """
+        num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
+            Denoising steps per token. A list gives the number of steps in each of several equal parts of the training
+            steps, from the least noise to the most.
+        guidance_scale (`float`, *optional*, defaults to the checkpoint's):
+            s in u + s (c - u), with the head's predictions c with the condition and u without it. 1 or less disables
+            guidance.
+        guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
+            With `"linear"`, guidance grows from 1 to `guidance_scale` in proportion to the number of generated tokens;
+            with `"constant"`, it does not change. `LatentSampling` has two more.
+        temperature (`float`, *optional*, defaults to the checkpoint's):
+            Factor on the noise of the denoising steps.
+    """,
+    "first_frame": """
+        image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
+            The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the call.
+    """,
+    "negative_prompt_embeds": """
+        negative_prompt_embeds (`torch.Tensor`, *optional*):
+            The output of the text encoder [B, P, D] or [1, P, D], in place of `negative_prompt`.
+        negative_prompt_attention_mask (`torch.Tensor`, *optional*):
+            Its mask [B, P]; without it all tokens are read.
+    """,
+    "input_ids": """
+        input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
+            Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their mask.
+            The size in the header must match the size of the call.
+        negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
+            The same in place of `negative_prompt`, [1 or B, P'].
     """,
     "size": """
         height (`int`, *optional*), width (`int`, *optional*):
@@ -94,14 +127,22 @@ PARTS = {
             share of its work that each image has done.
     """,
 }
+PARTS["sampling"] = cleandoc(PARTS["guidance"]) + "\n" + cleandoc(PARTS["cuts"])
 PARTS["call"] = cleandoc(PARTS["size"]) + "\n" + cleandoc(PARTS["run"])
 PARTS["common"] = "\n".join(map(cleandoc, (PARTS["sampling"], PARTS["guided_tokens"], PARTS["call"])))
 
 
-def filled(docstring: str, example: str) -> str:
-    """A docstring in which lines `{name}` are replaced with PARTS[name], and the line `{example}` with `example`,
-    keeping their indentation."""
-    parts = {**PARTS, "example": example}
-    return re.sub(
-        r"^( *)\{(\w+)\}$", lambda line: indent(cleandoc(parts[line[2]]), line[1]), docstring, flags=re.MULTILINE
+def filled(docstring: str, example: str, output: type) -> str:
+    """The docstring of a call: `docstring`, in which lines `{name}` are replaced with PARTS[name], then what the call
+    returns, and `example`, a few lines of code."""
+    parts = re.sub(
+        r"^( *)\{(\w+)\}$",
+        lambda line: indent(cleandoc(PARTS[line[2]]), line[1]),
+        cleandoc(docstring),
+        flags=re.MULTILINE,
     )
+    first = fields(output)[0].name
+    returned = f"Returns:\n    [`{output.__name__}`] or `tuple`: the output, or the tuple `({first},)`."
+    imported = "from arimage import AutoPipeline\n" if "AutoPipeline" in example else ""
+    prompts = indent(f"import torch\n{imported}{example.rstrip()}", ">>> ")
+    return f"{parts}\n\n{returned}\n\nExamples:\n    ```py\n{indent(prompts, '    ')}\n    ```\n"

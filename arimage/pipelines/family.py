@@ -125,6 +125,11 @@ def path(name: str, help: str, must_be: str = FILE, default: Any = REQUIRED, pos
     return Argument(name, help, Path | None if default is None else Path, default, must_be, positional)
 
 
+def folder(help: str) -> Argument:
+    """The published folder that a converter takes."""
+    return path("folder", help, FOLDER, positional=True)
+
+
 # Arguments of several converters. Each takes `OUT`.
 OUT = path("out", "Folder to write; new or empty.", VACANT)
 TRANSFORMER = path("transformer", "File of the transformer: .pt, .pth or .safetensors.")

@@ -143,7 +143,7 @@ class CallRun:
         if not state.replaceable:
             raise ValueError(
                 f"callback_on_step_end returned other tokens, but {type(self.call.decoding).__name__} has computed "
-                'from them already: use decoding="ar", or "next-scale" for VAR'
+                'from them already: use decoding="ar", or "next-scale" for scales'
             )
         images = self._index(self._images_in(self.batch.running))
         newest = torch.zeros_like(changed)

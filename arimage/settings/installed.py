@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 
-KINDS = ("models", "recipes", "prompts", "metrics", "protocols")
+KINDS = ("models", "recipes", "prompts", "metrics", "protocols", "captions")
 # Names of models that begin so belong to a distribution of this project.
 DISTRIBUTIONS = {"emoji-": "arimage-emoji", "icons-": "arimage-icons"}
 
@@ -23,7 +23,8 @@ class Prompts:
 @cache
 def installed(kind: str) -> dict[str, EntryPoint]:
     """The entry points of the group arimage.`kind` by their names: "models", "recipes" and "protocols" are folders of
-    models and of .toml files, "prompts" are `Prompts`, and "metrics" functions of a `Job`."""
+    models and of .toml files, "prompts" are `Prompts`, "metrics" functions of a `Job`, and "captions" what reads a
+    known_captions.json."""
     return {entry.name: entry for entry in entry_points(group=f"arimage.{kind}")}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..decoding.contract.supports import missing
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
-from ..pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from ..pipelines.text.known import KNOWN_CAPTIONS, load_known
 from ..settings.installed import installed_files, not_installed
 from ..tokenizers.vq_patches import PatchVQModel
 from ..tokenizers.vq_var import VARVQModel
@@ -186,7 +186,7 @@ def run_transformer(
 
 
 def _names_not_learned(folder: Path) -> set[str]:
-    known = KnownCaptions.load(folder)
+    known = load_known(folder)
     if known is None:
         raise ValueError(f"{folder} has no {KNOWN_CAPTIONS}: give the folder of a list that says what is not learned")
     return {name for name, captions in known.unlearned.items() if name in captions}

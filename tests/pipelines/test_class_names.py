@@ -61,7 +61,7 @@ def test_names_stand_for_ids(pipe):
     [
         ("crane", r'"crane" is the name of the classes \[2, 5\]: give one of these ids'),
         ("golden retreiver", '"golden retreiver" is not the name of a class .*: the nearest is "golden retriever"'),
-        ("lion", 'the nearest is "sea lion"'),
+        ("sea lyon", 'the nearest is "sea lion"'),
         ("spaceship", '"spaceship" is not .*: none is similar'),
         ("", '"" is not the name'),
     ],

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from arimage import AutoPipeline
 from arimage.families import PIPELINES
-from arimage.pipelines.text.known import KnownCaptions
+from arimage_emoji.known import KnownCaptions
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")

@@ -535,7 +535,7 @@ def test_what_cannot_be_told_is_refused(tmp_path):
 
 
 def test_captions_belong_to_the_adapter_of_the_shared_component(tmp_path):
-    from arimage.pipelines.text.known import KnownCaptions
+    from arimage_emoji.known import KnownCaptions
 
     pipe = build()
     pipe.known_captions = KnownCaptions({"red heart": []})
@@ -552,7 +552,7 @@ def test_captions_belong_to_the_adapter_of_the_shared_component(tmp_path):
 
 
 def test_a_swap_also_swaps_the_captions(tmp_path):
-    from arimage.pipelines.text.known import KnownCaptions
+    from arimage_emoji.known import KnownCaptions
 
     pipe = build()
     pipe.known_captions, state = KnownCaptions({"red heart": []}), adapter(pipe, targets="qkv")

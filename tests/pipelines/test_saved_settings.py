@@ -13,7 +13,7 @@ from arimage.auto import class_names
 from arimage.families import family_of
 from arimage.pipelines.saving.saved_folder import read_index
 from arimage.pipelines.saving.saved_settings import load_defaults
-from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from arimage.pipelines.text.known import KNOWN_CAPTIONS, load_known
 
 
 DEEP = ["[" * 100_000, '{"a":' * 100_000]
@@ -141,7 +141,7 @@ def test_fields_of_other_families_are_not_checked(tmp_path):
 def test_deep_files_are_refused(tmp_path, text):
     (tmp_path / KNOWN_CAPTIONS).write_text(text)
     with pytest.raises(ValueError, match=KNOWN_CAPTIONS):
-        KnownCaptions.load(tmp_path)
+        load_known(tmp_path)
     (tmp_path / "model_index.json").write_text(text)
     with pytest.raises(ValueError, match="model_index.json"):
         class_names(tmp_path)

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 
 from arimage import AutoPipeline
 from arimage.models import saved_files
-from arimage.pipelines.text.known import KnownCaptions
 from arimage.training.adapters.lora import add_adapter
+from arimage_emoji.known import KnownCaptions
 
 
 SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}

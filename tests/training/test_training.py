@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
 from arimage.pipelines.kinds.class_or_text import last_state
-from arimage.pipelines.text.known import KnownCaptions
 from arimage.training.data.captioned import COLUMNS, load_captioned_images, to_unit_range
 from arimage.training.loop import MasterWeights, OptimizerSettings, fit, save_checkpoint
 from arimage.training.recipe import load_recipe, run_transformer
@@ -38,6 +37,7 @@ from arimage.training.transformers.latent_llama import LatentLlamaSettings
 from arimage.training.transformers.llamagen import TransformerSettings, TransformerTask
 from arimage.training.transformers.var import VARTransformerSettings
 from arimage_emoji import RECIPES
+from arimage_emoji.known import KnownCaptions
 
 
 SIZE = 16
@@ -675,9 +675,9 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
 def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp_path, monkeypatch):
     out, *_ = trained
     (tmp_path / "tokenizer").symlink_to(out / "tokenizer")
-    KnownCaptions(
-        {"blue disc": [], "red disc": []}, unlearned={"red disc": ["a red disc"], "green disc": ["green disc"]}
-    ).save(tmp_path)
+    unlearned = {"red disc": ["a red disc"], "green disc": ["green disc"]}
+    known = KnownCaptions({"blue disc": [], "red disc": []}, unlearned=unlearned)
+    (tmp_path / "known_captions.json").write_text(known.to_text())
     seen = {}
 
     def run(task_run):

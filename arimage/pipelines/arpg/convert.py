@@ -45,10 +45,8 @@ def arpg_transformer_from_original(
     """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         grid_size: tokens along each side of the images that the weights were trained for; the tensors do not show it.
         num_heads: attention heads, which the tensors do not show; None for the published 64 channels per head.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if the heads do not fit, or a tensor is missing, unknown or of an unexpected shape.

@@ -25,9 +25,6 @@ class ARPGPipeline(AnyOrderPipeline):
 
     Attributes:
         order: the default order of the tokens.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

@@ -154,7 +154,6 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         return torch.cat([embedded[:, :-1], embedded[:, -1:] + self.copy_embedding(copies)], dim=1)
 
     def prefix_mask(self, **condition) -> torch.BoolTensor:
-        """See `ClassOrTextCondition.prefix_mask`."""
         mask = super().prefix_mask(**condition)
         return torch.cat([mask[:, :-1], mask[:, -1:].expand(-1, self.config.condition_copies)], dim=1)
 

@@ -14,6 +14,7 @@ from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_one_of, check_token_ids
+from ..text.token_prompts import pad_left
 from ..text.tokenizing import tokenize
 from .family import FAMILY
 
@@ -110,10 +111,7 @@ class ChameleonPipeline(ARImagePipeline):
         begin = self.tokenizer.eos_token_id if begin is None else begin
         end = self._vocabulary[TURN_END]
         rows = [[begin, *tokenize(self.tokenizer.encode, text, add_special_tokens=False), end] for text in texts]
-        length = max(map(len, rows))
-        ids = torch.tensor([[end] * (length - len(row)) + row for row in rows])
-        counts = torch.tensor([len(row) for row in rows])[:, None]
-        return ids, (torch.arange(length) >= length - counts).long()
+        return pad_left(rows, end)
 
     def add_model(
         self,

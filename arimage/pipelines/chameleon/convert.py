@@ -9,7 +9,7 @@ from diffusers import VQModel
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.models.chameleon.modeling_chameleon import ChameleonRotaryEmbedding
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.vqgan import vq_model_from_original
@@ -53,10 +53,6 @@ def chameleon_from_original(
             trained on instead of one for each head, and the image tokenizer may be missing.
         config: the settings of a config.json.
         vq_state, vq: the image tokenizer, whose encoder completes the model.
-        source: what errors call the files.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     widths = list(vq.config.block_out_channels)
     channels = vq_state["encoder.conv_in.weight"].shape[0]
@@ -113,7 +109,6 @@ def chameleon_state_from_meta(
     Args:
         state: tensors by Meta's names, of a model that is not sharded.
         parameters: the settings of params.json and consolidate_params.json.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a setting is missing, or a tensor that the settings are read from.
@@ -225,10 +220,8 @@ def _convert(pipeline_class, folder, tokenizer, image_size, out):
     config["vocabulary_map"] = vocabulary
     with damaged_files(folder):
         transformer = chameleon_from_original(state, config, vq_state, vq, source=folder)
-    try:
-        pipeline = pipeline_class(transformer, vq, text_tokenizer, image_size)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} and {vq_source} do not fit: {error}") from error
+    source = f"{folder} with {vq_source}"
+    pipeline = pipeline_of(pipeline_class, source, transformer, vq, text_tokenizer, image_size)
     if pipeline_class is AnolePipeline:
         pipeline.generation_config.update(ANOLE_SAMPLING)
     else:

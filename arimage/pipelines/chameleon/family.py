@@ -4,7 +4,6 @@ imports."""
 from ...settings.schema import Pixels
 from ..family import (
     FILE_OR_FOLDER,
-    FOLDER,
     Argument,
     Converter,
     Family,
@@ -12,6 +11,7 @@ from ..family import (
     ModelType,
     PublishedCheckpoint,
     RequestedFiles,
+    folder,
     path,
 )
 from ..published_parts import SAFETENSORS
@@ -75,7 +75,7 @@ FAMILY = Family(
             "lumina_mgpt",
             "Convert a published Lumina-mGPT.",
             (
-                path("folder", "Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM.", FOLDER, positional=True),
+                folder("Lumina-mGPT or Lumina-mGPT 2.0, as published by Alpha-VLLM."),
                 TOKENIZER,
                 Argument("image_size", "Side in pixels the weights were trained for: 512, 768 or 1024.", int, 768),
             ),
@@ -84,9 +84,7 @@ FAMILY = Family(
             "anole",
             "Convert a published Anole.",
             (
-                path(
-                    "folder", "Anole or another Chameleon, in Meta's or transformers' format.", FOLDER, positional=True
-                ),
+                folder("Anole or another Chameleon, in Meta's or transformers' format."),
                 TOKENIZER,
             ),
         ),

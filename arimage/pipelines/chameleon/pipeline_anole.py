@@ -15,16 +15,10 @@ from ..text.checks import as_texts
 from .base import BEGIN_OF_IMAGE, ChameleonPipeline
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("anole-7b", dtype=torch.bfloat16).to("cuda")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -37,9 +31,6 @@ class AnolePipeline(ChameleonPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the text tokenizer. Without it the pipeline takes
             `input_ids`.
         image_size (`int`): side of the images in pixels; 512 for every published checkpoint.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     def __init__(
@@ -55,7 +46,7 @@ class AnolePipeline(ChameleonPipeline):
         """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask."""
         return self.encode_texts(as_texts(prompt))
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -78,11 +69,6 @@ class AnolePipeline(ChameleonPipeline):
                 Token ids [B, P] in place of `prompt`, up to the end of the turn or up to the begin-of-image token,
                 padded on either side, and their mask.
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         count = self.check_prompt(prompt, input_ids, attention_mask)
         call = self.begin_call(count, **common)

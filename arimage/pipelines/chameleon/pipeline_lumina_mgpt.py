@@ -18,17 +18,11 @@ from .base import ChameleonPipeline
 from .prompts import ROW_END, TASKS, LuminaPrompts, trained_sizes
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("lumina-mgpt-2", dtype=torch.bfloat16).to("cuda")
-        >>> pipe.decoding = "sjd-coupled"
-        >>> image = pipe("a red heart", height=576, width=1024, generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("lumina-mgpt-2", dtype=torch.bfloat16).to("cuda")
+pipe.decoding = "sjd-coupled"
+image = pipe("a red heart", height=576, width=1024, generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -42,9 +36,6 @@ class LuminaMGPTPipeline(ChameleonPipeline):
             `input_ids`.
         image_size (`int`): the weights were trained for images with the area of a square of this many pixels per side:
             512, 768 or 1024.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     _header_length = LuminaPrompts.header_length
@@ -87,7 +78,7 @@ class LuminaMGPTPipeline(ChameleonPipeline):
         describe two panels; with `given` the upper one is the user's image."""
         return self.encode_texts([self.prompts.text(text, size, task, given) for text in as_texts(prompt)])
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -116,11 +107,6 @@ class LuminaMGPTPipeline(ChameleonPipeline):
                 Token ids [B, P] in place of `prompt`, up to the end of the turn or up to the two tokens of the size,
                 padded on either side, and their mask.
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         count = self.check_prompt(prompt, input_ids, attention_mask)
         if task is not None and (task not in TASKS or not self.abilities.accepts("task")):

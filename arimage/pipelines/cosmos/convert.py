@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from diffusers.utils import logging
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from ...decoding import SpeculativeJacobiDecoding
@@ -96,10 +96,8 @@ def convert_cosmos(
         )
         texts["text_encoder"].to(transformer.dtype)
     size = (transformer.config.hidden_size, transformer.config.num_layers)
-    try:
-        pipeline = CosmosPipeline(transformer, vq, **texts, requires_safety_checker=size in PUBLISHED_SHAPES)
-    except ValueError as error:
-        raise CheckpointError(f"{model_file} does not fit: {error}") from error
+    needs = size in PUBLISHED_SHAPES
+    pipeline = pipeline_of(CosmosPipeline, model_file, transformer, vq, **texts, requires_safety_checker=needs)
     pipeline.generation_config.update(TEXT_SAMPLING if transformer.reads_text else SAMPLING)
     pipeline.decoding = SpeculativeJacobiDecoding(window=128, refresh="gumbel")
     save_whole(pipeline.save_pretrained, out)
@@ -120,10 +118,6 @@ def cosmos_transformer_from_original(
         shape: frames, rows and columns of the token maps that it was trained for.
         yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published
             sizes, where those have it (40 layers) whose heads together are not as wide as the model.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     weights = {key.removeprefix("model."): value for key, value in state.items() if not key.endswith("_extra_state")}
     state = OriginalTensors(weights, KIND, source)

@@ -40,18 +40,13 @@ from .transformer_cosmos import CosmosTokenModel, CosmosTransformer
 logger = logging.get_logger(__name__)
 
 LICENCE = "https://www.nvidia.com/en-us/agreements/enterprise-software/nvidia-open-model-license"
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-        >>> from diffusers.utils import export_to_video, load_image
+EXAMPLE = """
+from diffusers.utils import export_to_video, load_image
 
-        >>> # the folder that `arimage convert cosmos` wrote
-        >>> pipe = AutoPipeline.from_pretrained("cosmos-4b", dtype=torch.bfloat16).to("cuda")
-        >>> frames = pipe(image=load_image("street.jpg"), decoding="sjd-gumbel").frames[0]
-        >>> export_to_video(frames, "street.mp4", fps=24)
-        ```
+# the folder that `arimage convert cosmos` wrote
+pipe = AutoPipeline.from_pretrained("cosmos-4b", dtype=torch.bfloat16).to("cuda")
+frames = pipe(image=load_image("street.jpg"), decoding="sjd-gumbel").frames[0]
+export_to_video(frames, "street.mp4", fps=24)
 """
 
 
@@ -70,9 +65,6 @@ class CosmosPipeline(ARPipeline):
         requires_safety_checker (`bool`): whether the licence of the weights requires the guardrail, as NVIDIA's does.
             The first call then loads it if it is not given.
         fps (`int`): frames per second of the training videos.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -99,12 +91,9 @@ class CosmosPipeline(ARPipeline):
     ):
         super().__init__()
         check_parts("tokens", transformer=transformer.config.vocab_size, video_tokenizer=vq.codebook_size)
-        width = transformer.config.context_dim
-        if text_encoder is not None and text_encoder.config.d_model != width:
-            raise ValueError(
-                f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects {width}: load the "
-                "encoder that it was trained with"
-            )
+        if text_encoder is not None:
+            widths = {"text_encoder": text_encoder.config.d_model, "transformer": transformer.config.context_dim}
+            check_parts("channels of a text", **widths)
         self.register_modules(
             transformer=transformer,
             vq=vq,
@@ -330,7 +319,7 @@ class CosmosPipeline(ARPipeline):
         self.check_finite(pixels)
         return VideoProcessor().postprocess_video(self._guard_frames(pixels), output_type=call.output_type)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, VideoPipelineOutput)
+    @pipeline_call(EXAMPLE, VideoPipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -352,9 +341,7 @@ class CosmosPipeline(ARPipeline):
         Args:
             prompt (`str` or `list[str]`, *optional*):
                 What happens in the video, for checkpoints that read text.
-            image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the
-                call.
+            {first_frame}
             video (`list[PIL.Image.Image]`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
                 A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, the last frames of which are
                 continued: 9 with the published models. One for all prompts, or one per prompt.
@@ -375,19 +362,10 @@ class CosmosPipeline(ARPipeline):
             guidance_scale (`float`, *optional*):
                 s in u + s (c - u), with logits c with the text and u without it; 1 disables guidance. By default the
                 checkpoint's. NVIDIA's models do not support guidance.
-            temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
-                Sampling settings, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy decoding.
-            min_p (`float`, *optional*):
-                Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as
-                many as the checkpoint says. 0 keeps all.
+            {cuts}
             num_videos_per_prompt (`int`, *optional*, defaults to 1):
                 Videos per prompt, image or video.
             {run}
-
-        {example}
-
-        Returns:
-            [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
         """
         texts = self.check_text(prompt, prompt_embeds)
         given = sum(value is not None for value in (image, video, tokens))

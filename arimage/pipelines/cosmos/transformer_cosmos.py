@@ -399,17 +399,14 @@ class CosmosTokenModel(BoundTokenModel):
 
     @property
     def put_key(self) -> Hashable:
-        """See `TokenModel.put`."""
         return super().put_key, self.layout.shape, self.context is None
 
     def take(self, images: torch.LongTensor) -> Self:
-        """See `TokenModel.take`."""
         other = super().take(images)
         other.context = None if self.context is None else self.context[images]
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `TokenModel.put`."""
         if self.context is not None:
             self.context.index_copy_(0, images, other.context)
         return super().put(images, other)

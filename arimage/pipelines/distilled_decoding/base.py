@@ -12,6 +12,7 @@ from ...decoding.contract.supports import Traits
 from ..abilities import TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
+from ..components import check_parts
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import prompt_names
@@ -19,16 +20,11 @@ from .family import FAMILY
 from .vector_model import DistilledModel
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import LlamaGenDDPipeline
+EXAMPLE = """from arimage import LlamaGenDDPipeline
 
-        >>> # A converted student, in one forward pass
-        >>> pipe = LlamaGenDDPipeline.from_pretrained("path/to/llamagen-dd-b")
-        >>> image = pipe("otter", decoding="few-step", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+# A converted student, in one forward pass
+pipe = LlamaGenDDPipeline.from_pretrained("path/to/llamagen-dd-b")
+image = pipe("otter", decoding="few-step", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -46,21 +42,11 @@ class DistilledPipeline(ClassOrTextPipeline):
     def __init__(self, transformer: nn.Module, vq: nn.Module, teacher: nn.Module | None, id2label):
         super().__init__()
         for name, part in (("transformer", transformer), ("teacher", teacher)):
-            if part is None or vq is None:
-                continue
-            tokens, codes = part.config.vocab_size, vq.config.codebook_size
-            if tokens != codes:
-                raise ValueError(
-                    f"the {name} has {tokens} tokens, the image tokenizer {codes}: load the two that were trained "
-                    "together"
-                )
+            if part is not None and vq is not None:
+                check_parts("tokens", **{name: part.config.vocab_size, "image_tokenizer": vq.config.codebook_size})
         if teacher is not None and transformer is not None:
-            own, other = transformer.config.get("conditioning", "class"), teacher.config.conditioning
-            if own != other:
-                raise ValueError(
-                    f"the teacher is conditioned on {other}, the transformer on {own}: load the one that it was "
-                    "distilled from"
-                )
+            own = transformer.config.get("conditioning", "class")
+            check_parts("condition", teacher=teacher.config.conditioning, transformer=own)
         self.register_modules(transformer=transformer, vq=vq, teacher=teacher)
         self.name_classes(id2label)
         self.decoding = FewStepDecoding()
@@ -72,7 +58,7 @@ class DistilledPipeline(ClassOrTextPipeline):
     def bind_model(self, call: GenerationCall, condition: dict[str, torch.Tensor]) -> DistilledModel:
         raise NotImplementedError
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -94,11 +80,6 @@ class DistilledPipeline(ClassOrTextPipeline):
             {prompt_embeds}
             {common}
                 `"vectors"` [B, N, D], in the order of the tokens, are what the image tokenizer decodes to pixels.
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
-
-        {example}
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

@@ -75,10 +75,8 @@ def llamagen_dd_transformer_from_original(
     """The student of LlamaGen whose tensors are `state`, in the dtype of its head and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         grid_size: tokens along each side of the images.
         num_heads: attention heads, needed if hidden size and layers are not those of a published model.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if the heads are unknown or do not fit, or a tensor is missing, unknown or of an unexpected
@@ -112,12 +110,7 @@ def var_dd_transformer_from_original(
     """The student of VAR whose tensors are `state`, in the dtype of its head and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         scales: sides of the token maps, from coarse to fine.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, "VAR-DD transformer", source)
     vocab_size, hidden_size = state.shape("head.weight")

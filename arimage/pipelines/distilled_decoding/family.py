@@ -1,14 +1,9 @@
 """What arimage knows of Distilled Decoding before it is imported. No heavy imports."""
 
-from ..family import FOLDER, Argument, Converter, Family, path
+from ..family import Argument, Converter, Family, folder
 
 
-FILES = path(
-    "folder",
-    "Folder with the files of the model and its image tokenizer, and of its teacher if you have it.",
-    FOLDER,
-    positional=True,
-)
+FILES = folder("Folder with the files of the model and its image tokenizer, and of its teacher if you have it.")
 FAMILY = Family(
     title="Distilled Decoding",
     pipelines={"LlamaGenDDPipeline": "pipeline_llamagen_dd", "VARDDPipeline": "pipeline_var_dd"},

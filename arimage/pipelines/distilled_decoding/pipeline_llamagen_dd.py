@@ -27,9 +27,6 @@ class LlamaGenDDPipeline(DistilledPipeline, UpscalingPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text, as in
             `LlamaGenPipeline`.
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images, as in `LlamaGenPipeline`.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "text_encoder->transformer->teacher->vq->upscaler"

@@ -23,9 +23,6 @@ class VARDDPipeline(DistilledPipeline):
         teacher (`VARTransformer`, *optional*): the model that the student was distilled from, for `teacher_start` of
             `FewStepDecoding`.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "transformer->teacher->vq"

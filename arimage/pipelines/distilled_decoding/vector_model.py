@@ -71,11 +71,9 @@ class DistilledModel(BoundNetwork):
 
     @property
     def put_key(self) -> Hashable:
-        """See `VectorModel.put`."""
         return super().put_key, self.offsets
 
     def take(self, images: torch.LongTensor) -> Self:
-        """See `VectorModel.take`."""
         other = super().take(images)
         other.noise = None if self.noise is None else self.noise[images]
         return other

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_model, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
@@ -80,9 +80,7 @@ def emu3_vq_from_original(
     """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         config: the original's config.json.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a setting or tensor is missing, or a tensor is unknown or of an unexpected shape.
@@ -178,11 +176,8 @@ def convert_emu3(
             f"config.json of {folder} names the model type {config.get('model_type')!r} where 'emu3' or 'Emu3' was "
             "expected: give the folder of Emu3-Gen or Emu3-Stage1"
         )
-    try:
-        area = image_area or config.get("image_area", 720 * 720)
-        pipeline = Emu3Pipeline(model=model, tokenizer=tokenizer, image_area=area)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    area = image_area or config.get("image_area", 720 * 720)
+    pipeline = pipeline_of(Emu3Pipeline, folder, model, tokenizer, image_area=area)
     pipeline.generation_config.update(EMU3_SAMPLING)
     save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ...settings.schema import Area
-from ..family import FOLDER, Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
+from ..family import FOLDER, Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, folder, path
 from ..published_parts import EMU_FILES, SAFETENSORS
 
 
@@ -45,12 +45,7 @@ FAMILY = Family(
             "emu3",
             "Convert a published Emu3-Gen or Emu3-Stage1.",
             (
-                path(
-                    "folder",
-                    "Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers.",
-                    FOLDER,
-                    positional=True,
-                ),
+                folder("Emu3-Gen or Emu3-Stage1, as published by BAAI or for transformers."),
                 path(
                     "vision_tokenizer",
                     "BAAI's folder Emu3-VisionTokenizer; needed for BAAI's other folders.",

@@ -24,16 +24,10 @@ from .prompts import END_OF_ROW, PROMPT_SUFFIX, Emu3Prompts, first_code_of, imag
 from .vq_emu3 import decode_image, encode_latents
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd").images[0]
-        ```
+EXAMPLE = """
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("emu3-gen", dtype=torch.bfloat16).to("cuda")
+image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd").images[0]
 """
 
 
@@ -123,7 +117,7 @@ class Emu3Pipeline(ARImagePipeline):
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         return pixels.to(self._execution_device)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -154,17 +148,8 @@ class Emu3Pipeline(ARImagePipeline):
                 the trained area.
             {image}
             {raster_mask}
-            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their
-                mask. The size in the header must match the size of the call.
-            negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
-                The same in place of `negative_prompt`, [1 or B, P'].
+            {input_ids}
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         check_one_of(prompt=prompt, input_ids=input_ids)
         if negative_prompt is not None and negative_input_ids is not None:

@@ -6,8 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts
-from ..text.token_prompts import Ids, check_given_ids, check_negatives, given_size, parse_ratio
-from ..text.tokenizing import tokenize
+from ..text.token_prompts import Ids, check_given_ids, check_negatives, encode_left, given_size, parse_ratio
 
 
 # The names of the special tokens around image tokens, the same in every checkpoint.
@@ -76,10 +75,7 @@ class Emu3Prompts:
             raise ValueError("this pipeline has no tokenizer: give token ids")
         rows, columns = (side // self.scale_factor for side in size)
         texts = [f"{BEGIN_OF_TEXT}{text}{BEGIN_OF_IMAGE}{rows}*{columns}{BEGIN_OF_CODES}" for text in texts]
-        encoded = tokenize(
-            self.tokenizer, texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
-        )
-        return encoded.input_ids, encoded.attention_mask
+        return encode_left(self.tokenizer, texts)
 
     def ids(self, name: str, texts, ids, mask, size: tuple[int, int], suffix: str = "") -> Ids:
         """Checked token ids [B, P] of the argument `name` and their mask, from texts, to which `suffix` is added, or

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
@@ -65,7 +65,6 @@ def qwen3_from_original(
     Args:
         state: tensors by their original names, which are also transformers'.
         config: the original's config.json.
-        source: what errors call the files.
 
     Raises:
         CheckpointError: if a setting is missing or unknown, or a tensor is missing, unknown or of an unexpected shape.
@@ -139,10 +138,7 @@ def convert_emu35(
         )
     model = qwen3_from_original(load_original_folder(folder), config, source=folder)
     guidance, edit_guidance = GUIDANCE[base]
-    try:
-        pipeline = Emu35Pipeline(model, vq, tokenizer, image_area, edit_guidance_scale=edit_guidance)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    pipeline = pipeline_of(Emu35Pipeline, folder, model, vq, tokenizer, image_area, edit_guidance_scale=edit_guidance)
     pipeline.generation_config.update(SAMPLING, guidance_scale=guidance)
     save_whole(pipeline.save_pretrained, out)
     return pipeline

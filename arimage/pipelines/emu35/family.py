@@ -1,7 +1,7 @@
 """What arimage knows of Emu3.5 before it is imported. No heavy imports."""
 
 from ...settings.schema import Area, Number, Whole
-from ..family import FOLDER, Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
+from ..family import FOLDER, Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, folder, path
 from ..published_parts import EMU_FILES
 
 
@@ -33,7 +33,7 @@ FAMILY = Family(
             "emu35",
             "Convert a published Emu3.5-Image or Emu3.5.",
             (
-                path("folder", "Emu3.5-Image or Emu3.5, as published by BAAI.", FOLDER, positional=True),
+                folder("Emu3.5-Image or Emu3.5, as published by BAAI."),
                 path("vision_tokenizer", "BAAI's folder Emu3.5-VisionTokenizer.", FOLDER),
                 Argument("image_area", "Pixels of a training image.", int, 1024 * 1024),
                 Argument("base", "The folder is Emu3.5, not Emu3.5-Image.", bool, False),

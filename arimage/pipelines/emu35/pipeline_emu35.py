@@ -24,18 +24,13 @@ from .ibq_emu35 import IBQModel
 from .prompts import TRAINED, TRAINED_AREA, Emu35Prompts, image_size, smart_resize, token_ids_of
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from diffusers.utils import load_image
-        >>> from arimage import AutoPipeline
+EXAMPLE = """
+from diffusers.utils import load_image
 
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("emu3.5-image", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd-coupled").images[0]
-        >>> image = pipe("make it night", image=load_image("street.png"), decoding="sjd-coupled").images[0]
-        ```
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("emu3.5-image", dtype=torch.bfloat16).to("cuda")
+image = pipe("a shiba inu in the snow", ratio="16:9", decoding="sjd-coupled").images[0]
+image = pipe("make it night", image=load_image("street.png"), decoding="sjd-coupled").images[0]
 """
 
 
@@ -157,7 +152,7 @@ class Emu35Pipeline(ARImagePipeline):
             self.on_device(self.model)
         return pixels
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -188,17 +183,8 @@ class Emu35Pipeline(ARImagePipeline):
             ratio (`str`, *optional*, defaults to `"1:1"`):
                 Width to height, as in `"16:9"`, in place of `height` and `width`: selects the size with this ratio and
                 the trained area. With reference images and no size, images have the ratio of the last reference.
-            input_ids (`torch.LongTensor`, *optional*), attention_mask (`torch.Tensor`, *optional*):
-                Token ids [B, P] in place of `prompt`, header of the image included, padded on the left, and their
-                mask. The size in the header must match the size of the call.
-            negative_input_ids (`torch.LongTensor`, *optional*), negative_attention_mask (`torch.Tensor`, *optional*):
-                The same in place of `negative_prompt`, [1 or B, P'].
+            {input_ids}
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         check_one_of(prompt=prompt, input_ids=input_ids)
         height, width = common.pop("height", None), common.pop("width", None)

@@ -3,10 +3,9 @@ token ids."""
 
 import torch
 from PIL import Image
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from ..text.token_prompts import Ids, check_given_ids, given_size, parse_ratio
+from ..text.token_prompts import Ids, check_given_ids, given_size, pad_left, parse_ratio
 from ..text.tokenizing import tokenize
 
 
@@ -140,12 +139,8 @@ class Emu35Prompts:
                 if images is None
                 else [*self.text_ids(begin), *images[i], *self.text_ids(end)]
             )
-            rows.append(torch.tensor([ids["bos"], *said, ids["begin_of_answer"], *header]))
-        padded, mask = (
-            pad_sequence(parts, batch_first=True, padding_value=value, padding_side="left")
-            for parts, value in ((rows, ids["bos"]), ([torch.ones_like(row) for row in rows], 0))
-        )
-        return padded, mask
+            rows.append([ids["bos"], *said, ids["begin_of_answer"], *header])
+        return pad_left(rows, ids["bos"])
 
     def check_ids(self, name: str, ids: torch.LongTensor, mask: torch.Tensor | None, size: tuple[int, int]) -> Ids:
         """See `check_given_ids`."""

@@ -39,17 +39,11 @@ from .prompts import GlmImagePrompt, GlmImagePrompts, Source
 from .transformer_glm_image import bind_prompts, grids_of, source_codes
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> # downloaded once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("glm-image", dtype=torch.bfloat16).to("cuda")
-        >>> pipe.compile()
-        >>> image = pipe("a poster that says 'HELLO'", decoding="sjd-coupled").images[0]
-        ```
+EXAMPLE = """
+# downloaded once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("glm-image", dtype=torch.bfloat16).to("cuda")
+pipe.compile()
+image = pipe("a poster that says 'HELLO'", decoding="sjd-coupled").images[0]
 """
 logger = logging.get_logger(__name__)
 PIXELS_PER_TOKEN = 32
@@ -227,7 +221,7 @@ class GlmImagePipeline(HybridPipeline):
         # One at a time, for which there is room after the decoder.
         return torch.cat([self.vae.decode(one.to(self.vae.dtype)).sample for one in (latents * std + mean).split(1)])
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str],
@@ -243,7 +237,8 @@ class GlmImagePipeline(HybridPipeline):
         **common: Unpack[ImageArguments],
     ) -> GenerationCall:
         r"""
-        Generate images.
+        Generate images. The `tokens` of the output are a list of grids: the small one, unless references are given,
+        and the large one.
 
         Args:
             prompt (`str` or `list[str]`):
@@ -255,19 +250,8 @@ class GlmImagePipeline(HybridPipeline):
             guidance_scale (`float`, *optional*, defaults to the checkpoint's, 1.5):
                 s in u + s (c - u), with predictions c of the decoder under the condition and u without it. 1 or less
                 disables guidance. The tokens have none.
-            temperature (`float`, *optional*), top_k (`int`, *optional*), top_p (`float`, *optional*):
-                Sampling settings of the tokens, by default the checkpoint's; see `Sampling`. `top_k=1` is greedy
-                decoding.
-            min_p (`float`, *optional*):
-                Sample only tokens that are at least `min_p` times as probable as the most probable one, by default as
-                many as the checkpoint says. 0 keeps all.
+            {cuts}
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`. Its `tokens` are a list of grids:
-            the small one, unless references are given, and the large one.
         """
         texts = as_texts(prompt, limit=MAX_PROMPT_CHARACTERS)
         call = self.begin_call(len(texts), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **common)

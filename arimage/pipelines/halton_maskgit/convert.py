@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.vqgan import llamagen_tokenizer_from_original
@@ -47,9 +47,7 @@ def halton_maskgit_from_original(
     """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         num_heads: attention heads, if width and layers are not those of a published size.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape, or the heads are not known or do
@@ -122,12 +120,8 @@ def convert_halton_maskgit(
     tokenizer = llamagen_tokenizer_from_original(load_original(vq), source=vq)
     transformer = halton_maskgit_from_original(load_original(checkpoint), num_heads=num_heads, source=checkpoint)
     config = transformer.config
-    if tokenizer.config.codebook_size != config.vocab_size:
-        raise CheckpointError(
-            f"{checkpoint} predicts {config.vocab_size} codes but {vq} has {tokenizer.config.codebook_size}: give the "
-            "tokenizer that this transformer was trained with"
-        )
-    pipeline = HaltonMaskGITPipeline(transformer, tokenizer, id2label=class_names(config.num_classes))
+    source, labels = f"{checkpoint} with {vq}", class_names(config.num_classes)
+    pipeline = pipeline_of(HaltonMaskGITPipeline, source, transformer, tokenizer, id2label=labels)
     pipeline.generation_config["guidance_scale"] = GUIDANCE.get(config.hidden_size, 1.0)
     save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -23,15 +23,9 @@ from .transformer_halton_maskgit import HaltonMaskGITModel, HaltonMaskGITTransfo
 
 
 CONFIDENCE = ConfidenceSettings(12, "arccos", 4.5, noise_schedule="linear", guidance_schedule="linear")
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("halton-maskgit-base-256")
-        >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("halton-maskgit-base-256")
+image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -45,9 +39,6 @@ class HaltonMaskGITPipeline(UpscalingPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): for text.
             Without them a text-conditional pipeline takes `prompt_embeds`.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -72,7 +63,7 @@ class HaltonMaskGITPipeline(UpscalingPipeline):
         self.name_classes(id2label)
         self.decoding = HaltonDecoding()
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -95,11 +86,6 @@ class HaltonMaskGITPipeline(UpscalingPipeline):
             {prompt_embeds}
             {sampling}
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

@@ -69,13 +69,8 @@ def infinity_transformer_from_original(
     """The transformer whose tensors are `state`, in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         pixels: the pixel class that it was trained at, which the tensors do not show.
         dtype: of the weights; by default that of the head.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(with_plain_layers(state), "Infinity transformer", source)
     num_layers = state.count("blocks.")
@@ -131,12 +126,7 @@ def infinity_tokenizer_from_original(
     """The visual tokenizer whose tensors are `state`, in float32 and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         patchify: whether the transformer sees 2 x 2 cells of the latents as one.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     plain = {_WRAPPED.sub(r".\1.\2", key): value for key, value in state.items()}
     state = OriginalTensors(plain, "Infinity tokenizer", source)

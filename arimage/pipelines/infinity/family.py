@@ -1,9 +1,7 @@
 """What arimage knows of Infinity before it is imported. No heavy imports."""
 
-from typing import Literal
-
-from ..family import EMA, FILE_OR_FOLDER, FOLDER, Argument, Converter, Family, HubFiles, PublishedCheckpoint, path
-from ..published_parts import T5_XL_ENCODER, T5_XL_FILES, T5_XL_PATTERNS
+from ..family import EMA, FILE_OR_FOLDER, Argument, Converter, Family, HubFiles, PublishedCheckpoint, path
+from ..published_parts import DTYPE, SUBFOLDER, T5_XL, T5_XL_ENCODER, T5_XL_FILES, T5_XL_PATTERNS
 from .schedules import PixelClass
 
 
@@ -43,15 +41,10 @@ FAMILY = Family(
                 path("transformer", "File of the transformer, or the folder of its safetensors.", FILE_OR_FOLDER),
                 path("vae", "File of the image tokenizer that the transformer was trained with."),
                 Argument("pixels", "Pixel class of the training images.", PixelClass, "1M"),
-                Argument("subfolder", "Where the weights lie in the transformer's folder.", str | None, None),
-                path("text_encoder", "Folder of flan-t5-xl and its tokenizer.", FOLDER, default=None),
+                SUBFOLDER,
+                T5_XL,
                 EMA,
-                Argument(
-                    "dtype",
-                    "Of the transformer's weights; bfloat16 halves the files.",
-                    Literal["float32", "bfloat16"],
-                    "float32",
-                ),
+                DTYPE,
             ),
         ),
     ),

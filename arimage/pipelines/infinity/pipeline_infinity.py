@@ -28,15 +28,9 @@ from .transformer_infinity import InfinityTransformer
 
 logger = logging.get_logger(__name__)
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("infinity-2b", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a fox in the snow, oil painting", height=1344, width=768).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("infinity-2b", dtype=torch.bfloat16).to("cuda")
+image = pipe("a fox in the snow, oil painting", height=1344, width=768).images[0]
 """
 
 
@@ -53,9 +47,6 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
         vq (`InfinityVQModel`): decodes maps of bits to images.
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): flan-t5-xl for
             the published models. Without them the pipeline takes `prompt_embeds`.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -146,7 +137,7 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.vq.decode_latents(result)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -176,10 +167,7 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
             negative_prompt (`str` or `list[str]`, *optional*):
                 What the image is guided away from, in place of no text: one for all prompts, or one for each.
             {prompt_embeds}
-            negative_prompt_embeds (`torch.Tensor`, *optional*):
-                The output of the text encoder [B, P, D] or [1, P, D], in place of `negative_prompt`.
-            negative_prompt_attention_mask (`torch.Tensor`, *optional*):
-                Its mask [B, P]; without it all tokens are read.
+            {negative_prompt_embeds}
             cfg_insertion_layer (`int`, *optional*, defaults to 0):
                 Where guidance is applied: 0 to the logits, -m to the hidden states after the m-th last layer.
             guidance_scale (`float` or `list[float]`, *optional*, defaults to the checkpoint's):
@@ -194,11 +182,6 @@ class InfinityPipeline(ImageMaps, T5Texts, ARImagePipeline):
                 Apply guidance only to the first `guided_tokens` bits of each image, by default to all.
             {call}
                 `"latents"` [B, C, h, w] are what the image tokenizer decodes to pixels.
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         text = prompt, prompt_embeds, prompt_attention_mask
         negative = negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask

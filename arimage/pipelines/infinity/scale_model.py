@@ -51,17 +51,14 @@ class InfinityScaleModel(GrowingScaleModel):
 
     @property
     def put_key(self) -> Hashable:
-        """See `ScaleModel.put`."""
         return super().put_key, self.schedule, self._mixed_layer
 
     def take(self, images: torch.LongTensor) -> Self:
-        """See `ScaleModel.take`."""
         other = super().take(images)
         other._guidance = self._guidance.clone()
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `ScaleModel.put`."""
         self._numbers = other._numbers
         self._guidance.copy_(other._guidance)
         return super().put(images, other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, save_whole, with_plain_layers
+from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, pipeline_of, save_whole, with_plain_layers
 from ...convert.folder import damaged_files, load_original_folder, load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
 from .pipeline_infinitystar import InfinityStarPipeline
@@ -99,10 +99,7 @@ def convert_infinitystar(
     text = (None, None)
     if text_encoder is not None:
         text = load_t5_encoder(Path(text_encoder), model.config.caption_dim, source)
-    try:
-        pipeline = InfinityStarPipeline(model, vq, *text)
-    except ValueError as error:
-        raise CheckpointError(f"{source} and {vae} do not fit together: {error}") from error
+    pipeline = pipeline_of(InfinityStarPipeline, f"{source} with {vae}", model, vq, *text)
     save_whole(pipeline.save_pretrained, out)
     return pipeline
 
@@ -110,15 +107,7 @@ def convert_infinitystar(
 def infinitystar_tokenizer_from_original(
     state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file"
 ) -> InfinityStarVideoTokenizer:
-    """The video tokenizer whose tensors are `state`, in float32 and in evaluation mode.
-
-    Args:
-        state: tensors by their original names, see `load_original`.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
-    """
+    """The video tokenizer whose tensors are `state`, in float32 and in evaluation mode."""
     state = OriginalTensors(state, "InfinityStar tokenizer", source)
     levels = range(state.count("encoder.down_blocks."))
     widths = [state.shape(f"encoder.down_blocks.{level}.resnets.0.conv1.conv.weight", 5)[0] for level in levels]
@@ -151,13 +140,8 @@ def infinitystar_transformer_from_original(
     """The transformer whose tensors are `state`, in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         trained: what the tensors do not show, see `convert_infinitystar`.
         dtype: of the weights; by default that of the head.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(with_plain_layers(state), "InfinityStar transformer", source)
     # As trainers call the head of few bits.

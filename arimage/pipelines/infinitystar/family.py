@@ -1,11 +1,11 @@
 """What arimage knows of InfinityStar before it is imported. No heavy imports."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from ..family import FOLDER, Argument, Converter, Family, HubFiles, PublishedCheckpoint, path
-from ..published_parts import T5_XL_ENCODER, T5_XL_FILES, T5_XL_PATTERNS
+from ..published_parts import DTYPE, SUBFOLDER, T5_XL, T5_XL_ENCODER, T5_XL_FILES, T5_XL_PATTERNS
 from .schedules import PixelClass
 
 
@@ -50,14 +50,9 @@ FAMILY = Family(
                 path("transformer", "Folder of the transformer's safetensors.", FOLDER),
                 path("vae", "File of the video tokenizer."),
                 Argument("pixels", "Pixel class of the training videos.", PixelClass, "0.40M"),
-                Argument("subfolder", "Where the weights lie in the transformer's folder.", str | None, None),
-                path("text_encoder", "Folder of flan-t5-xl and its tokenizer.", FOLDER, default=None),
-                Argument(
-                    "dtype",
-                    "Of the transformer's weights; bfloat16 halves the files.",
-                    Literal["float32", "bfloat16"],
-                    "float32",
-                ),
+                SUBFOLDER,
+                T5_XL,
+                DTYPE,
             ),
         ),
     ),

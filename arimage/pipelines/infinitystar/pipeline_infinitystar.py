@@ -48,17 +48,12 @@ NUM_FRAMES = (1, *range(FPS + 1, CLIP_FRAMES + 1, FPS), 2 * CLIP_FRAMES - 1)
 TRAINED = {"0.40M": (CLIP_FRAMES, 2 * CLIP_FRAMES - 1), "0.90M": (CLIP_FRAMES,)}
 # The largest side of a preview in pixels.
 PREVIEW = 256
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-        >>> from diffusers.utils import export_to_video
+EXAMPLE = """
+from diffusers.utils import export_to_video
 
-        >>> pipe = AutoPipeline.from_pretrained("infinitystar-480p", dtype=torch.bfloat16).to("cuda")
-        >>> frames = pipe("a fox runs through the snow").frames[0]
-        >>> export_to_video(frames, "fox.mp4", fps=16)
-        ```
+pipe = AutoPipeline.from_pretrained("infinitystar-480p", dtype=torch.bfloat16).to("cuda")
+frames = pipe("a fox runs through the snow").frames[0]
+export_to_video(frames, "fox.mp4", fps=16)
 """
 
 
@@ -71,9 +66,6 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*), text_encoder (`T5EncoderModel`, *optional*): flan-t5-xl for
             the published models. Without them the pipeline takes `prompt_embeds`.
         fps (`int`): frames per second of the training videos.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -294,7 +286,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
             pixels = round_levels_down(pixels)
         return VideoProcessor().postprocess_video(pixels, output_type=call.output_type)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, VideoPipelineOutput)
+    @pipeline_call(EXAMPLE, VideoPipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -320,9 +312,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         Args:
             prompt (`str` or `list[str]`, *optional*):
                 What happens in the video.
-            image (`PIL.Image.Image`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
-                The first frame: one for all prompts, or one per prompt. It is resized and cropped to the size of the
-                call.
+            {first_frame}
             video (`list[PIL.Image.Image]`, `np.ndarray`, `torch.Tensor` or a list of them, *optional*):
                 A video, [T, H, W, 3] or [T, 3, H, W] in [0, 1] as an array or a tensor, the last 81 frames of which
                 are continued. One for all prompts, or one per prompt.
@@ -332,10 +322,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
             prompt_suffix (`str`, *optional*, defaults to the authors' words for videos):
                 Appended to each prompt, but not to negative prompts; "" for none.
             {prompt_embeds}
-            negative_prompt_embeds (`torch.Tensor`, *optional*):
-                The output of the text encoder [B, P, D] or [1, P, D], in place of `negative_prompt`.
-            negative_prompt_attention_mask (`torch.Tensor`, *optional*):
-                Its mask [B, P]; without it all tokens are read.
+            {negative_prompt_embeds}
             height (`int`, *optional*), width (`int`, *optional*):
                 The size of the frames in pixels, by default the first of `pipe.image_sizes`.
             num_frames (`int`, *optional*):
@@ -356,11 +343,6 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
             num_videos_per_prompt (`int`, *optional*, defaults to 1):
                 Videos per prompt, image or video.
             {run}
-
-        {example}
-
-        Returns:
-            [`VideoPipelineOutput`] or `tuple`: the output, or the tuple `(frames,)`.
         """
         if negative_prompt is not None and not any(as_texts(negative_prompt, "negative_prompt")):
             negative_prompt = None

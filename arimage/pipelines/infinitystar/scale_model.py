@@ -105,7 +105,6 @@ class InfinityStarScaleModel(BoundScaleModel):
 
     @property
     def put_key(self) -> Hashable:
-        """See `ScaleModel.put`."""
         return super().put_key, self.film, self.fed, self._threshold, self._padded
 
     @property
@@ -125,14 +124,12 @@ class InfinityStarScaleModel(BoundScaleModel):
         return self.conditions.prefix_length + (self._kept[one.clip - 1] if one.clip else 0)
 
     def take(self, images: torch.LongTensor) -> Self:
-        """See `ScaleModel.take`."""
         other = super().take(images)
         if self._start is not None:
             other._start = self._start[images]
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
-        """See `ScaleModel.put`."""
         if self._start is not None:
             self._start.index_copy_(0, images, other._start)
         return super().put(images, other)
@@ -186,7 +183,6 @@ class InfinityStarScaleModel(BoundScaleModel):
     def guide(
         self, logits: torch.Tensor, guidance_scale: float | torch.Tensor, temperature: float | torch.Tensor
     ) -> torch.Tensor | None:
-        """See `ScaleModel.guide`."""
         if self._threshold is None or len(logits) == 1:
             return None
         return projected_guidance(logits, guidance_scale, temperature, self._threshold)

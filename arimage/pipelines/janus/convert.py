@@ -83,12 +83,7 @@ def janus_from_original(
     """The model whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original_folder`.
         language_config: of the same name in the original's `config.json`.
-        source: what errors call the checkpoint.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, "Janus model", source)
     tower, vq = "vision_model.vision_tower", "gen_vision_model"

@@ -1,6 +1,6 @@
 """What arimage knows of Janus before it is imported. No heavy imports."""
 
-from ..family import FOLDER, Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
+from ..family import Argument, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, folder
 from ..published_parts import PICKLES, SAFETENSORS
 
 
@@ -30,7 +30,7 @@ FAMILY = Family(
             "janus",
             "Convert a published Janus or Janus-Pro.",
             (
-                path("folder", "As published by deepseek-ai or deepseek-community.", FOLDER, positional=True),
+                folder("As published by deepseek-ai or deepseek-community."),
                 Argument(
                     "template",
                     "Prompt template: janus (Janus-1.3B) or janus-pro. Default: the template in the folder.",

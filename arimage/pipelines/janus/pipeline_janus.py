@@ -24,16 +24,10 @@ from .family import FAMILY
 from .prompts import JanusPrompts, begin_of_image
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("janus-pro-1b", dtype=torch.bfloat16).to("cuda")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -143,7 +137,7 @@ class JanusPipeline(ARImagePipeline):
         pixels = self.tiling.in_tiles(self.decode_image, tokens, before=1, after=self.scale_factor)
         return pixels.to(self._execution_device)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -166,11 +160,6 @@ class JanusPipeline(ARImagePipeline):
                 Token ids [B, P] that begin with the BOS and end with the begin-of-image token, padded on the left, and
                 their mask [B, P], in place of `prompt`. Without a mask there is no padding.
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         check_one_of(prompt=prompt, input_ids=input_ids)
         if prompt is None:

@@ -7,6 +7,7 @@ from PIL import Image
 from transformers import JanusProcessor
 
 from ...media.files import to_rgb
+from ..text.token_prompts import encode_left
 from ..text.tokenizing import tokenize
 
 
@@ -48,10 +49,7 @@ class JanusPrompts:
         """Token ids [B, P] of prompts up to the begin-of-image token, padded on the left, and their mask [B, P]."""
         tokenizer = self.processor.tokenizer
         texts = [tokenizer.bos_token + self._turn(text) + tokenizer.boi_token for text in texts]
-        encoded = tokenize(
-            tokenizer, texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
-        )
-        return encoded.input_ids, encoded.attention_mask
+        return encode_left(tokenizer, texts)
 
     def questions(self, image: Image.Image | list[Image.Image], question: str | list[str]) -> Any:
         """The inputs of the model for questions about images: one of each, or lists of equal length. A single one is

@@ -26,24 +26,18 @@ PIXELS_PER_TOKEN = 16
 # The groups that the locality order uses if the decoding has none, as published for 20 forward passes.
 LOCALITY = GroupDecoding(20, "cosine")
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("emoji-arpg")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 
-        >>> pipe = AutoPipeline.from_pretrained("emoji-arpg")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-
-        >>> # Published weights of LPD, several tokens per forward pass
-        >>> pipe = AutoPipeline.from_pretrained("lpd-l-256")
-        >>> image = pipe(class_labels="golden retriever", decoding="groups:groups=20", order="locality").images[0]
-        ```
+# Published weights, several tokens per forward pass
+pipe = AutoPipeline.from_pretrained("lpd-l-256")
+image = pipe(class_labels="golden retriever", decoding="groups:groups=20", order="locality").images[0]
 """
 
 
 class AnyOrderPipeline(UpscalingPipeline):
-    """Base of the pipelines of ARPG, LPD and RandAR. A family names the class of its `TokenModel`.
+    """Base of pipelines whose tokens come in any order. A family names the class of its `TokenModel`.
 
     Args:
         transformer: the any-order model.
@@ -54,9 +48,6 @@ class AnyOrderPipeline(UpscalingPipeline):
 
     Attributes:
         order: the default order of the tokens.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     model_cpu_offload_seq = "transformer->vq"
@@ -129,7 +120,7 @@ class AnyOrderPipeline(UpscalingPipeline):
         return layout
 
     # The "locality" order is computed for the groups of the decoding.
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput, reads=("decoding", "output_type"))
+    @pipeline_call(EXAMPLE, ImagePipelineOutput, reads=("decoding", "output_type"))
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -156,14 +147,9 @@ class AnyOrderPipeline(UpscalingPipeline):
             order (`str` or `torch.LongTensor`, *optional*, defaults to `pipe.order`):
                 The order in which the tokens of an image are generated: `"raster"`, or an order that is derived from
                 the image's seed: `"random"`; `"farthest"`, in which each token is as far as possible from all earlier
-                ones; or `"locality"`, the order of LPD for the groups of a `GroupDecoding`. Or the place of each rank,
+                ones; or `"locality"`, an order for the groups of a `GroupDecoding`. Or the place of each rank,
                 [N] or [B, N].
             {common}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
-
-        {example}
         """
         output_type, decoding = common.pop("output_type", "latent"), common.pop("decoding", None)
         if self.vq is None and (output_type != "latent" or image is not None):

@@ -1,5 +1,7 @@
 """The base of pipelines whose checkpoints generate images from a class, or from a text with a T5 encoder."""
 
+from difflib import get_close_matches
+
 import torch
 from diffusers.utils import logging
 from torch import nn
@@ -7,9 +9,18 @@ from transformers import T5EncoderModel
 
 from ...media.texts import composed
 from ..base import ARImagePipeline
+from ..components import check_parts
 from ..text.captions import caption_for
-from ..text.checks import TEXT_TOKENS, as_texts, describe, text_length
-from ..text.known import KnownCaptions, quoted, tell_nearest
+from ..text.checks import (
+    MAX_TEXT_TOKENS,
+    TEXT_TOKENS,
+    as_texts,
+    check_embeds,
+    check_text_encoder_loaded,
+    describe,
+    text_length,
+)
+from ..text.known import quoted, tell_nearest
 from ..text.tokenizing import tokenize
 
 
@@ -21,15 +32,9 @@ CHARACTERS_PER_TOKEN = 32
 
 def check_text_encoder(text_encoder: T5EncoderModel | None, transformer: nn.Module | None) -> None:
     """Refuse a text encoder that does not fit the transformer."""
-    if (
-        text_encoder is not None
-        and transformer is not None
-        and text_encoder.config.d_model != transformer.config.caption_dim
-    ):
-        raise ValueError(
-            f"the text encoder is {text_encoder.config.d_model} wide, the transformer expects "
-            f"{transformer.config.caption_dim}: load the encoder that it was trained with"
-        )
+    if text_encoder is not None and transformer is not None:
+        widths = {"text_encoder": text_encoder.config.d_model, "transformer": transformer.config.caption_dim}
+        check_parts("channels of a text", **widths)
 
 
 def left_pad(
@@ -109,7 +114,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         for name in as_texts(label, "label"):
             its = ids.get(composed(name.strip().casefold()), [])
             if not its:
-                nearest = tell_nearest(KnownCaptions({name: [] for name in ids}).nearest(name))
+                nearest = tell_nearest(get_close_matches(composed(name.strip().casefold()), ids))
                 raise ValueError(f"{quoted([name])} is not the name of a class of this checkpoint: {nearest}")
             if len(its) > 1:
                 raise ValueError(f"{quoted([name])} is the name of the classes {its}: give one of these ids")
@@ -138,7 +143,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         self, prompt: str | list[str], max_sequence_length: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`encode_prompt`, differentiable, for training."""
-        self._check_encoder()
+        check_text_encoder_loaded(self.tokenizer, self.text_encoder)
         self.check_offloading()
         prefix = None if self.transformer is None else self.transformer.config.num_condition_tokens
         read = min(TEXT_TOKENS, self.tokenizer.model_max_length) if prefix in (None, 1) else prefix
@@ -152,13 +157,6 @@ class ClassOrTextPipeline(ARImagePipeline):
         ).to(self._execution_device)
         embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         return embeds, text.attention_mask
-
-    def _check_encoder(self) -> None:
-        if self.text_encoder is None or self.tokenizer is None:
-            raise ValueError(
-                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
-                "checkpoint again with --text-encoder"
-            )
 
     def check_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
         """Refuse a condition that the checkpoint cannot use; return the number of prompts or classes."""
@@ -174,23 +172,11 @@ class ClassOrTextPipeline(ARImagePipeline):
         if (prompt is None) == (prompt_embeds is None):
             raise ValueError("give either a prompt or prompt_embeds with prompt_attention_mask")
         if prompt is not None:
-            self._check_encoder()
+            check_text_encoder_loaded(self.tokenizer, self.text_encoder)
             return len(as_texts(prompt))
         prefix, width = self.transformer.config.num_condition_tokens, self.transformer.config.caption_dim
-        expected = f"[B, {'P' if prefix == 1 else prefix}, {width}]"
-        if not isinstance(prompt_embeds, torch.Tensor):
-            raise ValueError(f"prompt_embeds are {describe(prompt_embeds)}: give a tensor {expected}")
-        shape = tuple(prompt_embeds.shape)
-        if len(shape) != 3 or shape[2] != width or prefix not in (1, shape[1]) or 0 in shape:
-            raise ValueError(f"prompt_embeds are {shape}: this model expects {expected}")
-        mask = prompt_attention_mask
-        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
-            raise ValueError(f"prompt_attention_mask must be [B, {shape[1]}], like prompt_embeds")
-        if not mask[:, 0].all() or (mask.int().diff() > 0).any():
-            raise ValueError(
-                "prompt_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
-            )
-        return len(prompt_embeds)
+        lengths = range(1, MAX_TEXT_TOKENS + 1) if prefix == 1 else range(prefix, prefix + 1)
+        return check_embeds("prompt", prompt_embeds, prompt_attention_mask, width, lengths, needs_mask=True)
 
     @property
     def _last_class(self) -> int:

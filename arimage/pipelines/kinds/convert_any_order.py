@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...convert.checkpoint import load_original
+from ...convert.checkpoint import load_original, pipeline_of
 from ...convert.folder import read_json
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError
@@ -40,15 +40,11 @@ class AnyOrderFiles:
         Raises:
             CheckpointError: if the tokenizer does not have the codes that the transformer predicts.
         """
-        vq, config = None, transformer.config
+        vq = None
         if self.tokenizer is not None:
             vq = llamagen_tokenizer_from_original(load_original(self.tokenizer), source=self.tokenizer)
-            if vq.config.codebook_size != config.vocab_size:
-                raise CheckpointError(
-                    f"{self.transformer} predicts {config.vocab_size} codes but {self.tokenizer} has "
-                    f"{vq.config.codebook_size}: give the tokenizer that this transformer was trained with"
-                )
-        return kind(transformer, vq, id2label=class_names(config.num_classes))
+        source, labels = f"{self.transformer} with {self.tokenizer}", class_names(transformer.config.num_classes)
+        return pipeline_of(kind, source, transformer, vq, id2label=labels)
 
 
 def heads_of(num_heads: int | None, hidden_size: int) -> int:

@@ -14,7 +14,7 @@ from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ..abilities import LATENT_SAMPLING, Abilities
 from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -23,15 +23,10 @@ from .family import FAMILY
 from .transformer_latent_llama import LatentLlamaModel, LatentLlamaTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import LatentLlamaPipeline
+EXAMPLE = """from arimage import LatentLlamaPipeline
 
-        >>> pipe = LatentLlamaPipeline.from_pretrained("path/to/model")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+pipe = LatentLlamaPipeline.from_pretrained("path/to/model")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -62,9 +57,6 @@ class LatentLlamaPipeline(UpscalingPipeline):
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
             tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -89,14 +81,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
             width = vq.config.codebook_dim * transformer.config.patch_size**2
             check_parts("channels per token", transformer=transformer.config.token_dim, image_tokenizer=width)
         check_text_encoder(text_encoder, transformer)
-        if drafter is not None and transformer is not None:
-            for name in SHARED:
-                theirs, ours = drafter.config[name], transformer.config[name]
-                if theirs != ours:
-                    raise ValueError(
-                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
-                        "and conditions"
-                    )
+        check_settings(*SHARED, drafter=drafter, transformer=transformer)
         self.register_modules(
             transformer=transformer,
             vq=vq,
@@ -157,7 +142,7 @@ class LatentLlamaPipeline(UpscalingPipeline):
         latents = self.to_latents(tokens.to(self._execution_device)).to(self.vq.dtype)
         return self.upscaled(call, self.vq.decode_latents(latents))
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -174,23 +159,8 @@ class LatentLlamaPipeline(UpscalingPipeline):
         Args:
             {class_or_text}
             {prompt_embeds}
-            num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
-                training steps, from the least noise to the most.
-            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the head's predictions c with the condition and u without it. 1 or less
-                disables guidance.
-            guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
-                With `"linear"`, guidance grows from 1 at the first token to `guidance_scale` at the last; with
-                `"constant"`, it does not change; `LatentSampling` has two more.
-            temperature (`float`, *optional*, defaults to the checkpoint's):
-                Factor on the noise of the denoising steps.
+            {continuous_sampling}
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

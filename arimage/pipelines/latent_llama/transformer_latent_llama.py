@@ -227,7 +227,6 @@ class LatentLlamaModel(VelocityModel, PrefixModel):
         return self.transformer.denoising_head
 
     def velocity_steps(self, num_diffusion_steps: int | tuple[int, ...]) -> VelocitySteps:
-        """See `VelocityModel`."""
         return _velocity_steps(num_diffusion_steps, self.transformer.config.num_train_timesteps)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
-from ...convert.checkpoint import OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import load_t5_encoder
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
@@ -43,11 +43,9 @@ def llamagen_transformer_from_original(
     """The transformer whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         image_size: pixels along each side of the images that the weights were trained for; the tensors do not show it.
         downsample: pixels per token along each side.
         num_heads: attention heads, needed if hidden size and layers are not those of a published model.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if the image size is not a multiple of `downsample`, the heads are unknown or do not fit, or a
@@ -143,14 +141,9 @@ def convert_llamagen(
         num_heads=num_heads,
         source=transformer,
     )
-    if model.config.vocab_size != vq.config.codebook_size:
-        raise CheckpointError(
-            f"{transformer} predicts {model.config.vocab_size} codes but {tokenizer} has {vq.config.codebook_size}: "
-            "give the tokenizer that this transformer was trained with"
-        )
     text = (None, None) if text_encoder is None else _load_text_encoder(Path(text_encoder), model, transformer)
     labels = class_names(model.config.num_classes) if model.config.conditioning == "class" else None
-    pipeline = LlamaGenPipeline(model, vq, *text, id2label=labels)
+    pipeline = pipeline_of(LlamaGenPipeline, f"{transformer} with {tokenizer}", model, vq, *text, id2label=labels)
     pipeline.generation_config.update(LLAMAGEN_SAMPLING[model.config.conditioning])
     save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -14,7 +14,7 @@ from ...tokenizers.vq_patches import PatchVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.upscaling import UpscalingPipeline
 from ..output import ImagePipelineOutput
@@ -25,15 +25,9 @@ from .family import FAMILY
 from .transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("emoji-llamagen")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("emoji-llamagen")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -54,9 +48,6 @@ class LlamaGenPipeline(UpscalingPipeline):
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
             tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -82,20 +73,10 @@ class LlamaGenPipeline(UpscalingPipeline):
         # Either may be left out: `encode_prompt` needs the text encoder only.
         if transformer is not None and vq is not None:
             check_parts("tokens", transformer=transformer.config.vocab_size, image_tokenizer=vq.config.codebook_size)
-        if transformer is not None and neighbours is not None:
-            sizes = {"transformer": transformer.config.vocab_size, "neighbours": neighbours.config.vocab_size}
-            check_parts("tokens", **sizes)
         check_text_encoder(text_encoder, transformer)
-        for name, part in (("drafter", drafter), ("denoiser", denoiser)):
-            if (
-                part is not None
-                and transformer is not None
-                and part.config.hidden_size != transformer.config.hidden_size
-            ):
-                raise ValueError(
-                    f"the {name} is {part.config.hidden_size} wide, the transformer {transformer.config.hidden_size}: "
-                    f"load the {name} that was trained with it"
-                )
+        check_settings("vocab_size", neighbours=neighbours, transformer=transformer)
+        check_settings("hidden_size", drafter=drafter, transformer=transformer)
+        check_settings("hidden_size", denoiser=denoiser, transformer=transformer)
         self.register_modules(
             transformer=transformer,
             vq=vq,
@@ -108,7 +89,7 @@ class LlamaGenPipeline(UpscalingPipeline):
         )
         self.name_classes(id2label)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -129,11 +110,6 @@ class LlamaGenPipeline(UpscalingPipeline):
             {raster_mask}
             {prompt_embeds}
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

@@ -38,9 +38,7 @@ def lpd_transformer_from_original(
     """The transformer whose tensors are `state`, in the dtype of its token embedding and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         num_heads: attention heads, which the tensors do not show; None for the published 64 channels per head.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if the heads do not fit, the grid is not square, or a tensor is missing, unknown or of an

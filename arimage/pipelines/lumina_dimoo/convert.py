@@ -6,7 +6,7 @@ import torch
 from diffusers import VQModel
 from transformers import PreTrainedTokenizerFast
 
-from ...convert.checkpoint import OriginalTensors, save_whole
+from ...convert.checkpoint import OriginalTensors, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.tokenizer_files import load_from_files
@@ -57,9 +57,7 @@ def lumina_dimoo_from_original(
     Of the head only the codes are kept, which are the tokens from 126,356 on, however many rows follow them.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         config: the original's config.json.
-        source: what errors call the files.
 
     Raises:
         CheckpointError: if a setting is missing or unknown, there are no codes, or a tensor is missing, unknown or of
@@ -142,9 +140,6 @@ def convert_lumina_dimoo(folder: str | Path, *, out: str | Path | None = None) -
         check_component(folder / "vqvae", VQModel)
         vq = VQModel.from_pretrained(folder / "vqvae", local_files_only=True, use_safetensors=True)
     transformer = lumina_dimoo_from_original(load_original_folder(folder), config, source=folder)
-    try:
-        pipeline = LuminaDiMOOPipeline(transformer, vq, tokenizer)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    pipeline = pipeline_of(LuminaDiMOOPipeline, folder, transformer, vq, tokenizer)
     save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -1,7 +1,7 @@
 """What arimage knows of Lumina-DiMOO before it is imported. No heavy imports."""
 
 from ...settings.schema import Number, Pixels
-from ..family import FOLDER, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
+from ..family import Converter, Family, HubFiles, ModelType, PublishedCheckpoint, folder
 
 
 FAMILY = Family(
@@ -12,7 +12,7 @@ FAMILY = Family(
         Converter(
             "lumina_dimoo",
             "Convert a published Lumina-DiMOO.",
-            (path("folder", "Lumina-DiMOO, as published by Alpha-VLLM.", FOLDER, positional=True),),
+            (folder("Lumina-DiMOO, as published by Alpha-VLLM."),),
         ),
     ),
     checkpoints=(

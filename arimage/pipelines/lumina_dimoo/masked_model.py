@@ -65,7 +65,6 @@ class LuminaDiMOOModel(BoundNetwork):
 
     @property
     def put_key(self) -> Hashable:
-        """See `TokenModel.put`."""
         return super().put_key, self.image_guidance_scale
 
     def open_context(self, batch_size: int, *, logits: bool = False) -> MaskedContext:

@@ -31,18 +31,13 @@ from .prompts import GENERATE, PATCH, STYLE, LuminaDiMOOPrompts, crop_picture, p
 from .transformer_lumina_dimoo import LuminaDiMOOTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from diffusers.utils import load_image
-        >>> from arimage import AutoPipeline
+EXAMPLE = """
+from diffusers.utils import load_image
 
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("lumina-dimoo", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a shiba inu in the snow", decoding="ml-cache").images[0]
-        >>> image = pipe("make it night", image=load_image("street.png")).images[0]
-        ```
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("lumina-dimoo", dtype=torch.bfloat16).to("cuda")
+image = pipe("a shiba inu in the snow", decoding="ml-cache").images[0]
+image = pipe("make it night", image=load_image("street.png")).images[0]
 """
 # How the authors sample: 64 steps, whose noise does not fall.
 CONFIDENCE = ConfidenceSettings(64, "maskgit", 1.0, "constant", "constant", gumbel=True)
@@ -63,9 +58,6 @@ class LuminaDiMOOPipeline(ARImagePipeline):
 
     Attributes:
         image_guidance_scale: the default guidance by the pictures that a call changes.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -172,7 +164,7 @@ class LuminaDiMOOPipeline(ARImagePipeline):
                 ids[id(image)] = picture_ids(self.encode_image(pixels)[0])
         return [[ids[id(image)] for image in listed] for listed in references]
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str],
@@ -209,11 +201,6 @@ class LuminaDiMOOPipeline(ARImagePipeline):
                 pictures: a further row per image. 1 or less leaves it out.
             {sampling}
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         texts = as_texts(prompt, "prompt", MAX_PROMPT_CHARACTERS)
         image, given = split_references(image, mask_image, None)

@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
 from transformers import PreTrainedTokenizerFast
 
-from ...convert.checkpoint import OriginalTensors, save_whole
+from ...convert.checkpoint import OriginalTensors, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import qwen_tokenizer, read_lines
@@ -167,15 +167,14 @@ def convert_mammothmoda2(folder: str | Path, *, out: str | Path | None = None) -
             (vae, parts["gen_vae"], lambda name: f"gen_vae.{name}"),
         )
     ]
-    try:
-        pipeline = MammothModa2Pipeline(
-            *models,
-            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear"),
-            tokenizer=tokenizer,
-            reads_answer_text=bool(config.get("gen_text_condition_with_answer")),
-        )
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    pipeline = pipeline_of(
+        MammothModa2Pipeline,
+        folder,
+        *models,
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="linear"),
+        tokenizer=tokenizer,
+        reads_answer_text=bool(config.get("gen_text_condition_with_answer")),
+    )
     pipeline.generation_config |= _sampling(folder, generation)
     save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ...settings.schema import Count, Flag, Number, Pixels, Side
-from ..family import FOLDER, Converter, Family, HubFiles, ModelType, PublishedCheckpoint, path
+from ..family import Converter, Family, HubFiles, ModelType, PublishedCheckpoint, folder
 from ..published_parts import SAFETENSORS
 
 
@@ -37,7 +37,7 @@ FAMILY = Family(
         Converter(
             "mammothmoda2",
             "Convert a published MammothModa2.",
-            (path("folder", "MammothModa2-Preview or -Dev, as published by ByteDance.", FOLDER, positional=True),),
+            (folder("MammothModa2-Preview or -Dev, as published by ByteDance."),),
         ),
     ),
     checkpoints=(

@@ -22,17 +22,11 @@ from .prompts import END_OF_IMAGE, END_OF_ROW, HEADER, Grid, MammothModa2Prompt,
 from .transformer_mammothmoda2 import MammothModa2LanguageModel, bind_prompts, read_sequence, with_headers
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("mammothmoda2-preview", dtype=torch.bfloat16).to("cuda")
-        >>> pipe.compile()
-        >>> image = pipe("a city skyline at sunset", decoding="sjd-coupled").images[0]
-        ```
+EXAMPLE = """
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("mammothmoda2-preview", dtype=torch.bfloat16).to("cuda")
+pipe.compile()
+image = pipe("a city skyline at sunset", decoding="sjd-coupled").images[0]
 """
 DEFAULTS = {"guidance_scale": 7.0, "top_k": 2048, "num_inference_steps": 50, "decoder_guidance_scale": 9.0}
 # Of latents, along each side, for which the noise schedule is not shifted.
@@ -238,7 +232,7 @@ class MammothModa2Pipeline(HybridPipeline):
         latents = latents / config.scaling_factor + (config.shift_factor or 0)
         return self.vae.decode(latents.to(self.vae.dtype)).sample
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -279,11 +273,6 @@ class MammothModa2Pipeline(HybridPipeline):
                 s in n + s (c - n), with predictions c of the decoder under the prompt and n under the negative prompt.
                 1 or less disables guidance.
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         if image is not None or mask_image is not None:
             raise ValueError(

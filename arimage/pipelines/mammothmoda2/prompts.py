@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_token_ids
-from ..text.tokenizing import check_special, tokenize
+from ..text.token_prompts import encode_left
+from ..text.tokenizing import check_special
 
 
 IM_START = "<|im_start|>"
@@ -176,10 +177,7 @@ class MammothModa2Prompts:
                 raise ValueError(
                     f"the tokenizer's chat_template does not end with {BEGIN_OF_CODES}: take the published one"
                 )
-        encoded = tokenize(
-            tokenizer, rendered, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
-        )
-        return encoded.input_ids, encoded.attention_mask
+        return encode_left(tokenizer, rendered)
 
 
 def unpadded(ids: torch.LongTensor, mask: torch.Tensor) -> list[torch.LongTensor]:

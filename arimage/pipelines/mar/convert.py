@@ -53,11 +53,9 @@ def mar_from_original(
     """The transformer and the head whose tensors are `state`, in evaluation mode; the head is float32.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         channels: of the image tokenizer.
         num_heads: attention heads, if the width is not that of a published size.
         dtype: of the transformer's weights; by default that of the file.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape, or the heads are not known.

@@ -14,22 +14,17 @@ from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, LATENT_SAMPLING, Abilities
 from ..arguments import LatentArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
 from .family import FAMILY
 from .transformer_mar import MARLatentModel, MARTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import MARPipeline
+EXAMPLE = """from arimage import MARPipeline
 
-        >>> pipe = MARPipeline.from_pretrained("path/to/mar-b")
-        >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+pipe = MARPipeline.from_pretrained("path/to/mar-b")
+image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -51,9 +46,6 @@ class MARPipeline(ClassOrTextPipeline):
         id2label (`dict[int, str]`, *optional*): the names of the classes.
         drafter (`MARTransformer`, *optional*), drafter_head (`DenoisingHead`, *optional*): a smaller model with the
             same tokens and classes, for `ContinuousSpeculativeDecoding`.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -78,14 +70,7 @@ class MARPipeline(ClassOrTextPipeline):
         _check_head(drafter, drafter_head)
         if (drafter is None) != (drafter_head is None):
             raise ValueError("a drafter has a transformer and a head: give drafter and drafter_head, or neither")
-        if drafter is not None and transformer is not None:
-            for name in ("token_dim", "patch_size", "grid_size", "num_classes"):
-                theirs, ours = drafter.config[name], transformer.config[name]
-                if theirs != ours:
-                    raise ValueError(
-                        f"the drafter has {name} {theirs}, the transformer {ours}: load a drafter of the same tokens "
-                        "and classes"
-                    )
+        check_settings("token_dim", "patch_size", "grid_size", "num_classes", drafter=drafter, transformer=transformer)
         if transformer is not None and vae is not None:
             width = vae.config["latent_channels"] * transformer.config.patch_size**2
             check_parts("channels per token", transformer=transformer.config.token_dim, image_tokenizer=width)
@@ -168,7 +153,7 @@ class MARPipeline(ClassOrTextPipeline):
 
         return self.tiling.in_tiles(decode, latents.to(self.vae.dtype), before=1, after=self.vae_scale_factor)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -190,23 +175,8 @@ class MARPipeline(ClassOrTextPipeline):
             {mask_on_all_sides}
             num_inference_steps (`int`, *optional*, defaults to the checkpoint's):
                 Forward passes of the transformer per image, up to the number of its tokens.
-            num_diffusion_steps (`int` or `list[int]`, *optional*, defaults to the checkpoint's):
-                Denoising steps per token. A list gives the number of steps in each of several equal parts of the
-                training steps, from the least noise to the most.
-            guidance_scale (`float`, *optional*, defaults to the checkpoint's):
-                s in u + s (c - u), with the noise c predicted with the class and u without it. 1 or less disables
-                guidance.
-            guidance_schedule (`str`, *optional*, defaults to the checkpoint's):
-                With `"linear"`, guidance grows from 1 to `guidance_scale` in proportion to the number of generated
-                tokens; with `"constant"`, it does not change. `LatentSampling` has two more.
-            temperature (`float`, *optional*, defaults to the checkpoint's):
-                Factor on the noise of the denoising steps.
+            {continuous_sampling}
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, None, None
         count = self.check_condition(*condition)

@@ -224,7 +224,6 @@ class MARLatentModel(BoundNetwork):
 
     @property
     def put_key(self) -> Hashable:
-        """See `LatentModel.put`."""
         return super().put_key, self.head
 
     def open_context(self, batch_size: int, *, lazy: bool = False) -> MaskedContext:

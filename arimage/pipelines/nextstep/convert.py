@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from transformers import Qwen2Config, Qwen2Model, Qwen2TokenizerFast
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import WRAPPINGS, OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.continuous import autoencoder_from_original, denoising_head_from_original
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
@@ -76,21 +76,17 @@ def convert_nextstep(
     autoencoder, norm_size = _load_vae(folder / "vae" if vae is None else Path(vae))
     with damaged_files(folder):
         tokenizer = load_from_files(Qwen2TokenizerFast, folder)
-    try:
-        pipeline = NextStepPipeline(
-            model,
-            projector,
-            head,
-            autoencoder,
-            tokenizer,
-            patch_size=config.get("patch_size") or config.get("latent_patch_size") or 2,
-            image_size=VAE_FACTOR * (config.get("image_size") or config.get("latent_size") or 64),
-            normalises_tokens=first,
-            repeats_bos=not first,
-            reference_norm_size=norm_size,
-        )
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    components = (model, projector, head, autoencoder, tokenizer)
+    pipeline = pipeline_of(
+        NextStepPipeline,
+        folder,
+        *components,
+        patch_size=config.get("patch_size") or config.get("latent_patch_size") or 2,
+        image_size=VAE_FACTOR * (config.get("image_size") or config.get("latent_size") or 64),
+        normalises_tokens=first,
+        repeats_bos=not first,
+        reference_norm_size=norm_size,
+    )
     if first:
         pipeline.sampler = "em-1.0"
         pipeline.generation_config["num_diffusion_steps"] = STEPS[pipeline.sampler]
@@ -107,9 +103,7 @@ def nextstep_from_original(
     float32 and the others in the dtype of the files.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         config: the original's config.json.
-        source: what errors call the files.
 
     Raises:
         CheckpointError: if a setting is missing or unknown, or a tensor is missing, unknown or of an unexpected shape.

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ...settings.schema import Count, Flag, Number, Pixels, Positive
-from ..family import FOLDER, Argument, Converter, Family, HubFiles, PublishedCheckpoint, path
+from ..family import FOLDER, Argument, Converter, Family, HubFiles, PublishedCheckpoint, folder, path
 
 
 # Parameters of the language model with projector and head, and of the autoencoder.
@@ -39,7 +39,7 @@ FAMILY = Family(
             "nextstep",
             "Convert a published NextStep-1.1 or NextStep-1.",
             (
-                path("folder", "NextStep-1.1 or NextStep-1, as published by StepFun.", FOLDER, positional=True),
+                folder("NextStep-1.1 or NextStep-1, as published by StepFun."),
                 path("vae", "Folder of the autoencoder; by default vae in the folder.", FOLDER, default=None),
                 Argument("editing", "Set the defaults of NextStep-1-Large-Edit.", bool, False),
             ),

@@ -66,12 +66,10 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
 
     @property
     def put_key(self) -> Hashable:
-        """See `BoundModel.put`."""
         settings = self.sampler, self.shift, self._normalises, self.image_guidance_scale
         return super().put_key, self.projector, self.denoising_head, settings
 
     def guide(self, velocities: torch.FloatTensor, guidance: torch.FloatTensor) -> torch.FloatTensor:
-        """See `VelocityModel.guide`."""
         guided = super().guide(velocities, guidance)
         if self.branches < 3:
             return guided
@@ -93,7 +91,6 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
         return self._logits(hidden)
 
     def velocity_steps(self, num_diffusion_steps: int | tuple[int, ...]) -> VelocitySteps:
-        """See `VelocityModel`."""
         assert isinstance(num_diffusion_steps, int)
         return flow_steps(self.sampler, num_diffusion_steps, self.shift)
 

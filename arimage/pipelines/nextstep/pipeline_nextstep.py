@@ -33,16 +33,10 @@ from .projector import NextStepProjector
 from .prompts import NextStepPrompts, shrink
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> # downloaded and converted once; `arimage models` says how large it is
-        >>> pipe = AutoPipeline.from_pretrained("nextstep-1.1", dtype=torch.bfloat16).to("cuda")
-        >>> image = pipe("a shiba inu in the snow", decoding="sjd-coupled").images[0]
-        ```
+EXAMPLE = """
+# downloaded and converted once; `arimage models` says how large it is
+pipe = AutoPipeline.from_pretrained("nextstep-1.1", dtype=torch.bfloat16).to("cuda")
+image = pipe("a shiba inu in the snow", decoding="sjd-coupled").images[0]
 """
 
 
@@ -69,9 +63,6 @@ class NextStepPipeline(ARImagePipeline):
         sampler: the default sampler of calls, see `flow_steps`.
         timesteps_shift: the default shift of the times of the denoising steps.
         image_guidance_scale: the default guidance by reference images.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -254,7 +245,7 @@ class NextStepPipeline(ARImagePipeline):
         """Rows and columns of tokens of an image of `size` (height, width)."""
         return size[0] // self.token_size, size[1] // self.token_size
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str],
@@ -304,11 +295,6 @@ class NextStepPipeline(ARImagePipeline):
             temperature (`float`, *optional*, defaults to the checkpoint's):
                 Factor on the noise of the denoising steps.
             {call}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         texts = as_texts(prompt, "prompt", MAX_PROMPT_CHARACTERS)
         negatives = "" if negative_prompt is None else negative_prompt

@@ -4,11 +4,9 @@ image in tokens."""
 import math
 from typing import Any
 
-import torch
 from PIL import Image
-from torch.nn.utils.rnn import pad_sequence
 
-from ..text.token_prompts import Ids
+from ..text.token_prompts import Ids, pad_left
 from ..text.tokenizing import tokenize
 
 
@@ -70,13 +68,8 @@ class NextStepPrompts:
         # The authors cut the first token of the size if there is a bos token, whether or not the tokenizer added it.
         size = self._ids(f"{IMAGE_AREA}{grid[0]}*{grid[1]}")[bos is not None :]
         begin = bos if bos is not None and self._repeats_bos else ""
-        rows = [torch.tensor([*self._ids(begin + text), *size, self._begin]) for text in texts]
-        padding = self.tokenizer.pad_token_id or 0
-        padded, mask = (
-            pad_sequence(parts, batch_first=True, padding_value=value, padding_side="left")
-            for parts, value in ((rows, padding), ([torch.ones_like(row) for row in rows], 0))
-        )
-        return padded, mask
+        rows = [[*self._ids(begin + text), *size, self._begin] for text in texts]
+        return pad_left(rows, self.tokenizer.pad_token_id or 0)
 
     def _id(self, token: str) -> int:
         number = self.tokenizer.convert_tokens_to_ids(token)

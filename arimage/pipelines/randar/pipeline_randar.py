@@ -18,9 +18,6 @@ class RandARPipeline(AnyOrderPipeline):
 
     Attributes:
         order: the default order of the tokens.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY

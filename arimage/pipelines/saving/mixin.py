@@ -18,7 +18,7 @@ from ...settings.schema import read_object
 from ..family import Family
 from ..quantized import check_full_weights
 from ..text.checks import with_dtype
-from ..text.known import KNOWN_CAPTIONS, KnownCaptions
+from ..text.known import KNOWN_CAPTIONS, KnownCaptions, load_known
 from .saved_components import check_entries, load_without_weights
 from .saved_folder import CARD, INDEX, SHARED, local_folder, name_files, own_classes, read_index, write_card
 from .saved_settings import load_defaults
@@ -72,7 +72,7 @@ class SavingMixin(DiffusionPipeline):
             if not (folder / CARD).is_file():
                 self._write_card(new, folder.resolve().name)
             if self.known_captions is not None:
-                self.known_captions.save(new)
+                (new / KNOWN_CAPTIONS).write_text(self.known_captions.to_text(), encoding="utf-8")
             save(new, variant=variant, max_shard_size=max_shard_size)
 
         replace_files(folder, write, _replaced(folder, self.components, variant), INDEX)
@@ -133,7 +133,7 @@ class SavingMixin(DiffusionPipeline):
             folder = self._saved_folder(str(kwargs["_name_or_path"]))
             if folder is not None:
                 self.load_defaults(folder / GENERATION_CONFIG)
-                self.known_captions = KnownCaptions.load(folder)
+                self.known_captions = load_known(folder)
 
     def load_defaults(self, path: Path) -> None:
         """Load the default arguments of calls from a generation_config.json.

@@ -72,6 +72,37 @@ def text_length(max_sequence_length: int | None, default: int) -> int:
     return int(max_sequence_length)
 
 
+def check_text_encoder_loaded(tokenizer: Any, text_encoder: Any) -> None:
+    """Refuse a prompt where no text encoder is loaded."""
+    if text_encoder is None or tokenizer is None:
+        raise ValueError(
+            "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
+            "checkpoint again with --text-encoder"
+        )
+
+
+def check_embeds(name: str, embeds: Any, mask: Any, width: int, lengths: range, needs_mask: bool = False) -> int:
+    """Check embeddings [B, P, width] of texts, of which P is among `lengths`, and their mask; return B.
+
+    Args:
+        name: of the argument without _embeds.
+        mask: [B, P], padded on the right; None if all tokens are read, unless `needs_mask`.
+    """
+    expected = f"a tensor [B, {lengths[0] if len(lengths) == 1 else 'P'}, {width}]"
+    if len(lengths) > 1:
+        expected += f" of at most {lengths[-1]} tokens"
+    shape = tuple(embeds.shape) if isinstance(embeds, torch.Tensor) else ()
+    if len(shape) != 3 or shape[2] != width or shape[1] not in lengths or not shape[0]:
+        raise ValueError(f"{name}_embeds are {shape or describe(embeds)}: give {expected}")
+    if mask is None and not needs_mask:
+        return len(embeds)
+    if mask is None or not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
+        raise ValueError(f"{name}_attention_mask must be [B, {shape[1]}], like {name}_embeds")
+    if not mask[:, 0].all() or (mask.int().diff() > 0).any():
+        raise ValueError(f"{name}_attention_mask must be ones, at least one per row, and then zeros: pad on the right")
+    return len(embeds)
+
+
 def check_one_of(**given) -> None:
     """Refuse two alternative arguments unless exactly one of them is given."""
     names = list(given)

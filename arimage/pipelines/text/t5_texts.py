@@ -8,7 +8,7 @@ from diffusers.utils import logging
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...models.conditions import with_unconditional
-from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, describe, text_length
+from .checks import MAX_PROMPT_CHARACTERS, TEXT_TOKENS, as_texts, check_embeds, check_text_encoder_loaded, text_length
 from .tokenizing import tokenize
 
 
@@ -37,7 +37,7 @@ class T5Texts:
         Raises:
             ValueError: if `max_sequence_length` is not a number of tokens, or the pipeline has no text encoder.
         """
-        self._check_encoder()
+        check_text_encoder_loaded(self.tokenizer, self.text_encoder)
         self.check_offloading()
         read = TEXT_TOKENS if self.transformer is None else self.transformer.config.num_text_tokens
         length = text_length(max_sequence_length, min(read, self.tokenizer.model_max_length))
@@ -49,13 +49,6 @@ class T5Texts:
         embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
         return embeds, text.attention_mask
 
-    def _check_encoder(self) -> None:
-        if self.text_encoder is None or self.tokenizer is None:
-            raise ValueError(
-                "this pipeline has no text encoder: give prompt_embeds and prompt_attention_mask, or convert the "
-                "checkpoint again with --text-encoder"
-            )
-
     def check_text(self, name: str, prompt: Any, embeds: Any, mask: Any, *, optional: bool = False) -> int | None:
         """Refuse a text that cannot be used; return the number of texts, None if there is none."""
         if prompt is None and embeds is None and optional:
@@ -63,24 +56,10 @@ class T5Texts:
         if (prompt is None) == (embeds is None):
             raise ValueError(f"give either a {name} or {name}_embeds")
         if prompt is not None:
-            self._check_encoder()
+            check_text_encoder_loaded(self.tokenizer, self.text_encoder)
             return len(as_texts(prompt, name, MAX_PROMPT_CHARACTERS))
         config = self.transformer.config
-        expected = f"a tensor [B, P, {config.caption_dim}] of at most {config.num_text_tokens} tokens"
-        if embeds is None or not isinstance(embeds, torch.Tensor):
-            raise ValueError(f"{name}_embeds are {describe(embeds)}: give {expected}")
-        shape = tuple(embeds.shape)
-        if len(shape) != 3 or shape[2] != config.caption_dim or 0 in shape or shape[1] > config.num_text_tokens:
-            raise ValueError(f"{name}_embeds are {shape}: give {expected}")
-        if mask is None:
-            return len(embeds)
-        if not isinstance(mask, torch.Tensor) or mask.shape != shape[:2]:
-            raise ValueError(f"{name}_attention_mask must be [B, {shape[1]}], like {name}_embeds")
-        if not mask[:, 0].all() or (mask.int().diff() > 0).any():
-            raise ValueError(
-                f"{name}_attention_mask must be ones, at least one per row, and then zeros: pad on the right"
-            )
-        return len(embeds)
+        return check_embeds(name, embeds, mask, config.caption_dim, range(1, config.num_text_tokens + 1))
 
     def check_texts(self, text: tuple, negative: tuple) -> tuple[int, int | None]:
         """Refuse prompts and negative prompts, each with embeddings and a mask, that cannot be used together; return

@@ -4,8 +4,11 @@ import re
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
 
 from .checks import MAX_SIDE, check_sides, check_token_ids
+from .tokenizing import tokenize
 
 
 # Ratios of the trained sizes, the default first.
@@ -39,6 +42,24 @@ def given_size(
     if ratio is not None or height is None or width is None:
         raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
     return check_sides((height, width), factor, most)
+
+
+def encode_left(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Ids:
+    """Token ids [B, P] of texts as they are, padded on the left, and their mask."""
+    encoded = tokenize(
+        tokenizer, texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
+    )
+    return encoded.input_ids, encoded.attention_mask
+
+
+def pad_left(rows: list[list[int]], padding: int) -> Ids:
+    """Token ids [B, P] of rows of different lengths, padded on the left, and their mask."""
+    ids = [torch.tensor(row) for row in rows]
+    padded, mask = (
+        pad_sequence(parts, batch_first=True, padding_value=value, padding_side="left")
+        for parts, value in ((ids, padding), ([torch.ones_like(row) for row in ids], 0))
+    )
+    return padded, mask
 
 
 def check_given_ids(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from ...tokenizers.vq_var import VARVQModel
@@ -51,12 +51,7 @@ def var_transformer_from_original(
     """The transformer whose tensors are `state`, in evaluation mode. Its scales are those of the file.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         dtype: of the weights; by default that of the head.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, "VAR transformer", source)
     vocab_size, hidden_size = state.shape("head.weight")
@@ -131,12 +126,7 @@ def var_tokenizer_from_original(
     convolved, as in the original.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         scales: sides of the maps, from coarse to fine; one file serves several.
-        source: what errors call the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, "VAR tokenizer", source)
     codebook_size, codebook_dim = state.shape("quantize.embedding.weight")
@@ -202,14 +192,8 @@ def convert_var(
     vq = var_tokenizer_from_original(
         load_original(tokenizer, (*WRAPPINGS, "trainer", "vae_local")), scales=model.config.scales, source=tokenizer
     )
-    predicted = model.config.vocab_size, model.config.codebook_dim
-    read = vq.config.codebook_size, vq.config.codebook_dim
-    if predicted != read:
-        raise CheckpointError(
-            f"{transformer} predicts {predicted[0]} codes of width {predicted[1]} but {tokenizer} has {read[0]} of "
-            f"width {read[1]}: give the tokenizer that this transformer was trained with"
-        )
-    pipeline = VARPipeline(model, vq, id2label=class_names(model.config.num_classes))
+    source, labels = f"{transformer} with {tokenizer}", class_names(model.config.num_classes)
+    pipeline = pipeline_of(VARPipeline, source, model, vq, id2label=labels)
     pipeline.generation_config.update(VAR_SAMPLING)
     save_whole(pipeline.save_pretrained, out)
     return pipeline

@@ -12,7 +12,7 @@ from ...tokenizers.vq_var import VARVQModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import ScaleArguments, pipeline_call
 from ..call import GenerationCall
-from ..components import check_parts
+from ..components import check_parts, check_settings
 from ..kinds.class_or_text import check_text_encoder
 from ..kinds.maps import ImageMaps
 from ..kinds.upscaling import UpscalingPipeline
@@ -22,15 +22,9 @@ from .family import FAMILY
 from .transformer_var import VARScaleModel, VARTransformer
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("emoji-var")
-        >>> image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("emoji-var")
+image = pipe("a red heart", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -47,9 +41,6 @@ class VARPipeline(ImageMaps, UpscalingPipeline):
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
             tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -80,14 +71,8 @@ class VARPipeline(ImageMaps, UpscalingPipeline):
             theirs = (config.vocab_size, config.codebook_dim, tuple(config.scales))
             ours = (vq.config.codebook_size, vq.config.codebook_dim, tuple(vq.config.scales))
             check_parts("tokens, channels per code and scales", **{name: theirs, "image_tokenizer": ours})
-        names = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
-        theirs, ours = (
-            None if network is None else [network.config[name] for name in names] for network in (refiner, transformer)
-        )
-        if None not in (theirs, ours) and theirs != ours:
-            raise ValueError(
-                "the refiner has another condition than the transformer: load one of the same classes or text"
-            )
+        condition = ("conditioning", "num_classes", "caption_dim", "num_condition_tokens")
+        check_settings(*condition, refiner=refiner, transformer=transformer)
         self.register_modules(
             transformer=transformer,
             vq=vq,
@@ -132,7 +117,7 @@ class VARPipeline(ImageMaps, UpscalingPipeline):
     def decode_result(self, call: GenerationCall, result: torch.Tensor) -> torch.Tensor:
         return self.upscaled(call, self.vq.decode_latents(result))
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -160,11 +145,6 @@ class VARPipeline(ImageMaps, UpscalingPipeline):
             {prompt_embeds}
             {common}
                 `"latents"` [B, C, P, P] are what the image tokenizer decodes to pixels.
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, prompt_embeds, prompt_attention_mask
         count = self.check_condition(*condition)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from ...pipelines.text.known import as_words
+from ...media.texts import as_words
 from ...settings.schema import COMPLETE, Flag, Seed, Text, Whole
 from ..processes import mixed_seed
 

@@ -15,11 +15,12 @@ from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.cli import main as cli
-from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from arimage.pipelines.text.known import KNOWN_CAPTIONS, load_known
 from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.commands import app
 from arimage_emoji.data import measure
 from arimage_emoji.data.measure import MEASURED, SETTINGS, Gallery, Measurement, list_captions
+from arimage_emoji.known import KnownCaptions
 
 
 KNOWN = KnownCaptions(
@@ -181,7 +182,7 @@ def rows_of(folder) -> list[dict]:
 
 def test_the_command_finds_what_a_model_shows(folder, run):
     code, out, _ = run(folder)
-    found = KnownCaptions.load(folder / "out")
+    found = load_known(folder / "out")
     assert code == 0 and found is not None and str(folder / "out" / KNOWN_CAPTIONS) in out
     assert "names of pictures: 2 of 4 learned (50.0%)" in out
     assert found.knows("a red heart") and found.knows("a picture of a blue book")
@@ -211,7 +212,7 @@ def test_an_interrupted_command_resumes_without_losing_an_image(folder, run, mon
     code, *_ = run(folder)
     assert code != 0
     kept = rows_of(folder)
-    partial = KnownCaptions.load(folder / "out")
+    partial = load_known(folder / "out")
     assert len(kept) == 6 and partial is not None and partial.knows("fir")
     with open(folder / "out" / MEASURED, "ab") as file:
         file.write(torn)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from arimage.eval.runs.prompts import read_prompts
-from arimage.pipelines.text.known import as_words
+from arimage.media.texts import as_words
 from arimage.training.data.captioned import ImageCaptions
 from arimage.training.texts.drawing import NUMBERS, with_article
 from arimage_emoji import EMOJI_CHECKS

@@ -19,8 +19,8 @@ from arimage import (
     PatchVQModel,
     SpeculativeJacobiDecoding,
 )
-from arimage.pipelines.text.known import KnownCaptions
 from arimage.training.saving import save_float16
+from arimage_emoji.known import KnownCaptions
 
 from .words import STYLES
 

@@ -43,8 +43,9 @@ from arimage.cli import main as cli
 from arimage.media import film
 from arimage.media.film import Film
 from arimage.media.gallery import read_gallery
-from arimage.pipelines.text.known import KnownCaptions, Unknown
+from arimage.pipelines.text.known import Unknown
 from arimage_emoji import REFERENCE
+from arimage_emoji.known import KnownCaptions
 
 
 SIZE = 4 * tiny.SCALE_FACTOR

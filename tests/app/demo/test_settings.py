@@ -22,7 +22,8 @@ from arimage.app.demo.controls import class_choices
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Request
 from arimage.app.engine.videos import VideoMaker
-from arimage.pipelines.text.known import EXAMPLES, KnownCaptions
+from arimage.pipelines.text.known import EXAMPLES
+from arimage_emoji.known import KnownCaptions
 
 
 class Page:

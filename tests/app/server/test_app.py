@@ -33,7 +33,7 @@ from arimage.app.server.leniency import nearest_size
 from arimage.app.server.uvicorn_server import Server, serve_until_stopped
 from arimage.cli import main as cli
 from arimage.pipelines.infinity.schedules import SCHEDULES
-from arimage.pipelines.text.known import KnownCaptions
+from arimage_emoji.known import KnownCaptions
 
 
 TOKEN = "a-token-of-the-tests"

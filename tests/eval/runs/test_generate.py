@@ -21,7 +21,7 @@ from arimage.eval.runs.generate import generate_batch, make_config, missing_batc
 from arimage.eval.runs.manifest import class_rows, prompt_rows
 from arimage.eval.runs.run_folder import read_config, read_results, read_rows
 from arimage.pipelines import base
-from arimage.pipelines.text.known import KnownCaptions
+from arimage_emoji.known import KnownCaptions
 
 
 def test_a_run_has_what_was_asked_and_what_it_cost(models, undisturbed):

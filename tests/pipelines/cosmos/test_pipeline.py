@@ -300,7 +300,7 @@ def test_components_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="tokens: the transformer has 240, the video tokenizer 64000"):
         with torch.device("meta"):
             CosmosPipeline(tiny_cosmos.transformer(), type(tiny_cosmos.video_tokenizer())())
-    with pytest.raises(ValueError, match="text encoder is 24 wide, the transformer expects 16"):
+    with pytest.raises(ValueError, match="text encoder has 24, the transformer 16"):
         CosmosPipeline(
             tiny_cosmos.transformer("text"), tiny_cosmos.video_tokenizer(), None, tiny.text_encoder(300, width=24)
         )

@@ -127,7 +127,7 @@ def test_a_saved_pipeline_loads_with_its_settings(pipe, tmp_path):
 def test_components_that_do_not_fit_are_refused(pipe):
     with pytest.raises(ValueError, match="channels per token: .* the image tokenizer 16"):
         LatentLlamaPipeline(tiny_latent_llama.transformer(token_dim=8), pipe.vq)
-    with pytest.raises(ValueError, match="drafter has num_classes 4"):
+    with pytest.raises(ValueError, match="num_classes: the drafter has 4"):
         LatentLlamaPipeline(pipe.transformer, pipe.vq, drafter=tiny_latent_llama.transformer(num_classes=4))
     with pytest.raises(TypeError, match="top_k"):
         pipe(class_labels=1, top_k=5)

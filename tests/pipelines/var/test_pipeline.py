@@ -180,7 +180,7 @@ def test_parts_that_do_not_fit_are_refused():
             tiny.scale_tokenizer(),
             refiner=tiny_var.transformer("class", scales=(1, 2, 4)),
         )
-    with pytest.raises(ValueError, match="another condition"):
+    with pytest.raises(ValueError, match="the refiner has"):
         VARPipeline(
             tiny_var.transformer("class"),
             tiny.scale_tokenizer(),

@@ -13,13 +13,14 @@ from arimage.decoding import decoding_to_dict
 from arimage.eval.bench.measure import quiet
 from arimage.eval.runs.files import append, check_fields, check_same, hold, space_in, to_json, write_whole
 from arimage.eval.runs.generate import progress_bar, weights_digest
-from arimage.media.texts import parse_json
+from arimage.media.texts import as_words, parse_json
 from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.kinds.upscaling import UpscalingPipeline
-from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions, as_words
+from arimage.pipelines.text.known import KNOWN_CAPTIONS
 from arimage.settings.schema import read_object
 from arimage.training.data.captioned import ImageCaptions
 
+from ..known import KnownCaptions
 from ..metrics.retrieval import nearest_pictures
 
 
@@ -264,7 +265,7 @@ def run_known(
             `out` holds the measurement of another model.
     """
     known = pipe.known_captions
-    if known is None:
+    if not isinstance(known, KnownCaptions):
         raise ValueError(f"{model} has no list of what it knows: measure a model with {KNOWN_CAPTIONS}")
     if not 1 <= needed <= seeds:
         raise ValueError(f"--needed is {needed} of {seeds} --seeds: give 1 to {seeds}")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from arimage.eval.runs.prompts import read_prompts
-from arimage.pipelines.text.known import Words, as_words
+from arimage.media.texts import Words, as_words
 from arimage.settings.schema import COMPLETE, Flag, Seed, Share
 from arimage.training.data.captioned import ImageCaptions
 from arimage.training.texts.drawing import NUMBERS, with_article

@@ -8,8 +8,9 @@ import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline, LlamaGenPipeline
-from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from arimage.pipelines.text.known import KNOWN_CAPTIONS, load_known
 from arimage_emoji import MODELS
+from arimage_emoji.known import KnownCaptions
 
 
 COMBINED = KnownCaptions(
@@ -46,7 +47,7 @@ PACKAGED = ["emoji-llamagen", "emoji-var", "emoji-arpg"]
     scope="module", params=[PACKAGED[0], *(pytest.param(it, marks=pytest.mark.slow) for it in PACKAGED[1:])]
 )
 def packaged(request) -> KnownCaptions:
-    known = KnownCaptions.load(MODELS / request.param)
+    known = load_known(MODELS / request.param)
     assert known is not None
     return known
 
@@ -167,13 +168,13 @@ def test_what_the_packaged_models_compose_badly_is_not_called_known(packaged, pr
 
 
 def test_colours_and_pairs_are_known_to_the_model_that_shows_them():
-    known = {name: KnownCaptions.load(MODELS / name) for name in PACKAGED}
+    known = {name: load_known(MODELS / name) for name in PACKAGED}
     for prompt in ("a blue apple", "a cat and a dog", "a purple car"):
         assert [name for name in PACKAGED if known[name].check(prompt, name) is None] == ["emoji-arpg"], prompt
 
 
 def test_the_packaged_model_of_videos_knows_its_motions():
-    known = KnownCaptions.load(MODELS / "emoji-video-blocks")
+    known = load_known(MODELS / "emoji-video-blocks")
     assert known is not None
     for prompt in ("a red heart, moving right", "pizza on a light blue background, growing and spinning"):
         assert known.knows(prompt)
@@ -261,7 +262,15 @@ def test_pipelines_keep_it(tmp_path):
 def test_a_damaged_file_is_refused(tmp_path, content):
     (tmp_path / KNOWN_CAPTIONS).write_text(content)
     with pytest.raises(ValueError, match=KNOWN_CAPTIONS):
-        KnownCaptions.load(tmp_path)
+        load_known(tmp_path)
+
+
+def test_a_model_loads_where_nothing_reads_its_captions(tmp_path, monkeypatch):
+    pipe = tiny_llamagen.text_pipeline()
+    pipe.known_captions = COMBINED
+    pipe.save_pretrained(tmp_path)
+    monkeypatch.setattr("arimage.pipelines.text.known.installed", lambda kind: {})
+    assert AutoPipeline.from_pretrained(tmp_path).known_captions is None
 
 
 def test_a_call_warns_of_every_unknown_prompt_once(tmp_path, caplog):

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
-from ...pipelines.text.known import KnownCaptions, as_words, fits, parse_pattern
-from ..data.captioned import ImageCaptions
-from .drawing import ADJECTIVES, FRAMES
+from arimage.media.texts import as_words
+from arimage.training.data.captioned import ImageCaptions
+from arimage.training.texts.drawing import ADJECTIVES, FRAMES
+
+from ..known import KnownCaptions, fits, parse_pattern
 
 
 def collect_captions(
