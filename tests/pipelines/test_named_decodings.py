@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 
 import pytest
-import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline
@@ -12,12 +11,7 @@ from arimage.app.engine.models import describe
 from arimage.app.engine.types import Limits, Request
 from arimage.app.engine.validation import check
 from arimage.cli import main as cli
-from arimage.decoding import (
-    GroupAcceptance,
-    SpeculativeJacobiDecoding,
-    decoding_from_text,
-    decoding_to_text,
-)
+from arimage.decoding import GroupAcceptance, SpeculativeJacobiDecoding, decoding_from_text
 from arimage.eval.bench.measure import choose_decodings
 from arimage.eval.runs.generate import make_config
 
@@ -113,11 +107,6 @@ def test_a_part_of_the_acceptance_changes_that_of_the_checkpoint():
     assert exact == SpeculativeJacobiDecoding(window=1)
 
 
-@pytest.mark.parametrize("text", ["next-scale:pruned=0.25+", "fastvar:pruned=0.25+"])
-def test_the_text_of_a_lossy_decoding_has_a_lossy_name(text):
-    assert decoding_to_text(decoding_from_text(text)) == "fastvar:pruned=0.25+"
-
-
 def test_a_decoding_that_is_not_hashable_is_refused(pipe):
     @dataclass
     class Mine:
@@ -130,18 +119,3 @@ def test_a_decoding_that_is_not_hashable_is_refused(pipe):
     for use in (lambda: pipe("a red heart", decoding=Mine([1])), lambda: setattr(pipe, "decoding", Mine([1]))):
         with pytest.raises(ValueError, match="decoding is .*hashable"):
             use()
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("emoji-arpg", "emoji-llamagen-dd")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["emoji-llamagen", *SLOW])
-def test_the_name_of_the_default_takes_as_many_passes_as_the_default(model):
-    pipe = AutoPipeline.from_pretrained(model)
-    name = decoding_to_text(pipe.decoding).partition(":")[0]
-    passes = [
-        pipe("a red heart", generator=torch.Generator().manual_seed(0), decoding=decoding).stats.forward_passes
-        for decoding in (None, name)
-    ]
-    assert passes[0] == passes[1]

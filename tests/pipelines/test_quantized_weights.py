@@ -57,12 +57,6 @@ def test_a_layer_in_float16_is_as_large_as_its_weights(dtype, autocast):
     torch.testing.assert_close(product.float(), expected, rtol=2e-3, atol=2e-2)
 
 
-def test_scales_are_not_rounded_to_the_dtype_of_the_activations():
-    layer = QuantizedLinear(nn.Linear(1, 64, bias=False), torch.int8)
-    hidden = torch.ones(1, 1, dtype=torch.bfloat16)
-    assert torch.equal(layer(hidden)[0], (layer.weight.float() * layer.scale[:, None])[:, 0].bfloat16())
-
-
 @dtypes
 def test_a_layer_keeps_its_bits_when_it_is_moved(dtype):
     layer = QuantizedLinear(nn.Linear(64, 48), dtype)
@@ -113,18 +107,6 @@ def test_quantised_weights_are_offloaded_layer_by_layer(dtype):
     assert layers and all(layer.weight.is_meta for layer in layers)
     assert torch.equal(pipe(**call, generator=seeded(0)).tokens, expected)
     assert all(layer.weight.is_meta for layer in layers)
-
-
-@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
-def test_quantised_projections_are_not_fused(family):
-    pipe = EVERY[family]()
-    pipe.fuse_projections()
-    with pytest.raises(ValueError, match="unfuse_projections"):
-        pipe.quantize_weights()
-    pipe.unfuse_projections()
-    pipe.quantize_weights()
-    with pytest.raises(ValueError, match="quantised"):
-        pipe.fuse_projections()
 
 
 def test_what_cannot_be_quantised_is_refused_before_anything_changes():

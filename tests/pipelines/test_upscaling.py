@@ -13,11 +13,10 @@ from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage import AutoPipeline, FewStepDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
+from arimage import AutoPipeline, FewStepDecoding
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request
 from arimage.media.trace import Trace
-from arimage.tokenizers.upscaler import ImageUpscaler
 
 
 def student():
@@ -96,18 +95,6 @@ def test_the_size_of_the_tokenizer_needs_one_side_only_and_others_are_refused(pi
         ValueError, match=f"are {small} and {large}: .* {large}x{large} or {small}x{small} pixels only"
     ):
         pipe(**condition_of(pipe), height=small, width=large)
-
-
-def test_without_an_upscaler_images_are_what_they_were(pipe):
-    small = pipe.decoded_size[0]
-    expected = generate(pipe, height=small).images
-    pipe.register_modules(upscaler=None)
-    assert pipe.image_sizes == [(small, small)] and torch.equal(generate(pipe).images, expected)
-
-
-@pytest.mark.every(2)
-def test_images_that_take_turns_are_those_of_a_batch(pipe):
-    torch.testing.assert_close(generate(pipe, batch_size=1).images, generate(pipe).images, atol=5e-3, rtol=0)
 
 
 @pytest.mark.every(2)
@@ -199,12 +186,3 @@ def test_an_engine_offers_both_sizes_and_counts_the_same_tokens():
         pipe = upscaled_pipeline(family)
         model = pipe.prepare(**condition_of(pipe)).model
         assert {pipe.num_tokens(size) for size in pipe.image_sizes} == {model.num_tokens}
-
-
-def test_components_are_shared_with_other_pipelines():
-    pipe = upscaled_pipeline("llamagen")
-    other = LlamaGenPipeline.from_pipe(pipe)
-    assert isinstance(other.upscaler, ImageUpscaler) and other.upscaler is pipe.upscaler
-    other.set_progress_bar_config(disable=True)
-    decoding = SpeculativeJacobiDecoding(4)
-    assert torch.equal(generate(pipe, decoding=decoding).images, generate(other, decoding=decoding).images)

@@ -240,10 +240,7 @@ def put(key, *shape):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (drop("model.norm.weight"), "has no 'model.norm.weight', expected of shape (32,)"),
         (drop("model.embed_tokens.weight"), "has no 'model.embed_tokens.weight', as every Chameleon has"),
-        (put("model.extra", 2), "has 'model.extra', unknown to ChameleonForConditionalGeneration"),
-        (put("lm_head.weight", 8816, 31), "of shape (8816, 31) where (8816, 32) was expected"),
         (put("model.layers.0.self_attn.q_norm.bias", 3, 8), "with 3 rows, which 4 heads cannot share"),
         (put("model.layers.0.self_attn.q_norm.bias", 8), "of shape (8,) where 2 dimensions were expected"),
     ],
@@ -282,10 +279,6 @@ def test_an_image_tokenizer_of_another_model_is_refused(folder):
 
 def test_an_incomplete_image_tokenizer_is_refused():
     state = load_original(META / "vqgan.ckpt")
-    with pytest.raises(CheckpointError, match="has no 'decoder.up.3.block.1.conv2.bias'"):
-        vq_model_from_original(
-            {key: value for key, value in state.items() if key != "decoder.up.3.block.1.conv2.bias"}
-        )
     with pytest.raises(CheckpointError, match="'decoder.up.5.x', unknown to VQModel"):
         vq_model_from_original(state | {"decoder.up.5.x": torch.zeros(1)})
     assert vq_model_from_original(state | {"loss.logvar": torch.zeros(1)}).config.num_vq_embeddings == 8192

@@ -129,13 +129,6 @@ def test_other_tensors_than_those_of_a_tokenizer_are_refused(state, change, mess
         cosmos_tokenizer_from_original(state)
 
 
-def test_a_converted_tokenizer_is_saved_to_a_new_folder_only(tmp_path):
-    convert_cosmos_tokenizer(TOKENIZER, out=tmp_path / "new")
-    assert (tmp_path / "new" / "config.json").is_file()
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_cosmos_tokenizer(TOKENIZER, out=tmp_path / "new")
-
-
 # Transformer and pipeline
 
 

@@ -11,7 +11,6 @@ from pipelines.emu35.tiny import FOLDER, REFERENCE, VISION_TOKENIZER
 from safetensors.torch import load_file, save_file
 
 from arimage import AutoPipeline
-from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_emu3, convert_emu35
 from arimage.convert.folder import load_original_folder
 from arimage.pipelines.emu35.convert import emu35_tokenizer_from_original
@@ -88,13 +87,6 @@ def test_weights_keep_their_names_and_the_dtype_of_the_files(tmp_path):
     assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_the_console_command_converts(tmp_path):
-    options = ["--vision-tokenizer", str(VISION_TOKENIZER), "--image-area", "3072", "--base"]
-    cli.app(["convert", "emu35", str(FOLDER), *options, "--out", str(tmp_path / "out")], standalone_mode=False)
-    pipe = AutoPipeline.from_pretrained(tmp_path / "out")
-    assert pipe.config.image_area == 3072 and pipe.generation_config["guidance_scale"] == 2.0
-
-
 # Refusals
 
 
@@ -122,11 +114,6 @@ def test_a_folder_that_is_not_converted_names_its_command(folder, whole):
         save_file(state, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="convert its folder with `arimage convert emu35`"):
         AutoPipeline.from_pretrained(folder)
-
-
-def test_the_folder_of_emu3_still_names_its_own(tmp_path):
-    with pytest.raises(ValueError, match="convert its folder with `arimage convert emu3`"):
-        AutoPipeline.from_pretrained(tiny_emu3.write_original(tmp_path / "Emu3-Gen"))
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,6 @@ def test_what_wrappers_add_to_names_is_left_out(state, tmp_path, prefix):
     assert all(torch.equal(value, wanted[name]) for name, value in pipe.transformer.state_dict().items())
 
 
-def test_the_second_model_has_a_prefix_and_no_optimizer():
-    assert convert(PREFIXED, num_heads=4).transformer.config.hidden_size == 24
-
-
 def test_a_file_of_tensors_alone_gives_the_same(state, tmp_path):
     del state["head.weight"]
     save_file(state, tmp_path / "halton.safetensors")
@@ -125,11 +121,7 @@ def test_heads_that_no_file_holds_are_asked_for():
     [
         ("pos_emb.weight", torch.zeros(63, 32)),
         ("head.weight", torch.zeros(129, 32)),
-        ("transformer.layers.1.attn.wk.weight", None),
         ("transformer.layers.1.attn.wk.weight", torch.zeros(24, 32)),
-        ("transformer.layers.2.ff.w2.weight", torch.zeros(3, 32)),
-        ("last_norm.norm_final.bias", None),
-        ("in_proj.weight", torch.zeros(2, 2)),
     ],
 )
 def test_a_transformer_that_is_not_whole_is_refused(state, tmp_path, key, value):

@@ -11,15 +11,7 @@ from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 
 from arimage.convert import convert_halton_maskgit
-from arimage.decoding import (
-    ConfidenceDecoding,
-    HaltonDecoding,
-    Layout,
-    ReCAP,
-    Sampling,
-    decode,
-    halton_order,
-)
+from arimage.decoding import ConfidenceDecoding, HaltonDecoding, Layout, ReCAP, Sampling, decode, halton_order
 from arimage.decoding.masked import confidence, halton
 from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE
 from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel
@@ -201,15 +193,3 @@ def test_recap(pipe, expected, monkeypatch, name):
     close(run.probabilities[:, :64], expected[f"{name}_probs"])
     # And the register.
     assert run.rows == [places + 1 for places in settings["evaluated"]]
-
-
-@pytest.mark.parametrize("name", CONFIG["recap"])
-def test_groups_that_reuse_nothing_are_the_sampler(pipe, expected, monkeypatch, name):
-    settings = SETTINGS[name]
-    plain = Run(pipe, expected, name, monkeypatch)
-    wanted = plain.decode(halton_of(settings), settings).tokens
-    for full, partial in ((settings["step"], 1), (0, settings["step"] - 1)):
-        run = Run(pipe, expected, name, monkeypatch)
-        decoding = ReCAP(full_steps=full, partial_steps=partial, sampler=halton_of(settings))
-        assert torch.equal(run.decode(decoding, settings).tokens, wanted)
-        close(run.probabilities, plain.probabilities, 1e-5)

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 
 import numpy as np
 import pytest
@@ -54,16 +53,6 @@ def test_the_server_generates_the_images_of_the_pipeline(server, decoding):
     stats = answer["arimage"]
     assert stats["exact"] is (decoding == "next-scale")
     assert stats["passes"] == (6 if "stop_after" in decoding else SCALES)
-
-
-def test_a_stream_of_the_server_shows_the_scales_so_far(server):
-    body = {"prompt": "a red heart", "seed": 3, "stream": True, "partial_images": 3}
-    text = server.post("/v1/images/generations", json=body).text
-    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
-    *partial, last = events
-    assert partial and {event["type"] for event in partial} == {"image_generation.partial_image"}
-    assert last["type"] == "image_generation.completed" and same(decoded(last["b64_json"]), alone("a red heart", 3))
-    assert not same(decoded(partial[0]["b64_json"]), decoded(last["b64_json"]))
 
 
 def test_a_preview_of_each_scale_is_the_image_of_the_maps_so_far(engine):

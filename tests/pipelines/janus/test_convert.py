@@ -4,7 +4,7 @@ import shutil
 import pytest
 import torch
 from pipelines.janus import tiny as tiny_janus
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
 from arimage.convert import convert_janus
@@ -154,12 +154,6 @@ def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(or
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_weights_have_the_dtype_of_the_file(tmp_path):
-    state = {key: value.bfloat16() for key, value in tiny_janus.original_state().items()}
-    pipe = convert_janus(tiny_janus.write_original(tmp_path / "janus", state))
-    assert {parameter.dtype for parameter in pipe.model.parameters()} == {torch.bfloat16}
-
-
 TOWER, VQ = "vision_model.vision_tower", "gen_vision_model"
 
 
@@ -167,22 +161,16 @@ TOWER, VQ = "vision_model.vision_tower", "gen_vision_model"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"gen_embed.weight": None}, "has no 'gen_embed.weight', expected of shape"),
-        ({"language_model.lm_head.weight": None}, "has no 'language_model.lm_head.weight'"),
-        ({"gen_head.vision_head.weight": torch.ones(255, 64)}, r"'gen_head.vision_head.weight' of shape \(255, 64\)"),
         (
             {f"{TOWER}.pos_embed": torch.ones(1, 15, 32)},
             r"pos_embed' of shape \(15, 32\) where \(9, 32\) was expected",
         ),
-        ({f"{TOWER}.pos_embed": None}, "pos_embed', as every Janus model has"),
         (
             {f"{TOWER}.blocks.0.attn.qkv.weight": None},
             "has no 'vision_model.vision_tower.blocks.0.attn.q_proj.weight'",
         ),
         ({f"{TOWER}.blocks.0.attn.qkv.bias": torch.ones(95)}, r"blocks.0.attn.v_proj.bias' of shape \(31,\)"),
         ({f"{VQ}.encoder.conv_in.weight": torch.ones(40, 3, 3, 3)}, r"widths \[40, 32, 32, 32, 32, 32\], expected"),
-        ({f"{VQ}.decoder.mid.1.q.weight": None}, "has no 'gen_vision_model.decoder.mid.1.q.weight'"),
-        ({"vision_gen_dec_model.conv_in.weight": torch.ones(3)}, "'vision_gen_dec_model.conv_in.weight', unknown to"),
     ],
 )
 def test_unfitting_tensors_are_refused_by_name(change, said):
@@ -216,21 +204,3 @@ def test_folders_of_something_else_are_refused(original, tmp_path):
         convert_janus(tmp_path)
     with pytest.raises(CheckpointError, match="template is 'pro': choose among janus, janus-pro"):
         convert_janus(original, template="pro")
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(None, "has missing keys, '{}' among"), (torch.ones(255, 8), "has mismatched keys, .*{}.* among")],
-)
-def test_an_unfitting_transformers_layout_is_refused(transformers_folder, weights, value, said):
-    name = "model.generation_embeddings.weight"
-    changed = {key: tensor for key, tensor in (weights | {name: value}).items() if tensor is not None}
-    save_file(changed, transformers_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=said.format(name)):
-        convert_janus(transformers_folder)
-
-
-def test_an_existing_output_is_refused_before_any_work(tmp_path):
-    (tmp_path / "mine").write_text("kept")
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_janus("no such folder", out=tmp_path)

@@ -6,7 +6,6 @@ import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.decoding import Layout
-from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
@@ -85,26 +84,3 @@ def test_padding_leaves_nothing_behind(drafting):
     cache = draft_model.open_cache(BATCH, 2)
     logits, _ = draft_model.forward(codes[:, :3], features[:, :, :3], torch.full((BATCH, 3), -1), cache)
     assert not cache.stacks[0][:, :, :, cache.places[:-1]].any() and not logits.isnan().any()
-
-
-def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):
-    transformer = tiny_llamagen.transformer("class")
-    drafter = tiny_llamagen.drafter(transformer)
-    assert {name.split(".")[0] for name in drafter.state_dict()} == {"fc", "block"}
-    drafter.save_pretrained(tmp_path)
-    loaded = LlamaGenDrafter.from_pretrained(tmp_path)
-    assert loaded.config.num_key_value_heads == transformer.config.num_key_value_heads
-    for name, value in drafter.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@torch.no_grad()
-def test_a_drafter_runs_in_the_dtype_of_its_transformer(dtype):
-    transformer = tiny_llamagen.transformer("class").to(dtype)
-    model = LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)))
-    draft_model = tiny_llamagen.drafter(transformer).to(dtype).bind(model)
-    _, _, features = model.prefill(BATCH, return_features=True)
-    codes, positions = torch.tensor([[4], [7]]), torch.zeros(BATCH, 1, dtype=torch.long)
-    logits, drafted = draft_model.forward(codes, features[:, :, None], positions, draft_model.open_cache(BATCH, 1))
-    assert logits.dtype == drafted.dtype == dtype and logits.isfinite().all()

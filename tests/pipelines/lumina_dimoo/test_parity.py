@@ -9,13 +9,7 @@ from pipelines.lumina_dimoo.tiny import EXPECTED, REFERENCE, RUNS
 from arimage.decoding.masked import confidence
 from arimage.decoding.masked.ml_cache import MLCache
 from arimage.pipelines.lumina_dimoo import pipeline_lumina_dimoo
-from arimage.pipelines.lumina_dimoo.prompts import (
-    GENERATE,
-    LuminaDiMOOPrompts,
-    crop_picture,
-    edited_sizes,
-    task_texts,
-)
+from arimage.pipelines.lumina_dimoo.prompts import GENERATE, LuminaDiMOOPrompts, crop_picture, edited_sizes, task_texts
 from arimage.pipelines.lumina_dimoo.vocabulary import FIRST_CODE
 
 

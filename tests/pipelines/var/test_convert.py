@@ -228,35 +228,18 @@ def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(go
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_weights_have_the_dtype_of_the_file_or_the_one_asked_for(state, tmp_path):
-    torch.save(
-        {key: value.half() if value.is_floating_point() else value for key, value in state.items()}, tmp_path / "a"
-    )
-    for dtype, expected in ((None, torch.float16), (torch.bfloat16, torch.bfloat16)):
-        pipe = convert_var(tmp_path / "a", FILES[1], dtype=dtype)
-        assert {p.dtype for p in pipe.transformer.parameters()} == {expected}
-        assert {p.dtype for p in pipe.vq.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"head.weight": None}, "has no 'head.weight', as every VAR transformer has"),
-        ({"lvl_1L": None}, "has no 'lvl_1L', as every VAR transformer has"),
         (
             {"lvl_1L": torch.zeros(1, 30, dtype=torch.long)},
             r"'lvl_1L' with levels \[0\] of \[30\] codes, expected two",
         ),
         ({"lvl_1L": torch.arange(30)[None].flip(1)}, "'lvl_1L' with levels .29, 28"),
         ({"pos_1LC": torch.ones(1, 29, 48)}, r"'pos_1LC' of shape \(1, 29, 48\) where \(1, 30, 48\) was expected"),
-        ({"blocks.1.attn.v_bias": None}, "has no 'blocks.1.attn.v_bias'"),
-        ({"blocks.1.attn.q_bias": torch.ones(47)}, r"'blocks.1.attn.mat_qkv.bias' of shape \(143,\) where \(144,\)"),
-        ({"blocks.1.attn.scale_mul_1H11": None}, "has no 'blocks.1.attn.scale_mul_1H11'"),
         ({"blocks.0.attn.scale_mul_1H11": torch.ones(1, 5, 1, 1)}, "width 48, which 5 heads cannot share"),
-        ({"blocks.0.attn.scale_mul_1H11": None}, "width 48, which 0 heads cannot share"),
         ({"blocks.3.ffn.fc1.weight": torch.ones(192, 48)}, "has no 'blocks.2.attn.q_bias'"),
         ({"shared_ada_lin.1.weight": torch.ones(288, 48)}, "has no 'blocks.0.ada_gss'"),
-        ({"text_emb.weight": torch.ones(3)}, "'text_emb.weight', unknown to VARTransformer"),
     ],
 )
 def test_unfitting_tensors_of_a_transformer_are_refused_by_name(state, change, said):
@@ -268,14 +251,10 @@ def test_unfitting_tensors_of_a_transformer_are_refused_by_name(state, change, s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"quantize.embedding.weight": None}, "has no 'quantize.embedding.weight', as every VAR tokenizer has"),
         ({"encoder.mid.attn_1.qkv.weight": None}, r"has no 'encoder.mid.attn_1.qkv.weight \(q\)'"),
         ({"encoder.mid.attn_1.qkv.weight": torch.ones(95, 32, 1, 1)}, r"qkv.weight \(v\)' of shape \(31, 32, 1, 1\)"),
-        ({"encoder.mid.attn_1.qkv.bias": torch.tensor(1.0)}, r"'encoder.mid.attn_1.qkv.bias' of shape \(\) where 1"),
         ({"encoder.conv_in.weight": torch.ones(40, 3, 3, 3)}, r"widths \[40, 64, 32, 32\], expected multiples"),
-        ({"decoder.up.2.upsample.conv.bias": None}, "has no 'decoder.up.2.upsample.conv.bias'"),
         ({"quantize.quant_resi.qresi_ls.2.weight": None}, "has no 'quantize.quant_resi.qresi_ls.2.weight'"),
-        ({"quantize.beta": torch.ones(1)}, "'quantize.beta', unknown to VARVQModel"),
     ],
 )
 def test_unfitting_tensors_of_a_tokenizer_are_refused_by_name(vae_state, change, said):
@@ -300,9 +279,3 @@ def test_a_tokenizer_of_other_codes_is_refused_naming_both_files(vae_state, rows
     torch.save(changed, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match=rf"var_d2.pth predicts 64 codes of width 8 but .*other.pth {said}"):
         convert_var(FILES[0], tmp_path / "other.pth")
-
-
-def test_an_existing_output_is_refused_before_any_work(tmp_path):
-    (tmp_path / "mine").write_text("kept")
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_var("no such file", "nor this", out=tmp_path)
