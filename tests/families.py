@@ -94,9 +94,21 @@ def pictures_of(out):
     return out.frames if hasattr(out, "frames") else out.images
 
 
+LATENT = {"output_type": "latent"}
+
+
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
 def flat(tokens):
     return torch.cat([part.flatten(1) for part in tokens], dim=1) if isinstance(tokens, list) else tokens.flatten(1)
+
+
+def tokens(pipe, **settings):
+    """Those [B, N] of a call with one seed."""
+    return flat(pipe(**condition_of(pipe), **LATENT, generator=seeded(0), **settings).tokens)
+
+
+def close(found, wanted, atol=1e-4):
+    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)

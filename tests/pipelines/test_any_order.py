@@ -5,6 +5,7 @@ import pytest
 import tiny
 import torch
 from decoding.pairwise import pairwise
+from families import LATENT
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.randar import tiny as tiny_randar
 
@@ -17,7 +18,6 @@ FAMILIES = list(any_order.FAMILIES)
 ORDERS = ["raster", "random", "farthest", "locality"]
 GRID = 4
 N = GRID**2
-LATENT = {"output_type": "latent"}
 LABELS = [3, 1, 4]
 
 
@@ -282,20 +282,5 @@ def test_without_an_image_tokenizer_calls_return_tokens():
 def test_what_does_not_fit_is_refused(pipe, settings, named):
     with pytest.raises(ValueError, match=named):
         pipe(class_labels=LABELS, **settings)
-
-
-def test_an_unknown_default_order_is_refused(pipe):
     with pytest.raises(ValueError, match="order"):
         pipe.order = "spiral"
-
-
-@pytest.mark.parametrize("family", [tiny_arpg, tiny_randar])
-def test_heads_that_share_keys_generate_what_training_predicts(family):
-    network, kind = family.transformer(num_key_value_heads=1), family.CLASSES[1]
-    assert network.config.num_attention_heads > 1
-    pipe = kind(network, tiny.image_tokenizer())
-    tokens = pipe(class_labels=3, decoding="ar", top_k=1, order="raster", **LATENT).tokens.flatten(1)
-    with torch.no_grad():
-        logits = network.predict(tokens, class_labels=torch.tensor([3]))
-    assert torch.equal(logits.argmax(-1), tokens)
-    pipe(class_labels=LABELS, decoding="groups", **LATENT)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from families import BUILD, EVERY, KINDS, PROMPTS, condition_of, conditions_of, flat, one_of_each_kind, seeded
-from pipelines.test_calls import LATENT
+from families import BUILD, EVERY, KINDS, LATENT, PROMPTS, condition_of, conditions_of, flat, one_of_each_kind, seeded
 from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_name
@@ -154,6 +153,8 @@ def test_a_callback_sees_all_images(pipe):
         **LATENT,
     )
     assert len(seen) == output.stats.forward_passes
+    decided = torch.stack([tensors["decided"].sum(1) for tensors in seen])
+    assert torch.equal(decided, output.stats.accepted.cumsum(0))
     assert all(set(tensors) == set(names) and len(tensors["tokens"]) == 7 for tensors in seen)
     # Those that wait have no tokens yet, and decided ones stay.
     assert (seen[0]["tokens"][3:] == -1).all() and not seen[0]["decided"][3:].any() and seen[-1]["decided"].all()

@@ -11,7 +11,7 @@ import tiny
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.hooks import apply_group_offloading
-from families import BUILD, EVERY, condition_of, flat, having, one_of_each_kind, seeded
+from families import BUILD, EVERY, LATENT, condition_of, flat, having, one_of_each_kind, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 from transformers import PreTrainedTokenizerFast
@@ -44,7 +44,6 @@ DEFAULTS |= {
 # InfinityStar's suffix is for videos only, and images are videos of one frame.
 OWN_DEFAULTS = {"InfinityStarPipeline": {"prompt_suffix": None, "apg_norm_threshold": 0.05}}
 OWN_DEFAULTS["NextStepPipeline"] = {"prompt_suffix": None}
-LATENT = {"output_type": "latent"}
 PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and name != "AutoPipeline"]
 
 

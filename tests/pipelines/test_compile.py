@@ -10,9 +10,6 @@ from pipelines.var import tiny as tiny_var
 from presets import FOR_SCALES, FOR_TOKENS
 from torch._dynamo.backends.debugging import aot_eager, eager
 
-from arimage import SpeculativeJacobiDecoding
-from arimage.decoding.jacobi import speculative_jacobi
-
 
 PROMPTS = ["a red heart", "a blue book"]
 # The others take minutes together; "ar" is what the other tests compile.
@@ -78,18 +75,6 @@ def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg
     assert counting.graphs == graphs
     assert torch.equal(tokens(pipe, name), expected)
     assert counting.graphs == graphs, "a second call compiles again"
-
-
-@pytest.mark.slow
-def test_every_size_of_an_adaptive_window_is_compiled_once(llamagen, counting, monkeypatch):
-    monkeypatch.setattr(llamagen, "_compiled", None)
-    monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
-    auto = SpeculativeJacobiDecoding(window="auto")
-    expected = tokens(llamagen, auto)
-    llamagen.compile(backend=counting)
-    for _ in range(2):
-        assert torch.equal(tokens(llamagen, auto), expected)
-    assert 1 <= counting.graphs <= 3
 
 
 def test_steps_stay_eager_where_hooks_move_the_weights(counting):

@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from diffusers.callbacks import PipelineCallback
 from diffusers.pipelines import pipeline_utils
 from diffusers.utils import dynamic_modules_utils
-from families import BUILD, EVERY, KINDS, OTHERS, condition_of, flat, one_of_each_kind, pictures_of, seeded
+from families import BUILD, EVERY, KINDS, LATENT, OTHERS, condition_of, flat, one_of_each_kind, pictures_of, seeded
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 
@@ -20,7 +20,6 @@ from arimage import AutoPipeline, FewStepDecoding, SpeculativeJacobiDecoding, de
 from arimage.pipelines.saving import mixin
 
 
-LATENT = {"output_type": "latent"}
 DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95}
 WITH_TEXT_ENCODER = ("llamagen-text", "var-text")
 # diffusers has a pipeline of the same name, whose folders ours are.

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate.hooks import ModelHook, add_hook_to_module
-from families import EVERY, KINDS, conditions_of, flat, one_of_each_kind, seeded
+from families import EVERY, KINDS, LATENT, conditions_of, flat, one_of_each_kind, seeded
 
 import arimage.convert
 from arimage.convert import CheckpointError
@@ -14,7 +14,6 @@ from arimage.decoding import decoding_from_name
 from arimage.families import FAMILIES
 
 
-LATENT = {"output_type": "latent"}
 CONVERTERS = [f"convert_{one.name}".replace("-", "_") for family in FAMILIES.values() for one in family.converters]
 # Those that generate a token after the other, of which the others are slow.
 TOKENS = [name for name, build in EVERY.items() if build().abilities.kind == "tokens"]
@@ -61,6 +60,21 @@ def test_an_edit_keeps_what_the_mask_leaves_out(family):
             with torch.no_grad():
                 given = pipe.encode_image(image * 2 - 1).reshape(2, *grid)
             assert torch.equal(out.tokens[:, ~generated], given[:, ~generated])
+
+
+@pytest.mark.parametrize("family", ["var-class", "mar", "halton-maskgit-class"])
+def test_the_label_after_the_last_stands_for_no_class(family):
+    pipe = EVERY[family]()
+
+    def tokens(label, scale):
+        return flat(pipe(class_labels=label, guidance_scale=scale, generator=seeded(0), **LATENT).tokens).float()
+
+    none = tokens(pipe.num_classes, 1.0)
+    # Where both conditions are the same guidance changes nothing.
+    torch.testing.assert_close(tokens(pipe.num_classes, 4.0), none, atol=1e-2, rtol=1e-3)
+    assert not torch.allclose(tokens(3, 1.0), none, atol=1e-1)
+    with pytest.raises(ValueError, match=f"ids from 0 to {pipe.num_classes}"):
+        pipe(class_labels=pipe.num_classes + 1)
 
 
 # Which a call may leave alone.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from families import seeded
+from families import LATENT, seeded
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 from presets import FOR_TOKENS, quick
@@ -16,7 +16,6 @@ PROMPTS = ["a red heart", "tree"]
 GRID = 4
 CELL = tiny.SCALE_FACTOR
 SIZE = GRID * CELL
-LATENT = {"output_type": "latent"}
 
 
 def random_images(count, seed=0):

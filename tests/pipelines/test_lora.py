@@ -7,8 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 from adapters import STYLE, adapter, merge
-from families import EVERY, condition_of, flat, one_of_each_kind, seeded
-from pipelines.llamagen import tiny as tiny_llamagen
+from families import EVERY, condition_of, flat, one_of_each_kind, seeded, tokens
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -35,10 +34,6 @@ def build(family):
 
 def run(pipe, **settings):
     return pipe(**condition_of(pipe), output_type="latent", generator=seeded(0), **settings)
-
-
-def tokens(pipe, **settings):
-    return flat(run(pipe, **settings).tokens)
 
 
 def greedy(pipe, **settings):
@@ -110,18 +105,6 @@ def test_exact_decodings_stay_exact(family):
     for name in {"sjd-coupled", "eagle"} & set(pipe.decoding_names):
         out = run(pipe, top_k=1, decoding=name)
         assert torch.equal(flat(out.tokens), greedy(pipe, decoding="ar")) and out.stats.exact
-
-
-def test_a_compiled_component_takes_adapters():
-    pipe, plain = (tiny_llamagen.text_pipeline(num_layers=1) for _ in range(2))
-    state = adapter(plain, targets="proj")
-    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
-    for each in (pipe, plain):
-        each.load_lora_weights(state, STYLE)
-        each.set_adapters(STYLE, 0.5)
-    with torch.compiler.set_stance("force_eager"):
-        found = tokens(pipe)
-    assert torch.equal(found, tokens(plain))
 
 
 # Files

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 import torch
 from adapters import STYLE, adapter, merge
-from families import EVERY, condition_of, flat, seeded
+from families import EVERY, seeded, tokens
 from safetensors.torch import load_file, save_file
 
 
@@ -18,10 +18,6 @@ from peft.utils.hotswap import hotswap_adapter_from_state_dict  # noqa: E402
 
 def build(family="llamagen-text"):
     return EVERY[family]()
-
-
-def tokens(pipe):
-    return flat(pipe(**condition_of(pipe), output_type="latent", generator=seeded(0)).tokens)
 
 
 def snapshot(pipe):

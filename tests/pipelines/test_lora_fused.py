@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from adapters import STYLE, adapter, merge
-from families import EVERY, condition_of, flat, seeded
+from families import EVERY, tokens
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -30,10 +30,6 @@ def weights(pipe):
 
 def scales(pipe):
     return [copy.deepcopy(layer.scaling) for layer in pipe._layers_of(None)]
-
-
-def tokens(pipe):
-    return flat(pipe(**condition_of(pipe), output_type="latent", generator=seeded(0)).tokens)
 
 
 def same(one, other):

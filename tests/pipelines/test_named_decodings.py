@@ -1,6 +1,5 @@
 """The name of a checkpoint's own decoding stands for the checkpoint's settings, wherever a name is given."""
 
-import re
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +9,6 @@ from arimage import AutoPipeline
 from arimage.app.engine.models import describe
 from arimage.app.engine.types import Limits, Request
 from arimage.app.engine.validation import check
-from arimage.cli import main as cli
 from arimage.decoding import GroupAcceptance, SpeculativeJacobiDecoding, decoding_from_text
 from arimage.eval.bench.measure import choose_decodings
 from arimage.eval.runs.generate import make_config
@@ -60,19 +58,6 @@ def test_a_name_means_the_same_at_every_entrance(pipe, text):
     assert config["decoding"]["window"] == expected.window and config["decoding"]["init"] == expected.init
     pipe.decoding = text
     assert pipe.decoding == expected
-
-
-def test_the_command_line_keeps_the_settings_too(folder, monkeypatch, capsys, tmp_path):
-    def passes(*decoding):
-        command = ["arimage", "generate", "a red heart", "--model", folder, "--out", tmp_path / "x.png", *decoding]
-        monkeypatch.setattr("sys.argv", list(map(str, command)))
-        with pytest.raises(SystemExit):
-            cli.main()
-        return re.search(r"(\d+) forward passes", capsys.readouterr().err)[1]
-
-    assert (
-        passes() == passes("--decoding", "sjd-coupled") != passes("--decoding", "sjd-coupled:window=32,init=uniform")
-    )
 
 
 def test_a_changed_default_does_not_change_what_the_name_means(pipe, tmp_path):

@@ -100,18 +100,6 @@ def test_saving_again_gives_the_same_files(folder, tmp_path):
 # Number formats
 
 
-@pytest.mark.parametrize("keyword", ["dtype", "torch_dtype"])
-def test_a_pipeline_loads_in_the_asked_number_format(pipe, folder, keyword):
-    loaded = AutoPipeline.from_pretrained(folder, **{keyword: torch.bfloat16})
-    parts = (loaded.transformer, loaded.vq, loaded.text_encoder)
-    assert {part.dtype for part in parts} == {torch.bfloat16}
-    output = generate(loaded)
-    assert output.images.isfinite().all() and output.images.std() > 0.1
-    with torch.no_grad():
-        expected = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
-    assert (output.images - expected).abs().mean() < 0.02
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("loader", "keyword"), [(LlamaGenPipeline, "torch_dtype"), (AutoPipeline, "dtype")])
 def test_a_number_format_may_be_named(folder, loader, keyword):

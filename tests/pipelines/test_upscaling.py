@@ -1,19 +1,17 @@
 """A pipeline with an upscaler generates images of two sizes from the same tokens, and edits images of both."""
 
-import json
-
 import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from families import seeded
+from families import flat, seeded
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage import AutoPipeline, FewStepDecoding
+from arimage import FewStepDecoding
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request
 from arimage.media.trace import Trace
@@ -61,10 +59,6 @@ def generate(pipe, **options):
     return pipe(**{**condition_of(pipe), "generator": seeded(0), "output_type": "pt"} | options)
 
 
-def flat(tokens):
-    return torch.cat([part.flatten(1) for part in tokens], 1) if isinstance(tokens, list) else tokens
-
-
 def test_the_same_tokens_come_out_at_both_sizes(pipe):
     (large, _), (small, _) = pipe.image_sizes
     assert large == 2 * small and small == pipe.decoded_size[0]
@@ -87,16 +81,6 @@ def test_the_same_tokens_come_out_at_both_sizes(pipe):
     torch.testing.assert_close(decoded.images, (pixels / 2 + 0.5).clamp(0, 1), atol=1e-4, rtol=0)
 
 
-def test_the_size_of_the_tokenizer_needs_one_side_only_and_others_are_refused(pipe):
-    (large, _), (small, _) = pipe.image_sizes
-    assert pipe.prepare(**condition_of(pipe), width=small).size == (small, small)
-    assert pipe.prepare(**condition_of(pipe)).size == (large, large)
-    with pytest.raises(
-        ValueError, match=f"are {small} and {large}: .* {large}x{large} or {small}x{small} pixels only"
-    ):
-        pipe(**condition_of(pipe), height=small, width=large)
-
-
 @pytest.mark.every(2)
 def test_slices_and_tiles_reach_the_upscaler(pipe):
     expected, seen = generate(pipe).images, []
@@ -107,21 +91,6 @@ def test_slices_and_tiles_reach_the_upscaler(pipe):
     tile = 2 * pipe.vq.scale_factor
     pipe.enable_vae_tiling(tile, tile)
     assert generate(pipe).images.shape == expected.shape and set(seen[2:]) == {(1, 3, tile, tile)}
-
-
-@pytest.mark.every(2)
-def test_an_upscaler_is_saved_and_loaded_with_its_pipeline(pipe, tmp_path):
-    expected = generate(pipe).images
-    pipe.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "model_index.json").read_text())["upscaler"] == ["upscaler", "ImageUpscaler"]
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
-    assert torch.equal(generate(loaded).images, expected)
-    half = AutoPipeline.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    half.set_progress_bar_config(disable=True)
-    assert half.upscaler.dtype == torch.bfloat16 and generate(half).images.shape == expected.shape
-    plain = AutoPipeline.from_pretrained(tmp_path, upscaler=None)
-    assert plain.image_sizes == [pipe.decoded_size]
 
 
 def given_image(pipe, size):

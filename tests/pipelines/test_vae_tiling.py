@@ -82,8 +82,3 @@ def test_large_images_are_encoded_in_tiles(foreign):
     tokens = foreign.encode_image(images)
     corner = foreign.encode_image(images[..., : TILE * factor, : TILE * factor])[:, :4, :4]
     assert tokens.shape == whole.shape == (2, 14, 10) and torch.equal(tokens[:, :4, :4], corner)
-
-
-def test_another_pipeline_of_the_same_components_keeps_them(foreign):
-    foreign.enable_vae_tiling()
-    assert type(foreign).from_pipe(foreign).tiling.use_tiling

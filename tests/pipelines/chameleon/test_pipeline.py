@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from families import seeded
+from families import LATENT, seeded
 from PIL import Image
 from pipelines.chameleon import tiny as tiny
 from pipelines.chameleon.tiny import FIXTURE
@@ -15,7 +15,6 @@ from arimage.convert import convert_lumina_mgpt
 
 
 PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]
-LATENT = {"output_type": "latent"}
 GREEDY = {"top_k": 1, **LATENT}
 # What stands between codes in the fixture.
 ROW_END, END = 8803, 8196

@@ -98,11 +98,6 @@ def test_one_archive_of_both_halves_is_read_too(state, tmp_path):
     assert torch.equal(tokenizer.quant_conv.weight, state["quant_conv.conv3d.weight"])
 
 
-def test_a_tokenizer_keeps_the_dtype_of_its_files(state):
-    half = {key: value.bfloat16() if value.is_floating_point() else value for key, value in state.items()}
-    assert cosmos_tokenizer_from_original(half).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("name", ["encoder.jit", "decoder.jit"])
 def test_a_folder_without_one_half_is_refused(tmp_path, name):
     shutil.copy(TOKENIZER / name, tmp_path)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from families import close
 from pipelines.cosmos.tiny import FOLDER
 from safetensors.torch import load_file
 
@@ -11,13 +12,10 @@ from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel
 
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
 SHAPE = (3, 3, 4)
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module", params=["base", "base_yarn", "video2world"])
@@ -27,10 +25,6 @@ def golden(request):
         load_original(FOLDER / f"{request.param}.pt"), shape=SHAPE, yarn=request.param == "base_yarn"
     )
     return transformer, load_file(FOLDER / f"{request.param}.expected.safetensors")
-
-
-def assert_close(actual, expected):
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
 def videos_of(expected):
@@ -46,7 +40,7 @@ def test_teacher_forced_logits_equal_the_original(golden):
     transformer, expected = golden
     logits = transformer.predict(videos_of(expected), expected.get("context"))
     assert logits.dtype == torch.float32
-    assert_close(logits, expected["tf_logits"])
+    close(logits, expected["tf_logits"])
 
 
 @pytest.mark.parametrize("queries", [1, 5])
@@ -59,7 +53,7 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
     positions = torch.arange(model.num_tokens - 1).expand(len(tokens), -1)
     for fed, at in zip(tokens.split(queries, dim=1), positions.split(queries, dim=1), strict=True):
         logits.append(model.forward(fed, at, cache)[0])
-    assert_close(torch.cat(logits, dim=1), expected["tf_logits"][:, -model.num_tokens :])
+    close(torch.cat(logits, dim=1), expected["tf_logits"][:, -model.num_tokens :])
 
 
 def test_videos_of_one_prompt_share_a_prefill(golden):

@@ -2,19 +2,17 @@
 
 import pytest
 import torch
+from families import close
 from pipelines.cosmos.tiny import TOKENIZER
 from safetensors.torch import load_file
 
 from arimage.convert import convert_cosmos_tokenizer
 
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
 VIDEOS = pytest.mark.parametrize("name", ["t1", "t9", "t17"])
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
@@ -29,10 +27,6 @@ def expected():
 
 def pixels_of(expected, name):
     return expected[f"{name}.video_uint8"].float() / 127.5 - 1
-
-
-def assert_close(actual, expected):
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
 @VIDEOS
@@ -51,25 +45,13 @@ def test_pixels_equal_the_original(vq, expected, name, framewise):
     video = vq.decode(expected[f"{name}.codes"])
     assert video.shape[2:] == expected[f"{name}.video_uint8"].shape[2:]
     if name == "t17":
-        assert_close(video[:, :, [0, 1, 8, 9, 16]], expected["t17.decoded_frames"])
+        close(video[:, :, [0, 1, 8, 9, 16]], expected["t17.decoded_frames"])
     else:
-        assert_close(video, expected[f"{name}.decoded"])
-
-
-def test_random_tokens_of_a_batch_equal_the_original(vq, expected):
-    assert_close(vq.decode(expected["random.codes"]), expected["random.decoded"])
-    vq.enable_slicing()
-    assert_close(vq.decode(expected["random.codes"]), expected["random.decoded"])
+        close(video, expected[f"{name}.decoded"])
 
 
 def test_every_token_has_the_vector_of_the_original(vq, expected):
     assert torch.equal(vq.code_vectors(), expected["codebook"])
-
-
-def test_the_first_frames_have_the_first_maps(vq, expected):
-    video, codes = pixels_of(expected, "t17"), expected["t17.codes"]
-    for maps in (1, 2):
-        assert torch.equal(vq.encode(video[:, :, : vq.num_frames(maps)]), codes[:, :maps])
 
 
 @pytest.mark.every(2)
@@ -79,7 +61,7 @@ def test_a_stream_returns_the_frames_of_the_whole(vq, expected, parts):
     for codes in expected["t17.codes"].split(parts, dim=1):
         frames.append(stream.decode(codes))
     assert [part.shape[2] for part in frames] == [vq.num_frames(parts[0]), *(8 * maps for maps in parts[1:])]
-    assert_close(torch.cat(frames, dim=2), vq.decode(expected["t17.codes"]))
+    close(torch.cat(frames, dim=2), vq.decode(expected["t17.codes"]))
 
 
 def test_tiles_as_large_as_the_frames_change_nothing_and_smaller_ones_little_inside(vq, expected):

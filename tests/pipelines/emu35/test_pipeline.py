@@ -8,7 +8,6 @@ from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import EXPECTED, REFERENCE, REFERENCES
 
-from arimage.pipelines.emu35 import pipeline_emu35
 from arimage.pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 from arimage.pipelines.emu35.prompts import smart_resize
 
@@ -115,17 +114,6 @@ def test_a_list_is_for_every_prompt_and_lists_are_for_one_each(pipe):
         assert torch.equal(shared[i], tokens(pipe, prompt, image=[first, second], **greedy)[0])
         assert torch.equal(nested[i], tokens(pipe, prompt, image=images, **greedy)[0])
     assert not torch.equal(shared, nested)
-
-
-def test_every_reference_is_encoded_once(pipe, monkeypatch):
-    encoded = []
-    encode = pipe.encode_image
-    resize, resized = pipeline_emu35.smart_resize, []
-    monkeypatch.setattr(pipeline_emu35, "smart_resize", lambda *given: resized.append(given[1]) or resize(*given))
-    monkeypatch.setattr(pipe, "encode_image", lambda pixels: encoded.append(pixels.shape) or encode(pixels))
-    pipe.prepare(["a", "b"], image=[[REFERENCES[0]], REFERENCES], **SMALL)
-    assert encoded == [(1, 3, 48, 64), (1, 3, 64, 48)]
-    assert len(resized) == len(REFERENCES)
 
 
 def test_images_have_the_size_of_the_last_reference_unless_one_is_given(pipe):

@@ -5,13 +5,11 @@ import threading
 
 import pytest
 import torch
-from decoding.test_exactness import assert_follows
 from pipelines.glm_image.tiny import (
     CASES,
     CODES,
     EXPECTED,
     FOLDER,
-    INPUTS,
     bind,
     codes_of,
     encoder,
@@ -20,9 +18,8 @@ from pipelines.glm_image.tiny import (
 )
 from transformers import GlmImageProcessor
 
-from arimage.decoding import Layout, Sampling, decode, decoding_from_name
+from arimage.decoding import Sampling, decode, decoding_from_name
 from arimage.pipelines.glm_image.transformer_glm_image import (
-    bind_prompts,
     grids_of,
     source_codes,
 )
@@ -112,24 +109,3 @@ def test_special_tokens_are_never_sampled(name):
     models = bind("i2i1", loud), bind("i2i1")
     found = [decode(model, decoding_from_name(name), Sampling(), SEEDS).tokens for model in models]
     assert torch.equal(*found) and 0 <= found[0].min() and found[0].max() < CODES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["sjd-coupled", "sjd-tree"])
-def test_two_tokens_follow_the_joint_distribution_of_transformers(processor, name):
-    given, pictures = INPUTS["joint"], sources("i2i1", 0)
-    size = given["height"], given["width"]
-    inputs, grids = processed(processor, given["prompt"], pictures, size), source_grids("i2i1")[:1]
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    layout = Layout(grids_of(size)[0])
-    model = bind_prompts(encoder(), ids, mask, grids, codes_of("i2i1")[:1], layout, torch.device("cpu"))
-    model.merge_prompts()
-    count = 4000
-    sampling = Sampling(temperature=given["temperature"], top_p=given["top_p"])
-    model = model.take(torch.zeros(count, dtype=torch.long))
-    tokens = decode(model, decoding_from_name(name), sampling, torch.arange(count)).tokens
-    assert_follows(tokens, EXPECTED["joint"].double().flatten(), CODES)
-
-
-def test_calls_with_and_without_pictures_share_no_memory():
-    assert bind("t2i").put_key != bind("i2i1").put_key and bind("t2i").put_key == bind("t2i").put_key

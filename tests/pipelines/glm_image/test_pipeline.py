@@ -118,16 +118,6 @@ def test_sources_may_have_any_size(pipe, size):
     assert out.images[0].size == (64, 32)
 
 
-def test_timesteps_reach_the_decoder_unshifted(pipe):
-    seen = []
-    handle = pipe.transformer.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["timestep"].item()), with_kwargs=True
-    )
-    pipe("a red heart", height=32, width=64, num_inference_steps=4, guidance_scale=1)
-    handle.remove()
-    assert seen == [999, 749, 499, 249]
-
-
 @torch.no_grad()
 def test_a_preview_shows_the_grid_that_is_generated(pipe):
     call = pipe.prepare(**arguments("t2i", [0]))

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from families import close
 from pipelines.halton_maskgit.tiny import FOLDER
 from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
@@ -15,6 +16,9 @@ from arimage.decoding import ConfidenceDecoding, HaltonDecoding, Layout, ReCAP, 
 from arimage.decoding.masked import confidence, halton
 from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE
 from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel
+
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 CONFIG = json.loads((FOLDER / "config.json").read_text())
@@ -35,16 +39,6 @@ def convert(name, heads):
 @pytest.fixture(scope="module")
 def pipe():
     return convert("halton_tiny.pth", 5)
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
-
-
-def close(found, wanted, atol=1e-4):
-    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)
 
 
 def test_the_transformer(pipe, expected):

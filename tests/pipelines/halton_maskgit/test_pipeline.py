@@ -3,17 +3,16 @@
 import pytest
 import tiny
 import torch
-from families import seeded
+from families import LATENT, seeded
 from PIL import Image
 from pipelines.halton_maskgit import tiny as tiny_halton
 
 from arimage import HaltonMaskGITPipeline
-from arimage.decoding import ConfidenceDecoding, HaltonDecoding, Layout
+from arimage.decoding import HaltonDecoding, Layout
 from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE
 from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel
 
 
-LATENT = {"output_type": "latent"}
 DECODINGS = [
     "halton:steps=5",
     "confidence:steps=5",
@@ -50,22 +49,6 @@ def test_settings_change_the_image(pipe):
     ]
     for change in changes:
         assert not torch.equal(tokens(pipe, **{**options, **change}), first), change
-
-
-def test_the_decoding_has_the_published_settings(pipe):
-    given = ConfidenceDecoding(5, schedule="arccos", noise=4.5, noise_schedule="linear", guidance_schedule="linear")
-    found = tokens(pipe, guidance_scale=3.0, decoding="confidence:steps=5")
-    assert torch.equal(tokens(pipe, guidance_scale=3.0, decoding=given), found)
-    assert HaltonMaskGITPipeline(**pipe.components).decoding == HaltonDecoding()
-
-
-def test_the_label_after_the_last_stands_for_no_class(pipe):
-    none = tokens(pipe, class_labels=tiny.NUM_CLASSES)
-    # Where both conditions are the same guidance changes nothing.
-    assert torch.equal(tokens(pipe, class_labels=tiny.NUM_CLASSES, guidance_scale=4.0), none)
-    assert not torch.equal(tokens(pipe), none)
-    with pytest.raises(ValueError, match="ids from 0 to 10"):
-        pipe(class_labels=tiny.NUM_CLASSES + 1)
 
 
 @torch.no_grad()

@@ -3,15 +3,12 @@
 import pytest
 import tiny
 import torch
-from families import flat, seeded
+from families import LATENT, flat, seeded
 from PIL import Image
 from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.pipelines.infinity.schedules import COUNTS, SCHEDULES
 from arimage.published.registry import PUBLISHED
-
-
-LATENT = {"output_type": "latent"}
 
 
 @pytest.fixture(scope="module")

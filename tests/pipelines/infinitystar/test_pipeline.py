@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from families import LATENT
 from PIL import Image
 from pipelines.infinitystar import tiny
 
@@ -10,9 +11,6 @@ from arimage import NextScaleDecoding
 from arimage.decoding.run.batch import decode
 from arimage.pipelines.infinitystar.pyramid import add_bits, bits_of, frames_of
 from arimage.pipelines.infinitystar.scale_model import fed_passes
-
-
-LATENT = {"output_type": "latent"}
 
 
 @pytest.fixture(scope="module")

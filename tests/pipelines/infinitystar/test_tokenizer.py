@@ -46,16 +46,6 @@ def test_latents_and_frames_equal_the_originals_whatever_the_chunk(vq, expected,
 
 
 @torch.no_grad()
-def test_videos_of_a_batch_do_not_meet(vq, expected):
-    video = pixels(expected, "vae_nine")
-    both = vq.encode_latents(torch.cat([video, video.flip(2)]))
-    torch.testing.assert_close(both[:1], vq.encode_latents(video), atol=1e-5, rtol=0)
-    torch.testing.assert_close(both[1:], vq.encode_latents(video.flip(2)), atol=1e-5, rtol=0)
-    frames = vq.decode_latents(both)
-    torch.testing.assert_close(frames[1:], vq.decode_latents(both[1:]), atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
 def test_the_work_of_a_layer_is_bounded_by_the_chunk(vq, expected):
     lengths = []
     for layer in vq.decoder.modules():

@@ -10,7 +10,6 @@ from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import save_file
 
 from arimage.convert.checkpoint import CheckpointError, load_original
-from arimage.convert.vqgan import llamagen_tokenizer_from_original
 from arimage.pipelines.llamagen.convert import convert_llamagen, llamagen_transformer_from_original
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 
@@ -53,27 +52,6 @@ def test_tensors_with_attributes_are_read(state, tmp_path):
 
 def transformer_from(state, **settings):
     return llamagen_transformer_from_original(state, **{"image_size": 24, "downsample": 4, "num_heads": 4} | settings)
-
-
-def published_size(hidden_size, num_layers):
-    """An original of a published width and depth, with everything else small and no memory behind it."""
-    shapes = {
-        "tok_embeddings.weight": (5, hidden_size),
-        "cls_embedding.embedding_table.weight": (3, hidden_size),
-        "norm.weight": (hidden_size,),
-        "output.weight": (5, hidden_size),
-    }
-    for i in range(num_layers):
-        shapes |= {
-            f"layers.{i}.attention.wqkv.weight": (3 * hidden_size, hidden_size),
-            f"layers.{i}.attention.wo.weight": (hidden_size, hidden_size),
-            f"layers.{i}.feed_forward.w1.weight": (8, hidden_size),
-            f"layers.{i}.feed_forward.w2.weight": (hidden_size, 8),
-            f"layers.{i}.feed_forward.w3.weight": (8, hidden_size),
-            f"layers.{i}.attention_norm.weight": (hidden_size,),
-            f"layers.{i}.ffn_norm.weight": (hidden_size,),
-        }
-    return {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("wrapping", [None, "model", "module", "state_dict", "model_state_dict"])
@@ -136,14 +114,6 @@ def test_averaged_weights_are_offered_and_taken(state, name, tmp_path, caplog):
     assert not caplog.text
     with pytest.raises(CheckpointError, match="one.pt has no averaged weights"):
         load_original(tmp_path / "one.pt", ema=True)
-
-
-@pytest.mark.parametrize("ema", [False, True])
-def test_a_transformer_is_that_of_the_last_or_of_the_averaged_weights(state, ema, tmp_path):
-    averaged = {f"_orig_mod.{key}": value + 1 for key, value in state.items()}
-    torch.save({"model": state, "ema": averaged}, tmp_path / "both.pt")
-    pipe = convert_llamagen(tmp_path / "both.pt", CLASS[1], 24, num_heads=4, ema=ema)
-    assert torch.equal(pipe.transformer.head.weight, state["output.weight"] + ema)
 
 
 def test_safetensors_and_the_old_torch_format_give_the_same_tensors(state, tmp_path):
@@ -218,38 +188,10 @@ def test_unreadable_files_are_refused_in_one_sentence(kind, said, state, tmp_pat
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_shapes_of_a_class_model_are_inferred(state):
-    config = transformer_from(state).config
-    assert (config.conditioning, config.grid_size, config.num_classes, config.num_condition_tokens) == (
-        "class",
-        6,
-        10,
-        1,
-    )
-    assert (config.hidden_size, config.intermediate_size, config.num_layers, config.vocab_size) == (48, 128, 3, 128)
-    assert (config.num_attention_heads, config.num_key_value_heads) == (4, None)
-
-
-def test_shapes_of_a_tokenizer_are_inferred():
-    vq = llamagen_tokenizer_from_original(load_original(CLASS[1]))
-    assert vq.scale_factor == 4 and not vq.training
-    assert (vq.config.channels, list(vq.config.channel_multipliers), vq.config.layers_per_block) == (32, [2, 1, 1], 1)
-    assert (vq.config.latent_channels, vq.config.codebook_size, vq.config.codebook_dim) == (32, 128, 8)
-
-
 def test_grouped_query_attention_is_inferred(state, kv_heads=2):
     for i in range(3):
         state[f"layers.{i}.attention.wqkv.weight"] = torch.randn(48 + 2 * kv_heads * 12, 48)
     assert transformer_from(state).config.num_key_value_heads == kv_heads
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("size", "heads"), [((768, 12), 12), ((1024, 24), 16), ((1280, 36), 20), ((1536, 48), 24), ((3200, 24), 32)]
-)
-def test_heads_of_published_sizes_are_known(size, heads):
-    transformer = transformer_from(published_size(*size), num_heads=None)
-    assert transformer.config.num_attention_heads == heads
 
 
 @pytest.mark.parametrize(

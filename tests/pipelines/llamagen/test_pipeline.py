@@ -207,34 +207,6 @@ def test_parts_that_do_not_fit_together_are_refused(pipe):
         LlamaGenPipeline(pipe.transformer, pipe.vq, pipe.tokenizer, wide)
 
 
-# Callbacks and progress
-
-
-def test_a_callback_sees_every_pass(pipe, decoding="sjd-coupled"):
-    seen = []
-
-    def callback(pipeline, step, passes, tensors):
-        assert pipeline is pipe and set(tensors) == {"tokens", "decided"}
-        assert tensors["tokens"].shape == tensors["decided"].shape == (2, N)
-        assert tensors["decided"].dtype == torch.bool
-        seen.append((step, passes, tensors["decided"].clone(), tensors["tokens"].clone()))
-        return {}
-
-    output = pipe(
-        PROMPTS[:2],
-        generator=seeded(0),
-        decoding=decoding,
-        callback_on_step_end=callback,
-        callback_on_step_end_tensor_inputs=["tokens", "decided"],
-        output_type="latent",
-    )
-    assert [(step, passes) for step, passes, *_ in seen] == [(i, i + 1) for i in range(output.stats.forward_passes)]
-    decided = torch.stack([d.sum(1) for _, _, d, _ in seen])
-    assert torch.equal(decided, output.stats.accepted.cumsum(0))
-    for _, _, known, tokens in seen:
-        assert torch.equal(tokens[known], output.tokens.flatten(1)[known])
-
-
 # Number formats and offloading
 
 

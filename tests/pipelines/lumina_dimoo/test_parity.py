@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from families import close
 from PIL import Image
 from pipelines.lumina_dimoo import tiny
 from pipelines.lumina_dimoo.tiny import EXPECTED, REFERENCE, RUNS
@@ -13,22 +14,15 @@ from arimage.pipelines.lumina_dimoo.prompts import GENERATE, LuminaDiMOOPrompts,
 from arimage.pipelines.lumina_dimoo.vocabulary import FIRST_CODE
 
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
 CACHED = [name for name in RUNS if REFERENCE[name].get("cache")]
 
 
 @pytest.fixture(scope="module")
 def pipe():
     return tiny.converted()
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
-
-
-def close(found, wanted, atol):
-    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)
 
 
 # Sequences

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import seeded
+from families import close, seeded
 from pipelines.mammothmoda2 import tiny as tiny_mammothmoda2
 from pipelines.mammothmoda2.tiny import EXPECTED, VARIANTS
 from safetensors.torch import load_file, save_file
@@ -47,10 +47,6 @@ def arguments(expected, rows=slice(None)):
 
 def decoder(expected, rows=slice(None)):
     return {"latents": expected["latents"][rows], "num_inference_steps": 4, "decoder_guidance_scale": 9.0}
-
-
-def close(found, wanted, atol=1e-4):
-    torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
 
 
 @torch.no_grad()
@@ -178,12 +174,6 @@ def test_texts_are_prompts_with_a_header(text_pipe):
     assert torch.equal(other.tokens, from_text.tokens) and not torch.equal(other.images, from_text.images)
 
 
-def test_prompts_without_a_condition_are_prefilled_once(text_pipe):
-    model = text_pipe.prepare(["a heart", "two", "a bird"]).model
-    condition, copies = model.conditions.to_prefill(3)
-    assert len(condition["prompt"]) == 4 and copies[3:] == [3, 3, 3]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -233,13 +223,3 @@ def test_a_tokenizer_of_another_model_is_refused(text_pipe, loaded):
     pipe = MammothModa2Pipeline(**{**text_pipe.components, "tokenizer": headless}, token_grid=(3, 4))
     with pytest.raises(ValueError, match=r"chat_template does not end with <\|image token\|>"):
         pipe("a heart")
-
-
-@torch.no_grad()
-def test_a_preview_shows_the_grid_that_is_generated(text_pipe):
-    call = text_pipe.prepare("a heart")
-    tokens = torch.full((1, 12), -1)
-    empty = text_pipe.preview(call, tokens)
-    assert empty.shape == (1, 3, 32, 32) and (empty == empty[0, 0, 0, 0]).all()
-    tokens[:, 0] = 7
-    assert not torch.equal(text_pipe.preview(call, tokens), empty)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from families import close
 from pipelines.mar.tiny import FOLDER
 from safetensors.torch import load_file
 
@@ -14,6 +15,9 @@ from arimage.decoding.masked import latents as masked
 from arimage.decoding.masked.sets import masked_counts
 from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.mar.transformer_mar import MARLatentModel
+
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 SPACING = (6, 3, 1)
@@ -32,18 +36,8 @@ def pipe():
     return pipe
 
 
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
-
-
 def layout_of(pipe):
     return Layout((pipe.transformer.config.grid_size,) * 2)
-
-
-def close(found, wanted, atol):
-    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)
 
 
 def test_the_image_tokenizer(pipe, expected):

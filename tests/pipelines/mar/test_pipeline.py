@@ -1,16 +1,12 @@
 """The pipeline of MAR: its settings, editing, output, callbacks, saving and loading."""
 
 import pytest
-import tiny
 import torch
-from families import seeded
+from families import LATENT, seeded
 from PIL import Image
 from pipelines.mar import tiny as tiny_mar
 
 from arimage import MARPipeline
-
-
-LATENT = {"output_type": "latent"}
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +21,6 @@ def latents(pipe, seed=0, **options):
 def near(found, wanted):
     """Up to the rounding of differently shaped matrix products, which an untrained head multiplies."""
     return torch.allclose(found, wanted, atol=1e-2, rtol=1e-3)
-
-
-def test_images_and_latents(pipe):
-    out = pipe(class_labels=[1, 2], num_images_per_prompt=2, output_type="pt")
-    assert out.images.shape == (4, 3, 16, 16) and out.tokens.shape == (4, 3, 8, 8)
-    assert out.stats.forward_passes == 4 and out.stats.tokens_per_pass == 4 and out.stats.exact
-    assert (
-        pipe.image_sizes == [(16, 16)]
-        and pipe.num_classes == tiny.NUM_CLASSES
-        and pipe.decoding_names == ["mar", "mar-disa", "recap", "lazy-mar"]
-    )
 
 
 def test_a_smaller_model_may_draft(pipe):
@@ -62,30 +47,6 @@ def test_patches_of_several_places_are_put_where_they_were(pipe):
     assert tokens.shape == (1, 16, 12) and torch.equal(pipe.to_latents(tokens), wanted)
     # Channel first, then the rows of a patch.
     assert torch.equal(tokens[0, 1], wanted[0, :, :2, 2:4].flatten())
-
-
-def test_settings_change_the_image(pipe):
-    first = latents(pipe, guidance_scale=3.0)
-    assert torch.equal(latents(pipe, guidance_scale=3.0), first)
-    changes = [
-        {"guidance_scale": 1.0},
-        {"guidance_schedule": "constant"},
-        {"temperature": 0.5},
-        {"num_inference_steps": 5},
-        {"num_diffusion_steps": 6},
-        {"decoding": "mar-disa"},
-    ]
-    for change in changes:
-        assert not near(latents(pipe, **{"guidance_scale": 3.0, **change}), first), change
-
-
-def test_the_label_after_the_last_stands_for_no_class(pipe):
-    none = latents(pipe, class_labels=tiny.NUM_CLASSES)
-    # Where both conditions are the same guidance changes nothing.
-    assert near(latents(pipe, class_labels=tiny.NUM_CLASSES, guidance_scale=4.0), none)
-    assert not near(latents(pipe), none)
-    with pytest.raises(ValueError, match="ids from 0 to 10"):
-        pipe(class_labels=tiny.NUM_CLASSES + 1)
 
 
 def test_masks_of_one_call_may_have_other_sizes(pipe):

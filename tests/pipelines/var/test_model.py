@@ -121,9 +121,3 @@ def test_wrong_shapes_are_refused():
         VARTransformer(conditioning="image")
     with pytest.raises(ValueError, match="hidden_size"):
         VARTransformer(hidden_size=10, num_attention_heads=3)
-
-
-def test_conditions_and_images_must_be_as_many():
-    model = VARScaleModel(tiny_var.transformer("class"), tiny.scale_tokenizer(), condition_of("class"))
-    with pytest.raises(ValueError, match="batch_size"):
-        model.prefill(2)

@@ -91,17 +91,6 @@ def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
     assert same(pipe(**options, generator=seeded(1)).images, expected)
 
 
-def test_no_class_in_particular_is_the_class_after_the_last():
-    pipe = tiny_var.pipeline("class")
-    options = {"top_k": 1, "output_type": "latent"}
-    assert not same(
-        pipe(class_labels=tiny.NUM_CLASSES, **options).images,
-        pipe(class_labels=tiny.NUM_CLASSES - 1, **options).images,
-    )
-    with pytest.raises(ValueError, match="ids from 0"):
-        pipe(class_labels=tiny.NUM_CLASSES + 1)
-
-
 def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="trained together"):
         VARPipeline(tiny_var.transformer("class", vocab_size=50), tiny.scale_tokenizer())
