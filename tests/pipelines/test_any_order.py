@@ -284,3 +284,15 @@ def test_what_does_not_fit_is_refused(pipe, settings, named):
         pipe(class_labels=LABELS, **settings)
     with pytest.raises(ValueError, match="order"):
         pipe.order = "spiral"
+
+
+@pytest.mark.parametrize("family", [tiny_arpg, tiny_randar])
+def test_heads_that_share_keys_generate_what_training_predicts(family):
+    network, kind = family.transformer(num_key_value_heads=1), family.CLASSES[1]
+    assert network.config.num_attention_heads > 1
+    pipe = kind(network, tiny.image_tokenizer())
+    tokens = pipe(class_labels=3, decoding="ar", top_k=1, order="raster", **LATENT).tokens.flatten(1)
+    with torch.no_grad():
+        logits = network.predict(tokens, class_labels=torch.tensor([3]))
+    assert torch.equal(logits.argmax(-1), tokens)
+    pipe(class_labels=LABELS, decoding="groups", **LATENT)

@@ -528,3 +528,14 @@ def test_one_number_or_decoding_is_warmed_up_without_a_list(pipe, monkeypatch):
     pipe.warm_up(batch_sizes=8, decodings="ar")
     pipe.warm_up(batch_sizes=[2, 3])
     assert [(given[pipe.per_prompt], given["decoding"]) for given in asked] == [(8, "ar"), (2, None), (3, None)]
+
+
+@pytest.mark.parametrize("family", [name for name in having("captions") if name not in having("videos")])
+def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
+    whole = EVERY[family]()
+    encoder = type(whole)(None, None, tokenizer=whole.tokenizer, text_encoder=whole.text_encoder)
+    # What transformers takes where a tokenizer does not say.
+    monkeypatch.setattr(encoder.tokenizer, "model_max_length", int(1e30))
+    prompt = "a red heart " * 200
+    assert len(encoder.tokenizer(prompt).input_ids) > 512
+    assert encoder.encode_prompt(prompt)[0].shape[:2] == (1, 512)

@@ -466,3 +466,19 @@ def test_a_swap_also_swaps_the_captions(tmp_path):
         path = write(tmp_path / f"{name}.safetensors", state, own={"captions": [f"blue {name}"]})
         pipe.load_lora_weights(path, adapter_name=STYLE, hotswap=name == "boat")
     assert pipe.known_captions.knows("blue boat") and not pipe.known_captions.knows("blue house")
+
+
+def test_settings_of_no_component_are_refused(tmp_path):
+    pipe = build()
+    path = write(tmp_path / "one.safetensors", adapter(pipe, targets="proj"), json.dumps({"r": 2, "lora_alpha": 4}))
+    with pytest.raises(ValueError, match="setting r in lora_adapter_metadata"):
+        pipe.load_lora_weights(path)
+
+
+def test_keys_inside_of_a_loaded_adapter_are_no_layers():
+    pipe = build()
+    state = adapter(pipe, targets="qkv_proj")
+    pipe.load_lora_weights(state, STYLE)
+    for inside in ("base_layer", f"lora_A.{STYLE}"):
+        with pytest.raises(ValueError, match="qkv_proj.*lora_A"):
+            pipe.load_lora_weights({key.replace("qkv_proj", f"qkv_proj.{inside}"): it for key, it in state.items()})

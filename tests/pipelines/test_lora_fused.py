@@ -214,3 +214,11 @@ def test_fusing_leaves_weights_where_they_are():
     places = [weight.data_ptr() for weight in pipe.transformer.parameters()]
     pipe.fuse_lora()
     assert [weight.data_ptr() for weight in pipe.transformer.parameters()] == places
+
+
+def test_adapters_that_are_loaded_while_others_are_disabled_are_used():
+    pipe, states = build(FIRST)
+    pipe.disable_lora()
+    pipe.load_lora_weights(states[FIRST], SECOND)
+    other, _ = build(FIRST)
+    assert torch.equal(tokens(pipe), tokens(other))

@@ -138,3 +138,13 @@ def test_a_packaged_model_keeps_half_of_the_bytes_of_its_layers():
     before = held()
     pipe.quantize_weights()
     assert held() < 0.6 * before
+
+
+def test_quantised_weights_are_neither_saved_nor_adapted(tmp_path):
+    pipe = tiny_llamagen.text_pipeline()
+    pipe.quantize_weights()
+    with pytest.raises(ValueError, match="call save_pretrained before quantize_weights"):
+        pipe.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="call load_lora_weights before quantize_weights"):
+        pipe.load_lora_weights(adapter(tiny_llamagen.text_pipeline()))

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from arimage import AutoPipeline
 from arimage.models import saved_files
 from arimage.pipelines.text.known import KnownCaptions
+from arimage.training.adapters.lora import add_adapter
 
 
 SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
@@ -189,3 +190,11 @@ def test_a_component_offloaded_to_disk_computes_nothing(build, key, tmp_path):
     to_disk(pipe.components[key], tmp_path)
     with pytest.raises(ValueError, match=f"{key} is offloaded to"):
         pipe(**condition_of(pipe))
+
+
+def test_a_component_with_adapters_is_not_saved(tmp_path):
+    pipe = tiny_llamagen.class_pipeline()
+    add_adapter(pipe.transformer, rank=2, alpha=2, targets="attention")
+    with pytest.raises(ValueError, match="adapters"):
+        pipe.transformer.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

@@ -121,6 +121,8 @@ def test_frames_cover_the_size_and_are_cropped_around_their_centre():
         ({"image": "street.jpg"}, "image cannot be used"),
         ({"video": torch.zeros(5, 3, 48, 64)}, "video has 5 frames: give one frame, or at least 9"),
         ({"tokens": torch.zeros(1, 3, 4, dtype=torch.long)}, "tokens must be int64"),
+        ({"video": []}, "video is empty"),
+        ({"tokens": torch.full((1, 1, 3, 4), 240)}, "ids from 0 to 239"),
         ({"tokens": torch.zeros(1, 0, 3, 4, dtype=torch.long)}, "given holds no map"),
         ({"tokens": tiny_cosmos.given(maps=3)}, "num_frames is 17, but 17 are given"),
         ({"tokens": tiny_cosmos.given(), "num_frames": 25}, "num_frames is 25: give at most 17"),

@@ -17,7 +17,7 @@ def pipe():
     return tiny_cosmos.pipeline("text", begins_with_text=True)
 
 
-def test_a_text_alone_begins_a_video(pipe):
+def test_a_text_alone_begins_a_video(pipe, tmp_path):
     settings = {"generator": torch.Generator().manual_seed(0), "output_type": "latent"}
     videos = pipe(PROMPTS, **settings).tokens
     none = torch.empty(1, 0, *SHAPE[1:], dtype=torch.long)
@@ -25,6 +25,8 @@ def test_a_text_alone_begins_a_video(pipe):
     assert videos.shape == (2, *SHAPE) and torch.equal(videos, pipe(PROMPTS, tokens=none, **settings).tokens)
     assert not torch.equal(videos[0], videos[1])
     assert pipe("a red heart", num_frames=9, output_type="latent").tokens.shape == (1, 2, *SHAPE[1:])
+    pipe.save_pretrained(tmp_path)
+    assert "text-to-video" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize("given", [0, 1])

@@ -74,6 +74,18 @@ def test_vectors_and_images_equal_the_original(golden, steps):
         assert torch.equal(flat(output.tokens), expected[f"{steps}_codes"])
 
 
+@torch.no_grad()
+def test_both_heads_equal_the_original(golden):
+    pipe, expected, config, _ = golden
+    labels = torch.tensor(config["class_labels"])
+    for call, start in (("onestep_call0", 0), ("twostep_call1", config["t_list_twostep"][1])):
+        # Those of VAR are maps, of which the first two have five tokens.
+        known = 5 if "patch_nums" in config and start else start
+        vectors, logits = pipe.transformer(expected[f"{call}_input"], class_labels=labels, start=known)
+        torch.testing.assert_close(vectors[:, known:], expected[f"{call}_tokens"][:, known:], atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits[:, known:], expected[f"{call}_logits"][:, known:], atol=1e-4, rtol=0)
+
+
 def test_the_teacher_in_the_middle_equals_the_original(golden):
     pipe, expected, config, split = golden
     if pipe.teacher is None:
@@ -206,3 +218,18 @@ def test_what_does_not_fit_is_refused(family):
 def other_codes():
     vq = tiny.scale_tokenizer()
     return type(vq)(**{**vq.config, "codebook_size": 32})
+
+
+@FAMILIES
+def test_a_callback_sees_every_pass_and_may_interrupt(family):
+    pipe, seen = tiny_distilled.pipeline(family), []
+
+    def callback(pipe, step, passes, tensors):
+        seen.append((passes, pipe.num_timesteps, int(tensors["decided"].sum())))
+        pipe._interrupt = step == 0
+
+    options = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": ["decided"]}
+    decoding = FewStepDecoding(starts=(0, 2))
+    output = pipe(class_labels=3, generator=seeded(0), decoding=decoding, output_type="pt", **options)
+    assert seen == [(1, 2, 2 if family == "llamagen" else 5)]
+    assert torch.equal(output.images, pipe(class_labels=3, generator=seeded(0), output_type="pt").images)

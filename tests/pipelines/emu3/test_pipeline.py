@@ -8,7 +8,7 @@ from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu3.tiny import EXPECTED, VOCABULARY
 from transformers import Emu3ForConditionalGeneration
 
-from arimage import decoding_from_name, decoding_names
+from arimage import AutoPipeline, decoding_from_name, decoding_names
 from arimage.pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 from arimage.pipelines.emu3.prompts import NEGATIVE_PROMPT, PROMPT_SUFFIX
 from arimage.pipelines.emu3.vq_emu3 import decode_image
@@ -193,3 +193,21 @@ def test_a_model_without_the_names_of_its_codes_is_refused():
     model.config.vocabulary_map = None
     with pytest.raises(ValueError, match="<|extra_200|>"):
         Emu3Pipeline(model)
+
+
+@pytest.mark.slow
+def test_weights_that_wait_elsewhere_give_the_same_codes(bare, tmp_path):
+    bare.save_pretrained(tmp_path)
+    parts = {"model.text_model.embed_tokens": "cpu", "model.text_model.layers.0": "cpu", "model.vqmodel": "disk"}
+    parts |= {"model.text_model.layers.1": "disk", "model.text_model.norm": "disk", "lm_head": "disk"}
+    model = Emu3ForConditionalGeneration.from_pretrained(
+        tmp_path / "model",
+        device_map=parts | {"model.text_model.rotary_emb": "cpu"},
+        offload_folder=tmp_path / "offloaded",
+    )
+    assert model.lm_head.weight.is_meta
+    offloaded = AutoPipeline.from_pretrained(tmp_path, model=model)
+    options = {**GIVEN, **SIZE, "top_k": 1, "guidance_scale": 3.0, "output_type": "pt"}
+    expected, out = bare(**options), offloaded(**options)
+    assert torch.equal(out.tokens, expected.tokens)
+    torch.testing.assert_close(out.images, expected.images, atol=1e-5, rtol=0)

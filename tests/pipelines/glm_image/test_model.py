@@ -5,23 +5,29 @@ import threading
 
 import pytest
 import torch
+from decoding.test_exactness import assert_follows
 from pipelines.glm_image.tiny import (
     CASES,
     CODES,
     EXPECTED,
     FOLDER,
+    INPUTS,
     bind,
     codes_of,
     encoder,
+    layout_of,
     source_grids,
     sources,
 )
 from transformers import GlmImageProcessor
 
-from arimage.decoding import Sampling, decode, decoding_from_name
+from arimage.decoding import Layout, Sampling, decode, decoding_from_name
 from arimage.pipelines.glm_image.transformer_glm_image import (
+    bind_prompts,
     grids_of,
+    prompt_positions,
     source_codes,
+    token_positions,
 )
 
 
@@ -60,6 +66,16 @@ SIZES = [(512, 512), (1024, 1024), (1152, 768), (1056, 1024), (1024, 1920), (204
 def test_grids_are_those_of_the_processor(processor, size):
     large, small = grids_of(size)
     assert processed(processor, "", [], size)["image_grid_thw"][:, 1:].tolist() == [list(large), list(small)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_positions_are_those_of_transformers(case):
+    ids, mask = EXPECTED[f"{case}_input_ids"], EXPECTED[f"{case}_attention_mask"]
+    image_token = encoder().config.image_token_id
+    prompts = prompt_positions(ids, mask, source_grids(case), image_token)
+    assert torch.equal(prompts.transpose(0, 1), EXPECTED[f"{case}_prompt_position_ids"])
+    tokens = prompts[..., -1:] + 1 + token_positions(layout_of(case).grids)
+    assert torch.equal(tokens.transpose(0, 1), EXPECTED[f"{case}_token_position_ids"])
 
 
 @pytest.mark.parametrize("case", ["i2i1", "i2i2"])
@@ -109,3 +125,20 @@ def test_special_tokens_are_never_sampled(name):
     models = bind("i2i1", loud), bind("i2i1")
     found = [decode(model, decoding_from_name(name), Sampling(), SEEDS).tokens for model in models]
     assert torch.equal(*found) and 0 <= found[0].min() and found[0].max() < CODES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sjd-coupled", "sjd-tree"])
+def test_two_tokens_follow_the_joint_distribution_of_transformers(processor, name):
+    given, pictures = INPUTS["joint"], sources("i2i1", 0)
+    size = given["height"], given["width"]
+    inputs, grids = processed(processor, given["prompt"], pictures, size), source_grids("i2i1")[:1]
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    layout = Layout(grids_of(size)[0])
+    model = bind_prompts(encoder(), ids, mask, grids, codes_of("i2i1")[:1], layout, torch.device("cpu"))
+    model.merge_prompts()
+    count = 4000
+    sampling = Sampling(temperature=given["temperature"], top_p=given["top_p"])
+    model = model.take(torch.zeros(count, dtype=torch.long))
+    tokens = decode(model, decoding_from_name(name), sampling, torch.arange(count)).tokens
+    assert_follows(tokens, EXPECTED["joint"].double().flatten(), CODES)

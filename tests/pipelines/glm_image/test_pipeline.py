@@ -45,6 +45,17 @@ def test_tokens_and_images_are_those_of_diffusers(pipe, case):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_decoding_gives_the_greedy_tokens(pipe, case):
+    expected = [EXPECTED[name] for grid in ("small", "large") if (name := f"{case}_{grid}") in EXPECTED]
+    for decoding in pipe.decoding_names:
+        out = pipe(**arguments(case), top_k=1, decoding=decoding, output_type="latent")
+        assert all(torch.equal(*grids) for grids in zip(out.tokens, expected, strict=True)), decoding
+        assert torch.equal(out.images, expected[-1])
+        assert out.stats.decoder_steps == 0 and set(out.stats.seconds) == {"tokens", "pixels"}
+
+
 def test_images_do_not_depend_on_their_batch(pipe, case="i2i2"):
     settings = {"num_inference_steps": 2, "output_type": "np"}
     together = pipe(**arguments(case), generator=[seeded(3), seeded(4)], **settings)

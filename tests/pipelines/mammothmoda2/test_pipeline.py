@@ -68,6 +68,14 @@ def test_the_end_of_the_codes_is_a_setting(loaded, variant, expected):
         MammothModa2Pipeline(**loaded[variant].components, num_codes=1000)
 
 
+def test_hidden_states_are_handed_over(pipe, expected):
+    names = ("input_ids", "attention_mask", "image_codes", "negative_input_ids")
+    for i, found in enumerate(pipe.hand_off(*(expected[name] for name in names))):
+        close(found.text, expected[f"text_condition_{i}"])
+        close(found.image, expected["image_condition"][i])
+        close(found.negative, expected["negative_condition"][i])
+
+
 @torch.no_grad()
 def test_velocities_are_those_of_the_authors(pipe, expected):
     text, image = [expected["text_condition_0"], expected["text_condition_1"]], list(expected["image_condition"])
