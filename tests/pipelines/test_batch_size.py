@@ -71,15 +71,6 @@ def test_every_image_is_that_of_its_own_run(family, some):
         assert output.stats.exact == own[0].stats.exact
 
 
-def test_rows_are_refilled_at_once(pipes):
-    pipe, condition = pipes["llamagen-class"], conditions_of(pipes["llamagen-class"], 7)
-    own = [one.stats.forward_passes for one in own_runs(pipe, condition, decoding="sjd-coupled", **LATENT)]
-    output = pipe(**condition, decoding="sjd-coupled", batch_size=3, generator=seeds(7), **LATENT)
-    assert min(own) < max(own)
-    # At most one more prefill for each image that did not begin with the first, and a last row that runs alone.
-    assert sum(own) / 3 <= output.stats.forward_passes <= sum(own) / 3 + 4 + max(own)
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("pipe", "output_type"),

@@ -103,24 +103,6 @@ def test_the_pixels_outside_the_mask_come_out_as_they_went_in(pipe, output_type)
         assert torch.equal(images[..., MASK == 0], image[..., MASK == 0].expand(2, -1, -1))
 
 
-NOTHING = {
-    "pil": Image.new("L", (SIZE, SIZE)),
-    "array": np.zeros((SIZE, SIZE)),
-    "tensor": torch.zeros(1, 1, SIZE, SIZE),
-    "booleans": torch.zeros(SIZE, SIZE, dtype=torch.bool),
-    "bytes": np.full((SIZE, SIZE), 100, np.uint8),
-    "grey": MASK * 0.4,
-    "one of two": torch.stack([MASK, torch.zeros(SIZE, SIZE)]),
-    "a list": [to_pil(MASK.expand(3, -1, -1)), Image.new("L", (SIZE, SIZE))],
-}
-
-
-@pytest.mark.parametrize("form", NOTHING)
-def test_a_mask_that_selects_nothing_is_refused(pipe, form):
-    with pytest.raises(ValueError, match="^mask_image selects nothing: make it white where"):
-        pipe(PROMPTS, image=random_images(1), mask_image=NOTHING[form])
-
-
 def test_a_mask_that_is_lost_when_it_is_resized_is_refused(pipe):
     mask = Image.new("L", (64 * SIZE, 64 * SIZE))
     mask.putpixel((7, 7), 255)
