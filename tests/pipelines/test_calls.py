@@ -60,9 +60,6 @@ def pipe(request, pipes):
     return pipes[request.param]
 
 
-# Signatures and docstrings
-
-
 def keywords_of(function):
     """The defaults of the keyword arguments of a function, in their order, and its positional arguments."""
     parameters = inspect.signature(function).parameters.values()
@@ -126,9 +123,6 @@ def test_to_prepare_refuses_the_arguments_of_a_run(pipe, name):
         pipe.prepare(**condition_of(pipe), **{name: None})
 
 
-# Abilities
-
-
 def test_what_a_pipeline_says_of_itself_holds(pipe):
     sizes = pipe.image_sizes
     images = pipe(**condition_of(pipe), output_type="pt").images
@@ -146,9 +140,6 @@ def test_only_the_first_guided_tokens_are_guided(pipe):
     off = flat(pipe(**options | {"guidance_scale": 1.0}).tokens)
     assert torch.equal(none, off)
     assert not torch.equal(every, off) and torch.equal(some[:, :2], every[:, :2])
-
-
-# Calls do not share anything
 
 
 def sizes_of(pipe):
@@ -268,9 +259,6 @@ def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
     assert not pipe.interrupt
 
 
-# Components
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["llamagen-text", "var-class", "janus", "anole", "emu3", "lumina", "mar", "glm-image", "mammothmoda2"]
@@ -316,9 +304,6 @@ def test_calls_compute_where_diffusers_says():
     assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
     apply_group_offloading(pipe.transformer, onload_device=torch.device("cuda:1"), offload_type="leaf_level")
     assert places() == (torch.device("cuda:1"),) * 2 and pipe.has_hooks
-
-
-# Refusals
 
 
 EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, tiny.TEXT_LENGTH)
@@ -380,11 +365,7 @@ def test_class_labels_are_an_int_a_list_or_whole_numbers_of_every_type(pipes):
 
 @pytest.mark.parametrize(
     ("embeds", "mask", "argument"),
-    [
-        ("x", MASK, "prompt_embeds"),
-        (EMBEDS[:0], MASK[:0], "prompt_embeds"),
-        (EMBEDS, "x", "prompt_attention_mask"),
-    ],
+    [("x", MASK, "prompt_embeds"), (EMBEDS[:0], MASK[:0], "prompt_embeds"), (EMBEDS, "x", "prompt_attention_mask")],
 )
 @pytest.mark.parametrize("name", ["llamagen-text", "var-text"])
 def test_prompt_embeds_that_are_no_tensors_are_refused(pipes, name, embeds, mask, argument):
@@ -449,9 +430,6 @@ def test_a_language_model_refuses_a_prompt_that_is_too_long(pipes, name):
         pipes[name]("a" * 10**6)
 
 
-# The length of texts
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("family", having("captions"))
 def test_an_odd_number_of_text_tokens_is_refused(family):
@@ -462,9 +440,6 @@ def test_an_odd_number_of_text_tokens_is_refused(family):
     for length in (0, -1, 10**12, 2.0, "5", True):
         with pytest.raises(ValueError, match=f"max_sequence_length is {length!r}: give a whole number from 1 to 4096"):
             call("a red heart", max_sequence_length=length)
-
-
-# Texts that are not UTF-8
 
 
 @pytest.mark.every(2)

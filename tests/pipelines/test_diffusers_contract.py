@@ -107,9 +107,6 @@ def decoding_of(pipe):
     return "next-scale" if pipe.abilities.kind == "scales" else "ar"
 
 
-# Loading
-
-
 @pytest.mark.every(2)
 @pytest.mark.usefixtures("trusting")
 def test_diffusers_loads_a_saved_folder(pipe, folder):
@@ -276,9 +273,6 @@ def test_components_may_have_dtypes_of_their_own(pipe, folder):
     assert dtypes.pop(part) == torch.bfloat16 and set(dtypes.values()) <= {torch.float32}
 
 
-# Sharing
-
-
 @pytest.mark.every(2)
 def test_a_pipeline_made_from_another_keeps_its_settings(pipe):
     made = type(pipe).from_pipe(pipe)
@@ -301,9 +295,6 @@ def test_a_text_encoder_is_used_without_the_rest(pipe, folder):
     with pytest.raises(ValueError, match="no text encoder"):
         rest.encode_prompt("a red heart")
     assert encoder.encode_prompt(["a", "b"], max_sequence_length=5)[0].shape[:2] == (2, 5)
-
-
-# Calls
 
 
 @pytest.mark.every(2)
@@ -364,9 +355,6 @@ def test_the_progress_bar_may_be_configured(pipe, capfd):
     assert "hearts" in capfd.readouterr().err
     tokens_of(pipe)
     assert "hearts" not in capfd.readouterr().err
-
-
-# Where weights are
 
 
 @pytest.mark.every(5)
@@ -431,9 +419,6 @@ def test_the_transformer_may_be_stored_in_fp8(name):
     pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
     tokens = tokens_of(pipe)
     assert tokens.isfinite().all() and (tokens.is_floating_point() or tokens.min() >= 0)
-
-
-# Callbacks
 
 
 class Watch(PipelineCallback):

@@ -89,9 +89,6 @@ def test_exact_decodings_stay_exact(family):
         assert torch.equal(flat(out.tokens), greedy(pipe, decoding="ar")) and out.stats.exact
 
 
-# Files
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("family", ["llamagen-text", "janus"])
 def test_saved_adapters_load_with_their_alpha(family, tmp_path):
@@ -157,9 +154,6 @@ def test_damaged_and_missing_files_are_named(tmp_path):
     pipe.load_lora_weights(tmp_path, weight_name="b.safetensors")
 
 
-# Names and hot swaps
-
-
 def test_names_that_peft_would_mistake_are_refused():
     pipe = build("llamagen-text")
     state = adapter(pipe, targets="qkv")
@@ -192,9 +186,6 @@ def test_a_hot_swap_changes_one_adapter_alone(family, rank):
     other.load_lora_weights(third, STYLE)
     other.set_adapters(["style", STYLE])
     assert torch.equal(tokens(pipe), tokens(other))
-
-
-# What else holds weights
 
 
 def test_folders_with_adapters_are_not_saved(tmp_path):
@@ -256,9 +247,6 @@ def test_an_adapter_teaches_captions_that_the_model_has_not_learned(tmp_path):
     assert unknown is not None and "not learned well" in unknown.message
     pipe.delete_adapters(STYLE)
     assert pipe.known_captions == known
-
-
-# Layers of other names
 
 
 # LlamaGen's own names, in part.

@@ -62,8 +62,6 @@ def write(path, state, settings=None, own=None):
     return path
 
 
-# Headers
-
 WRONG_HEADERS = {
     "lora_adapter_metadata": ["[]", "null", "[" * 100_000, "{", "3"],
     "arimage": ["[]", "null", '{"captions": 3}', '{"captions": [3]}', '{"base": []}', '{"other": 1}', "x"],
@@ -184,9 +182,6 @@ def test_patterns_are_names_or_ends_of_names(tmp_path):
     assert torch.equal(tokens(pipe), tokens(merged))
 
 
-# Weights
-
-
 def test_weights_that_are_not_whole_adapters_are_refused():
     pipe = build()
     state, before = adapter(pipe, targets="blocks.0.attention.qkv"), snapshot(pipe)
@@ -233,9 +228,6 @@ def test_dora_and_bias_work_and_unfuse():
     pipe.unload_lora_weights()
     after = snapshot(pipe)
     assert all(torch.equal(after[key], it) for key, it in before.items() if isinstance(it, torch.Tensor))
-
-
-# All or nothing
 
 
 def broken_after(count, function):
@@ -348,9 +340,6 @@ def test_what_has_room_for_swaps_is_saved_with_its_scale(tmp_path):
     assert torch.equal(tokens(pipe), tokens(other))
 
 
-# What other programs write
-
-
 def by_other_names(state, how):
     """The weights as another program names them, with alpha = 1 where it has one."""
     found = {}
@@ -435,9 +424,6 @@ def test_what_cannot_be_told_is_refused(tmp_path):
     several = build("mammothmoda2")
     with pytest.raises(ValueError, match="any of language_model, transformer|any of transformer, language_model"):
         several.load_lora_weights({"diffusion_model.x.lora_A.weight": torch.ones(2, 2)})
-
-
-# What belongs to the component
 
 
 def test_captions_belong_to_the_adapter_of_the_shared_component(tmp_path):

@@ -96,9 +96,6 @@ def test_saving_again_gives_the_same_files(folder, tmp_path):
             assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
-# Number formats
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("loader", "keyword"), [(LlamaGenPipeline, "torch_dtype"), (AutoPipeline, "dtype")])
 def test_a_number_format_may_be_named(folder, loader, keyword):
@@ -134,9 +131,6 @@ def test_half_precision_files_load_in_float32(pipe, tmp_path):
     loaded = AutoPipeline.from_pretrained(tmp_path)
     assert {part.dtype for part in (loaded.transformer, loaded.vq, loaded.text_encoder)} == {torch.float32}
     torch.testing.assert_close(loaded.transformer.head.weight, pipe.transformer.head.weight, atol=2e-3, rtol=0)
-
-
-# Names
 
 
 def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):

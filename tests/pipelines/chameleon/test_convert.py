@@ -157,9 +157,6 @@ def test_an_incomplete_folder_of_meta_is_refused(meta_folder):
         convert_anole(meta_folder)
 
 
-# Lumina-mGPT 2.0.
-
-
 def test_the_movqgan_equals_the_original():
     vq, expected = vq_model_from_original(load_original(MOVQGAN)), load_file(FIXTURE / "movqgan_expected.safetensors")
     with torch.no_grad():
@@ -185,9 +182,6 @@ def test_lumina_mgpt_2_generates_from_text(second_version, tmp_path):
     assert pipe._first_code == len(pipe.transformer.config.vocabulary_map) - 64
     output = pipe("a cat", height=32, width=64, task="depth", decoding="sjd", output_type="pt")
     assert output.images.shape == (1, 3, 32, 64) and output.tokens.shape == (1, 4, 8)
-
-
-# What is refused.
 
 
 def drop(key):

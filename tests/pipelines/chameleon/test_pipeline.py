@@ -35,9 +35,6 @@ def anole():
     return tiny.anole_pipeline()
 
 
-# The authors' implementation.
-
-
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
     """The converted pipeline in float32, and what the authors' code makes of the same files."""
@@ -114,9 +111,6 @@ def test_pixels_and_encoded_codes_equal_the_original(golden):
         assert torch.equal(pipe.encode_image(image).flatten(), expected["encode_codes"])
 
 
-# Prompts and sizes.
-
-
 def test_the_trained_sizes_are_those_of_the_authors(pipe):
     counts = {512: 49, 768: 73, 1024: 97}
     for size, count in counts.items():
@@ -156,9 +150,6 @@ def test_codes_are_those_of_the_explicit_sequence(pipe, size):
     output = pipe(PROMPTS, height=size[0], width=size[1], guidance_scale=3.0, **GREEDY)
     for codes, prompt in zip(output.tokens, PROMPTS, strict=True):
         assert torch.equal(codes, explicit(pipe, prompt, size, 3.0))
-
-
-# Lumina-mGPT 2.0.
 
 
 def test_version_2_has_a_finer_grid_and_names_of_its_own(pipe2):
@@ -211,9 +202,6 @@ def test_an_image_is_generated_below_its_map(pipe2):
     assert shapes == [(1, 3, 64, 64)]
 
 
-# Anole.
-
-
 def test_anole_generates_one_size_without_row_ends(anole):
     names = tiny.vocabulary()
     output = anole(PROMPTS, guidance_scale=3.0, decoding="sjd", **GREEDY)
@@ -233,9 +221,6 @@ def test_anole_generates_one_size_without_row_ends(anole):
     assert torch.equal(again.tokens, output.tokens)
     assert anole.image_sizes == [(64, 64)]
     assert isinstance(anole, AnolePipeline)
-
-
-# What is refused.
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,6 @@ def test_other_tensors_than_those_of_a_tokenizer_are_refused(state, change, mess
         cosmos_tokenizer_from_original(state)
 
 
-# Transformer and pipeline
-
-
 @pytest.mark.parametrize(("name", "yarn"), [("base", False), ("base_yarn", True), ("video2world", False)])
 def test_sizes_come_from_the_tensors_and_yarn_from_the_width_of_the_heads(name, yarn, caplog):
     with caplog.at_level("WARNING"):

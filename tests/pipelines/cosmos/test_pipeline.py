@@ -44,9 +44,6 @@ def arguments_of(kind, count=1):
     )
 
 
-# Against the original
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("decoding", "given"), [("ar", 1), ("sjd-coupled", 9)])
 def test_videos_equal_the_original_from_frames_to_frames(golden, film, given, decoding):
@@ -80,9 +77,6 @@ def test_sampling_is_that_of_the_original_by_default(golden):
     top_p = 0.7 if "context" in expected else 0.8
     assert pipe.generation_config == {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": top_p}
     assert pipe.decoding.exact
-
-
-# What goes in
 
 
 def test_only_the_last_frames_of_a_video_count(golden, film):
@@ -156,9 +150,6 @@ def test_other_sizes_than_the_trained_are_warned_of(pipes, caplog):
     assert "32x32 pixels were asked for, but these weights were trained for 48x64" in caplog.text
 
 
-# What comes out
-
-
 def test_texts_are_padded_with_zeros_that_count(pipes):
     pipe = pipes["text"]
     text = pipe.tokenizer(["green tree"], return_tensors="pt")
@@ -195,9 +186,6 @@ def test_components_that_do_not_fit_are_refused():
         CosmosPipeline(
             tiny_cosmos.transformer("text"), tiny_cosmos.video_tokenizer(), None, tiny.text_encoder(300, width=24)
         )
-
-
-# The guardrail
 
 
 class Guardrail(torch.nn.Module):

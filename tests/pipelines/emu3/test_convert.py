@@ -88,9 +88,6 @@ def test_weights_keep_the_dtype_of_the_files(original, tmp_path):
     assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-# The text tokenizer
-
-
 def reference_tokens(piece: bytes) -> list[bytes]:
     """What a table of ranks makes of a piece of text: the pair of the lowest rank is joined first."""
     ranks = {merge.encode(): rank for rank, merge in enumerate(tiny_emu3.MERGES)}
@@ -139,9 +136,6 @@ def test_special_tokens_follow_the_text_in_the_authors_order(original):
         "<|image start|>",
         "left",
     )
-
-
-# Refusals
 
 
 def test_folders_that_do_not_fit_are_refused(original, tmp_path):

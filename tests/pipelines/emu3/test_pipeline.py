@@ -37,9 +37,6 @@ def bare():
     return tiny_emu3.pipeline(tokenizer=False)
 
 
-# Parity
-
-
 @pytest.mark.parametrize(
     ("decoding", "guidance_scale", "sequence"),
     [("ar", 1.0, "nocfg_sequence"), ("ar", 3.0, "cfg_sequence"), ("sjd-coupled", 3.0, "cfg_sequence")],
@@ -100,9 +97,6 @@ def test_codes_from_text_on_another_grid_equal_those_of_transformers(pipe, guida
     assert torch.equal(ours[0], theirs[:, :-1] - FIRST)
 
 
-# Drawing
-
-
 def test_prompts_have_the_authors_words_and_a_header_with_the_size_in_codes(pipe):
     ids, mask = pipe.encode_prompt(["tree", "a red heart"], (80, 720))
     texts = [pipe.tokenizer.decode(row[kept.bool()]).replace(" ", "") for row, kept in zip(ids, mask, strict=True)]
@@ -142,17 +136,11 @@ def test_the_size_is_that_of_the_trained_area_or_given(pipe):
             gen.image_size(**arguments)
 
 
-# Editing
-
-
 def test_images_are_encoded_as_in_the_original(bare):
     pixels = EXPECTED["encode_pixel_values"]
     with torch.no_grad():
         codes = bare.encode_known_tokens(pixels, torch.zeros(1, 1, 32, 40, dtype=torch.bool))
     assert torch.equal(codes.reshape(4, 5), EXPECTED["encode_codes"])
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(

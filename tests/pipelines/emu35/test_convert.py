@@ -27,9 +27,6 @@ def change_config(folder, **settings):
     path.write_text(json.dumps({name: value for name, value in config.items() if value != "absent"}))
 
 
-# What is converted
-
-
 def test_texts_become_the_tokens_of_the_original():
     tokenizer, codes = emu35_tokenizer_from_original(FOLDER)
     for text, ids in REFERENCE["texts"]:
@@ -85,9 +82,6 @@ def test_weights_keep_their_names_and_the_dtype_of_the_files(tmp_path):
     assert expected.keys() == found.keys() and all(torch.equal(expected[key], found[key]) for key in expected)
     assert pipe.model.dtype == torch.bfloat16 and pipe.vq.quantize.embedding.weight.dtype == torch.float32
     assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-# Refusals
 
 
 def test_emu3_and_emu35_name_each_other(tmp_path):

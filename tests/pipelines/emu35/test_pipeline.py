@@ -48,9 +48,6 @@ def pipe():
     return tiny_emu35.pipeline(image_area=3072)
 
 
-# Parity
-
-
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("given", "decoding"), [(arguments, "ar"), (ids_of, "sjd-coupled")], ids=["texts", "ids"])
 @pytest.mark.parametrize("name", CALLS)
@@ -96,9 +93,6 @@ def test_a_reference_is_resized_and_encoded_as_in_the_original(pipe, index):
     with torch.no_grad():
         codes = pipe.encode_image(pixels.permute(2, 0, 1)[None] / 127.5 - 1)[0]
     assert torch.equal(codes, EXPECTED[f"ref_{index}.codes"])
-
-
-# References
 
 
 def tokens(pipe, prompt, **options):
@@ -149,9 +143,6 @@ def test_pixels_outside_of_a_mask_are_kept_with_references(pipe):
     assert torch.equal(out.tokens[:, ~generated], codes[:, ~generated])
 
 
-# Prompts
-
-
 def test_a_negative_prompt_is_the_text_of_the_unconditional_prompt(pipe):
     decode = pipe.tokenizer.decode
     prompts = pipe.prompts
@@ -174,8 +165,6 @@ def test_sizes_are_those_of_the_authors():
     assert pipe.image_sizes[:2] == [(1024, 1024), (880, 1168)] and len(pipe.image_sizes) == 8
     assert pipe.image_size(2048, 16) == (2048, 16)
 
-
-# Refusals
 
 IDS = {"input_ids": EXPECTED["t2i_0.input_ids"][None]}
 

@@ -39,9 +39,6 @@ def given(expected):
     return {name: expected[name] for name in ("input_ids", "attention_mask")}
 
 
-# What the authors' code gave
-
-
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
 def test_greedy_codes_are_the_original_ones(pipe, given, expected, decoding):
     out = pipe(**given, top_k=1, decoding=decoding, output_type="latent")
@@ -82,9 +79,6 @@ def test_images_are_encoded_as_in_the_original_not_as_in_transformers(pipe, expe
     assert codes.shape == (1, 4, 4)
     assert torch.equal(codes.flatten(1), expected["encode_image_tokens_original_l2"])
     assert not torch.equal(codes.flatten(1), expected["encode_image_tokens_hf"])
-
-
-# What transformers gives
 
 
 def test_prompts_give_what_transformers_generates(pipe):
@@ -156,9 +150,6 @@ def test_questions_are_about_what_viewers_show(pipe):
         assert torch.equal(found, expected)
 
 
-# What every pipeline keeps
-
-
 @pytest.mark.slow
 def test_layers_on_disk_generate_the_same(given, expected, tmp_path):
     language = "model.language_model."
@@ -181,9 +172,6 @@ def test_layers_on_disk_generate_the_same(given, expected, tmp_path):
     for decoding in ("ar", "sjd-coupled", "lantern"):
         tokens = pipe(**given, top_k=1, decoding=decoding, output_type="latent").tokens
         assert torch.equal(tokens.flatten(1), expected["generated_image_tokens"])
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,6 @@ def guided_argmax(pipe, tokens, condition, scale, guided_tokens=N):
     return guided.argmax(-1).reshape(tokens.shape)
 
 
-# Randomness
-
-
 def test_one_generator_serves_the_images_in_turn(pipe):
     generator = seeded(9)
     single = torch.cat([pipe("tree", generator=generator, output_type="latent").tokens for _ in range(3)])
@@ -75,17 +72,11 @@ def test_one_generator_serves_the_images_in_turn(pipe):
     assert len({tuple(row.flatten().tolist()) for row in batch}) == 3
 
 
-# Sampling settings
-
-
 def test_a_call_overrides_the_defaults_of_the_checkpoint(pipe, greedy):
     pipe.generation_config.update(guidance_scale=3.0, top_k=1)
     assert torch.equal(pipe(PROMPTS, output_type="latent").tokens, greedy)
     assert not torch.equal(pipe(PROMPTS, output_type="latent", guidance_scale=1.0).tokens, greedy)
     assert not torch.equal(pipe(PROMPTS, output_type="latent", top_k=0, generator=seeded(0)).tokens, greedy)
-
-
-# Decodings
 
 
 @pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
@@ -104,9 +95,6 @@ def test_statistics_add_up(pipe, decoding):
         assert stats.forward_passes == N and stats.tokens_per_pass == 1 and stats.accepted.unique().tolist() == [1]
     else:
         assert 2 <= stats.forward_passes <= N
-
-
-# Conditions
 
 
 def test_encoded_prompts_stand_in_for_prompts(pipe, greedy):
@@ -152,8 +140,6 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(pipe, caplog):
     assert mask.sum() == tiny.TEXT_LENGTH
     assert "longer than the 12 tokens that this model reads and was cut" in caplog.text
 
-
-# Refusals
 
 EMBEDS = torch.zeros(2, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH)
 MASK = torch.ones(2, tiny.TEXT_LENGTH)
@@ -205,9 +191,6 @@ def test_parts_that_do_not_fit_together_are_refused(pipe):
     wide = tiny.text_encoder(300, width=32)
     with pytest.raises(ValueError, match="the text encoder is 32 wide, the transformer expects 16"):
         LlamaGenPipeline(pipe.transformer, pipe.vq, pipe.tokenizer, wide)
-
-
-# Number formats and offloading
 
 
 def test_group_offloading_changes_nothing(greedy, device):

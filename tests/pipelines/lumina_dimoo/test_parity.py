@@ -25,9 +25,6 @@ def pipe():
     return tiny.converted()
 
 
-# Sequences
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_sequences(name, pipe):
     run, prompts = REFERENCE[name], LuminaDiMOOPrompts(pipe.tokenizer)
@@ -60,9 +57,6 @@ def test_sizes_of_pictures():
         assert list(crop_picture(Image.new("RGB", given)).size) == cropped
 
 
-# Networks
-
-
 @pytest.mark.parametrize("name", ["masked", "half", "unconditional"])
 def test_one_pass(name, pipe):
     ids, codes = EXPECTED[f"forward_{name}.ids"].long()[None], EXPECTED["logit_columns"] >= FIRST_CODE
@@ -79,9 +73,6 @@ def test_the_image_tokenizer(pipe):
     assert torch.equal(pipe.encode_image(pixels)[0], EXPECTED["vq.image_codes"].long())
     decoded = pipe.decode_image(EXPECTED["vq.codes"].long()[None])[0]
     close(decoded / 2 + 0.5, EXPECTED["vq.pixels"], 1e-4)
-
-
-# Whole runs
 
 
 @pytest.fixture

@@ -50,9 +50,6 @@ def test_prompts_may_have_pictures_of_other_sizes(pipe, decoding, small_pictures
     assert together.tokens.shape == (2, 3, 4)
 
 
-# Guidance
-
-
 def test_each_scale_adds_what_its_branch_lacks(pipe, small_pictures):
     """c + (s - 1) (c - u) + (s' - 1) (c - w), with the logits of calls of one branch each."""
     crop = {"prompt": "cup", "image": picture(0)}
@@ -88,9 +85,6 @@ def test_two_pictures_are_a_picture_and_a_style(pipe, small_pictures):
     assert torch.equal(ids, style.model.condition["prefix_ids"])
 
 
-# Painting
-
-
 def test_known_places_are_never_touched(pipe):
     image, mask = picture(2), np.zeros((64, 64), np.uint8)
     # More than half of the second token, and half of the third.
@@ -104,9 +98,6 @@ def test_known_places_are_never_touched(pipe):
         assert torch.equal(tokens[~masked], given[~masked])
         assert (tokens[masked] != given[masked]).any()
         assert np.array_equal(np.asarray(out.images[0])[mask == 0], np.asarray(image)[mask == 0])
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(

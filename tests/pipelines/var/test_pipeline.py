@@ -108,9 +108,6 @@ def test_parts_that_do_not_fit_are_refused():
         tiny_var.pipeline("class")(class_labels=1, height=32, width=32)
 
 
-# Editing
-
-
 def test_what_is_kept_stands_and_the_rest_is_generated_on_every_side_of_it(pipe, condition):
     given = torch.rand(3, 3, SIZE, SIZE, generator=seeded(3))
     mask = torch.zeros(1, 1, SIZE, SIZE)
