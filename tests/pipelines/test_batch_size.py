@@ -144,8 +144,10 @@ def test_a_callback_sees_all_images(pipe):
         **LATENT,
     )
     assert len(seen) == output.stats.forward_passes
-    decided = torch.stack([tensors["decided"].sum(1) for tensors in seen])
-    assert torch.equal(decided, output.stats.accepted.cumsum(0))
+    # Of the first three, which begin together.
+    decided = torch.stack([tensors["decided"][:3].sum(1) for tensors in seen])
+    accepted = output.stats.accepted[:, :3].cumsum(0)
+    assert torch.equal(decided[: len(accepted)], accepted)
     assert all(set(tensors) == set(names) and len(tensors["tokens"]) == 7 for tensors in seen)
     # Those that wait have no tokens yet, and decided ones stay.
     assert (seen[0]["tokens"][3:] == -1).all() and not seen[0]["decided"][3:].any() and seen[-1]["decided"].all()

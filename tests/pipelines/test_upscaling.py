@@ -4,7 +4,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from families import flat, seeded
+from families import seeded
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.latent_llama import tiny as tiny_latent_llama
@@ -57,6 +57,10 @@ def editor(request):
 
 def generate(pipe, **options):
     return pipe(**{**condition_of(pipe), "generator": seeded(0), "output_type": "pt"} | options)
+
+
+def flat(tokens):
+    return torch.cat([part.flatten(1) for part in tokens], 1) if isinstance(tokens, list) else tokens
 
 
 def test_the_same_tokens_come_out_at_both_sizes(pipe):
