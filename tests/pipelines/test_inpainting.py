@@ -220,6 +220,7 @@ def test_what_was_given_is_left_as_it_was(pipe):
             {"image": random_images(1) * 255, "mask_image": MASK},
             r"values outside \[0, 1\]: give PIL images, or arrays of",
         ),
+        ({"image": random_images(1), "mask_image": MASK.expand(1, 3, -1, -1)}, "mask_image has 3 channels"),
         ({"image": random_images(1)[:, :1], "mask_image": MASK}, "image has 1 channels where 3 are expected"),
         *(
             (

@@ -398,6 +398,8 @@ def test_alpha_of_split_projections():
     with torch.no_grad():
         merged.transformer.blocks[0].attention.qkv_proj.weight += 2 * torch.cat(whole)
     assert torch.equal(tokens(pipe), tokens(merged))
+    with pytest.raises(ValueError, match="all three"):
+        build().load_lora_weights({key: it for key, it in state.items() if "v_proj.lora_A" not in key})
     with pytest.raises(ValueError, match="another alpha"):
         build().load_lora_weights(state | {f"{name}.v_proj.alpha": torch.tensor(1.0)})
 

@@ -183,7 +183,6 @@ def test_a_model_without_the_names_of_its_codes_is_refused():
         Emu3Pipeline(model)
 
 
-@pytest.mark.slow
 def test_weights_that_wait_elsewhere_give_the_same_codes(bare, tmp_path):
     bare.save_pretrained(tmp_path)
     parts = {"model.text_model.embed_tokens": "cpu", "model.text_model.layers.0": "cpu", "model.vqmodel": "disk"}

@@ -185,3 +185,10 @@ def test_folders_of_something_else_are_refused(original, tmp_path):
         convert_janus(tmp_path)
     with pytest.raises(CheckpointError, match="template is 'pro': choose among janus, janus-pro"):
         convert_janus(original, template="pro")
+
+
+def test_without_a_tokenizer_the_transformers_layout_generates_from_token_ids():
+    pipe = convert_janus(tiny_janus.FOLDER)
+    assert pipe.processor is None
+    with pytest.raises(ValueError, match="has no processor: give input_ids"):
+        pipe("a cat")
