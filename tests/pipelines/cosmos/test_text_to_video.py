@@ -50,7 +50,7 @@ def test_guided_logits_are_those_with_the_text_and_without(pipe, given):
             torch.testing.assert_close(both, torch.cat([with_text, without]), atol=1e-4, rtol=1e-4)
 
 
-def test_only_models_of_text_alone_are_guided(pipe):
+def test_only_models_of_text_alone_are_guided():
     with pytest.raises(ValueError, match="guidance_scale is 2.0, but this checkpoint was trained without"):
         tiny_cosmos.pipeline("text")("a red heart", tokens=tiny_cosmos.given(), guidance_scale=2.0)
     with pytest.raises(ValueError, match="guided needs a model with text"):

@@ -8,21 +8,15 @@ from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.emu3.tiny import EXPECTED, VOCABULARY
 from transformers import Emu3ForConditionalGeneration
 
-from arimage import AutoPipeline, decoding_from_name, decoding_names
+from arimage import AutoPipeline
 from arimage.pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 from arimage.pipelines.emu3.prompts import NEGATIVE_PROMPT, PROMPT_SUFFIX
 from arimage.pipelines.emu3.vq_emu3 import decode_image
 
 
-PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face"]
 GIVEN = {"input_ids": EXPECTED["prompt_ids"][None], "negative_input_ids": EXPECTED["negative_prompt_ids"][None]}
 SIZE = {"height": 32, "width": 40}
 TALL = {"height": 40, "width": 24}
-EXACT = [
-    name
-    for name in decoding_names()
-    if name.startswith(("ar", "sjd")) and name != "sjd2" and decoding_from_name(name).exact
-]
 FIRST = VOCABULARY["<|visual token 000000|>"]
 
 

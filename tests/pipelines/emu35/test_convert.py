@@ -125,7 +125,7 @@ def test_other_settings_are_refused(folder, settings, said):
         convert_emu35(folder, vision_tokenizer=VISION_TOKENIZER)
 
 
-def test_a_missing_part_is_refused(folder, tmp_path):
+def test_a_missing_part_is_refused(folder):
     (folder / "model-00002-of-00005.safetensors").unlink()
     with pytest.raises(CheckpointError, match="model-00002-of-00005.safetensors"):
         convert_emu35(folder, vision_tokenizer=VISION_TOKENIZER)

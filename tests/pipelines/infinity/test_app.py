@@ -1,14 +1,12 @@
-"""The engine and the server with a model whose tokens are maps of bits."""
+"""The engine with a model whose tokens are maps of bits."""
 
 import numpy as np
 import pytest
 import torch
 from pipelines.infinity import tiny as tiny_infinity
-from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Progress, Request
-from arimage.app.server.app import build_server
 
 
 SCALES = 7
@@ -19,12 +17,6 @@ def engine():
     engine = Engine({"bits": tiny_infinity.pipeline()}, Limits(images=4))
     yield engine
     engine.close()
-
-
-@pytest.fixture(scope="module")
-def server(engine):
-    with TestClient(build_server(engine), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def same(one, other):

@@ -6,20 +6,15 @@ import pytest
 import torch
 from PIL import Image
 from pipelines.janus import tiny as tiny_janus
-from presets import FOR_TOKENS
 from profiles import WIDE, as_shown
 from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
-from arimage import JanusPipeline, decoding_from_name
+from arimage import JanusPipeline
 from arimage.convert import convert_janus
 
 
 PROMPTS = ["a red heart", "cat", "a blue book, flat style"]
-SIZE, CELL = 64, 16
-# Nobody trained a drafter or a denoiser for this model.
-DECODINGS = [name for name in FOR_TOKENS if not name.startswith(("eagle", "sjd2"))]
-EXACT = [name for name in DECODINGS if decoding_from_name(name).exact]
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +191,7 @@ def test_calls_that_cannot_be_generated_are_refused(pipe, change, sentence):
         pipe(**change)
 
 
-def test_a_model_that_names_no_begin_of_image_is_refused(pipe):
+def test_a_model_that_names_no_begin_of_image_is_refused():
     model = convert_janus(tiny_janus.FOLDER).model
     model.generation_config.generation_kwargs = {}
     with pytest.raises(ValueError, match="no boi_token_id in its generation_kwargs: put the id"):

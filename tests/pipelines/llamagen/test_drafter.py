@@ -12,7 +12,7 @@ from arimage.decoding import Layout
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
-BATCH, FED = 2, 6
+BATCH = 2
 
 
 @pytest.fixture(params=["class", "text"])

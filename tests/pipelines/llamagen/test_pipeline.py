@@ -17,7 +17,6 @@ PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]
 GREEDY = {"top_k": 1, "guidance_scale": 3.0, "output_type": "latent"}
 GRID = 4
 N = GRID * GRID
-SIZE = GRID * tiny.SCALE_FACTOR
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,6 @@ def pipe():
     return tiny_mar.pipeline()
 
 
-def latents(pipe, seed=0, **options):
-    return pipe(**{"class_labels": 3, **options}, generator=seeded(seed), **LATENT).images
-
-
 def near(found, wanted):
     """Up to the rounding of differently shaped matrix products, which an untrained head multiplies."""
     return torch.allclose(found, wanted, atol=1e-2, rtol=1e-3)

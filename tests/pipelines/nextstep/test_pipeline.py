@@ -26,9 +26,6 @@ def call(pipe, prompt="a red heart", seeds=(0,), **settings):
     return pipe(prompt, generator=generators, **{"output_type": "latent", **settings})
 
 
-DECODINGS = ("ar", "sjd-coupled:window=4", "path-jacobi:window=4", "path-speculative:window=2")
-
-
 def test_a_suffix_is_part_of_the_prompt(pipe):
     one = call(pipe, "a fox", prompt_suffix="best quality.")
     assert torch.equal(one.images, call(pipe, "a fox best quality.").images)
