@@ -121,7 +121,7 @@ def test_a_prefix_of_one_token_is_the_state_of_the_last_token_of_the_prompt(pipe
     assert len({tuple(row.flatten().tolist()) for row in tokens}) == len(PROMPTS)
     for given in ({"prompt_embeds": embeds, "prompt_attention_mask": mask}, condition):
         assert torch.equal(short(**given, **GREEDY).tokens, tokens)
-    with pytest.raises(ValueError, match=r"prompt_embeds are \(3, 1, 5\): this model expects \[B, P, 16\]"):
+    with pytest.raises(ValueError, match=r"prompt_embeds are \(3, 1, 5\): .*\[B, P, 16\]"):
         short(prompt_embeds=ends[..., :5], prompt_attention_mask=torch.ones(3, 1))
 
 
@@ -151,8 +151,8 @@ MASK = torch.ones(2, tiny.TEXT_LENGTH)
         ({"prompt": "x", "prompt_embeds": EMBEDS}, "give either a prompt or prompt_embeds"),
         ({"class_labels": 1}, "generates from text: give a prompt instead of class_labels"),
         ({"prompt": []}, r"prompt is \[\]: give a string or a list of strings"),
-        ({"prompt_embeds": EMBEDS[:, :3]}, r"prompt_embeds are \(2, 3, 16\): this model expects \[B, 12, 16\]"),
-        ({"prompt_embeds": EMBEDS[0]}, r"prompt_embeds are \(12, 16\): this model expects \[B, 12, 16\]"),
+        ({"prompt_embeds": EMBEDS[:, :3]}, r"prompt_embeds are \(2, 3, 16\): .*\[B, 12, 16\]"),
+        ({"prompt_embeds": EMBEDS[0]}, r"prompt_embeds are \(12, 16\): .*\[B, 12, 16\]"),
         ({"prompt_embeds": EMBEDS}, r"prompt_attention_mask must be \[B, 12\]"),
         ({"prompt_embeds": EMBEDS, "prompt_attention_mask": MASK * 0}, "pad on the right"),
         ({"prompt": "x", "height": 16}, "height and width are 16 and None: this checkpoint generates 8x8 pixels only"),
@@ -188,7 +188,7 @@ def test_parts_that_do_not_fit_together_are_refused(pipe):
     with pytest.raises(ValueError, match="the transformer has 48, the image tokenizer 32"):
         LlamaGenPipeline(pipe.transformer, tiny.image_tokenizer(codes=32))
     wide = tiny.text_encoder(300, width=32)
-    with pytest.raises(ValueError, match="the text encoder is 32 wide, the transformer expects 16"):
+    with pytest.raises(ValueError, match="the text encoder .* 32.* the transformer .*16"):
         LlamaGenPipeline(pipe.transformer, pipe.vq, pipe.tokenizer, wide)
 
 
