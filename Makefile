@@ -30,9 +30,8 @@ test-lowest:
 
 # What rounds otherwise on other processors, with the instructions of an older one, in one order of sums and in another.
 NUMERICS = tests/kernels/test_linear.py tests/kernels/test_codebook.py tests/kernels/test_probabilities.py \
-	tests/tokenizers tests/pipelines/*/test_tokenizer.py tests/pipelines/llamagen/test_parity.py \
-	tests/pipelines/llamagen/test_golden.py tests/pipelines/var/test_parity.py tests/pipelines/test_upscaling.py \
-	tests/pipelines/test_any_order_golden.py
+	tests/tokenizers tests/pipelines/*/test_tokenizer.py tests/pipelines/llamagen/test_golden.py \
+	tests/pipelines/var/test_parity.py tests/pipelines/test_upscaling.py tests/pipelines/test_any_order_golden.py
 
 test-numerics: $(VENV)/.installed-dev
 	MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default $(TEST) -n 2 $(NUMERICS)

@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from pipelines.cosmos import tiny as tiny_cosmos
 
@@ -74,9 +75,26 @@ def condition_of(pipe):
     return {"prompt": "a red heart"} if pipe.num_classes is None else {"class_labels": 3}
 
 
+# Of different lengths.
+PROMPTS = ["a red heart", "a blue book, flat style", "tree", "cat", "a grinning cat face", "book", "green tree"]
+
+
+def conditions_of(pipe, count):
+    """Different prompts, classes or maps for `count` images, at most seven."""
+    if pipe.abilities.generates_video and not pipe.begins_with_text:
+        given = {"tokens": tiny_cosmos.given(count)}
+        return given | ({"prompt": PROMPTS[:count]} if pipe.transformer.reads_text else {})
+    if pipe.num_classes is not None:
+        return {"class_labels": [(3 * i) % tiny.NUM_CLASSES for i in range(count)]}
+    return {"prompt": PROMPTS[:count]} | ({"num_frames": 17} if pipe.abilities.generates_video else {})
+
+
 def pictures_of(out):
     """The images or videos of an output."""
     return out.frames if hasattr(out, "frames") else out.images
+
+
+LATENT = {"output_type": "latent"}
 
 
 def seeded(seed):
@@ -85,3 +103,12 @@ def seeded(seed):
 
 def flat(tokens):
     return torch.cat([part.flatten(1) for part in tokens], dim=1) if isinstance(tokens, list) else tokens.flatten(1)
+
+
+def tokens(pipe, **settings):
+    """Those [B, N] of a call with one seed."""
+    return flat(pipe(**condition_of(pipe), **LATENT, generator=seeded(0), **settings).tokens)
+
+
+def close(found, wanted, atol=1e-4):
+    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from families import BUILD, KINDS, condition_of, flat, one_of_each_kind, seeded
-from pipelines.test_calls import LATENT
+from families import BUILD, EVERY, KINDS, LATENT, PROMPTS, condition_of, conditions_of, flat, one_of_each_kind, seeded
 from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_name
@@ -15,11 +13,9 @@ from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
-# Of different lengths.
-PROMPTS = ["a red heart", "a blue book, flat style", "tree", "cat", "a grinning cat face", "book", "green tree"]
-
 # One of each way to keep what a forward pass returned; the other decodings are slow.
-SOME = {"ar", "sjd-coupled", "sjd-tree", "sjd2", "zipar", "eagle", "next-scale", "code"}
+SOME = {"ar", "sjd-coupled", "sjd-tree", "sjd2", "zipar", "eagle", "next-scale", "code", "path-speculative", "mar"}
+SOME |= {"halton", "ml-cache", "recap", "few-step", "groups"}
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +28,8 @@ def pipe(request, pipes):
     return pipes[request.param]
 
 
-def conditions(pipe, count=7):
-    if pipe.num_classes is None:
-        return {"prompt": PROMPTS[:count]}
-    return {"class_labels": [(3 * i) % tiny.NUM_CLASSES for i in range(count)]}
-
-
 def part_of(condition, i):
-    return {name: values[i] for name, values in condition.items()}
+    return {name: values[i : i + 1] if name != "num_frames" else values for name, values in condition.items()}
 
 
 def seeds(count):
@@ -52,7 +42,11 @@ def own_runs(pipe, condition, **options):
 
 
 def check(output, own):
-    assert torch.equal(flat(output.tokens), torch.cat([flat(one.tokens) for one in own]))
+    found, expected = flat(output.tokens), torch.cat([flat(one.tokens) for one in own])
+    # Untrained heads multiply the rounding of differently shaped products.
+    assert (
+        torch.allclose(found, expected, atol=1e-2, rtol=1e-3) if found.is_floating_point() else found.equal(expected)
+    )
     for accepted, one in zip(output.stats.accepted.T, own, strict=True):
         steps = one.stats.forward_passes
         assert torch.equal(accepted[:steps], one.stats.accepted[:, 0]) and not accepted[steps:].any()
@@ -60,26 +54,21 @@ def check(output, own):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "others"])
-def test_every_image_is_that_of_its_own_run(pipe, some):
-    condition = conditions(pipe, 3)
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
+def test_every_image_is_that_of_its_own_run(family, some):
+    pipe = EVERY[family]()
+    condition = conditions_of(pipe, 3)
     for name in pipe.decoding_names:
         if (name in SOME) != some:
             continue
         own = own_runs(pipe, condition, decoding=name, **LATENT)
         output = pipe(**condition, decoding=name, batch_size=2, generator=seeds(3), **LATENT)
         check(output, own)
-        tokens = flat(own[0].tokens).shape[1]
-        passes, exact = output.stats.forward_passes, output.stats.exact
-        assert output.stats.tokens_per_pass == pytest.approx(1.5 * tokens / passes) and exact == own[0].stats.exact
-
-
-def test_rows_are_refilled_at_once(pipes):
-    pipe, condition = pipes["llamagen-class"], conditions(pipes["llamagen-class"])
-    own = [one.stats.forward_passes for one in own_runs(pipe, condition, decoding="sjd-coupled", **LATENT)]
-    output = pipe(**condition, decoding="sjd-coupled", batch_size=3, generator=seeds(7), **LATENT)
-    assert min(own) < max(own)
-    # At most one more prefill for each image that did not begin with the first, and a last row that runs alone.
-    assert sum(own) / 3 <= output.stats.forward_passes <= sum(own) / 3 + 4 + max(own)
+        assert not torch.equal(flat(own[0].tokens), flat(own[1].tokens))
+        if family in BUILD:
+            each = 1.5 * flat(own[0].tokens).shape[1] / output.stats.forward_passes
+            assert output.stats.tokens_per_pass == pytest.approx(each)
+        assert output.stats.exact == own[0].stats.exact
 
 
 @pytest.mark.every(2)
@@ -89,7 +78,7 @@ def test_rows_are_refilled_at_once(pipes):
     indirect=["pipe"],
 )
 def test_images_are_in_order(pipe, output_type):
-    condition = conditions(pipe)
+    condition = conditions_of(pipe, 7)
     expected, found = (
         pipe(**condition, output_type=output_type, generator=seeds(7), batch_size=size) for size in (None, 2)
     )
@@ -101,16 +90,10 @@ def test_images_are_in_order(pipe, output_type):
     )
 
 
-def test_images_of_one_prompt(pipe):
-    options = {**condition_of(pipe), "num_images_per_prompt": 5, **LATENT}
-    expected, found = (pipe(**options, batch_size=size, generator=seeds(5)) for size in (None, 2))
-    assert torch.equal(flat(found.tokens), flat(expected.tokens))
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_equal_prompts_are_prefilled_once(pipe, scale, monkeypatch):
-    condition = {name: [values[0], values[1], values[0]] for name, values in conditions(pipe).items()}
+    condition = {name: [values[0], values[1], values[0]] for name, values in conditions_of(pipe, 7).items()}
     options = {**condition, "num_images_per_prompt": 2, "guidance_scale": scale, "temperature": 3.0, **LATENT}
     model, rows = pipe.prepare(**condition).model, []
     layers = model.transformer.blocks if hasattr(model, "transformer") else model._decoder.layers
@@ -140,25 +123,8 @@ def test_images_are_decoded_in_groups_of_the_batch(pipes, monkeypatch):
         return decode_tokens(call, tokens)
 
     monkeypatch.setattr(pipe, "decode_tokens", counted)
-    pipe(**conditions(pipe), batch_size=3, decoding="sjd-coupled")
+    pipe(**conditions_of(pipe, 7), batch_size=3, decoding="sjd-coupled")
     assert max(sizes) == 3 and sum(sizes) == 7
-
-
-def test_an_edit_changes_each_image(pipes):
-    pipe = pipes["llamagen-class"]
-    side = pipe.image_sizes[0][0]
-    pictures = torch.rand(5, 3, side, side)
-    mask = torch.zeros(5, 1, side, side)
-    for i in range(5):
-        mask[i, :, : side // 2, i:] = 1
-    condition = conditions(pipe, 5)
-    whole = pipe(**condition, image=pictures, mask_image=mask, batch_size=2, generator=seeds(5), output_type="pt")
-    for i in range(5):
-        one = pipe(
-            **part_of(condition, i), image=pictures[i], mask_image=mask[i], generator=seeded(i), output_type="pt"
-        )
-        assert torch.equal(whole.tokens[i], one.tokens[0])
-        torch.testing.assert_close(whole.images[i], one.images[0], atol=1e-5, rtol=0)
 
 
 def test_a_callback_sees_all_images(pipe):
@@ -170,7 +136,7 @@ def test_a_callback_sees_all_images(pipe):
 
     names = pipe._callback_tensor_inputs
     output = pipe(
-        **conditions(pipe),
+        **conditions_of(pipe, 7),
         batch_size=3,
         generator=seeds(7),
         callback_on_step_end=callback,
@@ -178,6 +144,10 @@ def test_a_callback_sees_all_images(pipe):
         **LATENT,
     )
     assert len(seen) == output.stats.forward_passes
+    # Of the first three, which begin together.
+    decided = torch.stack([tensors["decided"][:3].sum(1) for tensors in seen])
+    accepted = output.stats.accepted[:, :3].cumsum(0)
+    assert torch.equal(decided[: len(accepted)], accepted)
     assert all(set(tensors) == set(names) and len(tensors["tokens"]) == 7 for tensors in seen)
     # Those that wait have no tokens yet, and decided ones stay.
     assert (seen[0]["tokens"][3:] == -1).all() and not seen[0]["decided"][3:].any() and seen[-1]["decided"].all()
@@ -191,7 +161,7 @@ def test_a_callback_sees_all_images(pipe):
 
 
 def test_an_interrupted_call_returns_what_there_is(pipe):
-    condition = conditions(pipe)
+    condition = conditions_of(pipe, 7)
     options = {**condition, "output_type": "pt", "decoding": pipe.decoding_names[0]}
     whole = pipe(**options, generator=seeds(7))
     passes = whole.stats.forward_passes + 2

@@ -11,13 +11,13 @@ import tiny
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.hooks import apply_group_offloading
-from families import BUILD, EVERY, condition_of, flat, having, one_of_each_kind, seeded
+from families import BUILD, EVERY, LATENT, condition_of, flat, having, one_of_each_kind, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 from transformers import PreTrainedTokenizerFast
 
 import arimage
-from arimage import SpeculativeJacobiDecoding, decoding_from_name
+from arimage import SpeculativeJacobiDecoding
 from arimage.pipelines.call import GenerationCall
 from arimage.pipelines.emu3.prompts import PROMPT_SUFFIX
 
@@ -44,7 +44,6 @@ DEFAULTS |= {
 # InfinityStar's suffix is for videos only, and images are videos of one frame.
 OWN_DEFAULTS = {"InfinityStarPipeline": {"prompt_suffix": None, "apg_norm_threshold": 0.05}}
 OWN_DEFAULTS["NextStepPipeline"] = {"prompt_suffix": None}
-LATENT = {"output_type": "latent"}
 PIPELINES = [name for name in arimage.__all__ if name.endswith("Pipeline") and name != "AutoPipeline"]
 
 
@@ -59,9 +58,6 @@ def pipes():
 @pytest.fixture(params=one_of_each_kind(BUILD))
 def pipe(request, pipes):
     return pipes[request.param]
-
-
-# Signatures and docstrings
 
 
 def keywords_of(function):
@@ -127,9 +123,6 @@ def test_to_prepare_refuses_the_arguments_of_a_run(pipe, name):
         pipe.prepare(**condition_of(pipe), **{name: None})
 
 
-# Abilities
-
-
 def test_what_a_pipeline_says_of_itself_holds(pipe):
     sizes = pipe.image_sizes
     images = pipe(**condition_of(pipe), output_type="pt").images
@@ -141,25 +134,12 @@ def test_the_number_of_classes_is_none_where_images_are_those_of_a_text(pipes, n
     assert pipes[name].num_classes == (tiny.NUM_CLASSES if name.endswith("-class") else None)
 
 
-def test_a_decoding_is_named_if_its_parts_are_there(pipe):
-    names = pipe.decoding_names
-    assert names and pipe.decoding in [decoding_from_name(name) for name in names]
-    assert ("eagle" in names) == (getattr(pipe, "drafter", None) is not None)
-    assert ("sjd2" in names) == (getattr(pipe, "denoiser", None) is not None)
-    assert ("code" in names) == (getattr(pipe, "refiner", None) is not None)
-    for name in set(names) & {"ar", "sjd", "sjd2", "eagle", "next-scale", "code"}:
-        assert flat(pipe(**condition_of(pipe), decoding=name, **LATENT).tokens).min() >= 0
-
-
 def test_only_the_first_guided_tokens_are_guided(pipe):
     options = {**condition_of(pipe), "guidance_scale": 6.0, "top_k": 1, **LATENT}
     none, some, every = (flat(pipe(**options, guided_tokens=count).tokens) for count in (0, 2, None))
     off = flat(pipe(**options | {"guidance_scale": 1.0}).tokens)
     assert torch.equal(none, off)
     assert not torch.equal(every, off) and torch.equal(some[:, :2], every[:, :2])
-
-
-# Calls do not share anything
 
 
 def sizes_of(pipe):
@@ -279,25 +259,18 @@ def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
     assert not pipe.interrupt
 
 
-# Components
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "llamagen-text",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("var-class", "janus", "anole", "emu3", "lumina")),
-    ],
+    "name", ["llamagen-text", "var-class", "janus", "anole", "emu3", "lumina", "mar", "glm-image", "mammothmoda2"]
 )
 def test_a_compiled_component_is_the_one_that_runs(name):
-    pipe, compiled = BUILD[name](), []
+    pipe, compiled = EVERY[name](), []
     if name == "llamagen-text":
         pipe = tiny_llamagen.text_pipeline(num_layers=1)
-    part = "model" if hasattr(pipe, "model") else "transformer"
+    part = pipe._lora_loadable_modules[0]
     size = sizes_of(pipe)[0]
-    options = {**condition_of(pipe), **size, "top_k": 1, "guidance_scale": 2.0, **LATENT}
-    expected = flat(pipe(**options).tokens)
+    options = {**condition_of(pipe), **size, "guidance_scale": 2.0, **LATENT}
+    expected = flat(pipe(**options, generator=seeded(0)).tokens)
 
     def backend(graph, inputs):
         compiled.append(graph)
@@ -305,7 +278,7 @@ def test_a_compiled_component_is_the_one_that_runs(name):
 
     torch._dynamo.reset()
     setattr(pipe, part, torch.compile(getattr(pipe, part), backend=backend))
-    assert torch.equal(flat(pipe(**options).tokens), expected)
+    torch.testing.assert_close(flat(pipe(**options, generator=seeded(0)).tokens), expected, atol=1e-2, rtol=1e-3)
     assert compiled
 
 
@@ -331,9 +304,6 @@ def test_calls_compute_where_diffusers_says():
     assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
     apply_group_offloading(pipe.transformer, onload_device=torch.device("cuda:1"), offload_type="leaf_level")
     assert places() == (torch.device("cuda:1"),) * 2 and pipe.has_hooks
-
-
-# Refusals
 
 
 EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, tiny.TEXT_LENGTH)
@@ -379,21 +349,23 @@ def test_class_labels_that_are_no_ids_are_refused(pipes, name, value):
         pipes[name](class_labels=value)
 
 
-def test_class_labels_of_every_whole_type_are_taken(pipes):
-    expected = pipes["llamagen-class"](class_labels=3, top_k=1, **LATENT).tokens
-    for kind in (torch.int8, torch.uint8, torch.int32):
-        tokens = pipes["llamagen-class"](class_labels=torch.tensor([3], dtype=kind), top_k=1, **LATENT).tokens
-        assert torch.equal(tokens, expected)
+def test_class_labels_are_an_int_a_list_or_whole_numbers_of_every_type(pipes):
+    expected, four = (pipes["llamagen-class"](class_labels=label, top_k=1, **LATENT).tokens for label in (3, 4))
+    assert not torch.equal(expected, four)
+    kinds = (torch.int8, torch.uint8, torch.int32, torch.int64)
+    for label in (
+        [3],
+        torch.tensor(3),
+        torch.tensor([[3]]),
+        np.array([3]),
+        *(torch.tensor([3]).to(it) for it in kinds),
+    ):
+        assert torch.equal(pipes["llamagen-class"](class_labels=label, top_k=1, **LATENT).tokens, expected)
 
 
 @pytest.mark.parametrize(
     ("embeds", "mask", "argument"),
-    [
-        ("x", MASK, "prompt_embeds"),
-        ([0.0], MASK, "prompt_embeds"),
-        (EMBEDS[:0], MASK[:0], "prompt_embeds"),
-        (EMBEDS, "x", "prompt_attention_mask"),
-    ],
+    [("x", MASK, "prompt_embeds"), (EMBEDS[:0], MASK[:0], "prompt_embeds"), (EMBEDS, "x", "prompt_attention_mask")],
 )
 @pytest.mark.parametrize("name", ["llamagen-text", "var-text"])
 def test_prompt_embeds_that_are_no_tensors_are_refused(pipes, name, embeds, mask, argument):
@@ -427,10 +399,8 @@ NAN = np.full((8, 8, 3), np.nan, dtype=np.float32)
         ("image", []),
         ("image", NAN),
         ("image", torch.zeros(0, 3, 8, 8)),
-        ("image", np.zeros((0, 8, 8, 3), dtype=np.float32)),
         ("mask_image", []),
         ("mask_image", NAN[..., 0]),
-        ("mask_image", torch.zeros(0, 1, 8, 8)),
     ],
 )
 def test_images_that_are_empty_or_not_finite_are_refused(pipe, argument, value):
@@ -460,22 +430,6 @@ def test_a_language_model_refuses_a_prompt_that_is_too_long(pipes, name):
         pipes[name]("a" * 10**6)
 
 
-def test_latent_output_is_the_tokens_in_their_places(pipe):
-    out = pipe(**condition_of(pipe), **LATENT)
-    assert out.images is out.tokens
-    call = pipe.prepare(**condition_of(pipe))
-    assert call.seeds.shape == (1,) and call.size == pipe.image_sizes[0]
-    if isinstance(out.tokens, list):
-        assert [tuple(part.shape[1:3]) for part in out.tokens] == list(call.model.scales)
-    else:
-        assert out.tokens.shape == (1, *call.model.layout.shape)
-    pixels = pipe.decode_tokens(call, flat(out.tokens))
-    assert tuple(pixels.shape[-2:]) == call.size
-
-
-# The length of texts
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("family", having("captions"))
 def test_an_odd_number_of_text_tokens_is_refused(family):
@@ -486,20 +440,6 @@ def test_an_odd_number_of_text_tokens_is_refused(family):
     for length in (0, -1, 10**12, 2.0, "5", True):
         with pytest.raises(ValueError, match=f"max_sequence_length is {length!r}: give a whole number from 1 to 4096"):
             call("a red heart", max_sequence_length=length)
-
-
-@pytest.mark.parametrize("family", [name for name in having("captions") if name not in having("videos")])
-def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
-    whole = EVERY[family]()
-    encoder = type(whole)(None, None, tokenizer=whole.tokenizer, text_encoder=whole.text_encoder)
-    # What transformers takes where a tokenizer does not say.
-    monkeypatch.setattr(encoder.tokenizer, "model_max_length", int(1e30))
-    prompt = "a red heart " * 200
-    assert len(encoder.tokenizer(prompt).input_ids) > 512
-    assert encoder.encode_prompt(prompt)[0].shape[:2] == (1, 512)
-
-
-# Texts that are not UTF-8
 
 
 @pytest.mark.every(2)
@@ -524,20 +464,9 @@ def test_prompts_need_a_tokenizer(family):
     pipe = EVERY[family]()
     pipe.register_modules(tokenizer=None)
     arguments = () if family == "anole" else ((32, 32),)
-    with pytest.raises(ValueError, match="has no tokenizer: give"):
-        pipe.encode_prompt("a red heart", *arguments)
-
-
-MASKED = having("captions").keys() | having("language").keys()
-
-
-@pytest.mark.parametrize("family", one_of_each_kind(sorted(MASKED)))
-def test_a_mask_is_given_with_what_it_masks(family):
-    pipe = EVERY[family]()
-    masks = [name for name in inspect.signature(type(pipe).__call__).parameters if name.endswith("attention_mask")]
-    for name in masks:
-        with pytest.raises(ValueError, match=name):
-            pipe(**condition_of(pipe), **{name: torch.ones(1, 4).long()})
+    for call in (pipe, lambda text: pipe.encode_prompt(text, *arguments)):
+        with pytest.raises(ValueError, match="no tokenizer: give"):
+            call("a red heart")
 
 
 @pytest.mark.parametrize("family", ["emu3", "emu3.5", "infinity", "infinitystar", "mammothmoda2", "nextstep"])
@@ -575,3 +504,14 @@ def test_one_number_or_decoding_is_warmed_up_without_a_list(pipe, monkeypatch):
     pipe.warm_up(batch_sizes=8, decodings="ar")
     pipe.warm_up(batch_sizes=[2, 3])
     assert [(given[pipe.per_prompt], given["decoding"]) for given in asked] == [(8, "ar"), (2, None), (3, None)]
+
+
+@pytest.mark.parametrize("family", [name for name in having("captions") if name not in having("videos")])
+def test_a_tokenizer_without_a_limit_reads_512_tokens(monkeypatch, family):
+    whole = EVERY[family]()
+    encoder = type(whole)(None, None, tokenizer=whole.tokenizer, text_encoder=whole.text_encoder)
+    # What transformers takes where a tokenizer does not say.
+    monkeypatch.setattr(encoder.tokenizer, "model_max_length", int(1e30))
+    prompt = "a red heart " * 200
+    assert len(encoder.tokenizer(prompt).input_ids) > 512
+    assert encoder.encode_prompt(prompt)[0].shape[:2] == (1, 512)

@@ -92,12 +92,3 @@ def test_every_class_has_a_name(names):
         LlamaGenPipeline(**tiny_llamagen.class_pipeline().components, id2label=names)
     with pytest.raises(ValueError, match="the transformer has none"):
         LlamaGenPipeline(**tiny_llamagen.text_pipeline().components, id2label={0: "tench"})
-
-
-def test_without_names_there_are_ids(tmp_path):
-    pipe = tiny_llamagen.class_pipeline()
-    assert pipe.class_names is None and tiny_llamagen.text_pipeline().class_names is None
-    pipe.save_pretrained(tmp_path)
-    assert "id2label" not in json.loads((tmp_path / "model_index.json").read_text())
-    with pytest.raises(ValueError, match="does not name them: give class_labels, ids from 0 to 9"):
-        pipe.get_label_ids("otter")

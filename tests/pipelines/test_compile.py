@@ -1,21 +1,14 @@
 """`pipe.compile()`: every step is one graph, compiled once, and gives the tokens of the eager one."""
 
-import gc
-import weakref
-
 import accelerate
 import pytest
 import tiny
 import torch
 from pipelines.arpg import tiny as tiny_arpg
-from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 from presets import FOR_SCALES, FOR_TOKENS
 from torch._dynamo.backends.debugging import aot_eager, eager
-
-from arimage import SpeculativeJacobiDecoding
-from arimage.decoding.jacobi import speculative_jacobi
 
 
 PROMPTS = ["a red heart", "a blue book"]
@@ -84,60 +77,6 @@ def test_every_step_is_one_graph_that_is_compiled_once(name, llamagen, var, arpg
     assert counting.graphs == graphs, "a second call compiles again"
 
 
-@pytest.mark.slow
-def test_another_number_of_images_is_compiled_once_more(llamagen, counting, monkeypatch):
-    monkeypatch.setattr(llamagen, "_compiled", None)
-    expected = tokens(llamagen, "ar"), tokens(llamagen, "ar", PROMPTS[:1])
-    llamagen.compile(backend=counting)
-    # Any number of sizes may be compiled.
-    with torch._dynamo.config.patch(recompile_limit=1):
-        for _ in range(2):
-            assert torch.equal(tokens(llamagen, "ar"), expected[0])
-            assert torch.equal(tokens(llamagen, "ar", PROMPTS[:1]), expected[1])
-    assert counting.graphs == 2
-
-
-@pytest.mark.slow
-def test_prompts_of_a_language_model_that_are_about_as_long_share_a_step(counting):
-    pipe = tiny_chameleon.pipeline()
-    pipe.register_modules(transformer=tiny_chameleon.transformer(tiny_chameleon.vocabulary(), num_hidden_layers=1))
-    prompts = ["cat", "a red heart", "a red heart, a blue book and a tree"]
-    expected = [tokens(pipe, "ar", prompt) for prompt in prompts]
-    pipe.compile(backend=counting)
-    graphs = []
-    for prompt, one in zip(prompts, expected, strict=True):
-        assert torch.equal(tokens(pipe, "ar", prompt), one)
-        graphs.append(counting.graphs)
-    assert graphs == [1, 1, 2]
-
-
-@pytest.mark.slow
-def test_every_size_of_an_adaptive_window_is_compiled_once(llamagen, counting, monkeypatch):
-    monkeypatch.setattr(llamagen, "_compiled", None)
-    monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
-    auto = SpeculativeJacobiDecoding(window="auto")
-    expected = tokens(llamagen, auto)
-    llamagen.compile(backend=counting)
-    for _ in range(2):
-        assert torch.equal(tokens(llamagen, auto), expected)
-    assert 1 <= counting.graphs <= 3
-
-
-@pytest.mark.slow
-def test_a_callback_sees_every_step_and_may_interrupt(llamagen, counting, monkeypatch):
-    monkeypatch.setattr(llamagen, "_compiled", None)
-    llamagen.compile(backend=counting)
-    decided = []
-
-    def callback(pipe, step, timestep, tensors):
-        decided.append(int(tensors["decided"].sum(1).min()))
-        pipe._interrupt = step == 5
-
-    settings = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": ["decided"]}
-    tokens(llamagen, "ar", **settings)
-    assert decided == [1, 2, 3, 4, 5, 6]
-
-
 def test_steps_stay_eager_where_hooks_move_the_weights(counting):
     pipe = tiny_llamagen.text_pipeline()
     expected = tokens(pipe, "ar")
@@ -145,26 +84,6 @@ def test_steps_stay_eager_where_hooks_move_the_weights(counting):
     accelerate.cpu_offload(pipe.transformer, "cpu")
     assert torch.equal(tokens(pipe, "ar"), expected)
     assert counting.graphs == 0
-
-
-def test_a_state_is_kept_for_the_next_call_and_freed_with_the_others(llamagen, counting, monkeypatch):
-    monkeypatch.setattr(llamagen, "_compiled", None)
-    llamagen.compile(backend=counting)
-    models = []
-
-    def callback(pipe, *_):
-        models.append(weakref.ref(pipe.current_call.model))
-
-    for _ in range(2):
-        tokens(llamagen, "ar", callback_on_step_end=callback)
-    [kept] = llamagen._compiled.kept
-    state = weakref.ref(kept.state)
-    del kept
-    gc.collect()
-    assert counting.graphs == 1 and state() is not None and models[0]() is models[-1]() is None
-    llamagen.compile(backend=counting)
-    gc.collect()
-    assert state() is None
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,12 @@ import pytest
 import torch
 from adapters import adapter
 from diffusers.hooks import apply_layerwise_casting
-from families import EVERY, condition_of, flat, having, one_of_each_kind, seeded
-from pipelines.llamagen import tiny as tiny_llamagen
+from families import EVERY, having, one_of_each_kind, tokens
 
 from arimage.models.fused import fused_in
 
 
 FIRST = "llamagen-text"
-
-
-def tokens(pipe, **settings):
-    return flat(pipe(**condition_of(pipe), output_type="latent", generator=seeded(0), **settings).tokens)
 
 
 def greedy(pipe):
@@ -46,19 +41,6 @@ def test_tokens_and_weights_stay_the_same(family):
     assert len(fused(pipe)) == count
     pipe.unfuse_projections()
     assert not fused(pipe) and torch.equal(greedy(pipe), wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llamagen-text", pytest.param("janus", marks=pytest.mark.slow)])
-def test_compiled_steps_generate_the_same(family):
-    pipe = tiny_llamagen.text_pipeline(num_layers=1) if family == FIRST else EVERY[family]()
-    wanted = greedy(pipe)
-    pipe.compile(backend="eager")
-    pipe.fuse_projections()
-    assert torch.equal(greedy(pipe), wanted)
-    pipe.unfuse_projections()
-    assert torch.equal(greedy(pipe), wanted)
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("family", ["llamagen-text", "janus", pytest.param("glm-image", marks=pytest.mark.slow)])

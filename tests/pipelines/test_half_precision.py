@@ -11,7 +11,6 @@ import pytest
 import torch
 from families import EVERY, condition_of, one_of_each_kind, pictures_of, seeded
 from PIL import Image
-from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.mar import tiny as tiny_mar
 
 
@@ -75,14 +74,6 @@ def test_every_decoding_gives_finite_images(family, kind):
     check(family, kind, None)
 
 
-def test_autocast_computes_in_its_dtype():
-    pipe, seen = tiny_llamagen.class_pipeline(), []
-    pipe.transformer.blocks[0].attention.qkv_proj.register_forward_hook(lambda *step: seen.append(step[-1].dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        pipe(class_labels=3, decoding="ar", output_type="latent")
-    assert set(seen) == {torch.bfloat16}
-
-
 def held(pipe):
     """All parameters and buffers of a pipeline."""
     return {
@@ -125,11 +116,6 @@ def test_a_denoising_head_stays_in_float32_however_it_is_cast(cast):
     assert casts[cast]() is head
     assert_same(head.state_dict(), before)
     assert head.to("meta").input_projection.weight.is_meta
-
-
-def test_what_stays_in_float32_is_not_warned_of(caplog):
-    tiny_mar.pipeline().to(torch.bfloat16)
-    assert "DenoisingHead" not in caplog.text and "MARTransformer" not in caplog.text
 
 
 def test_an_edit_by_mar_runs_under_autocast():

@@ -4,23 +4,18 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from families import LATENT, seeded
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
-from presets import ALIKE, FOR_TOKENS, quick
+from presets import FOR_TOKENS, quick
 
 from arimage.pipelines.pictures.images import prepare_image
 
 
 PROMPTS = ["a red heart", "tree"]
 GRID = 4
-N = GRID * GRID
 CELL = tiny.SCALE_FACTOR
 SIZE = GRID * CELL
-LATENT = {"output_type": "latent"}
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def random_images(count, seed=0):
@@ -62,24 +57,6 @@ def codes_of(pipe, images):
         return pipe.vq.encode(images * 2 - 1)
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize(
-    ("decoding", "guidance_scale"),
-    [
-        *(pytest.param(name, 3.0, marks=[pytest.mark.slow] * (name in ALIKE)) for name in FOR_TOKENS),
-        ("ar", 1.0),
-        ("sjd-coupled", 1.0),
-    ],
-)
-def test_the_codes_outside_the_mask_are_those_of_the_image(pipe, decoding, guidance_scale):
-    image = random_images(1)
-    settings = {"decoding": decoding, "guidance_scale": guidance_scale, **LATENT}
-    tokens = pipe(PROMPTS, image=image, mask_image=MASK, generator=seeded(0), **settings).tokens
-    assert torch.equal(tokens[:, ~DRAWN], codes_of(pipe, image)[:, ~DRAWN].expand(2, -1))
-    others = pipe(PROMPTS, image=image, mask_image=MASK, generator=seeded(1), **settings).tokens
-    assert not torch.equal(tokens, others)
-
-
 @pytest.mark.every(3)
 @pytest.mark.parametrize("decoding", quick(FOR_TOKENS))
 def test_each_image_is_what_it_is_alone(pipe, decoding):
@@ -89,6 +66,7 @@ def test_each_image_is_what_it_is_alone(pipe, decoding):
     for i, prompt in enumerate(PROMPTS):
         alone = pipe(prompt, image=images[i], mask_image=masks[i], generator=seeded(7 + i), **settings).tokens
         assert torch.equal(batch[i], alone[0])
+    assert torch.equal(batch[0, ~DRAWN], codes_of(pipe, images[:1])[0, ~DRAWN])
 
 
 def test_greedy_codes_are_the_greatest_logits_given_all_codes_before(class_pipe):
@@ -125,24 +103,6 @@ def test_the_pixels_outside_the_mask_come_out_as_they_went_in(pipe, output_type)
         assert torch.equal(images[..., MASK == 0], image[..., MASK == 0].expand(2, -1, -1))
 
 
-NOTHING = {
-    "pil": Image.new("L", (SIZE, SIZE)),
-    "array": np.zeros((SIZE, SIZE)),
-    "tensor": torch.zeros(1, 1, SIZE, SIZE),
-    "booleans": torch.zeros(SIZE, SIZE, dtype=torch.bool),
-    "bytes": np.full((SIZE, SIZE), 100, np.uint8),
-    "grey": MASK * 0.4,
-    "one of two": torch.stack([MASK, torch.zeros(SIZE, SIZE)]),
-    "a list": [to_pil(MASK.expand(3, -1, -1)), Image.new("L", (SIZE, SIZE))],
-}
-
-
-@pytest.mark.parametrize("form", NOTHING)
-def test_a_mask_that_selects_nothing_is_refused(pipe, form):
-    with pytest.raises(ValueError, match="^mask_image selects nothing: make it white where"):
-        pipe(PROMPTS, image=random_images(1), mask_image=NOTHING[form])
-
-
 def test_a_mask_that_is_lost_when_it_is_resized_is_refused(pipe):
     mask = Image.new("L", (64 * SIZE, 64 * SIZE))
     mask.putpixel((7, 7), 255)
@@ -158,16 +118,12 @@ def test_all_white_generates_as_without_an_image(pipe):
     assert torch.equal(whole.tokens, free.tokens) and torch.equal(whole.images, free.images)
 
 
-@pytest.mark.parametrize("conditioning", ["text", "class"])
-def test_images_of_a_prompt_share_its_image(pipe, class_pipe, conditioning):
+def test_images_of_a_prompt_share_its_image(pipe):
     images, masks = random_images(2), [MASK, mask_of((3, 3))]
-    which = {"prompt": PROMPTS} if conditioning == "text" else {"class_labels": [2, 5]}
-    one = pipe if conditioning == "text" else class_pipe
-    tokens = one(
-        **which, image=images, mask_image=masks, num_images_per_prompt=2, generator=seeded(0), **LATENT
-    ).tokens
-    assert torch.equal(tokens[:2][:, ~DRAWN], codes_of(one, images[:1])[:, ~DRAWN].expand(2, -1))
-    assert torch.equal(tokens[2:].flatten(1)[:, :-1], codes_of(one, images[1:]).flatten(1)[:, :-1].expand(2, -1))
+    settings = {"num_images_per_prompt": 2, "generator": seeded(0), **LATENT}
+    tokens = pipe(PROMPTS, image=images, mask_image=masks, **settings).tokens
+    assert torch.equal(tokens[:2][:, ~DRAWN], codes_of(pipe, images[:1])[:, ~DRAWN].expand(2, -1))
+    assert torch.equal(tokens[2:].flatten(1)[:, :-1], codes_of(pipe, images[1:]).flatten(1)[:, :-1].expand(2, -1))
     assert not torch.equal(tokens[0], tokens[1])
 
 
@@ -227,7 +183,7 @@ def test_every_form_of_an_image_and_a_mask_is_taken(pipe, form):
         torch.testing.assert_close(pixels, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(12, 30), (40, 9), (64, 64)], ids=str)
+@pytest.mark.parametrize("size", [(12, 30), (64, 64)], ids=str)
 def test_arrays_tensors_and_masks_are_resized_as_pil_images_are(size):
     # Fine stripes, as of cloth, next to noise.
     levels = np.random.default_rng(0).integers(0, 256, (48, 36, 3), dtype=np.uint8)
@@ -242,33 +198,6 @@ def test_arrays_tensors_and_masks_are_resized_as_pil_images_are(size):
         # PIL rounds to 256 levels after each direction.
         torch.testing.assert_close(pixels, expected, atol=2.1 / 127.5, rtol=0)
         assert (selected != repaint).float().mean() < 0.01
-
-
-@pytest.mark.parametrize("kind", ["16 bits", "transparent", "turned"])
-def test_what_is_kept_is_what_viewers_show(pipe, kind):
-    shown = torch.full((3, SIZE, SIZE), 1.0)
-    shown[:, : SIZE // 2] = 0.6
-    image = to_pil(shown)
-    if kind == "16 bits":
-        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
-    elif kind == "transparent":
-        image = image.convert("RGBA")
-        image.putalpha(Image.fromarray(np.where(np.asarray(image)[..., 0] == 255, 0, 255).astype(np.uint8)))
-        image.paste((9, 9, 9, 0), (0, SIZE // 2, SIZE, SIZE))
-    else:
-        image = image.transpose(Image.Transpose.ROTATE_90)
-        image.getexif()[0x0112] = 6
-    output = pipe("tree", image=image, mask_image=mask_of((0, 0)), generator=seeded(0), output_type="pt")
-    torch.testing.assert_close(output.images[0][:, CELL:], shown[:, CELL:], atol=1e-6, rtol=0)
-
-
-def test_files_that_are_cut_are_refused(pipe, tmp_path):
-    to_pil(random_images(1)[0]).save(tmp_path / "a.png")
-    (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:-100])
-    for names in (("cut", "a"), ("a", "cut")):
-        image, mask = (Image.open(tmp_path / f"{name}.png") for name in names)
-        with pytest.raises(ValueError, match="^(mask_)?image cannot be read"):
-            pipe("tree", image=image, mask_image=mask)
 
 
 def test_what_was_given_is_left_as_it_was(pipe):
@@ -288,19 +217,11 @@ def test_what_was_given_is_left_as_it_was(pipe):
             "image holds 3 images for 2 prompts or classes: give one for all",
         ),
         (
-            {"image": random_images(1), "mask_image": torch.stack([MASK] * 4)},
-            "mask_image holds 4 images for 2 prompts",
-        ),
-        (
             {"image": random_images(1) * 255, "mask_image": MASK},
             r"values outside \[0, 1\]: give PIL images, or arrays of",
         ),
-        ({"image": (random_images(1) * 255).byte(), "mask_image": MASK}, r"values outside \[0, 1\]"),
+        ({"image": random_images(1), "mask_image": MASK.expand(1, 3, -1, -1)}, "mask_image has 3 channels"),
         ({"image": random_images(1)[:, :1], "mask_image": MASK}, "image has 1 channels where 3 are expected"),
-        (
-            {"image": random_images(1), "mask_image": MASK.expand(1, 3, -1, -1)},
-            "mask_image has 3 channels where 1 are",
-        ),
         *(
             (
                 {"image": random_images(1), "mask_image": mask},
@@ -313,14 +234,10 @@ def test_what_was_given_is_left_as_it_was(pipe):
             "mask_image holds 3 images for 2 prompts or classes: give one for all, or one for each, without colours",
         ),
         ({"image": random_images(1), "mask_image": MASK * 255}, r"mask_image has values outside \[0, 1\]"),
-        ({"image": random_images(1), "mask_image": MASK.long() * 300}, r"mask_image has values outside \[0, 1\]"),
         ({"image": random_images(1), "mask_image": MASK * torch.nan}, r"mask_image has values outside \[0, 1\]"),
-        ({"image": np.zeros((SIZE, SIZE, 3), np.uint16), "mask_image": MASK}, r"image has values outside \[0, 1\]"),
         ({"image": [to_pil(random_images(1)[0]), np.zeros((SIZE, SIZE, 3))], "mask_image": MASK}, "give one kind"),
         ({"image": Image.new("RGB", (0, 0)), "mask_image": MASK}, "image is empty"),
-        ({"image": Image.new("F", (8, 8), 200), "mask_image": MASK}, "image has levels from 200 to 200 where mode F"),
         ({"image": random_images(1), "mask_image": Image.new("F", (8, 8), 200)}, "mask_image has levels from 200"),
-        ({"image": "heart.png", "mask_image": MASK}, "^image cannot be used"),
         ({"image": random_images(1), "mask_image": "heart.png"}, "^mask_image cannot be used"),
         ({"image": random_images(1), "mask_image": torch.ones(8)}, "^mask_image has the shape"),
     ],
@@ -328,10 +245,3 @@ def test_what_was_given_is_left_as_it_was(pipe):
 def test_unfitting_images_are_refused(pipe, arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         pipe(PROMPTS, **arguments)
-
-
-def test_in_bfloat16_kept_pixels_stay_what_they_were():
-    pipe = tiny_llamagen.class_pipeline(GRID).to(torch.bfloat16)
-    image = random_images(1)
-    images = pipe(class_labels=[1], image=image, mask_image=MASK, output_type="pt").images
-    torch.testing.assert_close(images[..., MASK == 0], image[..., MASK == 0], atol=1e-6, rtol=0)

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from adapters import STYLE, adapter, merge
-from families import EVERY, condition_of, flat, seeded
+from families import EVERY, tokens
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -32,18 +32,12 @@ def scales(pipe):
     return [copy.deepcopy(layer.scaling) for layer in pipe._layers_of(None)]
 
 
-def tokens(pipe):
-    return flat(pipe(**condition_of(pipe), output_type="latent", generator=seeded(0)).tokens)
-
-
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("lora_scale", "dtype"), [(1.0, torch.bfloat16), (0.5, torch.float32), (0, torch.bfloat16), (-2, torch.float32)]
-)
+@pytest.mark.parametrize(("lora_scale", "dtype"), [(0.5, torch.float32), (0, torch.bfloat16)])
 def test_unfusing_brings_back_bits_and_scales(lora_scale, dtype):
     pipe, _ = build(FIRST, SECOND)
     pipe.to(dtype=dtype)
@@ -61,26 +55,15 @@ def test_unfusing_brings_back_bits_and_scales(lora_scale, dtype):
     assert torch.equal(tokens(pipe), base)
 
 
-def test_the_scale_of_fusing_is_also_that_of_embeddings():
-    pipe, merged = EVERY["llamagen-text"](), EVERY["llamagen-text"]()
-    state = adapter(pipe, targets="embedding")
-    pipe.load_lora_weights(state, STYLE)
-    pipe.fuse_lora(lora_scale=0.5)
-    merge(merged, state, 0.5)
-    torch.testing.assert_close(weights(pipe), weights(merged))
-
-
 @pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("method", "change"),
     [
         ("set_adapters", lambda pipe, file: pipe.set_adapters(SECOND, 0.5)),
         ("delete_adapters", lambda pipe, file: pipe.delete_adapters(SECOND)),
-        ("delete_adapters", lambda pipe, file: pipe.delete_adapters(FIRST)),
         ("load_lora_weights", lambda pipe, file: pipe.load_lora_weights(file, "yy")),
         ("load_lora_weights", lambda pipe, file: pipe.load_lora_weights(file, SECOND, hotswap=True)),
         ("fuse_lora", lambda pipe, file: pipe.fuse_lora(lora_scale=0.5)),
-        ("fuse_lora", lambda pipe, file: pipe.fuse_lora(adapter_names=[FIRST])),
         ("disable_lora", lambda pipe, file: pipe.disable_lora()),
     ],
 )
@@ -197,14 +180,6 @@ def test_shared_and_offloaded_weights_are_not_fused():
         pipe.fuse_lora()
 
 
-def test_adapters_that_are_loaded_while_others_are_disabled_are_used():
-    pipe, states = build(FIRST)
-    pipe.disable_lora()
-    pipe.load_lora_weights(states[FIRST], SECOND)
-    other, _ = build(FIRST)
-    assert torch.equal(tokens(pipe), tokens(other))
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("weights", [float("nan"), "1", [{"unet": 0.5}], [{"transformer": float("inf")}]])
 def test_scales_that_are_none_are_refused(weights):
@@ -239,3 +214,11 @@ def test_fusing_leaves_weights_where_they_are():
     places = [weight.data_ptr() for weight in pipe.transformer.parameters()]
     pipe.fuse_lora()
     assert [weight.data_ptr() for weight in pipe.transformer.parameters()] == places
+
+
+def test_adapters_that_are_loaded_while_others_are_disabled_are_used():
+    pipe, states = build(FIRST)
+    pipe.disable_lora()
+    pipe.load_lora_weights(states[FIRST], SECOND)
+    other, _ = build(FIRST)
+    assert torch.equal(tokens(pipe), tokens(other))

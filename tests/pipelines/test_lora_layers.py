@@ -60,7 +60,6 @@ class ReadsAround(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# That adapters have their effect on every kind of model is what test_lora.py sees.
 @pytest.mark.parametrize("family", [FIRST, *MORE])
 def test_no_layer_is_read_around_its_adapter(family):
     pipe = FAMILIES[family]()
@@ -88,6 +87,8 @@ def test_every_adapter_scales_fuses_and_unfuses(family):
     merge(merged, state, scale=0.5)
     pipe.set_adapters(STYLE, 0.0)
     torch.testing.assert_close(tokens(pipe), base)
+    pipe.set_adapters(STYLE, 0.5)
+    torch.testing.assert_close(tokens(pipe), tokens(merged), rtol=1e-2, atol=1e-2)
     pipe.set_adapters(STYLE, 1.0)
     pipe.fuse_lora(lora_scale=0.5)
     wanted = base_weights(merged)

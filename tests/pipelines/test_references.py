@@ -58,13 +58,10 @@ def test_images_are_read_as_everywhere():
         ([[[RED]]], 1, "lists of lists of lists"),
         ([RED] * 4, 1, "image holds 4 references for a prompt: this model takes at most 3"),
         ([[RED], [RED] * 4], 2, "image holds 4 references for a prompt: this model takes at most 3"),
-        (np.zeros((4, 8, 8, 3)), 1, "image holds 4 references for a prompt: this model takes at most 3"),
         ([[RED], [RED], [RED]], 2, "image holds 3 lists for 2 prompts"),
         ([[RED], GREEN], 2, "image holds lists and images"),
         ([], 1, "image is empty"),
-        ([[RED], []], 2, "image is empty"),
         ("red.png", 1, "image cannot be used"),
-        ([RED, None], 1, "image cannot be used"),
     ],
 )
 def test_anything_else_is_refused_in_a_sentence(images, count, message):

@@ -170,15 +170,7 @@ def test_a_folder_is_checked_as_a_whole(tmp_path, build, file, setting, value):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("grid_size", 16.5),
-        ("grid_size", 0),
-        ("norm_eps", "x"),
-        ("norm_eps", float("nan")),
-        ("rope_theta", -1),
-        ("dropout", 2),
-    ],
+    ("setting", "value"), [("grid_size", 16.5), ("norm_eps", "x"), ("rope_theta", -1), ("dropout", 2)]
 )
 def test_odd_configs_are_refused_by_file_and_name(tmp_path, setting, value):
     tiny_llamagen.class_pipeline().save_pretrained(tmp_path)

@@ -5,11 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from huggingface_hub.utils import filter_repo_objects
 from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 from safetensors import safe_open
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
@@ -65,22 +63,6 @@ def cache(folder, tmp_path_factory):
     return cache
 
 
-@pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
-def test_a_saved_pipeline_generates_the_same_images(pipe, folder, loader):
-    loaded = loader.from_pretrained(folder)
-    assert type(loaded) is LlamaGenPipeline
-    assert loaded.decoding == DECODING
-    assert loaded.generation_config == DEFAULTS
-    assert loaded.transformer.config.num_key_value_heads == 2 and not loaded.transformer.training
-    before, after = generate(pipe), generate(loaded)
-    assert torch.equal(after.tokens, before.tokens)
-    torch.testing.assert_close(after.images, before.images, atol=1e-6, rtol=0)
-
-
-def test_a_folder_may_be_given_as_text(folder):
-    assert AutoPipeline.from_pretrained(str(folder)).decoding == DECODING
-
-
 def test_the_defaults_lie_in_a_readable_file(folder):
     config = json.loads((folder / "generation_config.json").read_text())
     assert config.pop("decoding") == {
@@ -105,15 +87,6 @@ def test_a_pipeline_made_from_another_keeps_its_defaults(pipe):
     assert pipe.generation_config == DEFAULTS
 
 
-def test_a_class_conditional_pipeline_survives_saving(tmp_path):
-    pipe = tiny_llamagen.class_pipeline()
-    pipe.save_pretrained(tmp_path)
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    assert loaded.tokenizer is None and loaded.text_encoder is None
-    arguments = {"prompt": None, "class_labels": [0, 9]}
-    assert torch.equal(generate(loaded, **arguments).tokens, generate(pipe, **arguments).tokens)
-
-
 def test_saving_again_gives_the_same_files(folder, tmp_path):
     AutoPipeline.from_pretrained(folder).save_pretrained(tmp_path)
     names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
@@ -121,21 +94,6 @@ def test_saving_again_gives_the_same_files(folder, tmp_path):
     for name in names:
         if name.suffix == ".safetensors":
             assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
-
-
-# Number formats
-
-
-@pytest.mark.parametrize("keyword", ["dtype", "torch_dtype"])
-def test_a_pipeline_loads_in_the_asked_number_format(pipe, folder, keyword):
-    loaded = AutoPipeline.from_pretrained(folder, **{keyword: torch.bfloat16})
-    parts = (loaded.transformer, loaded.vq, loaded.text_encoder)
-    assert {part.dtype for part in parts} == {torch.bfloat16}
-    output = generate(loaded)
-    assert output.images.isfinite().all() and output.images.std() > 0.1
-    with torch.no_grad():
-        expected = (pipe.vq.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
-    assert (output.images - expected).abs().mean() < 0.02
 
 
 @pytest.mark.every(2)
@@ -165,13 +123,6 @@ def test_what_is_no_number_format_is_refused_before_anything_is_downloaded(pipe,
             load()
 
 
-def test_a_shared_pipeline_takes_the_name_of_a_number_format():
-    assert (
-        LlamaGenPipeline.from_pipe(tiny_llamagen.class_pipeline(), dtype="bfloat16").transformer.dtype
-        == torch.bfloat16
-    )
-
-
 def test_half_precision_files_load_in_float32(pipe, tmp_path):
     half = tiny_llamagen.text_pipeline().to(torch.float16)
     half.save_pretrained(tmp_path)
@@ -180,36 +131,6 @@ def test_half_precision_files_load_in_float32(pipe, tmp_path):
     loaded = AutoPipeline.from_pretrained(tmp_path)
     assert {part.dtype for part in (loaded.transformer, loaded.vq, loaded.text_encoder)} == {torch.float32}
     torch.testing.assert_close(loaded.transformer.head.weight, pipe.transformer.head.weight, atol=2e-3, rtol=0)
-
-
-# Parts
-
-
-def test_a_part_may_be_replaced_while_loading(folder):
-    other = tiny.image_tokenizer(seed=5)
-    loaded = AutoPipeline.from_pretrained(folder, vq=other)
-    assert loaded.vq is other
-    output = generate(loaded)
-    with torch.no_grad():
-        expected = (other.decode(output.tokens) / 2 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(output.images, expected)
-
-
-def test_a_part_that_does_not_fit_is_refused_while_loading(folder):
-    with pytest.raises(ValueError, match="the transformer has 48, the image tokenizer 32"):
-        AutoPipeline.from_pretrained(folder, vq=tiny.image_tokenizer(codes=32))
-
-
-def test_the_text_encoder_may_be_left_out(pipe, folder):
-    loaded = AutoPipeline.from_pretrained(folder, text_encoder=None, tokenizer=None)
-    with pytest.raises(ValueError, match="has no text encoder"):
-        loaded("tree")
-    embeds, mask = pipe.encode_prompt(PROMPTS)
-    arguments = {"prompt": None, "prompt_embeds": embeds, "prompt_attention_mask": mask}
-    assert torch.equal(generate(loaded, **arguments).tokens, generate(pipe).tokens)
-
-
-# Names
 
 
 def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):
@@ -312,12 +233,7 @@ def test_an_unknown_name_is_refused_with_the_three_nearest(name, nearest):
     assert len(known.intersection(str(refusal.value).replace(",", "").split())) == 3
 
 
-def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="absent"):
-        AutoPipeline.from_pretrained(tmp_path / "absent")
-
-
-@pytest.mark.parametrize("name", ["~/x", "./x", "../x", "/x", "a/b/c", "x\\y", "owner/x/", "~nobody/x", "./file.txt"])
+@pytest.mark.parametrize("name", ["~/x", "../x", "a/b/c", "x\\y", "owner/x/", "~nobody/x", "./file.txt"])
 @pytest.mark.parametrize("loader", [LlamaGenPipeline, AutoPipeline])
 def test_a_path_without_a_folder_is_distinguished_from_a_repository(loader, name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -334,11 +250,8 @@ def test_a_path_may_begin_with_the_home_folder(folder, loader, monkeypatch):
     assert loaded.generation_config == DEFAULTS and loaded.name_or_path == str(folder)
 
 
-@pytest.mark.parametrize(
-    "build", [tiny_llamagen.text_pipeline, tiny_llamagen.class_pipeline, lambda: tiny_var.pipeline("text")]
-)
-def test_pickled_weights_are_not_written(build, tmp_path):
-    pipe = build()
+def test_pickled_weights_are_not_written(tmp_path):
+    pipe = tiny_llamagen.text_pipeline()
     for options in ({"safe_serialization": False}, {"safe_serialization": False, "variant": "fp16"}):
         with pytest.raises(ValueError, match="safe_serialization is False"):
             pipe.save_pretrained(tmp_path / "saved", **options)
@@ -347,21 +260,19 @@ def test_pickled_weights_are_not_written(build, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_without_an_index_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has no model_index.json: give a folder written by save_pretrained"):
+def test_folders_that_hold_no_pipeline_are_refused(tmp_path):
+    index = tmp_path / "model_index.json"
+    with pytest.raises(ValueError, match="absent"):
+        AutoPipeline.from_pretrained(tmp_path / "absent")
+    with pytest.raises(ValueError, match="has no model_index.json"):
         AutoPipeline.from_pretrained(tmp_path)
-
-
-def test_a_pipeline_of_another_library_is_refused(tmp_path):
-    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
-    with pytest.raises(ValueError, match="StableDiffusionPipeline"):
-        AutoPipeline.from_pretrained(tmp_path)
-
-
-def test_an_index_without_a_class_is_refused(tmp_path):
-    (tmp_path / "model_index.json").write_text('{"transformer": ["diffusers", "X"]}')
-    with pytest.raises(ValueError, match="model_index.json"):
-        AutoPipeline.from_pretrained(tmp_path)
+    for content, said in (
+        ('{"_class_name": "StableDiffusionPipeline"}', "StableDiffusionPipeline"),
+        ('{"transformer": ["diffusers", "X"]}', "model_index.json"),
+    ):
+        index.write_text(content)
+        with pytest.raises(ValueError, match=said):
+            AutoPipeline.from_pretrained(tmp_path)
 
 
 @pytest.mark.every(4)
@@ -371,10 +282,7 @@ def test_an_index_without_a_class_is_refused(tmp_path):
         ('{"decoding": {"method": "Unheard"}}', "Unheard"),
         ('{"decoding": {"method": "SpeculativeJacobiDecoding", "width": 3}}', "has no setting 'width'"),
         ('{"top_k": 1, "max_new_tokens": 3}', "generation_config.json"),
-        ('{"top_k": 1', "generation_config.json"),
         ("[]", "generation_config.json"),
-        ("{}", "generation_config.json"),
-        ("null", "generation_config.json"),
         ('{"top_k": 1.5}', "top_k"),
         (None, "generation_config.json is missing"),
     ],

@@ -1,7 +1,5 @@
 """A pipeline with an upscaler generates images of two sizes from the same tokens, and edits images of both."""
 
-import json
-
 import pytest
 import tiny
 import torch
@@ -13,11 +11,10 @@ from pipelines.latent_llama import tiny as tiny_latent_llama
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage import AutoPipeline, FewStepDecoding, LlamaGenPipeline, SpeculativeJacobiDecoding
+from arimage import FewStepDecoding
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Refused, Request
 from arimage.media.trace import Trace
-from arimage.tokenizers.upscaler import ImageUpscaler
 
 
 def student():
@@ -88,28 +85,6 @@ def test_the_same_tokens_come_out_at_both_sizes(pipe):
     torch.testing.assert_close(decoded.images, (pixels / 2 + 0.5).clamp(0, 1), atol=1e-4, rtol=0)
 
 
-def test_the_size_of_the_tokenizer_needs_one_side_only_and_others_are_refused(pipe):
-    (large, _), (small, _) = pipe.image_sizes
-    assert pipe.prepare(**condition_of(pipe), width=small).size == (small, small)
-    assert pipe.prepare(**condition_of(pipe)).size == (large, large)
-    with pytest.raises(
-        ValueError, match=f"are {small} and {large}: .* {large}x{large} or {small}x{small} pixels only"
-    ):
-        pipe(**condition_of(pipe), height=small, width=large)
-
-
-def test_without_an_upscaler_images_are_what_they_were(pipe):
-    small = pipe.decoded_size[0]
-    expected = generate(pipe, height=small).images
-    pipe.register_modules(upscaler=None)
-    assert pipe.image_sizes == [(small, small)] and torch.equal(generate(pipe).images, expected)
-
-
-@pytest.mark.every(2)
-def test_images_that_take_turns_are_those_of_a_batch(pipe):
-    torch.testing.assert_close(generate(pipe, batch_size=1).images, generate(pipe).images, atol=5e-3, rtol=0)
-
-
 @pytest.mark.every(2)
 def test_slices_and_tiles_reach_the_upscaler(pipe):
     expected, seen = generate(pipe).images, []
@@ -120,21 +95,6 @@ def test_slices_and_tiles_reach_the_upscaler(pipe):
     tile = 2 * pipe.vq.scale_factor
     pipe.enable_vae_tiling(tile, tile)
     assert generate(pipe).images.shape == expected.shape and set(seen[2:]) == {(1, 3, tile, tile)}
-
-
-@pytest.mark.every(2)
-def test_an_upscaler_is_saved_and_loaded_with_its_pipeline(pipe, tmp_path):
-    expected = generate(pipe).images
-    pipe.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "model_index.json").read_text())["upscaler"] == ["upscaler", "ImageUpscaler"]
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
-    assert torch.equal(generate(loaded).images, expected)
-    half = AutoPipeline.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    half.set_progress_bar_config(disable=True)
-    assert half.upscaler.dtype == torch.bfloat16 and generate(half).images.shape == expected.shape
-    plain = AutoPipeline.from_pretrained(tmp_path, upscaler=None)
-    assert plain.image_sizes == [pipe.decoded_size]
 
 
 def given_image(pipe, size):
@@ -199,12 +159,3 @@ def test_an_engine_offers_both_sizes_and_counts_the_same_tokens():
         pipe = upscaled_pipeline(family)
         model = pipe.prepare(**condition_of(pipe)).model
         assert {pipe.num_tokens(size) for size in pipe.image_sizes} == {model.num_tokens}
-
-
-def test_components_are_shared_with_other_pipelines():
-    pipe = upscaled_pipeline("llamagen")
-    other = LlamaGenPipeline.from_pipe(pipe)
-    assert isinstance(other.upscaler, ImageUpscaler) and other.upscaler is pipe.upscaler
-    other.set_progress_bar_config(disable=True)
-    decoding = SpeculativeJacobiDecoding(4)
-    assert torch.equal(generate(pipe, decoding=decoding).images, generate(other, decoding=decoding).images)

@@ -71,16 +71,6 @@ def test_large_images_are_decoded_in_tiles_that_fade_into_each_other(foreign):
     assert 0 < (decode(tokens) - whole).std() < 0.6 * (pixels - whole).std()
 
 
-def test_a_call_decodes_in_tiles(foreign):
-    factor, options = foreign.scale_factor, {**condition_of(foreign), "temperature": 3.0}
-    expected = foreign(**options, generator=seeded(0), output_type="pt")
-    sizes = sizes_of(decoder_of(foreign))
-    foreign.enable_vae_tiling(2 * factor, 2 * factor)
-    output = foreign(**options, generator=seeded(0), output_type="pt")
-    assert set(sizes) == {(1, 2, 2)} and len(sizes) > 1
-    assert torch.equal(output.tokens, expected.tokens) and output.images.shape == expected.images.shape
-
-
 @pytest.mark.every(2)
 def test_large_images_are_encoded_in_tiles(foreign):
     factor = foreign.scale_factor
@@ -92,8 +82,3 @@ def test_large_images_are_encoded_in_tiles(foreign):
     tokens = foreign.encode_image(images)
     corner = foreign.encode_image(images[..., : TILE * factor, : TILE * factor])[:, :4, :4]
     assert tokens.shape == whole.shape == (2, 14, 10) and torch.equal(tokens[:, :4, :4], corner)
-
-
-def test_another_pipeline_of_the_same_components_keeps_them(foreign):
-    foreign.enable_vae_tiling()
-    assert type(foreign).from_pipe(foreign).tiling.use_tiling

@@ -7,12 +7,10 @@ import torch
 from pipelines.chameleon import tiny as tiny
 from pipelines.chameleon.tiny import FIXTURE, MOVQGAN
 from safetensors.torch import load_file, save_file
-from transformers.models.chameleon.modeling_chameleon import apply_rotary_pos_emb
 
 from arimage.convert import CheckpointError, convert_anole, convert_lumina_mgpt
 from arimage.convert.checkpoint import load_original
 from arimage.convert.vqgan import vq_model_from_original
-from arimage.kernels.rotary import rotate
 from arimage.pipelines.chameleon.pipeline_anole import AnolePipeline
 from arimage.pipelines.chameleon.pipeline_lumina_mgpt import LuminaMGPTPipeline
 
@@ -69,18 +67,6 @@ def test_the_authors_layout_gives_a_complete_model(expected):
     image = expected["encode_input_uint8_hwc"].permute(2, 0, 1)[None] / 127.5 - 1
     tokens = pipe.transformer.get_image_tokens(image)
     assert torch.equal(tokens.flatten() - 4, expected["encode_codes"])
-
-
-def test_layouts_that_hold_the_same_give_the_same(expected, folder, tmp_path):
-    pipe = convert_lumina_mgpt(folder, tokenizer=META)
-    # As transformers writes it: norms for every head, and the image encoder. In shards, too, and as pickles.
-    for name, settings in (("whole", {}), ("shards", {"max_shard_size": "200KB"})):
-        pipe.transformer.save_pretrained(tmp_path / name, **settings)
-        assert_close_to_original(convert_lumina_mgpt(tmp_path / name, tokenizer=META), expected)
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert_close_to_original(convert_lumina_mgpt(folder, tokenizer=META), expected)
 
 
 def test_norms_of_shards_become_norms_of_their_heads(folder):
@@ -161,30 +147,6 @@ def test_metas_own_format_gives_the_same(meta_folder, expected):
     assert_close_to_original(as_lumina, expected)
 
 
-def test_queries_and_keys_meet_as_in_metas_attention(meta_folder):
-    state = load_original(meta_folder / "models" / "7b" / "consolidated.pth")
-    state = {key: tensor.float() for key, tensor in state.items()}
-    hidden = torch.randn(1, 9, 32, generator=torch.Generator().manual_seed(0))
-    angles = torch.arange(9)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
-    table = torch.stack([angles.cos(), angles.sin()], dim=-1)[None]
-
-    def of_meta(letter):
-        name = "layers.1.attention"
-        states = (hidden @ state[f"{name}.w{letter}.weight"].T).unflatten(-1, (4, 8))
-        norm = (state[f"{name}.{letter}_normalization.{part}"] for part in ("weight", "bias"))
-        return rotate(torch.nn.functional.layer_norm(states, (8,), *norm), table)
-
-    model = convert_anole(meta_folder).transformer.float().model
-    attention = model.layers[1].self_attn
-    query, key = (
-        norm(project(hidden).view(9, 4, 8)).transpose(0, 1)[None]
-        for norm, project in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj))
-    )
-    query, key = apply_rotary_pos_emb(query, key, *model.rotary_emb(hidden, torch.arange(9)[None]))
-    expected = torch.einsum("bqhd,bkhd->bhqk", of_meta("q"), of_meta("k"))
-    torch.testing.assert_close(query @ key.transpose(2, 3), expected, atol=1e-5, rtol=1e-5)
-
-
 def test_an_incomplete_folder_of_meta_is_refused(meta_folder):
     settings = meta_folder / "models" / "7b" / "params.json"
     settings.write_text("{}")
@@ -193,9 +155,6 @@ def test_an_incomplete_folder_of_meta_is_refused(meta_folder):
     settings.unlink()
     with pytest.raises(CheckpointError, match="params.json cannot be read"):
         convert_anole(meta_folder)
-
-
-# Lumina-mGPT 2.0.
 
 
 def test_the_movqgan_equals_the_original():
@@ -225,9 +184,6 @@ def test_lumina_mgpt_2_generates_from_text(second_version, tmp_path):
     assert output.images.shape == (1, 3, 32, 64) and output.tokens.shape == (1, 4, 8)
 
 
-# What is refused.
-
-
 def drop(key):
     return lambda state: state.pop(key)
 
@@ -240,10 +196,7 @@ def put(key, *shape):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (drop("model.norm.weight"), "has no 'model.norm.weight', expected of shape (32,)"),
         (drop("model.embed_tokens.weight"), "has no 'model.embed_tokens.weight', as every Chameleon has"),
-        (put("model.extra", 2), "has 'model.extra', unknown to ChameleonForConditionalGeneration"),
-        (put("lm_head.weight", 8816, 31), "of shape (8816, 31) where (8816, 32) was expected"),
         (put("model.layers.0.self_attn.q_norm.bias", 3, 8), "with 3 rows, which 4 heads cannot share"),
         (put("model.layers.0.self_attn.q_norm.bias", 8), "of shape (8,) where 2 dimensions were expected"),
     ],
@@ -275,17 +228,13 @@ def test_missing_files_are_refused(folder, tmp_path):
         convert_lumina_mgpt(folder, tokenizer=META)
 
 
-def test_an_image_tokenizer_of_another_model_is_refused(folder):
-    with pytest.raises(CheckpointError, match="vocabulary_map"):
-        convert_lumina_mgpt(folder, tokenizer=MOVQGAN)
-
-
 def test_an_incomplete_image_tokenizer_is_refused():
     state = load_original(META / "vqgan.ckpt")
-    with pytest.raises(CheckpointError, match="has no 'decoder.up.3.block.1.conv2.bias'"):
-        vq_model_from_original(
-            {key: value for key, value in state.items() if key != "decoder.up.3.block.1.conv2.bias"}
-        )
     with pytest.raises(CheckpointError, match="'decoder.up.5.x', unknown to VQModel"):
         vq_model_from_original(state | {"decoder.up.5.x": torch.zeros(1)})
     assert vq_model_from_original(state | {"loss.logvar": torch.zeros(1)}).config.num_vq_embeddings == 8192
+
+
+def test_an_image_tokenizer_of_another_model_is_refused(folder):
+    with pytest.raises(CheckpointError, match="vocabulary_map"):
+        convert_lumina_mgpt(folder, tokenizer=MOVQGAN)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from families import LATENT, seeded
 from PIL import Image
 from pipelines.chameleon import tiny as tiny
 from pipelines.chameleon.tiny import FIXTURE
-from presets import FOR_TOKENS, quick
 from safetensors.torch import load_file
 
 from arimage import AnolePipeline, AutoPipeline, LuminaMGPTPipeline
@@ -15,14 +15,9 @@ from arimage.convert import convert_lumina_mgpt
 
 
 PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]
-LATENT = {"output_type": "latent"}
 GREEDY = {"top_k": 1, **LATENT}
 # What stands between codes in the fixture.
 ROW_END, END = 8803, 8196
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +33,6 @@ def pipe2():
 @pytest.fixture(scope="module")
 def anole():
     return tiny.anole_pipeline()
-
-
-# The authors' implementation.
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +111,6 @@ def test_pixels_and_encoded_codes_equal_the_original(golden):
         assert torch.equal(pipe.encode_image(image).flatten(), expected["encode_codes"])
 
 
-# Prompts and sizes.
-
-
 def test_the_trained_sizes_are_those_of_the_authors(pipe):
     counts = {512: 49, 768: 73, 1024: 97}
     for size, count in counts.items():
@@ -156,171 +145,11 @@ def explicit(pipe, prompt, size, scale):
     return codes
 
 
-@pytest.mark.parametrize("size", [(64, 64), (32, 96), (96, 32)])
+@pytest.mark.parametrize("size", [(64, 64), (32, 96)])
 def test_codes_are_those_of_the_explicit_sequence(pipe, size):
     output = pipe(PROMPTS, height=size[0], width=size[1], guidance_scale=3.0, **GREEDY)
     for codes, prompt in zip(output.tokens, PROMPTS, strict=True):
         assert torch.equal(codes, explicit(pipe, prompt, size, 3.0))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sjd-tree",
-        *(pytest.param(it, marks=pytest.mark.slow) for it in ("sjd", "sjd-coupled", "sjd-gumbel", "sjd-lazy")),
-    ],
-)
-def test_exact_decodings_agree_with_autoregressive_decoding(pipe, name):
-    size = {"height": 96, "width": 64, "guidance_scale": 3.0}
-    expected = pipe(PROMPTS, **size, **GREEDY)
-    output = pipe(PROMPTS, decoding=name, **size, **GREEDY)
-    assert torch.equal(output.tokens, expected.tokens)
-    assert output.stats.exact and output.stats.forward_passes < expected.stats.forward_passes == 24
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("name", quick(sorted(set(FOR_TOKENS) - {"eagle", "eagle-lantern", "sjd2"})))
-def test_every_decoding_generates(pipe, name):
-    tokens = pipe(PROMPTS[:2], decoding=name, generator=seeded(0), height=64, width=32, **LATENT).tokens
-    assert tokens.shape == (2, 4, 2) and tokens.min() >= 0 and tokens.max() < tiny.CODES
-
-
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
-def test_an_image_does_not_depend_on_its_batch(pipe, decoding):
-    arguments = {"decoding": decoding, "guidance_scale": 2.0, "top_k": 30, "height": 32, "width": 64, **LATENT}
-    generators = [seeded(seed) for seed in range(6)]
-    together = pipe(PROMPTS, generator=generators, num_images_per_prompt=2, **arguments).tokens
-    for index, prompt in enumerate(PROMPTS):
-        alone = pipe(
-            prompt, generator=[seeded(2 * index), seeded(2 * index + 1)], num_images_per_prompt=2, **arguments
-        )
-        assert torch.equal(alone.tokens, together[2 * index : 2 * index + 2])
-    assert not torch.equal(together[0], together[1])
-
-
-def test_images_of_every_output_type_show_the_decoded_codes(pipe):
-    out = {
-        kind: pipe(PROMPTS, height=32, generator=seeded(1), output_type=kind) for kind in ("pil", "np", "pt", "latent")
-    }
-    tokens = out["latent"].images
-    assert all(torch.equal(output.tokens, tokens) for output in out.values())
-    with torch.no_grad():
-        expected = (pipe.decode_image(tokens) / 2 + 0.5).clamp(0, 1)
-    assert expected.std() > 0.05 and expected.shape == (3, 3, 32, 64)
-    torch.testing.assert_close(out["pt"].images, expected, atol=1e-6, rtol=0)
-    np.testing.assert_allclose(out["np"].images, expected.permute(0, 2, 3, 1).numpy(), atol=1e-6)
-    levels = np.stack([np.asarray(image) for image in out["pil"].images]).transpose(0, 3, 1, 2)
-    assert abs(levels - (expected * 255).floor().numpy()).max() <= 1
-    assert pipe(PROMPTS[0], return_dict=False, **LATENT)[0].shape == (1, 4, 4)
-
-
-def test_a_callback_sees_images_of_drafts(pipe):
-    seen = []
-
-    def callback(pipe, step, passes, tensors):
-        seen.append(pipe.decode_tokens(pipe.current_call, tensors["tokens"]).shape)
-        pipe._interrupt = step == 2
-
-    pipe(
-        PROMPTS[0],
-        height=96,
-        callback_on_step_end=callback,
-        callback_on_step_end_tensor_inputs=["tokens", "decided"],
-        **LATENT,
-    )
-    assert seen == [(1, 3, 96, 64)] * 3
-
-
-def test_an_image_is_kept_where_the_mask_is_black(pipe):
-    image = Image.fromarray(torch.randint(256, (48, 64, 3), generator=seeded(0)).byte().numpy()).resize((96, 64))
-    mask = np.zeros((64, 96), dtype=np.uint8)
-    mask[20, 40], mask[50:, 80:] = 255, 255
-    size = {"height": 64, "width": 96, "generator": seeded(3)}
-    output = pipe(PROMPTS[0], image=image, mask_image=Image.fromarray(mask), decoding="sjd", **size)
-    before, after = np.asarray(image), np.asarray(output.images[0])
-    assert (before == after)[mask == 0].all() and not (before == after)[mask > 0].all()
-    with torch.no_grad():
-        codes = pipe.encode_image(torch.from_numpy(before.copy()).permute(2, 0, 1)[None] / 127.5 - 1)
-    generated = torch.zeros(4, 6, dtype=torch.bool)
-    generated[1, 2] = generated[3, 5] = True
-    assert torch.equal(output.tokens[0][~generated], codes[0][~generated])
-
-
-# Folders.
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("fixture", ["pipe", pytest.param("pipe2", marks=pytest.mark.slow), "anole"])
-def test_a_saved_pipeline_generates_the_same_images(fixture, request, tmp_path):
-    pipe = request.getfixturevalue(fixture)
-    pipe.save_pretrained(tmp_path)
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
-    assert type(loaded) is type(pipe) and loaded.config.image_size == 64
-    before, after = (each(PROMPTS, generator=seeded(2), output_type="pt") for each in (pipe, loaded))
-    assert torch.equal(before.tokens, after.tokens)
-    torch.testing.assert_close(before.images, after.images, atol=1e-6, rtol=0)
-
-
-def test_without_a_tokenizer_token_ids_are_taken(pipe):
-    bare = LuminaMGPTPipeline(pipe.transformer, pipe.vq, image_size=64)
-    bare.set_progress_bar_config(disable=True)
-    ids, mask = pipe.encode_prompt(PROMPTS, (64, 64))
-    output = bare(input_ids=ids, attention_mask=mask, **GREEDY)
-    assert torch.equal(output.tokens, pipe(PROMPTS, **GREEDY).tokens)
-    with pytest.raises(ValueError, match="has no tokenizer: give input_ids"):
-        bare(PROMPTS)
-
-
-def test_parts_wait_on_their_device_for_offloading(pipe):
-    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-
-    class Record(ModelHook):
-        def pre_forward(self, module, *args, **kwargs):
-            called.append(type(module).__name__)
-            return args, kwargs
-
-    called, before_a_pass = [], []
-
-    def callback(pipe, step, passes, tensors):
-        before_a_pass.append(called[-1])
-        pipe.decode_tokens(pipe.current_call, tensors["tokens"])
-        before_a_pass.append(called[-1])
-
-    for part in (pipe.transformer, pipe.vq):
-        add_hook_to_module(part, Record())
-    pipe(PROMPTS[0], height=32, width=32, callback_on_step_end=callback)
-    for part in (pipe.transformer, pipe.vq):
-        remove_hook_from_module(part)
-    # Bringing the tokenizer to the device sends the transformer away: it must be the last of the two.
-    assert {*before_a_pass} == {"ChameleonForConditionalGeneration"} and "VQModel" in called
-    assert called[-1] == "VQModel"
-
-
-def test_half_precision_generates_and_edits_images():
-    pipe = tiny.pipeline()
-    pipe.transformer.to(torch.bfloat16)
-    pipe.vq.to(torch.bfloat16)
-    image, mask = torch.rand(1, 3, 64, 64, generator=seeded(0)), torch.zeros(64, 64)
-    mask[32:, 32:] = 1
-    output = pipe(PROMPTS[0], image=image, mask_image=mask, decoding="sjd", output_type="pt")
-    assert output.images.dtype == torch.float32
-    torch.testing.assert_close(output.images[..., :32, :], image[..., :32, :])
-    assert not torch.allclose(output.images[..., 32:, 32:], image[..., 32:, 32:])
-
-
-def test_weights_may_be_loaded_layer_by_layer(pipe):
-    from accelerate import cpu_offload
-
-    offloaded = tiny.pipeline()
-    for part in (offloaded.transformer, offloaded.vq):
-        cpu_offload(part, "cpu")
-    assert offloaded.transformer.lm_head.weight.is_meta
-    before, after = (each(PROMPTS[:2], height=32, top_k=1, output_type="pt") for each in (pipe, offloaded))
-    assert torch.equal(before.tokens, after.tokens) and torch.equal(before.images, after.images)
-
-
-# Lumina-mGPT 2.0.
 
 
 def test_version_2_has_a_finer_grid_and_names_of_its_own(pipe2):
@@ -362,17 +191,6 @@ def test_an_image_is_generated_below_its_map(pipe2):
         )
         assert torch.equal((u + 2 * (c - u)).argmax(-1), tokens[4:].flatten())
     assert pipe2(PROMPTS[0], image=maps[:1], task="canny", output_type="pt").images.shape == (1, 3, 64, 64)
-    doubled = pipe2(
-        PROMPTS[:2],
-        image=maps,
-        task="canny",
-        height=64,
-        width=32,
-        guidance_scale=2.0,
-        num_images_per_prompt=2,
-        **GREEDY,
-    )
-    assert torch.equal(doubled.tokens, output.tokens.repeat_interleave(2, dim=0))
     # A callback gets whole images too.
     shapes = []
 
@@ -382,9 +200,6 @@ def test_an_image_is_generated_below_its_map(pipe2):
 
     pipe2(PROMPTS[0], image=maps[:1], task="subject", callback_on_step_end=callback, **LATENT)
     assert shapes == [(1, 3, 64, 64)]
-
-
-# Anole.
 
 
 def test_anole_generates_one_size_without_row_ends(anole):
@@ -408,22 +223,14 @@ def test_anole_generates_one_size_without_row_ends(anole):
     assert isinstance(anole, AnolePipeline)
 
 
-# What is refused.
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({}, "give either a prompt or input_ids"),
         ({"prompt": ["a"], "input_ids": torch.ones(1, 3).long()}, "give either a prompt or input_ids"),
-        ({"prompt": 3}, "give a string or a list of strings"),
-        ({"input_ids": torch.ones(3).long()}, r"input_ids is torch.int64 \(3,\)"),
         ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)}, "attention_mask is"),
         ({"prompt": "a", "height": 40}, "height and width are 40 and 64: give multiples of 32 up to 256"),
-        ({"prompt": "a", "width": 288}, "up to 256"),
         ({"prompt": "a", "task": "depth"}, "task is 'depth': Lumina-mGPT 2.0 has"),
-        ({"prompt": "a", "output_type": "jpg"}, "output_type is 'jpg'"),
-        ({"prompt": "a", "image": Image.new("RGB", (64, 64))}, "image and mask_image belong together"),
     ],
 )
 def test_what_cannot_be_generated_is_refused(pipe, arguments, message):

@@ -98,11 +98,6 @@ def test_one_archive_of_both_halves_is_read_too(state, tmp_path):
     assert torch.equal(tokenizer.quant_conv.weight, state["quant_conv.conv3d.weight"])
 
 
-def test_a_tokenizer_keeps_the_dtype_of_its_files(state):
-    half = {key: value.bfloat16() if value.is_floating_point() else value for key, value in state.items()}
-    assert cosmos_tokenizer_from_original(half).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("name", ["encoder.jit", "decoder.jit"])
 def test_a_folder_without_one_half_is_refused(tmp_path, name):
     shutil.copy(TOKENIZER / name, tmp_path)
@@ -127,16 +122,6 @@ def test_other_tensors_than_those_of_a_tokenizer_are_refused(state, change, mess
     change(state)
     with pytest.raises(CheckpointError, match=message):
         cosmos_tokenizer_from_original(state)
-
-
-def test_a_converted_tokenizer_is_saved_to_a_new_folder_only(tmp_path):
-    convert_cosmos_tokenizer(TOKENIZER, out=tmp_path / "new")
-    assert (tmp_path / "new" / "config.json").is_file()
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_cosmos_tokenizer(TOKENIZER, out=tmp_path / "new")
-
-
-# Transformer and pipeline
 
 
 @pytest.mark.parametrize(("name", "yarn"), [("base", False), ("base_yarn", True), ("video2world", False)])

@@ -2,22 +2,20 @@
 
 import pytest
 import torch
+from families import close
 from pipelines.cosmos.tiny import FOLDER
 from safetensors.torch import load_file
 
 from arimage.convert.checkpoint import load_original
-from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, SpeculativeJacobiDecoding, decode
+from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decode
 from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel
 
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
 SHAPE = (3, 3, 4)
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module", params=["base", "base_yarn", "video2world"])
@@ -29,10 +27,6 @@ def golden(request):
     return transformer, load_file(FOLDER / f"{request.param}.expected.safetensors")
 
 
-def assert_close(actual, expected):
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
-
-
 def videos_of(expected):
     return expected["tf_tokens"].unflatten(1, SHAPE)
 
@@ -42,29 +36,11 @@ def bound(transformer, expected, maps):
     return CosmosTokenModel(transformer, Layout((SHAPE[0] - maps, *SHAPE[1:])), given, expected.get("context"))
 
 
-def test_positions_equal_the_original(golden):
-    transformer, expected = golden
-    rotary, absolute = transformer.positions(SHAPE, torch.device("cpu"))
-    angles = expected["rope_angles"][:, : transformer.config.head_dim // 2]
-    torch.testing.assert_close(rotary, torch.stack([angles.cos(), angles.sin()], dim=-1))
-    if transformer.reads_text:
-        assert torch.equal(absolute.float(), expected["abs_pos_emb"])
-
-
-def test_hidden_states_after_the_first_block_equal_the_original(golden):
-    transformer, expected = golden
-    hidden = []
-    hook = transformer.blocks[0].register_forward_hook(lambda module, inputs, output: hidden.append(output))
-    transformer.predict(videos_of(expected), expected.get("context"))
-    hook.remove()
-    assert_close(hidden[0], expected["tf_hidden_after_layer0"][:, : hidden[0].shape[1]])
-
-
 def test_teacher_forced_logits_equal_the_original(golden):
     transformer, expected = golden
     logits = transformer.predict(videos_of(expected), expected.get("context"))
     assert logits.dtype == torch.float32
-    assert_close(logits, expected["tf_logits"])
+    close(logits, expected["tf_logits"])
 
 
 @pytest.mark.parametrize("queries", [1, 5])
@@ -77,21 +53,7 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
     positions = torch.arange(model.num_tokens - 1).expand(len(tokens), -1)
     for fed, at in zip(tokens.split(queries, dim=1), positions.split(queries, dim=1), strict=True):
         logits.append(model.forward(fed, at, cache)[0])
-    assert_close(torch.cat(logits, dim=1), expected["tf_logits"][:, -model.num_tokens :])
-
-
-@pytest.mark.every(4)
-@pytest.mark.parametrize("maps", [0, 1, 2])
-@pytest.mark.parametrize("decoding", [AutoregressiveDecoding(), SpeculativeJacobiDecoding(window=8)])
-def test_greedy_tokens_equal_the_original(golden, maps, decoding):
-    transformer, expected = golden
-    if maps == 0 and not transformer.reads_text:
-        with pytest.raises(ValueError, match="given"):
-            bound(transformer, expected, maps)
-        return
-    model = bound(transformer, expected, maps)
-    state = decode(model, decoding, Sampling(top_k=1), torch.arange(len(expected["tf_tokens"])))
-    assert torch.equal(state.tokens, expected[f"greedy_tokens_prefix{maps}"][:, 12 * maps :])
+    close(torch.cat(logits, dim=1), expected["tf_logits"][:, -model.num_tokens :])
 
 
 def test_videos_of_one_prompt_share_a_prefill(golden):
@@ -110,15 +72,6 @@ def test_videos_of_one_prompt_share_a_prefill(golden):
     taken = several.take(torch.tensor([2 * count - 1, 0]))
     tokens = decode(taken, AutoregressiveDecoding(), sampling, torch.arange(2)).tokens
     assert torch.equal(tokens, expected["greedy_tokens_prefix1"][[count - 1, 0], 12:])
-
-
-def test_bfloat16_gives_almost_the_same_logits(golden):
-    transformer, expected = golden
-    half = type(transformer).from_config(transformer.config)
-    half.load_state_dict(transformer.state_dict())
-    logits = half.bfloat16().predict(videos_of(expected), expected.get("context"))
-    assert logits.dtype == torch.float32
-    assert (logits.argmax(-1) == expected["tf_logits"].argmax(-1)).float().mean() > 0.85
 
 
 def test_a_gradient_reaches_every_weight(golden):

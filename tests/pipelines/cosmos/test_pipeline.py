@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from diffusers import DiffusionPipeline
-from diffusers.utils import dynamic_modules_utils
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.cosmos.tiny import FOLDER, FRAMES, SHAPE, SIZE, TOKENIZER
@@ -13,7 +11,6 @@ from safetensors.torch import load_file
 
 from arimage import AutoPipeline
 from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
-from arimage.pipelines.output import VideoPipelineOutput
 from arimage.pipelines.pictures.videos import prepare_images, prepare_videos
 
 
@@ -47,14 +44,8 @@ def arguments_of(kind, count=1):
     )
 
 
-# Against the original
-
-
 @pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("decoding", "given"),
-    [("ar", 1), ("sjd-coupled", 9), pytest.param("sjd-lazy", 1, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("decoding", "given"), [("ar", 1), ("sjd-coupled", 9)])
 def test_videos_equal_the_original_from_frames_to_frames(golden, film, given, decoding):
     pipe, expected, texts = golden
     first = {"image": film[0]} if given == 1 else {"video": film[:9]}
@@ -86,9 +77,6 @@ def test_sampling_is_that_of_the_original_by_default(golden):
     top_p = 0.7 if "context" in expected else 0.8
     assert pipe.generation_config == {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": top_p}
     assert pipe.decoding.exact
-
-
-# What goes in
 
 
 def test_only_the_last_frames_of_a_video_count(golden, film):
@@ -123,22 +111,18 @@ def test_frames_cover_the_size_and_are_cropped_around_their_centre():
     ("arguments", "message"),
     [
         ({}, "image, video and tokens"),
-        ({"image": Image.new("RGB", (64, 48)), "tokens": tiny_cosmos.given()}, "image, video and tokens"),
         ({"image": []}, "image is empty"),
-        ({"video": []}, "video is empty"),
         ({"image": "street.jpg"}, "image cannot be used"),
-        ({"image": torch.full((3, 48, 64), 255.0)}, r"image has values outside \[0, 1\]"),
         ({"video": torch.zeros(5, 3, 48, 64)}, "video has 5 frames: give one frame, or at least 9"),
         ({"tokens": torch.zeros(1, 3, 4, dtype=torch.long)}, "tokens must be int64"),
+        ({"video": []}, "video is empty"),
         ({"tokens": torch.full((1, 1, 3, 4), 240)}, "ids from 0 to 239"),
         ({"tokens": torch.zeros(1, 0, 3, 4, dtype=torch.long)}, "given holds no map"),
         ({"tokens": tiny_cosmos.given(maps=3)}, "num_frames is 17, but 17 are given"),
         ({"tokens": tiny_cosmos.given(), "num_frames": 25}, "num_frames is 25: give at most 17"),
-        ({"tokens": tiny_cosmos.given(), "num_frames": 10}, "10 frames do not fit"),
         ({"tokens": tiny_cosmos.given(), "height": 64}, "leave out height"),
         ({"tokens": tiny_cosmos.given(), "width": 65}, "width is 65: give a multiple of 16 up to 4096"),
         ({"tokens": tiny_cosmos.given(), "prompt": "a red heart"}, "reads no text"),
-        ({"tokens": tiny_cosmos.given(), "num_videos_per_prompt": 0}, "num_videos_per_prompt is 0"),
     ],
 )
 def test_wrong_arguments_are_refused(pipes, arguments, message):
@@ -150,8 +134,6 @@ def test_wrong_arguments_are_refused(pipes, arguments, message):
     ("arguments", "message"),
     [
         ({}, "either a prompt or prompt_embeds"),
-        ({"prompt": "a", "prompt_embeds": torch.zeros(1, 5, 16)}, "either a prompt or prompt_embeds"),
-        ({"prompt": 3}, "prompt is 3"),
         ({"prompt_embeds": torch.zeros(1, 5, 17)}, r"prompt_embeds are \(1, 5, 17\): give a tensor \[B, S, 16\]"),
         ({"prompt": ["a"] * 3, "tokens": tiny_cosmos.given(2)}, "holds 2 for 3 videos|holds 3 for 2"),
     ],
@@ -166,65 +148,6 @@ def test_other_sizes_than_the_trained_are_warned_of(pipes, caplog):
         output = pipes["video"](image=Image.new("RGB", (20, 20)), height=32, width=32, num_frames=9, output_type="np")
     assert output.frames.shape == (1, 9, 32, 32, 3)
     assert "32x32 pixels were asked for, but these weights were trained for 48x64" in caplog.text
-
-
-def test_a_shorter_video_is_the_beginning_of_a_longer_one(pipes):
-    settings = {"tokens": tiny_cosmos.given(), "top_k": 1, "output_type": "latent"}
-    whole, part = (pipes["video"](num_frames=frames, **settings).frames for frames in (17, 9))
-    assert torch.equal(part, whole[:, :2])
-
-
-# What comes out
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("kind", ["video", "text"])
-def test_output_types_hold_the_same_frames(pipes, kind):
-    def call(output_type, **settings):
-        generator = torch.Generator().manual_seed(3)
-        return pipes[kind](**arguments_of(kind), generator=generator, output_type=output_type, **settings)
-
-    output = call("pt")
-    assert isinstance(output, VideoPipelineOutput) and output.stats.exact
-    assert output.frames.shape == (1, FRAMES, 3, *SIZE) and output.tokens.shape == (1, *SHAPE)
-    assert 0 <= output.frames.min() and output.frames.max() <= 1
-    np.testing.assert_allclose(call("np").frames, output.frames.permute(0, 1, 3, 4, 2).numpy(), atol=1e-6)
-    [pictures] = call("pil").frames
-    assert len(pictures) == FRAMES and pictures[0].size == SIZE[::-1]
-    levels = torch.stack([torch.from_numpy(np.asarray(picture).copy()) for picture in pictures])
-    assert (levels.permute(0, 3, 1, 2) / 255 - output.frames[0]).abs().max() <= 0.5 / 255 + 1e-6
-    assert torch.equal(call("latent").frames, output.tokens)
-    assert torch.equal(call("latent", return_dict=False)[0], output.tokens)
-    assert torch.equal(output.tokens[:, :1], tiny_cosmos.given())
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("kind", "batch_size"), [("video", None), ("video", 1), ("text", 3)])
-def test_videos_of_a_batch_are_those_of_their_own_calls(pipes, kind, batch_size):
-    pipe, arguments = pipes[kind], arguments_of(kind, 2) | {"tokens": tiny_cosmos.given(2)}
-    generators = [torch.Generator().manual_seed(seed) for seed in range(4)]
-    output = pipe(
-        **arguments,
-        num_videos_per_prompt=2,
-        batch_size=batch_size,
-        generator=generators,
-        output_type="pt",
-        decoding="sjd",
-    )
-    assert len(output.frames) == 4
-    for video in (1, 2):
-        one = {name: value[video // 2 : video // 2 + 1] for name, value in arguments.items()}
-        alone = pipe(**one, generator=torch.Generator().manual_seed(video), output_type="pt", decoding="sjd")
-        assert torch.equal(alone.tokens[0], output.tokens[video])
-        torch.testing.assert_close(alone.frames[0], output.frames[video], atol=1e-4, rtol=0)
-
-
-def test_a_prompt_changes_the_video_and_one_image_serves_all(pipes):
-    prompts = ["a red heart", "a blue book"]
-    output = pipes["text"](prompts, tokens=tiny_cosmos.given(), top_k=1, output_type="latent")
-    assert not torch.equal(output.frames[0], output.frames[1])
-    one = pipes["text"](prompts[1], tokens=tiny_cosmos.given(), top_k=1, output_type="latent")
-    assert torch.equal(one.frames[0], output.frames[1])
 
 
 def test_texts_are_padded_with_zeros_that_count(pipes):
@@ -246,20 +169,6 @@ def test_texts_are_padded_with_zeros_that_count(pipes):
     assert not torch.equal(ours, call({}, prompt_embeds=padded(embeds.shape[1])))
 
 
-def test_a_callback_sees_the_tokens_and_may_stop_the_call(pipes):
-    seen = []
-
-    def stop(pipe, step, passes, tensors):
-        seen.append(tensors["tokens"].clone())
-        frames = pipe.decode_tokens(pipe.current_call, tensors["tokens"])
-        assert frames.shape == (1, 3, FRAMES, *SIZE)
-        pipe._interrupt = passes == 3
-
-    output = pipes["video"](tokens=tiny_cosmos.given(), decoding="ar", callback_on_step_end=stop, output_type="latent")
-    assert output.stats.forward_passes == len(seen) == 3 and seen[0].shape == (1, 24)
-    assert output.tokens[0, 1].flatten().tolist()[2] >= 0 and (output.tokens[0, 1].flatten()[3:] == -1).all()
-
-
 def test_frames_appear_as_their_maps_are_complete(pipes):
     pipe = pipes["video"]
     output = pipe(tokens=tiny_cosmos.given(), output_type="pt", generator=torch.Generator().manual_seed(0))
@@ -267,33 +176,6 @@ def test_frames_appear_as_their_maps_are_complete(pipes):
     frames = torch.cat([stream.decode(maps) for maps in output.tokens.split(1, dim=1)], dim=2)
     shown = (frames / 2 + 0.5).clamp(0, 1).movedim(1, 2)
     torch.testing.assert_close(shown, output.frames, atol=1e-4, rtol=0)
-
-
-def test_a_saved_pipeline_is_the_same(pipes, tmp_path):
-    for kind, pipe in pipes.items():
-        pipe.decoding = "sjd-lazy"
-        pipe.generation_config["top_p"] = 0.9
-        pipe.save_pretrained(tmp_path / kind)
-        loaded = AutoPipeline.from_pretrained(tmp_path / kind)
-        loaded.set_progress_bar_config(disable=True)
-        assert type(loaded) is CosmosPipeline and loaded.decoding == pipe.decoding
-        assert loaded.generation_config == pipe.generation_config
-        both = []
-        for one in (pipe, loaded, CosmosPipeline.from_pipe(pipe)):
-            one.set_progress_bar_config(disable=True)
-            generator = torch.Generator().manual_seed(2)
-            both.append(one(**arguments_of(kind), generator=generator, output_type="latent").frames)
-        assert torch.equal(both[0], both[1]) and torch.equal(both[0], both[2])
-
-
-def test_diffusers_loads_a_saved_folder(pipes, tmp_path, monkeypatch):
-    monkeypatch.setattr(dynamic_modules_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    for kind, pipe in pipes.items():
-        pipe.save_pretrained(tmp_path / kind)
-        loaded = DiffusionPipeline.from_pretrained(tmp_path / kind, trust_remote_code=True)
-        assert type(loaded) is CosmosPipeline and loaded.decoding == pipe.decoding
-        card = (tmp_path / kind / "README.md").read_text()
-        assert "image-to-video" in card and ".frames[0]" in card and ("prompt=" in card) == (kind == "text")
 
 
 def test_components_that_do_not_fit_are_refused():
@@ -304,9 +186,6 @@ def test_components_that_do_not_fit_are_refused():
         CosmosPipeline(
             tiny_cosmos.transformer("text"), tiny_cosmos.video_tokenizer(), None, tiny.text_encoder(300, width=24)
         )
-
-
-# The guardrail
 
 
 class Guardrail(torch.nn.Module):
@@ -353,6 +232,8 @@ def test_weights_that_ask_for_the_guardrail_do_not_run_without_it(kind, monkeypa
     monkeypatch.setattr("arimage.pipelines.cosmos.pipeline_cosmos.is_cosmos_guardrail_available", lambda: False)
     pipe = tiny_cosmos.pipeline(kind, requires_safety_checker=True)
     pipe.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "image-to-video" in card and ".frames[0]" in card and ("prompt=" in card) == (kind == "text")
     for one in (pipe, AutoPipeline.from_pretrained(tmp_path)):
         one.set_progress_bar_config(disable=True)
         with pytest.raises(ValueError, match="pip install cosmos_guardrail"):

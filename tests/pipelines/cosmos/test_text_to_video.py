@@ -5,7 +5,6 @@ import torch
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.cosmos.tiny import SHAPE
 
-from arimage import AutoPipeline
 from arimage.decoding import Layout
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel
 
@@ -18,7 +17,7 @@ def pipe():
     return tiny_cosmos.pipeline("text", begins_with_text=True)
 
 
-def test_a_text_alone_begins_a_video(pipe):
+def test_a_text_alone_begins_a_video(pipe, tmp_path):
     settings = {"generator": torch.Generator().manual_seed(0), "output_type": "latent"}
     videos = pipe(PROMPTS, **settings).tokens
     none = torch.empty(1, 0, *SHAPE[1:], dtype=torch.long)
@@ -26,14 +25,8 @@ def test_a_text_alone_begins_a_video(pipe):
     assert videos.shape == (2, *SHAPE) and torch.equal(videos, pipe(PROMPTS, tokens=none, **settings).tokens)
     assert not torch.equal(videos[0], videos[1])
     assert pipe("a red heart", num_frames=9, output_type="latent").tokens.shape == (1, 2, *SHAPE[1:])
-
-
-def test_as_many_text_tokens_are_read_as_the_tokenizer_allows(pipe):
-    greedy = {"top_k": 1, "output_type": "latent"}
-    assert torch.equal(
-        pipe("a red heart", **greedy).tokens,
-        pipe("a red heart", max_sequence_length=pipe.tokenizer.model_max_length, **greedy).tokens,
-    )
+    pipe.save_pretrained(tmp_path)
+    assert "text-to-video" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize("given", [0, 1])
@@ -57,31 +50,8 @@ def test_guided_logits_are_those_with_the_text_and_without(pipe, given):
             torch.testing.assert_close(both, torch.cat([with_text, without]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "decoding",
-    ["sjd-tree", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ar", "sjd-coupled", "sjd-lazy"))],
-)
-def test_guided_videos_of_a_batch_are_those_of_their_own_calls(pipe, decoding):
-    settings = {"guidance_scale": 3.0, "decoding": decoding, "output_type": "latent", "top_k": 1}
-    plain = pipe(PROMPTS, **settings | {"guidance_scale": 1.0}).tokens
-    videos = pipe(PROMPTS, num_videos_per_prompt=2, batch_size=3, **settings).tokens
-    assert torch.equal(videos[0], videos[1]) and not torch.equal(videos[::2], plain)
-    for prompt, video in zip(PROMPTS, videos[::2], strict=True):
-        assert torch.equal(pipe(prompt, **settings).tokens[0], video)
-    assert torch.equal(videos[::2], pipe(PROMPTS, **settings | {"decoding": "ar"}).tokens)
-
-
-def test_only_models_of_text_alone_are_guided(pipe):
+def test_only_models_of_text_alone_are_guided():
     with pytest.raises(ValueError, match="guidance_scale is 2.0, but this checkpoint was trained without"):
         tiny_cosmos.pipeline("text")("a red heart", tokens=tiny_cosmos.given(), guidance_scale=2.0)
     with pytest.raises(ValueError, match="guided needs a model with text"):
         CosmosTokenModel(tiny_cosmos.transformer(), Layout((2, 3, 4)), tiny_cosmos.given(), guided=True)
-
-
-def test_a_saved_pipeline_still_begins_with_a_text(pipe, tmp_path):
-    pipe.save_pretrained(tmp_path)
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
-    settings = {"guidance_scale": 2.0, "top_k": 1, "output_type": "latent"}
-    assert torch.equal(loaded(PROMPTS, **settings).tokens, pipe(PROMPTS, **settings).tokens)
-    assert "text-to-video" in (tmp_path / "README.md").read_text()

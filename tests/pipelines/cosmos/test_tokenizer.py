@@ -2,20 +2,17 @@
 
 import pytest
 import torch
+from families import close
 from pipelines.cosmos.tiny import TOKENIZER
 from safetensors.torch import load_file
 
 from arimage.convert import convert_cosmos_tokenizer
-from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
+
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 VIDEOS = pytest.mark.parametrize("name", ["t1", "t9", "t17"])
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
@@ -30,10 +27,6 @@ def expected():
 
 def pixels_of(expected, name):
     return expected[f"{name}.video_uint8"].float() / 127.5 - 1
-
-
-def assert_close(actual, expected):
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
 @VIDEOS
@@ -52,25 +45,13 @@ def test_pixels_equal_the_original(vq, expected, name, framewise):
     video = vq.decode(expected[f"{name}.codes"])
     assert video.shape[2:] == expected[f"{name}.video_uint8"].shape[2:]
     if name == "t17":
-        assert_close(video[:, :, [0, 1, 8, 9, 16]], expected["t17.decoded_frames"])
+        close(video[:, :, [0, 1, 8, 9, 16]], expected["t17.decoded_frames"])
     else:
-        assert_close(video, expected[f"{name}.decoded"])
-
-
-def test_random_tokens_of_a_batch_equal_the_original(vq, expected):
-    assert_close(vq.decode(expected["random.codes"]), expected["random.decoded"])
-    vq.enable_slicing()
-    assert_close(vq.decode(expected["random.codes"]), expected["random.decoded"])
+        close(video, expected[f"{name}.decoded"])
 
 
 def test_every_token_has_the_vector_of_the_original(vq, expected):
     assert torch.equal(vq.code_vectors(), expected["codebook"])
-
-
-def test_the_first_frames_have_the_first_maps(vq, expected):
-    video, codes = pixels_of(expected, "t17"), expected["t17.codes"]
-    for maps in (1, 2):
-        assert torch.equal(vq.encode(video[:, :, : vq.num_frames(maps)]), codes[:, :maps])
 
 
 @pytest.mark.every(2)
@@ -80,15 +61,7 @@ def test_a_stream_returns_the_frames_of_the_whole(vq, expected, parts):
     for codes in expected["t17.codes"].split(parts, dim=1):
         frames.append(stream.decode(codes))
     assert [part.shape[2] for part in frames] == [vq.num_frames(parts[0]), *(8 * maps for maps in parts[1:])]
-    assert_close(torch.cat(frames, dim=2), vq.decode(expected["t17.codes"]))
-
-
-def test_later_maps_do_not_change_a_stream(vq, expected):
-    codes = expected["t17.codes"]
-    one, other = vq.stream(), vq.stream()
-    assert_close(one.decode(codes[:, :2]), other.decode(codes[:, :2]))
-    changed = (codes[:, 2:] + 1) % vq.codebook_size
-    assert (one.decode(codes[:, 2:]) - other.decode(changed)).abs().max() > 1
+    close(torch.cat(frames, dim=2), vq.decode(expected["t17.codes"]))
 
 
 def test_tiles_as_large_as_the_frames_change_nothing_and_smaller_ones_little_inside(vq, expected):
@@ -116,19 +89,14 @@ def test_videos_that_do_not_fit_are_refused(vq, shape, message):
         vq.encode(torch.zeros(shape))
 
 
-def test_a_saved_tokenizer_is_the_same(vq, expected, tmp_path):
-    vq.save_pretrained(tmp_path)
-    loaded = CosmosVideoTokenizer.from_pretrained(tmp_path)
-    assert torch.equal(loaded.encode(pixels_of(expected, "t9")), expected["t9.codes"])
-    assert_close(loaded.decode(expected["t9.codes"]), expected["t9.decoded"])
-
-
-def test_the_published_sizes_have_64_000_tokens():
-    with torch.device("meta"):
-        vq = CosmosVideoTokenizer()
-    count = {half: sum(p.numel() for p in getattr(vq, half).parameters()) for half in ("encoder", "decoder")}
-    assert vq.codebook_size == 64_000 and vq.num_maps(33) == 5
-    assert round(count["encoder"] / 1e5) == 455 and round(count["decoder"] / 1e5) == 654
+def test_tokens_do_not_depend_on_the_default_dtype(vq):
+    latents = torch.randn(500, len(vq.quantizer.levels), generator=torch.Generator().manual_seed(0))
+    expected = vq.quantizer.encode(latents)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(vq.quantizer.encode(latents), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -141,13 +109,3 @@ def test_tokens_in_half_precision_are_near_those_in_float32(vq, expected, dtype)
     assert vq.decode(vq.encode(pixels.to(dtype))).dtype == dtype
     # The weights stay what they are.
     assert {weight.dtype for weight in vq.parameters()} == {dtype}
-
-
-def test_tokens_do_not_depend_on_the_default_dtype(vq):
-    latents = torch.randn(500, len(vq.quantizer.levels), generator=torch.Generator().manual_seed(0))
-    expected = vq.quantizer.encode(latents)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert torch.equal(vq.quantizer.encode(latents), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)

@@ -58,17 +58,6 @@ def test_a_size_that_was_not_published_asks_where_codes_end(tmp_path):
     assert pipe(class_labels=1, decoding=FewStepDecoding(codes_until=2)).stats.forward_passes == 1
 
 
-def test_the_command_converts_a_folder(tmp_path):
-    from typer.testing import CliRunner
-
-    from arimage.published.commands import convert_app
-
-    folder = folder_of(tmp_path, LLAMAGEN[:2])
-    options = ["--image-size", "24", "--num-heads", "4", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(convert_app, ["llamagen-dd", str(folder), *options])
-    assert result.exit_code == 0 and (tmp_path / "out" / "model_index.json").is_file()
-
-
 @pytest.mark.parametrize(
     ("convert", "files", "named"),
     [

@@ -11,7 +11,6 @@ from pipelines.emu35.tiny import FOLDER, REFERENCE, VISION_TOKENIZER
 from safetensors.torch import load_file, save_file
 
 from arimage import AutoPipeline
-from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_emu3, convert_emu35
 from arimage.convert.folder import load_original_folder
 from arimage.pipelines.emu35.convert import emu35_tokenizer_from_original
@@ -26,9 +25,6 @@ def change_config(folder, **settings):
     path = folder / "config.json"
     config = json.loads(path.read_text()) | settings
     path.write_text(json.dumps({name: value for name, value in config.items() if value != "absent"}))
-
-
-# What is converted
 
 
 def test_texts_become_the_tokens_of_the_original():
@@ -88,16 +84,6 @@ def test_weights_keep_their_names_and_the_dtype_of_the_files(tmp_path):
     assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_the_console_command_converts(tmp_path):
-    options = ["--vision-tokenizer", str(VISION_TOKENIZER), "--image-area", "3072", "--base"]
-    cli.app(["convert", "emu35", str(FOLDER), *options, "--out", str(tmp_path / "out")], standalone_mode=False)
-    pipe = AutoPipeline.from_pretrained(tmp_path / "out")
-    assert pipe.config.image_area == 3072 and pipe.generation_config["guidance_scale"] == 2.0
-
-
-# Refusals
-
-
 def test_emu3_and_emu35_name_each_other(tmp_path):
     emu3 = tiny_emu3.write_original(tmp_path / "Emu3-Gen")
     vision = tiny_emu3.write_vision_tokenizer(tmp_path / "Emu3-VisionTokenizer")
@@ -124,11 +110,6 @@ def test_a_folder_that_is_not_converted_names_its_command(folder, whole):
         AutoPipeline.from_pretrained(folder)
 
 
-def test_the_folder_of_emu3_still_names_its_own(tmp_path):
-    with pytest.raises(ValueError, match="convert its folder with `arimage convert emu3`"):
-        AutoPipeline.from_pretrained(tiny_emu3.write_original(tmp_path / "Emu3-Gen"))
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -144,7 +125,7 @@ def test_other_settings_are_refused(folder, settings, said):
         convert_emu35(folder, vision_tokenizer=VISION_TOKENIZER)
 
 
-def test_a_missing_part_is_refused(folder, tmp_path):
+def test_a_missing_part_is_refused(folder):
     (folder / "model-00002-of-00005.safetensors").unlink()
     with pytest.raises(CheckpointError, match="model-00002-of-00005.safetensors"):
         convert_emu35(folder, vision_tokenizer=VISION_TOKENIZER)

@@ -1,7 +1,5 @@
 """GLM-Image: tokens and images against diffusers and transformers, on the files of a small random model."""
 
-import threading
-
 import diffusers
 import numpy as np
 import pytest
@@ -47,12 +45,8 @@ def test_tokens_and_images_are_those_of_diffusers(pipe, case):
     )
 
 
-# Without pictures there are two grids, which take ten times as long.
-WITH_PICTURES = "i2i1", "i2i2"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["i2i1", *(pytest.param(case, marks=pytest.mark.slow) for case in ("t2i", "i2i2"))])
+@pytest.mark.parametrize("case", CASES)
 def test_every_decoding_gives_the_greedy_tokens(pipe, case):
     expected = [EXPECTED[name] for grid in ("small", "large") if (name := f"{case}_{grid}") in EXPECTED]
     for decoding in pipe.decoding_names:
@@ -62,8 +56,7 @@ def test_every_decoding_gives_the_greedy_tokens(pipe, case):
         assert out.stats.decoder_steps == 0 and set(out.stats.seconds) == {"tokens", "pixels"}
 
 
-@pytest.mark.parametrize("case", [pytest.param("t2i", marks=pytest.mark.slow), "i2i2"])
-def test_images_do_not_depend_on_their_batch(pipe, case):
+def test_images_do_not_depend_on_their_batch(pipe, case="i2i2"):
     settings = {"num_inference_steps": 2, "output_type": "np"}
     together = pipe(**arguments(case), generator=[seeded(3), seeded(4)], **settings)
     waiting = pipe(**arguments(case), generator=[seeded(3), seeded(4)], batch_size=1, **settings)
@@ -83,39 +76,6 @@ def test_images_of_one_prompt_differ_in_tokens_and_noise(pipe):
     assert torch.equal(*greedy.tokens[-1]) and not torch.allclose(*greedy.images)
 
 
-def test_the_global_generator_is_left_alone_with_a_generator(pipe):
-    state = torch.get_rng_state()
-    pipe(**arguments("i2i1", [0]), generator=seeded(0), num_inference_steps=1)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.slow
-def test_calls_run_in_threads_and_in_callbacks(pipe):
-    settings = {"num_inference_steps": 2, "output_type": "pt"}
-    alone = [pipe(**arguments(case), generator=seeded(1), **settings) for case in WITH_PICTURES]
-    found = [None] * len(alone)
-
-    def call(i):
-        found[i] = pipe(**arguments(WITH_PICTURES[i]), generator=seeded(1), **settings)
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(alone))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    def nested(pipe, step, passes, tensors):
-        if step == 3:
-            inner.append(pipe(**arguments("i2i1"), generator=seeded(1), **settings))
-
-    inner = []
-    found.append(pipe(**arguments("i2i2"), generator=seeded(1), **settings, callback_on_step_end=nested))
-    for one, other in zip([*found, *inner], [*alone, alone[1], alone[0]], strict=True):
-        torch.testing.assert_close(one.images, other.images, rtol=0, atol=1e-5)
-    state = pipe.vision_language_encoder.model
-    assert state.rope_deltas is None and state._cached_decode_position_ids is None and state._prefill_len is None
-
-
 def test_a_pipeline_of_diffusers_shares_its_modules(pipe):
     theirs = diffusers.GlmImagePipeline.from_pretrained(FOLDER, torch_dtype=torch.bfloat16)
     theirs.text_encoder.float()
@@ -125,24 +85,6 @@ def test_a_pipeline_of_diffusers_shares_its_modules(pipe):
     assert ours.generation_config == pipe.generation_config
     assert (pipe.generation_config["temperature"], pipe.generation_config["top_p"]) == (0.9, 0.75)
     assert ours.decoding == pipe.decoding
-
-
-@pytest.mark.slow
-def test_a_pipeline_of_diffusers_gives_the_same_image(pipe):
-    theirs = diffusers.GlmImagePipeline(**pipe.components)
-    theirs.set_progress_bar_config(disable=True)
-    given = arguments("t2i", [1])
-    pipe.vision_language_encoder.generation_config.do_sample, top_k = (
-        True,
-        pipe.vision_language_encoder.generation_config.top_k,
-    )
-    pipe.vision_language_encoder.generation_config.top_k = 1
-    try:
-        expected = theirs(**given, **decoder("t2i", [1]), output_type="pt").images
-    finally:
-        pipe.vision_language_encoder.generation_config.top_k = top_k
-    ours = GlmImagePipeline.from_pipe(theirs)(**given, **decoder("t2i", [1]), top_k=1, output_type="pt").images
-    torch.testing.assert_close(ours, expected.float(), rtol=0, atol=1e-5)
 
 
 def test_a_saved_folder_is_loaded_by_both_libraries(pipe, tmp_path):
@@ -168,9 +110,6 @@ def test_a_saved_folder_is_loaded_by_both_libraries(pipe, tmp_path):
         ({"prompt": "x <|image|>"}, r"contains '<\|image\|>'"),
         ({"prompt": "x <|dit_token_16385|>"}, "special token"),
         ({"height": 100}, "height is 100: give a multiple of 32"),
-        ({"width": 36}, "width is 36: give a multiple of 32"),
-        ({"width": 0}, "width is 0"),
-        ({"height": True}, "height is True"),
         ({"num_inference_steps": 0}, "num_inference_steps is 0"),
         ({"guidance_scale": float("nan")}, "guidance_scale is nan"),
         ({"latents": torch.zeros(1, 4, 2, 2)}, r"latents are .*\(1, 4, 2, 2\).*give floats \(1, 4, 4, 8\)"),
@@ -183,29 +122,11 @@ def test_bad_input_is_refused(pipe, given, message):
         pipe(**{"prompt": "a red heart", "height": 32, "width": 64} | given)
 
 
-@pytest.mark.parametrize("size", [(112, 160), (97, 31), (48, 64), (130, 163)])
+@pytest.mark.parametrize("size", [(97, 31), (130, 163)])
 def test_sources_may_have_any_size(pipe, size):
     picture = Image.effect_noise(size, 50).convert("RGB")
     out = pipe("make it blue", image=picture, height=32, width=64, num_inference_steps=1, generator=seeded(0))
     assert out.images[0].size == (64, 32)
-
-
-def test_timesteps_reach_the_decoder_unshifted(pipe):
-    seen = []
-    handle = pipe.transformer.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["timestep"].item()), with_kwargs=True
-    )
-    pipe("a red heart", height=32, width=64, num_inference_steps=4, guidance_scale=1)
-    handle.remove()
-    assert seen == [999, 749, 499, 249]
-
-
-def test_an_interrupted_call_decodes_the_tokens_so_far(pipe):
-    def stop(pipe, step, passes, tensors):
-        pipe._interrupt = step == 5
-
-    out = pipe(**arguments("t2i"), num_inference_steps=1, callback_on_step_end=stop, output_type="np")
-    assert (out.tokens[-1] == -1).all() and np.isfinite(out.images).all()
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ import torch
 import typer
 from pipelines.halton_maskgit.tiny import FOLDER
 from pipelines.llamagen.tiny import FIXTURES
-from safetensors.torch import save_file
 
 from arimage import AutoPipeline, HaltonMaskGITPipeline
 from arimage.cli import main as cli
@@ -15,11 +14,7 @@ from arimage.pipelines.halton_maskgit.convert import halton_maskgit_from_origina
 from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITTransformer
 
 
-CHECKPOINT, PREFIXED, VQ = (
-    FOLDER / "halton_tiny.pth",
-    FOLDER / "halton_tiny_prefixed.pth",
-    FIXTURES / "c2i/vq_ds4_c2i.pt",
-)
+CHECKPOINT, VQ = FOLDER / "halton_tiny.pth", FIXTURES / "c2i/vq_ds4_c2i.pt"
 
 
 @pytest.fixture
@@ -45,24 +40,6 @@ def test_the_weights_of_a_trainer_are_taken(state):
     assert pipe.decoding == HaltonDecoding() and pipe.image_sizes == [(32, 32)]
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
-def test_what_wrappers_add_to_names_is_left_out(state, tmp_path, prefix):
-    pipe = convert(written(tmp_path, {f"{prefix}{name}": value for name, value in state.items()}))
-    wanted = convert().transformer.state_dict()
-    assert all(torch.equal(value, wanted[name]) for name, value in pipe.transformer.state_dict().items())
-
-
-def test_the_second_model_has_a_prefix_and_no_optimizer():
-    assert convert(PREFIXED, num_heads=4).transformer.config.hidden_size == 24
-
-
-def test_a_file_of_tensors_alone_gives_the_same(state, tmp_path):
-    del state["head.weight"]
-    save_file(state, tmp_path / "halton.safetensors")
-    wanted, found = convert().transformer, convert(tmp_path / "halton.safetensors").transformer
-    assert all(torch.equal(value, found.state_dict()[name]) for name, value in wanted.state_dict().items())
-
-
 def test_a_model_without_registers(state, tmp_path):
     del state["reg_tokens.weight"]
     assert convert(written(tmp_path, state)).transformer.num_rows == 64
@@ -76,8 +53,8 @@ def test_the_console_command_writes_a_folder(tmp_path):
     assert isinstance(pipe, HaltonMaskGITPipeline) and pipe.transformer.config.num_attention_heads == 5
 
 
-@pytest.mark.parametrize(("width", "layers", "heads", "guidance"), [(512, 12, 6, 2.0), (384, 6, 6, 2.5)])
-def test_published_sizes_need_no_heads(width, layers, heads, guidance):
+@pytest.mark.parametrize(("width", "layers", "heads"), [(512, 12, 6), (384, 6, 6)])
+def test_published_sizes_need_no_heads(width, layers, heads):
     with torch.device("meta"):
         model = HaltonMaskGITTransformer(
             grid_size=2,
@@ -125,11 +102,7 @@ def test_heads_that_no_file_holds_are_asked_for():
     [
         ("pos_emb.weight", torch.zeros(63, 32)),
         ("head.weight", torch.zeros(129, 32)),
-        ("transformer.layers.1.attn.wk.weight", None),
         ("transformer.layers.1.attn.wk.weight", torch.zeros(24, 32)),
-        ("transformer.layers.2.ff.w2.weight", torch.zeros(3, 32)),
-        ("last_norm.norm_final.bias", None),
-        ("in_proj.weight", torch.zeros(2, 2)),
     ],
 )
 def test_a_transformer_that_is_not_whole_is_refused(state, tmp_path, key, value):

@@ -6,23 +6,19 @@ from typing import get_args
 
 import pytest
 import torch
+from families import close
 from pipelines.halton_maskgit.tiny import FOLDER
 from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 
 from arimage.convert import convert_halton_maskgit
-from arimage.decoding import (
-    ConfidenceDecoding,
-    HaltonDecoding,
-    Layout,
-    ReCAP,
-    Sampling,
-    decode,
-    halton_order,
-)
+from arimage.decoding import ConfidenceDecoding, HaltonDecoding, Layout, ReCAP, Sampling, decode, halton_order
 from arimage.decoding.masked import confidence, halton
 from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE
 from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel
+
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 CONFIG = json.loads((FOLDER / "config.json").read_text())
@@ -43,16 +39,6 @@ def convert(name, heads):
 @pytest.fixture(scope="module")
 def pipe():
     return convert("halton_tiny.pth", 5)
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
-
-
-def close(found, wanted, atol=1e-4):
-    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)
 
 
 def test_the_transformer(pipe, expected):
@@ -201,15 +187,3 @@ def test_recap(pipe, expected, monkeypatch, name):
     close(run.probabilities[:, :64], expected[f"{name}_probs"])
     # And the register.
     assert run.rows == [places + 1 for places in settings["evaluated"]]
-
-
-@pytest.mark.parametrize("name", CONFIG["recap"])
-def test_groups_that_reuse_nothing_are_the_sampler(pipe, expected, monkeypatch, name):
-    settings = SETTINGS[name]
-    plain = Run(pipe, expected, name, monkeypatch)
-    wanted = plain.decode(halton_of(settings), settings).tokens
-    for full, partial in ((settings["step"], 1), (0, settings["step"] - 1)):
-        run = Run(pipe, expected, name, monkeypatch)
-        decoding = ReCAP(full_steps=full, partial_steps=partial, sampler=halton_of(settings))
-        assert torch.equal(run.decode(decoding, settings).tokens, wanted)
-        close(run.probabilities, plain.probabilities, 1e-5)

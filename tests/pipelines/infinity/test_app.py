@@ -1,19 +1,12 @@
-"""The engine and the server with a model whose tokens are maps of bits."""
-
-import base64
-import io
-import json
+"""The engine with a model whose tokens are maps of bits."""
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from pipelines.infinity import tiny as tiny_infinity
-from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits, Progress, Request
-from arimage.app.server.app import build_server
 
 
 SCALES = 7
@@ -26,44 +19,8 @@ def engine():
     engine.close()
 
 
-@pytest.fixture(scope="module")
-def server(engine):
-    with TestClient(build_server(engine), base_url="http://127.0.0.1") as client:
-        yield client
-
-
-def alone(prompt, seed, **settings):
-    """What the pipeline generates by itself."""
-    return tiny_infinity.pipeline()(prompt, generator=torch.Generator().manual_seed(seed), **settings).images[0]
-
-
 def same(one, other):
     return np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
-
-
-def decoded(data):
-    return Image.open(io.BytesIO(base64.b64decode(data)))
-
-
-@pytest.mark.parametrize("decoding", ["next-scale", "fastvar", "next-scale:guided_scales=3,stop_after=6"])
-def test_the_server_generates_the_images_of_the_pipeline(server, decoding):
-    body = {"prompt": "a red heart", "n": 2, "seed": 3, "decoding": decoding, "size": "40x32"}
-    answer = server.post("/v1/images/generations", json=body).json()
-    expected = alone("a red heart", 3, decoding=decoding, width=40, height=32)
-    assert len(answer["data"]) == 2 and same(decoded(answer["data"][0]["b64_json"]), expected)
-    stats = answer["arimage"]
-    assert stats["exact"] is (decoding == "next-scale")
-    assert stats["passes"] == (6 if "stop_after" in decoding else SCALES)
-
-
-def test_a_stream_of_the_server_shows_the_scales_so_far(server):
-    body = {"prompt": "a red heart", "seed": 3, "stream": True, "partial_images": 3}
-    text = server.post("/v1/images/generations", json=body).text
-    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
-    *partial, last = events
-    assert partial and {event["type"] for event in partial} == {"image_generation.partial_image"}
-    assert last["type"] == "image_generation.completed" and same(decoded(last["b64_json"]), alone("a red heart", 3))
-    assert not same(decoded(partial[0]["b64_json"]), decoded(last["b64_json"]))
 
 
 def test_a_preview_of_each_scale_is_the_image_of_the_maps_so_far(engine):

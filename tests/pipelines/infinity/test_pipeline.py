@@ -3,15 +3,12 @@
 import pytest
 import tiny
 import torch
-from families import flat, seeded
+from families import LATENT, flat, seeded
 from PIL import Image
 from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.pipelines.infinity.schedules import COUNTS, SCHEDULES
 from arimage.published.registry import PUBLISHED
-
-
-LATENT = {"output_type": "latent"}
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +73,6 @@ def test_a_negative_prompt_takes_the_place_of_no_text(pipe):
         pipe(["a"] * 3, negative_prompt=["b"] * 2)
 
 
-def test_texts_of_different_length_do_not_change_each_other(pipe):
-    prompts = ["a", "a red heart, a blue book"]
-    options = {"guidance_scale": 3.0, **LATENT}
-    both = flat(pipe(prompts, generator=[seeded(0), seeded(1)], **options).tokens)
-    alone = [flat(pipe(text, generator=seeded(i), **options).tokens) for i, text in enumerate(prompts)]
-    assert torch.equal(both, torch.cat(alone))
-
-
 def test_a_prompt_keeps_its_case_and_ends_at_two_dashes(pipe):
     for text, read in (("A Red -- heart", "A Red "), ("-- heart", "-- heart"), ("one-way", "one-way")):
         assert torch.equal(pipe.encode_prompt(text)[0], pipe.encode_prompt(read)[0])
@@ -127,10 +116,7 @@ def test_cells_outside_of_the_mask_keep_the_bits_of_the_image(pipe):
         ({"prompt_embeds": torch.zeros(1, 3, 5)}, r"prompt_embeds are \(1, 3, 5\)"),
         ({"prompt_embeds": torch.zeros(1, 99, tiny.TEXT_WIDTH)}, "at most 12 tokens"),
         (
-            {
-                "prompt_embeds": torch.zeros(1, 3, tiny.TEXT_WIDTH),
-                "prompt_attention_mask": torch.tensor([[0, 1, 1]]),
-            },
+            {"prompt_embeds": torch.zeros(1, 3, tiny.TEXT_WIDTH), "prompt_attention_mask": torch.tensor([[0, 1, 1]])},
             "pad on the right",
         ),
     ],

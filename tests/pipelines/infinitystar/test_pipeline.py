@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from families import LATENT
 from PIL import Image
 from pipelines.infinitystar import tiny
 
@@ -10,9 +11,6 @@ from arimage import NextScaleDecoding
 from arimage.decoding.run.batch import decode
 from arimage.pipelines.infinitystar.pyramid import add_bits, bits_of, frames_of
 from arimage.pipelines.infinitystar.scale_model import fed_passes
-
-
-LATENT = {"output_type": "latent"}
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +31,6 @@ def picture(seed=0, size=tiny.SIZE):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *(pytest.param(settings, marks=pytest.mark.slow) for settings in ({}, {"guidance_scale": 1.0})),
-        {"negative_prompt": "a dog"},
-    ],
-    ids=str,
-)
-def test_a_film_depends_on_its_own_prompt_and_seed_only(pipe, settings):
-    prompts = ["a red heart", "two people walk along a street at night", "a fox"]
-    together = call(pipe, prompts, (0, 1, 2), **settings)
-    for film, prompt in enumerate(prompts):
-        alone = call(pipe, prompt, (film,), **settings)
-        assert same([maps[film : film + 1] for maps in together.tokens], alone.tokens)
-    waiting = call(pipe, prompts, (0, 1, 2), batch_size=2, **settings)
-    assert same(waiting.tokens, together.tokens)
-
-
-@pytest.mark.slow
-def test_several_films_per_prompt_and_given_embeddings(pipe):
-    out = call(pipe, ["a red heart", "a fox"], range(4), num_videos_per_prompt=2)
-    embeds, mask = pipe.encode_prompt(["a red heart", "a fox"], num_frames=17)
-    given = call(pipe, None, range(4), num_videos_per_prompt=2, prompt_embeds=embeds, prompt_attention_mask=mask)
-    assert same(out.tokens, given.tokens) and len(out.tokens[0]) == 4
-    assert not same([maps[:1] for maps in out.tokens], [maps[2:3] for maps in out.tokens])
-
-
 def test_the_length_and_the_suffix_are_part_of_the_text(pipe, monkeypatch):
     seen = []
     encode = pipe.encode_texts
@@ -73,14 +44,6 @@ def test_the_length_and_the_suffix_are_part_of_the_text(pipe, monkeypatch):
         "a dog",
         "a fox",
     ]
-
-
-@pytest.mark.slow
-def test_an_empty_negative_prompt_is_none(pipe):
-    usual = call(pipe, ["a fox", "a red heart"], (0, 1))
-    for empty in ("", ["", ""]):
-        assert same(call(pipe, ["a fox", "a red heart"], (0, 1), negative_prompt=empty).tokens, usual.tokens)
-    assert not same(call(pipe, ["a fox", "a red heart"], (0, 1), negative_prompt="x").tokens, usual.tokens)
 
 
 def test_a_given_image_stays_and_only_what_is_read_later_is_fed(pipe):
@@ -125,7 +88,7 @@ def test_one_image_or_video_for_all_prompts_or_one_each(pipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["guidance_scale", pytest.param("temperature", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["guidance_scale", "temperature"])
 def test_settings_may_be_one_two_or_one_per_pass(pipe, name):
     one, two = call(pipe, **{name: 3.0}), call(pipe, **{name: [3.0, 3.0]})
     each = call(pipe, **{name: [3.0] * 22})
@@ -158,45 +121,6 @@ def test_a_film_ends_in_its_last_clip_and_is_pruned_there(pipe):
     call(pipe, image=picture(), decoding="next-scale:stop_after=2")
     with pytest.raises(ValueError, match="stop_after is 1, but its last clip begins after 1 scales"):
         call(pipe, image=picture(), decoding="next-scale:stop_after=1")
-
-
-def test_pruning_nothing_is_feeding_everything(pipe):
-    assert same(call(pipe, decoding=NextScaleDecoding(pruned=(0.0, 0.0))).tokens, call(pipe).tokens)
-
-
-@pytest.mark.slow
-def test_a_callback_sees_the_passes_and_may_stop_the_call(pipe):
-    seen = []
-
-    def watch(pipe, step, passes, tensors):
-        seen.append((int(tensors["decided"].sum()), tensors["latents"].clone()))
-        pipe._interrupt = passes == 15
-
-    out = pipe(
-        "a fox",
-        num_frames=17,
-        output_type="pt",
-        generator=torch.Generator().manual_seed(0),
-        callback_on_step_end=watch,
-        callback_on_step_end_tensor_inputs=["tokens", "decided", "latents"],
-    )
-    assert len(seen) == out.stats.forward_passes == 15
-    counts = [decided for decided, _ in seen]
-    assert counts == sorted(counts) and out.frames.shape == (1, 17, 3, *tiny.SIZE)
-    # The first clip after the image has not begun before.
-    assert not seen[10][1][:, :, 1:].any() and seen[11][1][:, :, 1:].any()
-
-
-# The run of a text to a video in test_parity.py has it too.
-@pytest.mark.slow
-def test_the_first_frame_is_replaced_by_the_second(pipe):
-    out = call(pipe, output_type="pt")
-    assert torch.equal(out.frames[0, 0], out.frames[0, 1])
-    call_of = pipe.prepare("a red heart", num_frames=17, generator=torch.Generator().manual_seed(0))
-    tokens = torch.cat([maps.flatten(1) for maps in out.tokens], dim=1)
-    shown = (pipe.decode_tokens(call_of, tokens) / 2 + 0.5).clamp(0, 1).transpose(1, 2)
-    torch.testing.assert_close(shown, out.frames)
-    assert len(call(pipe, frames=1, output_type="pil").frames[0]) == 1
 
 
 def test_odd_arguments_are_refused(pipe):

@@ -113,15 +113,6 @@ def test_what_it_cannot_do_is_refused(model, inputs, options, named):
         model.generate(**inputs, **IMAGE, **options)
 
 
-def test_what_is_none_is_not_asked_for(model, inputs):
-    arimage.accelerate(model, "ar")
-    expected = model.generate(**inputs, **IMAGE, do_sample=False)
-    unused = dict.fromkeys(("streamer", "assistant_model", "tokenizer", "stopping_criteria", "synced_gpus"))
-    assert torch.equal(model.generate(**inputs, **IMAGE, do_sample=False, **unused), expected)
-    with pytest.raises(ValueError, match="streamer"):
-        model.generate(**inputs, **IMAGE, streamer=object())
-
-
 def test_other_models_and_decodings_are_refused(model):
     with pytest.raises(ValueError, match="JanusModel cannot be accelerated in place.*Emu3Pipeline"):
         arimage.accelerate(model.model)

@@ -4,7 +4,7 @@ import shutil
 import pytest
 import torch
 from pipelines.janus import tiny as tiny_janus
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
 from arimage.convert import convert_janus
@@ -71,18 +71,6 @@ def test_the_authors_layout_has_the_config_that_transformers_gave_it(original):
     assert ours["image_token_id"] == theirs["image_token_id"] and not ours["tie_word_embeddings"]
 
 
-@torch.no_grad()
-def test_the_vision_tower_computes_the_same_in_both_layouts(original):
-    ours = convert_janus(original).model
-    config = JanusForConditionalGeneration.config_class.from_pretrained(tiny_janus.FOLDER)
-    config.vision_config.num_attention_heads = 16
-    theirs = JanusForConditionalGeneration.from_pretrained(tiny_janus.FOLDER, config=config).eval()
-    ids = torch.tensor([[150, *[155] * 16, 30]])
-    pixels = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    logits = [model(input_ids=ids, pixel_values=pixels).logits for model in (ours, theirs)]
-    torch.testing.assert_close(*logits)
-
-
 def test_the_authors_tokenizer_is_taken_as_it_is_with_the_tokens_of_a_prompt(original):
     pipe = convert_janus(original)
     tokenizer, config = pipe.processor.tokenizer, pipe.model.generation_config
@@ -137,13 +125,6 @@ def test_a_tokenizer_that_lost_its_first_token_gets_it_back(transformers_folder)
         assert each.processor.tokenizer("ab").input_ids == [150, *tiny_janus.characters().encode("ab").ids]
 
 
-def test_without_a_tokenizer_the_transformers_layout_generates_from_token_ids(expected):
-    pipe = convert_janus(tiny_janus.FOLDER)
-    assert pipe.processor is None
-    with pytest.raises(ValueError, match="has no processor: give input_ids"):
-        pipe("a cat")
-
-
 def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(original, weights, tmp_path):
     convert_janus(original, out=tmp_path / "pipe")
     loaded = JanusPipeline.from_pretrained(tmp_path / "pipe")
@@ -154,12 +135,6 @@ def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(or
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_weights_have_the_dtype_of_the_file(tmp_path):
-    state = {key: value.bfloat16() for key, value in tiny_janus.original_state().items()}
-    pipe = convert_janus(tiny_janus.write_original(tmp_path / "janus", state))
-    assert {parameter.dtype for parameter in pipe.model.parameters()} == {torch.bfloat16}
-
-
 TOWER, VQ = "vision_model.vision_tower", "gen_vision_model"
 
 
@@ -167,22 +142,16 @@ TOWER, VQ = "vision_model.vision_tower", "gen_vision_model"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"gen_embed.weight": None}, "has no 'gen_embed.weight', expected of shape"),
-        ({"language_model.lm_head.weight": None}, "has no 'language_model.lm_head.weight'"),
-        ({"gen_head.vision_head.weight": torch.ones(255, 64)}, r"'gen_head.vision_head.weight' of shape \(255, 64\)"),
         (
             {f"{TOWER}.pos_embed": torch.ones(1, 15, 32)},
             r"pos_embed' of shape \(15, 32\) where \(9, 32\) was expected",
         ),
-        ({f"{TOWER}.pos_embed": None}, "pos_embed', as every Janus model has"),
         (
             {f"{TOWER}.blocks.0.attn.qkv.weight": None},
             "has no 'vision_model.vision_tower.blocks.0.attn.q_proj.weight'",
         ),
         ({f"{TOWER}.blocks.0.attn.qkv.bias": torch.ones(95)}, r"blocks.0.attn.v_proj.bias' of shape \(31,\)"),
         ({f"{VQ}.encoder.conv_in.weight": torch.ones(40, 3, 3, 3)}, r"widths \[40, 32, 32, 32, 32, 32\], expected"),
-        ({f"{VQ}.decoder.mid.1.q.weight": None}, "has no 'gen_vision_model.decoder.mid.1.q.weight'"),
-        ({"vision_gen_dec_model.conv_in.weight": torch.ones(3)}, "'vision_gen_dec_model.conv_in.weight', unknown to"),
     ],
 )
 def test_unfitting_tensors_are_refused_by_name(change, said):
@@ -218,19 +187,8 @@ def test_folders_of_something_else_are_refused(original, tmp_path):
         convert_janus(original, template="pro")
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(None, "has missing keys, '{}' among"), (torch.ones(255, 8), "has mismatched keys, .*{}.* among")],
-)
-def test_an_unfitting_transformers_layout_is_refused(transformers_folder, weights, value, said):
-    name = "model.generation_embeddings.weight"
-    changed = {key: tensor for key, tensor in (weights | {name: value}).items() if tensor is not None}
-    save_file(changed, transformers_folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=said.format(name)):
-        convert_janus(transformers_folder)
-
-
-def test_an_existing_output_is_refused_before_any_work(tmp_path):
-    (tmp_path / "mine").write_text("kept")
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_janus("no such folder", out=tmp_path)
+def test_without_a_tokenizer_the_transformers_layout_generates_from_token_ids():
+    pipe = convert_janus(tiny_janus.FOLDER)
+    assert pipe.processor is None
+    with pytest.raises(ValueError, match="has no processor: give input_ids"):
+        pipe("a cat")

@@ -4,28 +4,17 @@ does."""
 import numpy as np
 import pytest
 import torch
-from accelerate.hooks import ModelHook, add_hook_to_module
 from PIL import Image
 from pipelines.janus import tiny as tiny_janus
-from presets import FOR_TOKENS
 from profiles import WIDE, as_shown
 from safetensors.torch import load_file
 from transformers import JanusForConditionalGeneration
 
-from arimage import AutoPipeline, JanusPipeline, decoding_from_name
+from arimage import JanusPipeline
 from arimage.convert import convert_janus
-from arimage.decoding import AutoregressiveDecoding, Sampling, decode
 
 
 PROMPTS = ["a red heart", "cat", "a blue book, flat style"]
-SIZE, CELL = 64, 16
-# Nobody trained a drafter or a denoiser for this model.
-DECODINGS = [name for name in FOR_TOKENS if not name.startswith(("eagle", "sjd2"))]
-EXACT = [name for name in DECODINGS if decoding_from_name(name).exact]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +34,11 @@ def given(expected):
     return {name: expected[name] for name in ("input_ids", "attention_mask")}
 
 
-# What the authors' code gave
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("decoding", EXACT)
-def test_greedy_codes_of_every_exact_decoding_are_the_original_ones(pipe, given, expected, decoding):
+@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
+def test_greedy_codes_are_the_original_ones(pipe, given, expected, decoding):
     out = pipe(**given, top_k=1, decoding=decoding, output_type="latent")
     assert torch.equal(out.tokens.flatten(1), expected["generated_image_tokens"])
     assert out.images.shape == (2, 4, 4) and out.stats.exact
-
-
-@pytest.mark.parametrize("prompt", [0, 1])
-def test_a_prompt_without_padding_gives_the_same_codes(pipe, expected, prompt):
-    ids = expected[f"prompt_ids_{prompt}"][None]
-    tokens = pipe(input_ids=ids, top_k=1, output_type="latent").tokens.flatten(1)
-    assert torch.equal(tokens[0], expected["generated_image_tokens"][prompt])
 
 
 def test_logits_are_those_of_the_original_with_and_without_the_prompt(pipe, given, expected):
@@ -96,9 +74,6 @@ def test_images_are_encoded_as_in_the_original_not_as_in_transformers(pipe, expe
     assert codes.shape == (1, 4, 4)
     assert torch.equal(codes.flatten(1), expected["encode_image_tokens_original_l2"])
     assert not torch.equal(codes.flatten(1), expected["encode_image_tokens_hf"])
-
-
-# What transformers gives
 
 
 def test_prompts_give_what_transformers_generates(pipe):
@@ -170,73 +145,8 @@ def test_questions_are_about_what_viewers_show(pipe):
         assert torch.equal(found, expected)
 
 
-@torch.no_grad()
-def test_answers_see_the_image(pipe):
-    asked = []
-    hook = pipe.model.register_forward_hook(lambda model, inputs, output: asked.append(output.logits[:, -1]))
-    pipe.understand([Image.new("RGB", (64, 64), colour) for colour in ("red", "green")], "what?", max_new_tokens=1)
-    hook.remove()
-    assert not torch.allclose(asked[0][0], asked[0][1], atol=1e-3)
-
-
-# What every pipeline keeps
-
-
-@pytest.mark.parametrize(("decoding", "guidance_scale"), [("ar", 5.0), ("sjd-coupled", 1.0), ("sjd-tree", 5.0)])
-def test_an_image_does_not_depend_on_its_batch(pipe, decoding, guidance_scale):
-    options = {"decoding": decoding, "guidance_scale": guidance_scale, "temperature": 2.0, "output_type": "latent"}
-    batch = pipe(PROMPTS, generator=[seeded(i) for i in range(3)], **options).tokens
-    for i, prompt in enumerate(PROMPTS):
-        assert torch.equal(batch[i : i + 1], pipe(prompt, generator=seeded(i), **options).tokens)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("decoding", DECODINGS)
-def test_every_decoding_generates(pipe, decoding):
-    out = pipe(PROMPTS[:2], decoding=decoding, temperature=3.0, generator=seeded(0), output_type="latent")
-    assert out.tokens.min() >= 0 and out.tokens.max() < 256
-    other = pipe(PROMPTS[:2], decoding=decoding, temperature=3.0, generator=seeded(1), output_type="latent")
-    assert not torch.equal(out.tokens, other.tokens)
-
-
-def test_several_images_of_a_prompt_differ_and_do_not_mix_with_others(pipe):
-    options = {"num_images_per_prompt": 2, "temperature": 5.0, "output_type": "latent"}
-    batch = pipe(PROMPTS, generator=[seeded(i) for i in range(6)], **options).tokens
-    again = pipe(PROMPTS[1], generator=[seeded(2), seeded(3)], **options).tokens
-    assert torch.equal(batch[2:4], again) and not torch.equal(again[0], again[1])
-
-
-def test_a_saved_pipeline_generates_and_answers_the_same(pipe, tmp_path):
-    pipe.save_pretrained(tmp_path / "pipe")
-    loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
-    loaded.set_progress_bar_config(disable=True)
-    assert type(loaded) is JanusPipeline and loaded.generation_config["guidance_scale"] == 5
-    before, after = (each(PROMPTS, generator=seeded(3), output_type="pt") for each in (pipe, loaded))
-    assert torch.equal(before.tokens, after.tokens) and torch.equal(before.images, after.images)
-    question = (Image.new("RGB", (64, 64), "blue"), "what is it?")
-    assert loaded.understand(*question, max_new_tokens=4) == pipe.understand(*question, max_new_tokens=4)
-
-
-def test_a_bound_model_decodes_without_the_pipeline(pipe):
-    state = decode(
-        pipe.prepare(PROMPTS).model, AutoregressiveDecoding(), Sampling(guidance_scale=5.0, top_k=1), torch.arange(3)
-    )
-    assert torch.equal(state.tokens, pipe(PROMPTS, top_k=1, output_type="latent").tokens.flatten(1))
-
-
-@pytest.mark.slow
-def test_half_precision_generates_and_answers(pipe, tmp_path):
-    pipe.save_pretrained(tmp_path / "pipe")
-    half = JanusPipeline.from_pretrained(tmp_path / "pipe", dtype=torch.bfloat16)
-    half.set_progress_bar_config(disable=True)
-    for decoding in ("ar", "sjd-coupled", "lantern"):
-        images = half(PROMPTS, decoding=decoding, generator=seeded(0), output_type="pt").images
-        assert images.shape == (3, 3, SIZE, SIZE) and images.isfinite().all() and images.std() > 0.05
-    assert len(half.understand(Image.new("RGB", (64, 64)), ["what?", "why is it so?"], max_new_tokens=3)) == 2
-
-
-@pytest.mark.slow
-def test_layers_on_disk_generate_the_same_and_a_hook_for_the_whole_model_is_called(given, expected, tmp_path):
+def test_layers_on_disk_generate_the_same(given, expected, tmp_path):
     language = "model.language_model."
     on_disk = (f"{language}layers.1", "model.generation_head", "model.vqmodel")
     on_cpu = (f"{language}{name}" for name in ("embed_tokens", "norm", "rotary_emb", "layers.0"))
@@ -258,70 +168,13 @@ def test_layers_on_disk_generate_the_same_and_a_hook_for_the_whole_model_is_call
         tokens = pipe(**given, top_k=1, decoding=decoding, output_type="latent").tokens
         assert torch.equal(tokens.flatten(1), expected["generated_image_tokens"])
 
-    called = []
-
-    class Hook(ModelHook):
-        def pre_forward(self, module, *args, **kwargs):
-            called.append(module)
-            return args, kwargs
-
-    whole = convert_janus(tiny_janus.FOLDER).model
-    add_hook_to_module(whole, Hook())
-    JanusPipeline(whole).prepare(**given)
-    assert whole in called
-
-
-def test_drafts_of_a_pass_can_be_generated(pipe):
-    shown = []
-
-    def show(pipe, step, passes, tensors):
-        shown.append(pipe.decode_tokens(pipe.current_call, tensors["tokens"]))
-
-    names = ["tokens", "decided"]
-    out = pipe(PROMPTS[0], output_type="pt", callback_on_step_end=show, callback_on_step_end_tensor_inputs=names)
-    assert len(shown) == out.stats.forward_passes
-    torch.testing.assert_close((shown[-1] / 2 + 0.5).clamp(0, 1), out.images)
-
-
-# Editing
-
-
-def random_images(count):
-    return torch.randint(256, (count, 3, SIZE, SIZE), generator=seeded(0)) / 255
-
-
-MASK = torch.zeros(SIZE, SIZE)
-MASK[0, CELL] = MASK[2 * CELL + 3, 3 * CELL] = 1
-DRAWN = torch.zeros(4, 4, dtype=torch.bool)
-DRAWN[0, 1] = DRAWN[2, 3] = True
-
-
-@pytest.mark.parametrize("decoding", ["ar", "sjd-coupled"])
-def test_codes_and_pixels_outside_the_mask_are_those_of_the_image(pipe, decoding):
-    image = random_images(2)
-    with torch.no_grad():
-        codes = pipe.encode_image(image * 2 - 1)
-    options = {"image": image, "mask_image": MASK, "decoding": decoding, "temperature": 3.0}
-    out = pipe(PROMPTS[:2], **options, generator=seeded(0))
-    assert torch.equal(out.tokens[:, ~DRAWN], codes[:, ~DRAWN])
-    others = pipe(PROMPTS[:2], **options, generator=seeded(1), output_type="latent").tokens
-    assert not torch.equal(out.tokens[:, DRAWN], others[:, DRAWN])
-    for one, before in zip(out.images, image, strict=True):
-        after = torch.from_numpy(np.array(one)).permute(2, 0, 1)
-        assert torch.equal(after[:, MASK == 0], (before * 255).round().byte()[:, MASK == 0])
-
-
-# What is refused
-
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({}, "give either a prompt or input_ids"),
         ({"prompt": "x", "input_ids": torch.tensor([[150, 153]])}, "give either a prompt or input_ids"),
-        ({"prompt": []}, r"prompt is \[\]: give a string or a list"),
         ({"input_ids": torch.tensor([[150, 7]])}, "input_ids must end .* 153"),
-        ({"input_ids": torch.tensor([150, 153])}, "input_ids is .* give token ids"),
         (
             {"input_ids": torch.tensor([[150, 153]]), "attention_mask": torch.ones(1, 3)},
             r"attention_mask is .*\(1, 3\): give one of \(1, 2\)",
@@ -331,7 +184,6 @@ def test_codes_and_pixels_outside_the_mask_are_those_of_the_image(pipe, decoding
             "must be zeros and then ones: pad on the left",
         ),
         ({"prompt": "x", "height": 32}, "this checkpoint generates 64x64 pixels only"),
-        ({"prompt": "x", "decoding": "eagle"}, "drafter"),
     ],
 )
 def test_calls_that_cannot_be_generated_are_refused(pipe, change, sentence):
@@ -339,7 +191,7 @@ def test_calls_that_cannot_be_generated_are_refused(pipe, change, sentence):
         pipe(**change)
 
 
-def test_a_model_that_names_no_begin_of_image_is_refused(pipe):
+def test_a_model_that_names_no_begin_of_image_is_refused():
     model = convert_janus(tiny_janus.FOLDER).model
     model.generation_config.generation_kwargs = {}
     with pytest.raises(ValueError, match="no boi_token_id in its generation_kwargs: put the id"):

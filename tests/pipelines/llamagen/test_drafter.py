@@ -1,16 +1,18 @@
-"""A drafter continues features, with a cache as without one, and shares the transformer's ends."""
+"""A drafter continues features, with a cache as without one, and its pipeline samples from the model."""
+
+import json
 
 import pytest
 import tiny
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
+from arimage import AutoPipeline, DraftTreeDecoding, LlamaGenDrafter, LlamaGenPipeline
 from arimage.decoding import Layout
-from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
-BATCH, FED = 2, 6
+BATCH = 2
 
 
 @pytest.fixture(params=["class", "text"])
@@ -36,18 +38,6 @@ def chain(model, cache, codes, features, start, stop):
 
 
 @torch.no_grad()
-def test_the_transformer_returns_what_its_head_reads(drafting):
-    model, _, codes, features = drafting
-    cache, logits, first = model.prefill(BATCH, return_features=True)
-    positions = torch.arange(FED).expand(BATCH, -1)
-    more_logits, more = model.forward(codes[:, :FED], positions, cache, return_features=True)
-    seen = torch.cat([first[:, :, None], more], dim=2)
-    assert torch.allclose(seen, features[:, :, : FED + 1], atol=1e-5)
-    expected = torch.cat([logits[:, :, None], more_logits], dim=2)
-    assert torch.allclose(model.transformer.head(seen), expected, atol=1e-5)
-
-
-@torch.no_grad()
 def test_a_step_with_a_cache_is_a_step_of_training(drafting):
     model, drafter, codes, features = drafting
     logits, drafted = drafter.predict(model.transformer, codes.repeat(2, 1), features.flatten(0, 1))
@@ -59,52 +49,60 @@ def test_a_step_with_a_cache_is_a_step_of_training(drafting):
         assert torch.allclose(got, drafted.unflatten(0, (2, BATCH))[:, :, start:stop], atol=1e-4)
 
 
-@torch.no_grad()
-def test_a_branch_in_scratch_slots_is_a_chain(drafting):
-    model, drafter, codes, features = drafting
-    draft_model = drafter.bind(model)
-    plain, tree = (draft_model.open_cache(BATCH, 4) for _ in range(2))
-    expected, _ = chain(draft_model, plain, codes, features, 0, FED)
-    chain(draft_model, tree, codes, features, 0, FED - 2)
-    slots = 16 + torch.tensor([[2, 0], [1, 3]])
-    visible = torch.zeros(BATCH, 2, 20, dtype=torch.bool)
-    visible[:, :, : FED - 2] = True
-    visible.scatter_(2, slots[:, :1, None].expand(-1, 2, -1), True)
-    visible[:, 1:].scatter_(2, slots[:, 1:, None], True)
-    positions = torch.tensor([[FED - 2, FED - 1]]).expand(BATCH, -1)
-    branch, _ = draft_model.forward(
-        codes[:, FED - 2 : FED], features[:, :, FED - 2 : FED], positions, tree, visible=visible, slots=slots
-    )
-    assert torch.allclose(branch, expected[:, :, FED - 2 :], atol=1e-4)
+PROMPTS = ["a red heart", "green tree", "a blue book"]
+CALLS = {
+    "class": {"class_labels": [1, 2, 3], "guidance_scale": 1.0},
+    "class, guided": {"class_labels": [1, 2, 3], "guidance_scale": 2.5},
+    "text, guided": {"prompt": PROMPTS, "guidance_scale": 2.0},
+}
 
 
-@torch.no_grad()
-def test_padding_leaves_nothing_behind(drafting):
-    model, drafter, codes, features = drafting
-    draft_model = drafter.bind(model)
-    cache = draft_model.open_cache(BATCH, 2)
-    logits, _ = draft_model.forward(codes[:, :3], features[:, :, :3], torch.full((BATCH, 3), -1), cache)
-    assert not cache.stacks[0][:, :, :, cache.places[:-1]].any() and not logits.isnan().any()
+@pytest.fixture(scope="module")
+def pipes():
+    return {"class": tiny_llamagen.class_pipeline(), "text": tiny_llamagen.text_pipeline()}
 
 
-def test_what_is_the_transformers_is_not_in_the_drafter(tmp_path):
-    transformer = tiny_llamagen.transformer("class")
-    drafter = tiny_llamagen.drafter(transformer)
-    assert {name.split(".")[0] for name in drafter.state_dict()} == {"fc", "block"}
-    drafter.save_pretrained(tmp_path)
-    loaded = LlamaGenDrafter.from_pretrained(tmp_path)
-    assert loaded.config.num_key_value_heads == transformer.config.num_key_value_heads
-    for name, value in drafter.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value)
+def codes(pipe, seed=0, **call):
+    generator = torch.Generator().manual_seed(seed)
+    return pipe(generator=generator, output_type="latent", **call)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@torch.no_grad()
-def test_a_drafter_runs_in_the_dtype_of_its_transformer(dtype):
-    transformer = tiny_llamagen.transformer("class").to(dtype)
-    model = LlamaGenTokenModel(transformer, {"class_labels": torch.tensor([1, 3])}, Layout((4, 4)))
-    draft_model = tiny_llamagen.drafter(transformer).to(dtype).bind(model)
-    _, _, features = model.prefill(BATCH, return_features=True)
-    codes, positions = torch.tensor([[4], [7]]), torch.zeros(BATCH, 1, dtype=torch.long)
-    logits, drafted = draft_model.forward(codes, features[:, :, None], positions, draft_model.open_cache(BATCH, 1))
-    assert logits.dtype == drafted.dtype == dtype and logits.isfinite().all()
+@pytest.mark.parametrize("call", CALLS)
+def test_a_dynamic_tree_generates_the_images_of_autoregressive_decoding(pipes, call):
+    pipe = pipes[call.split(",")[0]]
+    expected, found = (codes(pipe, 5, **CALLS[call], decoding=name).tokens for name in ("ar", "eagle"))
+    assert torch.equal(found, expected)
+
+
+def test_a_tree_of_every_code_is_right_at_every_pass(pipes):
+    call = {"class_labels": [1, 2], "temperature": 4.0, "guidance_scale": 2.5}
+    decoding = DraftTreeDecoding(depth=1, width=tiny.CODES, nodes=tiny.CODES)
+    expected, found = (codes(pipes["class"], 7, **call, decoding=one) for one in ("ar", decoding))
+    assert torch.equal(found.tokens, expected.tokens)
+    # Each decides a draft and a code more, the last pass what is left of 15.
+    assert found.stats.forward_passes == 1 + 8
+
+
+def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
+    pipe = tiny_llamagen.class_pipeline()
+    LlamaGenPipeline(pipe.transformer, pipe.vq).save_pretrained(tmp_path)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    # As folders were written before there were drafters.
+    index.pop("drafter", None)
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    loaded = AutoPipeline.from_pretrained(tmp_path)
+    assert loaded.drafter is None
+    with pytest.raises(ValueError, match="no drafter: give the pipeline one"):
+        loaded(class_labels=1, decoding="eagle")
+    decoding = DraftTreeDecoding(drafter=pipe.drafter)
+    expected, found = (codes(loaded, class_labels=1, decoding=one).tokens for one in ("ar", decoding))
+    assert torch.equal(found, expected)
+    loaded.decoding = decoding
+    with pytest.raises(ValueError, match="pipe.drafter"):
+        loaded.save_pretrained(tmp_path / "more")
+
+
+def test_a_drafter_of_another_width_is_refused():
+    pipe = tiny_llamagen.class_pipeline()
+    with pytest.raises(ValueError, match="the drafter .* 768.* the transformer 32"):
+        LlamaGenPipeline(pipe.transformer, pipe.vq, drafter=LlamaGenDrafter())

@@ -1,17 +1,19 @@
-"""From the condition to the pixels, the pipeline equals the authors' implementation on random weights in their
-format."""
+"""Logits, codes and pixels equal those of the authors' implementation, on random weights in their file format."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 
 from arimage.convert import convert_llamagen
+from arimage.convert.checkpoint import load_original
+from arimage.decoding import Layout
 from arimage.pipelines.kinds.class_or_text import left_pad
+from arimage.pipelines.llamagen.convert import llamagen_transformer_from_original
+from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 from arimage.pipelines.text.captions import clean_caption
 
 
@@ -66,17 +68,6 @@ def test_pixels_equal_the_original_by_both_of_its_rules(golden):
         assert (ours != theirs).mean() < 1e-3
 
 
-def test_codes_resized_for_evaluation_equal_the_original(golden):
-    pipe, _, expected, config = golden
-    grid = (-1, *(int(config["gpt"]["block_size"] ** 0.5),) * 2)
-    tokens = expected[f"greedy_tokens_cfg{config['cfg_scales'][-1]:g}"].reshape(grid)
-    with torch.no_grad():
-        images = pipe.vq.decode(tokens)
-    # Evaluation resizes before clamping, without antialiasing.
-    resized = F.interpolate(images, size=config["image_size_eval"], mode="bicubic")
-    torch.testing.assert_close(resized, expected["image_bicubic_eval"], atol=1e-4, rtol=0)
-
-
 def test_text_is_padded_on_the_left_as_in_the_original():
     expected = load_file(FIXTURES / "t2i" / "expected.safetensors")
     embeds, mask = left_pad(expected["t5_last_hidden_state"], expected["t5_attention_mask"])
@@ -99,3 +90,55 @@ CLEANING = json.loads((FIXTURES / "t2i" / "caption_cleaning.json").read_text())
 @pytest.mark.parametrize("pair", CLEANING, ids=[pair["input"][:30] for pair in CLEANING])
 def test_captions_are_cleaned_as_in_the_original(pair):
     assert clean_caption(pair["input"]) == pair["text_preprocessing"]
+
+
+@pytest.fixture(scope="module", params=["c2i", "t2i"])
+def transformer_golden(request):
+    """The transformer, its condition, the authors' outputs and their configuration."""
+    folder = FIXTURES / request.param
+    config = json.loads((folder / "config.json").read_text())
+    expected = load_file(folder / "expected.safetensors")
+    transformer = llamagen_transformer_from_original(
+        load_original(folder / config["gpt_file"]),
+        image_size=4 * int(config["gpt"]["block_size"] ** 0.5),
+        downsample=4,
+        num_heads=config["gpt"]["n_head"],
+    )
+    if request.param == "c2i":
+        condition = {"class_labels": expected["class_labels"]}
+    else:
+        condition = {"prompt_embeds": expected["caption_embs"], "prompt_attention_mask": expected["emb_masks"]}
+    return transformer, condition, expected, config
+
+
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_teacher_forced_logits_equal_the_original_with_without_condition_and_guided(transformer_golden):
+    transformer, condition, expected, config = transformer_golden
+    none = torch.ones(2, dtype=torch.bool)
+    with_condition = transformer.predict(expected["tf_tokens"], **condition)
+    without = transformer.predict(expected["tf_tokens"], **condition, unconditional=none)
+    assert_close(with_condition, expected["tf_logits_cond"])
+    assert_close(without, expected["tf_logits_uncond"])
+    guided = without + config["cfg_scales"][-1] * (with_condition - without)
+    torch.testing.assert_close(guided, expected["tf_logits_cfg"], atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("queries", [1, 5])
+def test_cached_logits_equal_the_original_teacher_forced_ones(transformer_golden, queries):
+    transformer, condition, expected, _ = transformer_golden
+    model = LlamaGenTokenModel(transformer, condition, Layout((transformer.config.grid_size,) * 2), guided=True)
+    cache, first = model.prefill(2)
+    logits = [first[:, :, None]]
+    positions = torch.arange(model.num_tokens - 1).expand(2, -1)
+    for tokens, at in zip(
+        expected["tf_tokens"][:, :-1].split(queries, dim=1), positions.split(queries, dim=1), strict=True
+    ):
+        logits.append(model.forward(tokens, at, cache))
+    with_condition, without = torch.cat(logits, dim=2)
+    assert_close(with_condition, expected["tf_logits_cond"])
+    assert_close(without, expected["tf_logits_uncond"])

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from pipelines.lumina_dimoo import tiny
-from safetensors.torch import load_file, save_file
 
 from arimage import AutoPipeline
 from arimage.cli import main as cli
@@ -47,25 +46,6 @@ def test_the_command_writes_a_pipeline_that_loads(folder, tmp_path):
     assert pipe.generation_config["guidance_scale"] == 5
 
 
-def test_weights_have_the_dtype_of_the_files(folder):
-    pipe = convert_lumina_dimoo(folder)
-    assert pipe.transformer.dtype == torch.bfloat16 and pipe.vq.dtype == torch.float32
-    assert not pipe.transformer.training
-
-
-def test_shards_with_an_index_are_one_model(folder):
-    state = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    parts, shards = [{}, {}], {}
-    for i, (key, value) in enumerate(state.items()):
-        parts[i % 2][key] = value
-        shards[key] = f"model-{i % 2 + 1:05}-of-00002.safetensors"
-    for i, part in enumerate(parts):
-        save_file(part, folder / f"model-{i + 1:05}-of-00002.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    assert torch.equal(logits_of(convert_lumina_dimoo(folder).transformer), logits_of(tiny.converted().transformer))
-
-
 def test_rows_beyond_the_last_code_change_nothing(original):
     state, config = original
     longer = {
@@ -89,11 +69,7 @@ def test_heads_may_share_keys_and_values(original):
     [
         ({EMBEDDING: lambda tensor: tensor[:126_464]}, r"wte.weight' with 126,464 rows where at least 134,548"),
         ({HEAD: lambda tensor: tensor[:-1]}, r"ff_out.weight' with 134,547 rows"),
-        ({HEAD: None}, r"no 'model.transformer.ff_out.weight'"),
-        ({QUERY: None}, rf"no '{QUERY}'"),
         ({QUERY: lambda tensor: tensor[:16]}, rf"'{QUERY}' of shape \(16, 32\)"),
-        ({"model.transformer.ln_f.weight": None}, r"no 'model.transformer.ln_f.weight'"),
-        ({"model.transformer.blocks.2.attn_norm.weight": lambda _: torch.ones(32)}, r"blocks.2.*unknown"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(original, changes, words):

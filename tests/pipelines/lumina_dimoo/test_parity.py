@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from families import close
 from PIL import Image
 from pipelines.lumina_dimoo import tiny
 from pipelines.lumina_dimoo.tiny import EXPECTED, REFERENCE, RUNS
@@ -9,14 +10,11 @@ from pipelines.lumina_dimoo.tiny import EXPECTED, REFERENCE, RUNS
 from arimage.decoding.masked import confidence
 from arimage.decoding.masked.ml_cache import MLCache
 from arimage.pipelines.lumina_dimoo import pipeline_lumina_dimoo
-from arimage.pipelines.lumina_dimoo.prompts import (
-    GENERATE,
-    LuminaDiMOOPrompts,
-    crop_picture,
-    edited_sizes,
-    task_texts,
-)
+from arimage.pipelines.lumina_dimoo.prompts import GENERATE, LuminaDiMOOPrompts, crop_picture, edited_sizes, task_texts
 from arimage.pipelines.lumina_dimoo.vocabulary import FIRST_CODE
+
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 CACHED = [name for name in RUNS if REFERENCE[name].get("cache")]
@@ -25,19 +23,6 @@ CACHED = [name for name in RUNS if REFERENCE[name].get("cache")]
 @pytest.fixture(scope="module")
 def pipe():
     return tiny.converted()
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
-
-
-def close(found, wanted, atol):
-    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)
-
-
-# Sequences
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -72,9 +57,6 @@ def test_sizes_of_pictures():
         assert list(crop_picture(Image.new("RGB", given)).size) == cropped
 
 
-# Networks
-
-
 @pytest.mark.parametrize("name", ["masked", "half", "unconditional"])
 def test_one_pass(name, pipe):
     ids, codes = EXPECTED[f"forward_{name}.ids"].long()[None], EXPECTED["logit_columns"] >= FIRST_CODE
@@ -91,9 +73,6 @@ def test_the_image_tokenizer(pipe):
     assert torch.equal(pipe.encode_image(pixels)[0], EXPECTED["vq.image_codes"].long())
     decoded = pipe.decode_image(EXPECTED["vq.codes"].long()[None])[0]
     close(decoded / 2 + 0.5, EXPECTED["vq.pixels"], 1e-4)
-
-
-# Whole runs
 
 
 @pytest.fixture

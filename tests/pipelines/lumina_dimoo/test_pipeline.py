@@ -40,18 +40,6 @@ def alone(pipe, arguments, **common):
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=NAMES)
-@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
-def test_an_image_does_not_depend_on_its_batch(pipe, decoding, guidance_scale):
-    common = {"decoding": decoding, "guidance_scale": guidance_scale, "output_type": "latent"}
-    single = alone(pipe, [{"prompt": prompt} for prompt in PROMPTS], **common)
-    generators = [seeded(seed) for seed in range(3)]
-    assert torch.equal(pipe(PROMPTS, generator=generators, **common).tokens, single)
-    generators = [seeded(seed) for seed in range(3)]
-    assert torch.equal(pipe(PROMPTS, generator=generators, batch_size=2, **common).tokens, single)
-    assert not torch.equal(single[0], single[1])
-
-
-@pytest.mark.parametrize("decoding", DECODINGS, ids=NAMES)
 def test_prompts_may_have_pictures_of_other_sizes(pipe, decoding, small_pictures):
     pictures = [picture(0), picture(1, (32, 48))]
     common = {"decoding": decoding, "output_type": "latent", "height": 48, "width": 64}
@@ -60,9 +48,6 @@ def test_prompts_may_have_pictures_of_other_sizes(pipe, decoding, small_pictures
     together = pipe(PROMPTS[:2], image=[[one] for one in pictures], generator=[seeded(0), seeded(1)], **common)
     assert torch.equal(together.tokens, single)
     assert together.tokens.shape == (2, 3, 4)
-
-
-# Guidance
 
 
 def test_each_scale_adds_what_its_branch_lacks(pipe, small_pictures):
@@ -100,9 +85,6 @@ def test_two_pictures_are_a_picture_and_a_style(pipe, small_pictures):
     assert torch.equal(ids, style.model.condition["prefix_ids"])
 
 
-# Painting
-
-
 def test_known_places_are_never_touched(pipe):
     image, mask = picture(2), np.zeros((64, 64), np.uint8)
     # More than half of the second token, and half of the third.
@@ -116,23 +98,6 @@ def test_known_places_are_never_touched(pipe):
         assert torch.equal(tokens[~masked], given[~masked])
         assert (tokens[masked] != given[masked]).any()
         assert np.array_equal(np.asarray(out.images[0])[mask == 0], np.asarray(image)[mask == 0])
-
-
-def test_each_image_of_a_batch_is_painted_by_its_own_mask(pipe):
-    masks = [np.zeros((64, 64), np.uint8) for _ in range(2)]
-    masks[0][:32], masks[1][48:, 48:] = 255, 255
-    images, masks = [picture(3), picture(4)], [Image.fromarray(mask) for mask in masks]
-    arguments = [
-        {"prompt": prompt, "image": image, "mask_image": mask}
-        for prompt, image, mask in zip(PROMPTS, images, masks, strict=False)
-    ]
-    for decoding in DECODINGS:
-        common = {"decoding": decoding, "output_type": "latent"}
-        together = pipe(PROMPTS[:2], image=images, mask_image=masks, generator=[seeded(0), seeded(1)], **common)
-        assert torch.equal(together.tokens, alone(pipe, arguments, **common))
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -156,12 +121,3 @@ def test_each_image_of_a_batch_is_painted_by_its_own_mask(pipe):
 def test_what_is_refused(pipe, arguments, words):
     with pytest.raises(ValueError, match=words):
         pipe(**{"prompt": "cup"} | arguments)
-
-
-def test_a_saved_pipeline_generates_the_same_images(pipe, tmp_path):
-    pipe.save_pretrained(tmp_path)
-    loaded = type(pipe).from_pretrained(tmp_path)
-    assert loaded.decoding == pipe.decoding and loaded.image_guidance_scale == 5.0
-    common = {"generator": seeded(0), "output_type": "latent"}
-    again = {"generator": seeded(0), "output_type": "latent"}
-    assert torch.equal(loaded("cup", **common).tokens, pipe("cup", **again).tokens)

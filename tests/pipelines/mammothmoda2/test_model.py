@@ -42,9 +42,7 @@ def joint(model, sampling):
 
 # That each decoding is exact is what tests/decoding shows; here it reads the logits of this model.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["sjd-coupled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ar", "sjd-tree", "sjd-gumbel"))]
-)
+@pytest.mark.parametrize("name", ["sjd-coupled", "sjd-tree"])
 def test_images_follow_the_joint_distribution_of_the_model(network, name):
     sampling, count = Sampling(guidance_scale=1.5, temperature=2.0), 4000
     model = bind(network)
@@ -55,24 +53,6 @@ def test_images_follow_the_joint_distribution_of_the_model(network, name):
         model.take(torch.zeros(count, dtype=torch.long)), decoding_from_name(name), sampling, torch.arange(count)
     )
     assert_follows(decoded.tokens, expected, CODES)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_called_as_it_was_compiled(network):
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled, found = torch.compile(network, backend=backend), []
-    for one in (network, compiled):
-        model = bind(one, count=2)
-        cache, logits = model.prefill(2)
-        tokens, places = torch.ones(2, 3, dtype=torch.long), torch.arange(3).expand(2, -1)
-        found.append(torch.cat([logits[:, :, None], model.forward(tokens, places, cache)], dim=2))
-    torch.testing.assert_close(*found)
-    assert graphs and model.network is compiled
 
 
 def test_only_headers_are_seen_without_a_condition():
@@ -89,10 +69,8 @@ def test_only_headers_are_seen_without_a_condition():
         ({"gen_head_start": 400}, "gen_head_start 400: give at most gen_vocab_start_index, 304"),
         ({"vocab_size": 305}, "vocab_size is 305"),
         ({"row_end_id": 303}, "row_end_id is 303: give a generation token, 304 .. 383"),
-        ({"condition_layers": []}, r"condition_layers are \[\]"),
         ({"gen_head_start": 0}, "gen_head_start is 0"),
-        ({"placeholder_ids": ["x"]}, "placeholder_ids"),
-        ({"condition_layers": [1.5]}, "condition_layers"),
+        ({"condition_layers": []}, r"condition_layers are \[\]"),
         ({"condition_layers": [5]}, r"condition_layers are \[5\]: give some of -5 .. 4"),
     ],
 )

@@ -4,12 +4,9 @@ import argparse
 
 import pytest
 import torch
-import typer
 from pipelines.mar.tiny import FOLDER
 from safetensors.torch import save_file
 
-from arimage import AutoPipeline
-from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_mar
 
 
@@ -47,24 +44,6 @@ def test_files_of_tensors_alone_give_the_same(loaded, tmp_path):
     for name in ("transformer", "head", "vae"):
         ours, theirs = (getattr(pipe, name).state_dict() for pipe in (flat, wrapped))
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-
-
-def test_the_console_command_writes_a_folder(tmp_path):
-    arguments = [
-        "convert",
-        "mar",
-        "--checkpoint",
-        CHECKPOINT,
-        "--vae",
-        VAE,
-        "--num-heads",
-        "3",
-        "--out",
-        tmp_path / "mar",
-    ]
-    typer.main.get_command(cli.app).main([str(one) for one in arguments], standalone_mode=False)
-    pipe = AutoPipeline.from_pretrained(tmp_path / "mar")
-    assert pipe.generation_config["num_inference_steps"] == 16 and pipe.transformer.config.num_attention_heads == 3
 
 
 def test_weights_may_be_half_as_large_but_those_of_the_head(tmp_path):
@@ -112,10 +91,3 @@ def test_an_image_tokenizer_that_is_not_whole_is_refused(tmp_path, key):
 def test_a_checkpoint_without_averaged_weights_is_refused(loaded, tmp_path):
     with pytest.raises(CheckpointError, match="model_ema"):
         convert(written(tmp_path, {"model": loaded["model"]}))
-
-
-def test_files_that_are_mistaken_for_each_other_are_refused():
-    with pytest.raises(CheckpointError):
-        convert(VAE, CHECKPOINT)
-    with pytest.raises(CheckpointError):
-        convert(VAE, VAE)

@@ -1,16 +1,12 @@
 """The pipeline of MAR: its settings, editing, output, callbacks, saving and loading."""
 
 import pytest
-import tiny
 import torch
-from families import seeded
+from families import LATENT, seeded
 from PIL import Image
 from pipelines.mar import tiny as tiny_mar
 
-from arimage import AutoPipeline, MARPipeline
-
-
-LATENT = {"output_type": "latent"}
+from arimage import MARPipeline
 
 
 @pytest.fixture(scope="module")
@@ -18,24 +14,9 @@ def pipe():
     return tiny_mar.pipeline()
 
 
-def latents(pipe, seed=0, **options):
-    return pipe(**{"class_labels": 3, **options}, generator=seeded(seed), **LATENT).images
-
-
 def near(found, wanted):
     """Up to the rounding of differently shaped matrix products, which an untrained head multiplies."""
     return torch.allclose(found, wanted, atol=1e-2, rtol=1e-3)
-
-
-def test_images_and_latents(pipe):
-    out = pipe(class_labels=[1, 2], num_images_per_prompt=2, output_type="pt")
-    assert out.images.shape == (4, 3, 16, 16) and out.tokens.shape == (4, 3, 8, 8)
-    assert out.stats.forward_passes == 4 and out.stats.tokens_per_pass == 4 and out.stats.exact
-    assert (
-        pipe.image_sizes == [(16, 16)]
-        and pipe.num_classes == tiny.NUM_CLASSES
-        and pipe.decoding_names == ["mar", "mar-disa", "recap", "lazy-mar"]
-    )
 
 
 def test_a_smaller_model_may_draft(pipe):
@@ -64,48 +45,6 @@ def test_patches_of_several_places_are_put_where_they_were(pipe):
     assert torch.equal(tokens[0, 1], wanted[0, :, :2, 2:4].flatten())
 
 
-def test_an_image_is_that_of_its_own_run(pipe):
-    generators = [seeded(seed) for seed in range(3)]
-    options = {"class_labels": [1, 2, 3], "guidance_scale": 3.0, **LATENT}
-    together = pipe(**options, generator=generators).images
-    in_turn = pipe(**options, generator=[seeded(seed) for seed in range(3)], batch_size=1).images
-    assert near(in_turn, together) and not near(together[0], together[1])
-
-
-def test_settings_change_the_image(pipe):
-    first = latents(pipe, guidance_scale=3.0)
-    assert torch.equal(latents(pipe, guidance_scale=3.0), first)
-    changes = [
-        {"guidance_scale": 1.0},
-        {"guidance_schedule": "constant"},
-        {"temperature": 0.5},
-        {"num_inference_steps": 5},
-        {"num_diffusion_steps": 6},
-        {"decoding": "mar-disa"},
-    ]
-    for change in changes:
-        assert not near(latents(pipe, **{"guidance_scale": 3.0, **change}), first), change
-
-
-def test_the_label_after_the_last_stands_for_no_class(pipe):
-    none = latents(pipe, class_labels=tiny.NUM_CLASSES)
-    # Where both conditions are the same guidance changes nothing.
-    assert near(latents(pipe, class_labels=tiny.NUM_CLASSES, guidance_scale=4.0), none)
-    assert not near(latents(pipe), none)
-    with pytest.raises(ValueError, match="ids from 0 to 10"):
-        pipe(class_labels=tiny.NUM_CLASSES + 1)
-
-
-def test_an_edit_keeps_the_pixels_outside_of_the_mask(pipe):
-    image, mask = torch.rand(1, 3, 16, 16), torch.zeros(1, 1, 16, 16)
-    mask[..., 8:, :] = 1
-    out = pipe(class_labels=[1, 2], image=image, mask_image=mask, output_type="pt", generator=seeded(0))
-    assert torch.allclose(out.images[:, :, :8], image[:, :, :8].expand(2, -1, -1, -1), atol=1e-5)
-    with torch.no_grad():
-        known = pipe.to_latents(pipe.encode_image(image * 2 - 1))
-    assert near(out.tokens[0, :, :4], known[0, :, :4]) and not near(out.tokens[0, :, 4:], known[0, :, 4:])
-
-
 def test_masks_of_one_call_may_have_other_sizes(pipe):
     images = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
     masks = [Image.new("L", (16, 16)), Image.new("L", (16, 16), 255)]
@@ -114,44 +53,6 @@ def test_masks_of_one_call_may_have_other_sizes(pipe):
     together = pipe(**options, image=images, mask_image=masks, generator=[seeded(0), seeded(1)]).images
     alone = pipe(class_labels=2, image=images[1], mask_image=masks[1], generator=seeded(1), **LATENT).images
     assert near(alone[0], together[1])
-
-
-def test_a_callback_sees_the_steps_and_may_stop_the_call(pipe):
-    seen = []
-
-    def callback(pipe, step, passes, tensors):
-        seen.append((pipe.guidance_scale, pipe.num_timesteps, int(tensors["decided"].sum())))
-        pipe._interrupt = step == 1
-
-    names = ["tokens", "decided"]
-    out = pipe(
-        class_labels=1,
-        guidance_scale=2.0,
-        callback_on_step_end=callback,
-        callback_on_step_end_tensor_inputs=names,
-        output_type="pt",
-    )
-    assert seen == [(2.0, 4, 2), (2.0, 4, 5)] and out.images.isfinite().all()
-    with pytest.raises(ValueError, match="MaskedDecoding has computed"):
-        pipe(class_labels=1, callback_on_step_end=lambda *step: {"tokens": step[3]["tokens"] + 1})
-
-
-def test_a_saved_pipeline_loads_with_its_settings(pipe, tmp_path):
-    pipe.save_pretrained(tmp_path)
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
-    assert type(loaded) is MARPipeline and loaded.decoding == pipe.decoding
-    assert loaded.generation_config == pipe.generation_config
-    assert torch.equal(latents(loaded), latents(pipe))
-
-
-def test_the_head_stays_in_float32(pipe, tmp_path):
-    pipe.save_pretrained(tmp_path)
-    loaded = AutoPipeline.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    loaded.set_progress_bar_config(disable=True)
-    assert loaded.transformer.dtype == loaded.vae.dtype == torch.bfloat16
-    assert {value.dtype for value in loaded.head.parameters()} == {torch.float32}
-    assert loaded(class_labels=1, output_type="pt").images.isfinite().all()
 
 
 def test_tokens_that_float16_cannot_hold_are_distinguished_from_logits():
@@ -180,20 +81,6 @@ def test_large_images_are_encoded_and_decoded_in_tiles():
         pipe.enable_vae_tiling(3)
     pipe.disable_vae_tiling()
     assert torch.equal(pipe.encode_image(images), whole[0])
-
-
-@pytest.mark.slow
-def test_compiled_components_are_the_ones_that_run():
-    pipe, graphs = tiny_mar.pipeline(), []
-    expected = latents(pipe)
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    pipe.compile(backend=backend)
-    assert near(latents(pipe), expected) and len(graphs) >= 2
 
 
 def test_components_that_do_not_fit_are_refused():

@@ -1,23 +1,18 @@
 """What a call of `VARPipeline` generates, returns and refuses."""
 
-import numpy as np
 import pytest
 import tiny
 import torch
-from pipelines.llamagen import tiny as tiny_llamagen
+from families import seeded
 from pipelines.var import tiny as tiny_var
 
-from arimage import AutoPipeline, CollaborativeDecoding, NextScaleDecoding, VARPipeline
+from arimage import AutoPipeline, VARPipeline
 
 
 PROMPTS = ["a red heart", "tree", "a blue book with a grinning cat face, flat"]
 LABELS = [3, 0, 7]
 SIZE = tiny.SCALES[-1] * tiny.SCALE_FACTOR
 N = sum(side * side for side in tiny.SCALES)
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def same(maps, others):
@@ -41,43 +36,6 @@ def condition(kind):
 
 def one(condition, index):
     return {name: values[index] for name, values in condition.items()}
-
-
-def test_images_of_every_output_type_show_the_decoded_codes(pipe, condition):
-    out = {kind: pipe(**condition, generator=seeded(1), output_type=kind) for kind in ("pil", "np", "pt", "latent")}
-    tokens = out["latent"].images
-    assert [tuple(each.shape) for each in tokens] == [(3, side, side) for side in tiny.SCALES]
-    assert all(same(output.tokens, tokens) for output in out.values())
-    with torch.no_grad():
-        expected = (pipe.vq.decode(tokens) / 2 + 0.5).clamp(0, 1)
-    assert expected.std() > 0.1 and expected.shape == (3, 3, SIZE, SIZE)
-    torch.testing.assert_close(out["pt"].images, expected, atol=1e-5, rtol=0)
-    np.testing.assert_allclose(out["np"].images, expected.permute(0, 2, 3, 1).numpy(), atol=1e-5)
-    assert [image.size for image in out["pil"].images] == [(SIZE, SIZE)] * 3
-    stats = out["pt"].stats
-    assert stats.forward_passes == len(tiny.SCALES) and stats.exact
-    assert stats.accepted[:, 0].tolist() == [side * side for side in tiny.SCALES]
-    assert stats.tokens_per_pass == N / len(tiny.SCALES)
-
-
-@pytest.mark.every(6)
-@pytest.mark.parametrize("decoding", ["next-scale", "code", CollaborativeDecoding(1), NextScaleDecoding(True)])
-@pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
-def test_an_image_does_not_depend_on_its_batch(pipe, condition, decoding, guidance_scale):
-    options = {"decoding": decoding, "guidance_scale": guidance_scale, "top_k": 9, "output_type": "latent"}
-    batch = pipe(**condition, generator=[seeded(i) for i in range(3)], **options).images
-    for i in range(3):
-        alone = pipe(**one(condition, i), generator=seeded(i), **options).images
-        assert same([each[i : i + 1] for each in batch], alone)
-    assert not same([each[0] for each in batch], [each[1] for each in batch])
-
-
-def test_several_images_of_a_prompt_differ_and_do_not_mix_with_others(pipe, condition):
-    options = {"num_images_per_prompt": 2, "temperature": 10.0, "output_type": "latent"}
-    out = pipe(**condition, generator=[seeded(i) for i in range(6)], **options)
-    again = pipe(**one(condition, 1), generator=[seeded(2), seeded(3)], **options)
-    assert same([each[2:4] for each in out.images], again.images)
-    assert not same([each[:1] for each in again.images], [each[1:] for each in again.images])
 
 
 def test_greedy_codes_are_the_arg_max_of_guided_logits_that_ramp_up(pipe, condition, kind):
@@ -123,26 +81,6 @@ def test_the_image_grows_scale_by_scale_and_an_interrupt_keeps_what_there_is(pip
     torch.testing.assert_close(decoded, expected)
 
 
-@pytest.mark.every(2)
-def test_a_saved_pipeline_generates_the_same_images(pipe, condition, tmp_path):
-    pipe.decoding = CollaborativeDecoding(2)
-    pipe.generation_config["top_k"] = 7
-    pipe.save_pretrained(tmp_path / "pipe")
-    loaded = AutoPipeline.from_pretrained(tmp_path / "pipe")
-    loaded.set_progress_bar_config(disable=True)
-    assert type(loaded) is VARPipeline and loaded.decoding == CollaborativeDecoding(2)
-    options = {**condition, "output_type": "latent"}
-    before, after = (each(**options, generator=seeded(5)).images for each in (pipe, loaded))
-    assert same(before, after)
-    without = VARPipeline.from_pretrained(tmp_path / "pipe", refiner=None)
-    with pytest.raises(ValueError, match="refiner"):
-        without(**condition)
-    again = AutoPipeline.from_pretrained(tmp_path / "pipe", refiner=pipe.refiner)
-    assert again.refiner is pipe.refiner
-    pipe.decoding = "next-scale"
-    pipe.generation_config["top_k"] = 0
-
-
 def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
     tiny_var.pipeline("class", refiner=False).save_pretrained(tmp_path / "pipe")
     refiner = tiny_var.pipeline("class").refiner
@@ -151,24 +89,6 @@ def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
     options = {"class_labels": LABELS, "decoding": "code", "output_type": "latent"}
     expected = tiny_var.pipeline("class")(**options, generator=seeded(1)).images
     assert same(pipe(**options, generator=seeded(1)).images, expected)
-
-
-def test_a_decoding_of_the_other_kind_of_model_is_refused(pipe, condition):
-    with pytest.raises(ValueError, match="next-scale"):
-        pipe(**condition, decoding="sjd")
-    with pytest.raises(ValueError, match="NextScaleDecoding"):
-        tiny_llamagen.class_pipeline()(class_labels=1, decoding="next-scale")
-
-
-def test_no_class_in_particular_is_the_class_after_the_last():
-    pipe = tiny_var.pipeline("class")
-    options = {"top_k": 1, "output_type": "latent"}
-    assert not same(
-        pipe(class_labels=tiny.NUM_CLASSES, **options).images,
-        pipe(class_labels=tiny.NUM_CLASSES - 1, **options).images,
-    )
-    with pytest.raises(ValueError, match="ids from 0"):
-        pipe(class_labels=tiny.NUM_CLASSES + 1)
 
 
 def test_parts_that_do_not_fit_are_refused():
@@ -182,22 +102,10 @@ def test_parts_that_do_not_fit_are_refused():
         )
     with pytest.raises(ValueError, match="the refiner has"):
         VARPipeline(
-            tiny_var.transformer("class"),
-            tiny.scale_tokenizer(),
-            refiner=tiny_var.transformer("class", num_classes=3),
+            tiny_var.transformer("class"), tiny.scale_tokenizer(), refiner=tiny_var.transformer("class", num_classes=3)
         )
     with pytest.raises(ValueError, match="32 and 32"):
         tiny_var.pipeline("class")(class_labels=1, height=32, width=32)
-
-
-def test_half_precision_generates(pipe, condition):
-    half = tiny_var.pipeline(pipe.transformer.config.conditioning).to(torch.bfloat16)
-    for decoding in ("next-scale", "code", NextScaleDecoding(True)):
-        images = half(**condition, guidance_scale=2.0, decoding=decoding, generator=seeded(0), output_type="pt").images
-        assert images.shape == (3, 3, SIZE, SIZE) and images.isfinite().all() and images.std() > 0.05
-
-
-# Editing
 
 
 def test_what_is_kept_stands_and_the_rest_is_generated_on_every_side_of_it(pipe, condition):
@@ -233,15 +141,3 @@ def test_a_mask_is_felt_in_every_scale_where_it_covers_most_of_a_cell(pipe, cond
         assert (each[..., : side // 2] == -1).all() and (each[..., (side + 1) // 2 :] >= 0).all()
     everything = pipe.token_maps(pipe.encode_known_tokens(given * 2 - 1, torch.ones_like(left).bool()))
     assert everything[0].min() >= 0 and all((each == -1).all() for each in everything[1:])
-
-
-def test_one_image_serves_all_prompts_and_a_missing_mask_is_refused(pipe, condition):
-    given = torch.rand(1, 3, SIZE, SIZE, generator=seeded(3))
-    last = torch.zeros(1, 1, SIZE, SIZE)
-    last[..., -1] = 1
-    out = pipe(**condition, image=given, mask_image=last, num_images_per_prompt=2, output_type="pt")
-    torch.testing.assert_close(out.images[..., :-1], given[..., :-1].expand(6, -1, -1, -1), atol=1e-6, rtol=0)
-    with pytest.raises(ValueError, match="belong together"):
-        pipe(**condition, image=given)
-    with pytest.raises(ValueError, match="image holds 2 images for 3"):
-        pipe(**condition, image=given.expand(2, -1, -1, -1), mask_image=last)
