@@ -198,8 +198,8 @@ class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
     def predict(
         self, tokens: torch.LongTensor, class_labels: torch.LongTensor, unconditional: torch.BoolTensor | None = None
     ) -> torch.Tensor:
-        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order: those of rank r see the
-        class and the tokens before r. Differentiable, for training."""
+        """Teacher-forced logits [B, N, vocab_size] in float32 of tokens [B, N] in raster order: those of rank r see
+        the class and the tokens before r. Differentiable, for training."""
         fed = tokens[:, :-1]
         logits = self(
             fed,

@@ -1,5 +1,5 @@
-"""MaskGIT's image tokenizer (https://arxiv.org/abs/2202.04200) as RAR uses it: a VQGAN without attention, of codes that
-are not normalised."""
+"""MaskGIT's image tokenizer (https://arxiv.org/abs/2202.04200) as RAR uses it: a VQGAN without attention, of codes
+that are not normalised."""
 
 from itertools import pairwise
 
