@@ -5,7 +5,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from transformers import Qwen3Config
+from transformers import PreTrainedModel, Qwen3Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
@@ -98,7 +98,8 @@ class MammothModa2DecoderLayer(Qwen3DecoderLayer):
         return hidden + (output if text is None else torch.where(text, self.mlp(normed), output))
 
 
-class MammothModa2LanguageModel(TwoVocabularyModel):
+# diffusers finds how a component is loaded by the name of a base in its module.
+class MammothModa2LanguageModel(TwoVocabularyModel, PreTrainedModel):
     """The decoder and the head of generation tokens. Where no token is text, the feed-forward layers of text do not
     run in layers that have others."""
 

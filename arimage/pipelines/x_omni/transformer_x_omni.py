@@ -2,7 +2,7 @@
 head of their own for the tokens of images, and with layers at both ends that only these pass."""
 
 import torch
-from transformers import Qwen2Config
+from transformers import PreTrainedModel, Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
 
 from ...models.language_model import LanguageTokenModel, code_head
@@ -74,7 +74,8 @@ class XOmniDecoderLayer(Qwen2DecoderLayer):
         return hidden if self.passes_text or text is None else torch.where(text, given, hidden)
 
 
-class XOmniLanguageModel(TwoVocabularyModel):
+# diffusers finds how a component is loaded by the name of a base in its module.
+class XOmniLanguageModel(TwoVocabularyModel, PreTrainedModel):
     """The decoder and the head of generation tokens."""
 
     config: XOmniConfig
