@@ -16,8 +16,7 @@ def x_omni(layers: int, side: int = 72, **changes) -> Bind:
 
     def bind(batch: int) -> Bound:
         prompts = torch.zeros(2 * batch, PROMPT, dtype=torch.long)
-        mask = torch.ones_like(prompts)
-        model = bind_prompts(network, prompts, mask, Layout((side, side)), None, branches=2)
+        model = bind_prompts(network, prompts, None, Layout((side, side)), None, branches=2)
         return Bound(model, Sampling(guidance_scale=2.0, min_p=0.03), side**2, (network,))
 
     return bind

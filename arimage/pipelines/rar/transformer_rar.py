@@ -1,7 +1,7 @@
 """The transformer of RAR (https://arxiv.org/abs/2411.00776): tokens in raster order, of which each also reads the
 place of the token that it predicts, and blocks that the class and the place modulate."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.cache import SlotCache
-from ...models.conditions import check_raster, spread
+from ...models.conditions import check_raster, rows_of, spread
 from ...models.layers import Linear, additive, attend_heads, causal_mask, check_heads, embed_known, init_normal
 from ...models.mixin import ModelMixin
 from ...models.prefix import PrefixModel
@@ -224,12 +224,25 @@ class RARTokenModel(PrefixModel):
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
-    # The class modulates every forward pass.
-    reads_values = True
 
     def __init__(self, transformer: nn.Module, condition: dict[str, torch.Tensor], layout, **settings):
         check_raster(layout, "RAR")
         super().__init__(transformer, condition, layout, **settings)
+        # Of every row, also where rows of one class share a prefix: the class modulates all forward passes.
+        values, nobody = self.conditions.values, transformer.config.num_classes
+        self._labels = values["class_labels"].masked_fill(values.get("unconditional", torch.tensor(False)), nobody)
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """See `TokenModel.take`."""
+        other = super().take(images)
+        other._labels = self._labels[rows_of(images, self.branches, self.conditions.images)]
+        return other
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
+        rows = rows_of(images, self.branches, self.conditions.images)
+        self._labels.index_copy_(0, rows, other._labels)
+        return super().put(images, other)
 
     def prefill(
         self, batch_size: int, scratch: int = 0, *, slots: int | None = None
@@ -262,6 +275,6 @@ class RARTokenModel(PrefixModel):
             ranks=positions.clamp(min=0).repeat(self.branches, 1),
             mask=self.conditions.visible_keys(cache.prefix_end, cache.seen(at_slots, visible)),
             cache=cache,
-            **self.conditions.values,
+            class_labels=self._labels,
         )
         return logits.unflatten(0, (self.branches, -1))

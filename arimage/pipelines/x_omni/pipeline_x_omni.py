@@ -37,8 +37,9 @@ EXAMPLE_DOC_STRING = """
 
         >>> # with a FLUX of your own
         >>> flux = FluxPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", transformer=None, dtype=torch.bfloat16)
-        >>> own = {name: part for name, part in pipe.components.items() if part is not None}
-        >>> image = XOmniPipeline.from_pipe(flux.to("cuda"), **own)("a red fox in the snow").images[0]
+        >>> parts = dict(language_model=pipe.language_model, projector=pipe.projector, transformer=pipe.transformer)
+        >>> own = XOmniPipeline.from_pipe(flux.to("cuda"), text_tokenizer=pipe.text_tokenizer, **parts)
+        >>> image = own("a red fox in the snow").images[0]
         ```
 """
 # With the top_k that transformers gave the authors' code where it sets none.
@@ -144,8 +145,8 @@ class XOmniPipeline(HybridPipeline):
 
     def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         # Two latents a token along each side.
-        sides = (2 * side // PIXELS_PER_TOKEN for side in size)
-        return (16 if self.vae is None else self.vae.config.latent_channels, *sides)
+        height, width = (2 * side // PIXELS_PER_TOKEN for side in size)
+        return 16 if self.vae is None else self.vae.config.latent_channels, height, width
 
     def decoder_inputs(self, call: GenerationCall, tokens: torch.LongTensor) -> list[tuple[str, torch.Tensor]]:
         """The prompt of each image, and the semantic features [h * w, channels] of its tokens."""
@@ -264,12 +265,13 @@ class XOmniPipeline(HybridPipeline):
         prompts, device = self.prompts, self._execution_device
         size = self.check_size(common.pop("height", None), common.pop("width", None))
         grid = size[0] // PIXELS_PER_TOKEN, size[1] // PIXELS_PER_TOKEN
-        if input_ids is None:
-            texts: list[str | None] = [*as_texts(prompt)]
+        if prompt is not None:
+            texts = [*as_texts(prompt)]
             branches = [prompts.encode("prompt", prompt, grid)]
         else:
-            texts = [None] * len(input_ids)
+            assert input_ids is not None
             branches = [prompts.checked("input_ids", input_ids, attention_mask)]
+            texts = [None] * len(input_ids)
         count = len(branches[0][0])
         call = self.begin_call(count, size, **common)
         call.decoder = self.decoder_settings(

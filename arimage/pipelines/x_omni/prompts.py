@@ -29,17 +29,19 @@ class XOmniPrompts:
         Raises:
             ValueError: if there is no tokenizer, or a text is none or contains a special token.
         """
-        if self.tokenizer is None:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
             raise ValueError(f"this pipeline has no text_tokenizer: give input_ids, not {name}")
+
+        def ids(text: str) -> list[int]:
+            return tokenize(tokenizer, [text], add_special_tokens=False).input_ids[0]
+
         texts = as_texts(texts, name, MAX_PROMPT_CHARACTERS)
         for text in texts:
-            check_special(self.tokenizer, text)
-        size = self._ids(f"{grid[0]} {grid[1]}")
+            check_special(tokenizer, text)
+        size = ids(f"{grid[0]} {grid[1]}")
         header = [self.config.special_id(BEGIN), *size, self.config.special_id(SIZE_END)]
-        return padded([[*self._ids(text), *header] for text in texts])
-
-    def _ids(self, text: str) -> list[int]:
-        return tokenize(self.tokenizer, [text], add_special_tokens=False).input_ids[0]
+        return padded([[*ids(text), *header] for text in texts])
 
     def checked(self, name: str, ids: torch.LongTensor, mask: torch.Tensor | None) -> Ids:
         """Given token ids [B, P] and their mask.
@@ -48,16 +50,15 @@ class XOmniPrompts:
             ValueError: if they are not prompts of the model, padded on the left.
         """
         check_token_ids(name, ids, mask, last=self.config.special_id(SIZE_END))
-        mask = torch.ones_like(ids) if mask is None else mask.long()
-        end = self.config.vocab_size + self.config.gen_vocab_size
-        unknown = ((ids < 0) | (ids >= end)) & mask.bool().to(ids.device)
+        seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device, torch.bool)
+        unknown = ((ids < 0) | (ids >= self.config.vocab_size + self.config.gen_vocab_size)) & seen
         if unknown.any():
             raise ValueError(f"{name} have the token id {int(ids[unknown][0])}, which the model does not have")
-        begins = ((ids == self.config.special_id(BEGIN)) & mask.bool().to(ids.device)).sum(1)
+        begins = ((ids == self.config.special_id(BEGIN)) & seen).sum(1)
         if (begins != 1).any():
             raise ValueError(f"{name} have {int(begins.max())} times {BEGIN} in a prompt: give one header")
         # Padding may have any id.
-        return torch.where(mask.bool().to(ids.device), ids, 0), mask
+        return torch.where(seen, ids, 0), seen.long()
 
     def headers(self, ids: torch.LongTensor, mask: torch.Tensor) -> Ids:
         """Of prompts [B, P] their headers alone, what the unconditional logits read."""

@@ -94,7 +94,7 @@ class XOmniLanguageModel(TwoVocabularyModel, PreTrainedModel):
 def bind_prompts(
     model: XOmniLanguageModel,
     input_ids: torch.LongTensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     layout,
     codebook: torch.Tensor | None,
     branches: int,

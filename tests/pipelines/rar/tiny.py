@@ -32,4 +32,4 @@ def pipeline(grid: int = 4, seed: int = 0) -> RARPipeline:
     return pipe
 
 
-PIPELINES = {"rar": (pipeline, {"usual", "trained", "lines"})}
+PIPELINES = {"rar-class": (pipeline, {"usual", "trained", "lines"})}

@@ -61,4 +61,4 @@ def pipeline() -> XOmniPipeline:
     return pipe
 
 
-PIPELINES = {"x-omni": (pipeline, {"special", "text", "fused", "language"})}
+PIPELINES = {"x-omni": (pipeline, {"special", "text", "fused"})}
