@@ -78,6 +78,9 @@ from .pipelines.nextstep.projector import NextStepProjector
 from .pipelines.output import DecodingStats, ImagePipelineOutput, VideoPipelineOutput
 from .pipelines.randar.pipeline_randar import RandARPipeline
 from .pipelines.randar.transformer_randar import RandARTransformer
+from .pipelines.rar.pipeline_rar import RARPipeline
+from .pipelines.rar.transformer_rar import RARTransformer
+from .pipelines.rar.vq_maskgit import MaskGITVQModel
 from .pipelines.var.pipeline_var import VARPipeline
 from .pipelines.var.transformer_var import VARTransformer
 from .tokenizers.upscaler import ImageUpscaler
@@ -148,6 +151,7 @@ __all__ = [
     "MammothModa2LanguageModel",
     "MammothModa2Pipeline",
     "MammothModa2Transformer2DModel",
+    "MaskGITVQModel",
     "MaskedDecoding",
     "NeighbourAcceptance",
     "NeighbourModel",
@@ -158,6 +162,8 @@ __all__ = [
     "PatchVQModel",
     "PathJacobiDecoding",
     "PathSpeculativeDecoding",
+    "RARPipeline",
+    "RARTransformer",
     "RandARPipeline",
     "RandARTransformer",
     "ReCAP",

@@ -20,6 +20,7 @@ from ..pipelines.mammothmoda2.convert import convert_mammothmoda2
 from ..pipelines.mar.convert import convert_mar
 from ..pipelines.nextstep.convert import convert_nextstep
 from ..pipelines.randar.convert import convert_randar
+from ..pipelines.rar.convert import convert_rar
 from ..pipelines.var.convert import convert_var
 from ..published.fetch import load_published
 from ..published.registry import PUBLISHED
@@ -47,6 +48,7 @@ __all__ = [
     "convert_mar",
     "convert_nextstep",
     "convert_randar",
+    "convert_rar",
     "convert_var",
     "convert_var_dd",
     "load_published",

@@ -37,7 +37,7 @@ from arimage.tokenizers.vq_var import VARVQModel
 
 ANY_ORDER = [entry for entry in PUBLISHED if entry.family in ("arpg", "lpd", "randar")]
 # Their repositories hold several models.
-SEVERAL = ("llamagen", "var", "infinitystar", "arpg", "randar", "halton_maskgit")
+SEVERAL = ("rar", "llamagen", "var", "infinitystar", "arpg", "randar", "halton_maskgit")
 # Name or Hub id: what publishes a tiny one, how it is called, the class of its pipeline, and what the tiny files need
 # in place of the published settings.
 MODELS = {}

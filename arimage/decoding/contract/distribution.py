@@ -1,5 +1,6 @@
 """The sampling distribution: from a model's logits to the probabilities that an exact decoding reproduces."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -20,11 +21,12 @@ PER_LANE = {
     "top_p": (torch.float32, None),
     "min_p": (torch.float32, 0.0),
     "guided_tokens": (torch.long, torch.iinfo(torch.long).max),
+    "guidance_scale_pow": (torch.float32, 0.0),
     "allowed": (torch.bool, True),
     "forced": (torch.long, -1),
 }
 # Those that steps leave out where no lane sets them.
-OPTIONAL = ("min_p", "guided_tokens", "allowed", "forced")
+OPTIONAL = ("min_p", "guided_tokens", "guidance_scale_pow", "allowed", "forced")
 # Those that may be one number per scale.
 PER_SCALE = ("guidance_scale", "temperature")
 
@@ -67,6 +69,9 @@ class Sampling:
         top_p: keep the most probable tokens until their sum exceeds it, in (0, 1]; 1 = all.
         min_p: keep tokens that are at least `min_p` times as probable as the most probable one, in [0, 1]; 0 = all.
         guided_tokens: guide the first n tokens of an image only; None = all.
+        guidance_scale_pow: p, from 0 to 1e6: the token of rank r of N is guided by 1 + (s - 1) (1 - cos(pi (r / N)^p))
+            / 2, which grows along the image; 0 = by s everywhere (RAR, https://arxiv.org/abs/2411.00776).
+        guidance_length: N for `guidance_scale_pow`, the same for all images of a batch.
         allowed: bool [V], tokens that may be sampled; None = all.
         forced: int64 [B, N], given tokens by rank, -1 = to be sampled. A sampled token follows the model's
             distribution given all tokens before it, forced ones included; it does not depend on forced tokens after
@@ -86,6 +91,8 @@ class Sampling:
     top_p: float | torch.FloatTensor = 1.0
     min_p: float | torch.FloatTensor = 0.0
     guided_tokens: int | torch.LongTensor | None = None
+    guidance_scale_pow: float | torch.FloatTensor = 0.0
+    guidance_length: int | None = None
     allowed: torch.BoolTensor | None = field(default=None, compare=False)
     forced: torch.LongTensor | None = field(default=None, compare=False)
 
@@ -111,6 +118,13 @@ class Sampling:
             _is_number(self.guided_tokens, Integral) and 0 <= self.guided_tokens <= LARGEST
         ):
             raise ValueError(f"guided_tokens is {self.guided_tokens!r}: give a number of tokens, or None for all")
+        power = self.guidance_scale_pow
+        if not (_is_number(power, Real) and 0 <= power <= LARGEST):
+            raise ValueError(
+                f"guidance_scale_pow is {power!r}: give a number from 0 to {LARGEST:g}; 0 is constant guidance"
+            )
+        if power > 0 and self.guidance_length is None:
+            raise ValueError(f"guidance_scale_pow is {power!r}: give guidance_length, the tokens of an image")
         if allowed is not None and not (
             isinstance(allowed, torch.Tensor) and allowed.dtype == torch.bool and allowed.ndim == 1 and allowed.any()
         ):
@@ -280,6 +294,11 @@ class Sampling:
         finite, but where `ended` [B, Q]."""
         scale = self.guidance_scale
         self._check_allowed(logits.shape[-1])
+        if self.given("guidance_scale_pow") is not None:
+            assert self.guidance_length is not None
+            share = positions.clamp(0, self.guidance_length - 1).float() / self.guidance_length
+            power = by_lane(self.guidance_scale_pow)
+            scale = 1 + (by_lane(scale) - 1) * (1 - torch.cos(math.pi * share**power)) / 2
         if self.guided_tokens is not None:
             scale = torch.where(positions < by_lane(self.guided_tokens), by_lane(scale), 1.0)
         min_p = 0.0 if self.min_p is None else self.min_p

@@ -1,24 +1,16 @@
 """The language model of MammothModa2 (https://github.com/bytedance/mammothmoda): a Qwen2 or Qwen3 decoder with a
 vocabulary, feed-forward layers and a head of their own for the tokens of images."""
 
-import os
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import nn
 from transformers import PreTrainedModel, Qwen3Config
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from ...models.cache_transformers import cache_argument
 from ...models.language_model import LanguageTokenModel, code_head
-from ...models.layers import additive, causal_mask
-from ...models.saved_files import check_savable, replace_files, weights_in
-from ...models.weight_files import check_found
+from ...models.two_vocabularies import TwoVocabularyModel
 from ...settings.schema import Whole, check
 
 
@@ -106,112 +98,17 @@ class MammothModa2DecoderLayer(Qwen3DecoderLayer):
         return hidden + (output if text is None else torch.where(text, self.mlp(normed), output))
 
 
-class MammothModa2LanguageModel(PreTrainedModel):
-    """The decoder and the head of generation tokens.
-
-    Embeddings of tokens have one channel more than hidden states, 1 for text tokens and 0 for generation tokens. Those
-    of generation tokens may be without it: then no token is text, and the feed-forward layers of text do not run where
-    there are others.
-    """
+# diffusers finds how a component is loaded by the name of a base in its module.
+class MammothModa2LanguageModel(TwoVocabularyModel, PreTrainedModel):
+    """The decoder and the head of generation tokens. Where no token is text, the feed-forward layers of text do not
+    run in layers that have others."""
 
     config: MammothModa2Config
-    base_model_prefix = "model"
     _no_split_modules = ["MammothModa2DecoderLayer"]
-    _supports_sdpa = True
-    _supports_attention_backend = True
 
     def __init__(self, config: MammothModa2Config):
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.gen_embed_tokens = nn.Embedding(config.gen_vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(MammothModa2DecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(config)
-        self.gen_head = nn.Linear(config.hidden_size, config.gen_vocab_size, bias=False)
-        self._cache_argument = cache_argument(self.layers[0].self_attn)
+        super().__init__(config, MammothModa2DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.gen_embed_tokens
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args, **kwargs) -> Any:
-        """See `PreTrainedModel.from_pretrained`.
-
-        Raises:
-            ValueError: if a weight is missing, unexpected or of another shape.
-        """
-        with_info = kwargs.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        if with_info:
-            return loaded
-        check_found(loaded[1], pretrained_model_name_or_path)
-        return loaded[0]
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *, variant: str | None = None, **options) -> None:
-        """See `PreTrainedModel.save_pretrained`. What an earlier save wrote is replaced once all is written.
-
-        Raises:
-            ValueError: if the weights are not those of the model: cast layer by layer, or offloaded.
-        """
-        check_savable("the language model", self)
-        folder, save = Path(save_directory), partial(super().save_pretrained, variant=variant, **options)
-        replace_files(folder, save, weights_in(folder, variant), "config.json")
-
-    def embed(self, ids: torch.LongTensor) -> torch.Tensor:
-        """Embeddings [B, T, D + 1] of tokens [B, T] of both vocabularies."""
-        first, table = self.config.gen_vocab_start_index, self.embed_tokens
-        text = (ids < first)[..., None]
-        embedded = torch.where(
-            text,
-            table(ids.clamp(max=len(table.weight) - 1)),
-            self.gen_embed_tokens((ids - first).clamp(min=0)),
-        )
-        return torch.cat([embedded, text.to(embedded)], dim=-1)
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        cache=None,
-        inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool = False,
-    ) -> BaseModelOutputWithPast:
-        """Hidden states [B, T, D].
-
-        Args:
-            input_ids: int64 [B, T].
-            attention_mask: a 4-D additive mask; None for causal attention without padding.
-            position_ids: RoPE positions [B, T], by default from 0 on.
-            cache: what keys and values are written to and read from.
-            inputs_embeds: in place of `input_ids`, those of `embed`, or embeddings [B, T, D] of generation tokens.
-            output_hidden_states: whether to return the embedding, the outputs of the layers but the last, and the
-                normed output of the last.
-        """
-        embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        hidden, text = embedded[..., : self.config.hidden_size], None
-        if embedded.shape[-1] > self.config.hidden_size:
-            text = embedded[..., -1:].bool()
-        if position_ids is None:
-            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
-        if attention_mask is None:
-            prefix = hidden.new_ones(1, hidden.shape[1], dtype=torch.bool)
-            attention_mask = additive(causal_mask(prefix, 0), hidden.dtype)
-        attention = {
-            "attention_mask": attention_mask,
-            "position_embeddings": self.rotary_emb(hidden, position_ids),
-            self._cache_argument: cache,
-        }
-        states = []
-        for layer in self.layers:
-            states.append(hidden)
-            hidden = layer(hidden, text, **attention)
-        hidden = self.norm(hidden)
-        return BaseModelOutputWithPast(
-            last_hidden_state=hidden, hidden_states=(*states, hidden) if output_hidden_states else None
-        )
 
 
 def read_sequence(model: MammothModa2LanguageModel, ids: torch.LongTensor) -> torch.Tensor:
