@@ -83,6 +83,9 @@ from .pipelines.rar.transformer_rar import RARTransformer
 from .pipelines.rar.vq_maskgit import MaskGITVQModel
 from .pipelines.var.pipeline_var import VARPipeline
 from .pipelines.var.transformer_var import VARTransformer
+from .pipelines.x_omni.pipeline_x_omni import XOmniPipeline
+from .pipelines.x_omni.projector_x_omni import XOmniProjector
+from .pipelines.x_omni.transformer_x_omni import XOmniLanguageModel
 from .tokenizers.upscaler import ImageUpscaler
 from .tokenizers.vq_frames import FramewiseVQModel
 from .tokenizers.vq_llamagen import LlamaGenVQModel
@@ -176,6 +179,9 @@ __all__ = [
     "VARTransformer",
     "VARVQModel",
     "VideoPipelineOutput",
+    "XOmniLanguageModel",
+    "XOmniPipeline",
+    "XOmniProjector",
     "ZipARDecoding",
     "__version__",
     "accelerate",

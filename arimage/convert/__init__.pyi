@@ -22,6 +22,7 @@ from ..pipelines.nextstep.convert import convert_nextstep
 from ..pipelines.randar.convert import convert_randar
 from ..pipelines.rar.convert import convert_rar
 from ..pipelines.var.convert import convert_var
+from ..pipelines.x_omni.convert import convert_x_omni
 from ..published.fetch import load_published
 from ..published.registry import PUBLISHED
 
@@ -51,5 +52,6 @@ __all__ = [
     "convert_rar",
     "convert_var",
     "convert_var_dd",
+    "convert_x_omni",
     "load_published",
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import NORM_NUM_GROUPS, OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
 from .pipeline_rar import RARPipeline
@@ -38,10 +38,6 @@ TRANSFORMER_NAMES = (
 
 def rar_from_original(state: dict[str, torch.Tensor], *, source: str | Path = "the checkpoint") -> RARTransformer:
     """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
-
-    Args:
-        state: tensors by their original names, see `load_original`.
-        source: what errors call the file.
 
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
@@ -95,10 +91,6 @@ def maskgit_vq_from_original(
 ) -> MaskGITVQModel:
     """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
 
-    Args:
-        state: tensors by their original names, see `load_original`.
-        source: what errors call the file.
-
     Raises:
         CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
@@ -142,12 +134,8 @@ def convert_rar(checkpoint: str | Path, vq: str | Path, *, out: str | Path | Non
     tokenizer = maskgit_vq_from_original(load_original(vq), source=vq)
     transformer = rar_from_original(load_original(checkpoint), source=checkpoint)
     config = transformer.config
-    if tokenizer.config.codebook_size != config.vocab_size:
-        raise CheckpointError(
-            f"{checkpoint} predicts {config.vocab_size} codes but {vq} has {tokenizer.config.codebook_size}: give the "
-            "tokenizer that this transformer was trained with"
-        )
-    pipeline = RARPipeline(transformer, tokenizer, id2label=class_names(config.num_classes))
+    source, labels = f"{checkpoint} with {vq}", class_names(config.num_classes)
+    pipeline = pipeline_of(RARPipeline, source, transformer, tokenizer, id2label=labels)
     names = "guidance_scale", "guidance_scale_pow", "temperature"
     pipeline.generation_config.update(zip(names, SAMPLING.get(config.hidden_size, EXAMPLE), strict=True))
     save_whole(pipeline.save_pretrained, out)

@@ -17,15 +17,9 @@ from .transformer_rar import RARTokenModel, RARTransformer
 from .vq_maskgit import MaskGITVQModel
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from arimage import AutoPipeline
-
-        >>> pipe = AutoPipeline.from_pretrained("rar-b-256")
-        >>> image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
-        ```
+EXAMPLE = """
+pipe = AutoPipeline.from_pretrained("rar-b-256")
+image = pipe("golden retriever", generator=torch.Generator().manual_seed(0)).images[0]
 """
 
 
@@ -36,9 +30,6 @@ class RARPipeline(UpscalingPipeline):
         transformer (`RARTransformer`): the next-token model.
         vq (`MaskGITVQModel`): turns images into tokens and back.
         id2label (`dict[int, str]`, *optional*): the names of the classes.
-
-    Raises:
-        ValueError: if the components do not fit together.
     """
 
     family = FAMILY
@@ -64,7 +55,7 @@ class RARPipeline(UpscalingPipeline):
         length = None if self.transformer is None else self.transformer.config.grid_size**2
         return super().sampling(guidance_length=length, **settings)
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -89,11 +80,6 @@ class RARPipeline(UpscalingPipeline):
                 How late guidance grows along the image: from none at the first token to nearly `guidance_scale` at the
                 last one, along a cosine of (rank / tokens) ** `guidance_scale_pow`. 0 is `guidance_scale` everywhere.
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         condition = prompt, class_labels, None, None
         count = self.check_condition(*condition)

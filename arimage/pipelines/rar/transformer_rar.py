@@ -10,11 +10,11 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
+from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, rows_of, spread
 from ...models.layers import Linear, additive, attend_heads, causal_mask, check_heads, embed_known, init_normal
 from ...models.mixin import ModelMixin
-from ...models.prefix import PrefixModel
 from ...settings.schema import Classes, Count, Layers, Share, Side, Width, checked
 
 

@@ -7,7 +7,7 @@ from accelerate import init_empty_weights
 from diffusers import FluxTransformer2DModel
 from transformers import PreTrainedTokenizerBase, Qwen2TokenizerFast
 
-from ...convert.checkpoint import NORM_NUM_GROUPS, OriginalTensors, load_original, save_whole
+from ...convert.checkpoint import NORM_NUM_GROUPS, OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...models.tokenizer_files import load_from_files
@@ -82,10 +82,9 @@ def convert_x_omni(folder: str | Path, *, out: str | Path | None = None) -> XOmn
         projector_file, decoder_folder = folder / encoder["projector_path"], folder / decoder["model_path"]
     transformer, embed = (None, None) if not decoder_folder.is_dir() else _transformer(decoder_folder)
     projector = _projector(projector_file, embed)
-    try:
-        pipeline = XOmniPipeline(language_model, projector, _tokenizer(folder), transformer=transformer)
-    except ValueError as error:
-        raise CheckpointError(f"{folder} does not fit: {error}") from error
+    pipeline = pipeline_of(
+        XOmniPipeline, folder, language_model, projector, _tokenizer(folder), transformer=transformer
+    )
     names = {"num_inference_steps": "num_inference_steps", "cfg_scale": "decoder_guidance_scale"}
     pipeline.generation_config |= {ours: decoder[name] for name, ours in names.items() if name in decoder}
     save_whole(pipeline.save_pretrained, out)

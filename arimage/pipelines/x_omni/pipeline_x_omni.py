@@ -24,23 +24,19 @@ from .prompts import XOmniPrompts
 from .transformer_x_omni import XOmniLanguageModel, bind_prompts
 
 
-EXAMPLE_DOC_STRING = """
-    Examples:
-        ```py
-        >>> import torch
-        >>> from diffusers import FluxPipeline
-        >>> from arimage import XOmniPipeline
+EXAMPLE = """
+from diffusers import FluxPipeline
+from arimage import XOmniPipeline
 
-        >>> # the folder that `arimage convert x-omni` wrote
-        >>> pipe = XOmniPipeline.from_pretrained("x-omni-en", dtype=torch.bfloat16).to("cuda")
-        >>> tokens = pipe("a red fox in the snow", decoding="sjd-coupled", output_type="latent").images
+# the folder that `arimage convert x-omni` wrote
+pipe = XOmniPipeline.from_pretrained("x-omni-en", dtype=torch.bfloat16).to("cuda")
+tokens = pipe("a red fox in the snow", decoding="sjd-coupled", output_type="latent").images
 
-        >>> # with a FLUX of your own
-        >>> flux = FluxPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", transformer=None, dtype=torch.bfloat16)
-        >>> parts = dict(language_model=pipe.language_model, projector=pipe.projector, transformer=pipe.transformer)
-        >>> own = XOmniPipeline.from_pipe(flux.to("cuda"), text_tokenizer=pipe.text_tokenizer, **parts)
-        >>> image = own("a red fox in the snow").images[0]
-        ```
+# with a FLUX of your own
+flux = FluxPipeline.from_pretrained("black-forest-labs/FLUX.1-dev", transformer=None, dtype=torch.bfloat16)
+parts = dict(language_model=pipe.language_model, projector=pipe.projector, transformer=pipe.transformer)
+own = XOmniPipeline.from_pipe(flux.to("cuda"), text_tokenizer=pipe.text_tokenizer, **parts)
+image = own("a red fox in the snow").images[0]
 """
 # With the top_k that transformers gave the authors' code where it sets none.
 DEFAULTS = {"top_k": 50, "min_p": 0.03, "num_inference_steps": 28, "decoder_guidance_scale": 1.0}
@@ -220,7 +216,7 @@ class XOmniPipeline(HybridPipeline):
         latents = latents / config.scaling_factor + (config.shift_factor or 0)
         return self.vae.decode(latents.to(self.vae.dtype)).sample
 
-    @pipeline_call(EXAMPLE_DOC_STRING, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -253,11 +249,6 @@ class XOmniPipeline(HybridPipeline):
                 s in n + s (c - n), with predictions c of the decoder under prompt and tokens and n without them. 1 or
                 less disables guidance.
             {common}
-
-        {example}
-
-        Returns:
-            [`ImagePipelineOutput`] or `tuple`: the output, or the tuple `(images,)`.
         """
         check_one_of(prompt=prompt, input_ids=input_ids)
         if negative_prompt is not None and negative_input_ids is not None:
