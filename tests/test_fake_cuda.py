@@ -9,16 +9,7 @@ import pytest
 import step_models
 import tiny
 import torch
-from models.test_fake_cuda import (
-    BATCH,
-    LAYOUT,
-    built,
-    condition_of,
-    config_of,
-    cosmos,
-    mammothmoda2,
-    ordered_layout,
-)
+from models.test_fake_cuda import BATCH, LAYOUT, built, condition_of, config_of, cosmos, mammothmoda2, ordered_layout
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.emu3 import tiny as tiny_emu3
 from pipelines.infinity import tiny as tiny_infinity
@@ -331,8 +322,7 @@ def is_quick(family, name):
 
 @pytest.mark.every(5)
 @pytest.mark.parametrize(
-    ("family", "name"),
-    [case if is_quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases()],
+    ("family", "name"), [case if is_quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases()]
 )
 def test_a_step_stays_on_the_device(family, name):
     run(decoding_from_name(name), FAMILIES[family](torch.float32, True), guidance_of(family))

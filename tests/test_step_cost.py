@@ -150,10 +150,7 @@ SIZE, ROW, SLOTS = 100, 2 * LONG, 6 * LONG
 PROGRESS = 2 * (2 * ROW + 2) + ROW  # cursor, steps and finished are read and written, and a number of accepted
 STEPS = {
     "open_step": (lambda s: open_step(s.cursor, s.finished, s.tokens, 1), ROW + 2 + ROW + 3 * ROW),
-    "close_step": (
-        lambda s: close_step(s.at, s.at, s.tokens, *s.progress, SIZE),
-        2 * ROW + ROW + PROGRESS,
-    ),
+    "close_step": (lambda s: close_step(s.at, s.at, s.tokens, *s.progress, SIZE), 2 * ROW + ROW + PROGRESS),
     "advance": (lambda s: advance(s.cursor, *s.progress, SIZE), ROW + PROGRESS),
     "open_window": (lambda s: open_window(s.x, s.tokens, 3, 1, SIZE), SLOTS + 2 * SLOTS + 4 * SLOTS + 6),
     "close_window": (

@@ -19,14 +19,7 @@ from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.standard_errors import Estimate
 from arimage.eval.runs.export import export
 from arimage.eval.runs.manifest import class_rows, prompt_rows
-from arimage.eval.score import (
-    METRICS_FILE,
-    check_comparable,
-    figure_text,
-    images_text,
-    read_metrics,
-    score,
-)
+from arimage.eval.score import METRICS_FILE, check_comparable, figure_text, images_text, read_metrics, score
 
 
 class Means:

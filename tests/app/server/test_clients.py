@@ -75,11 +75,7 @@ GENERATIONS = [
         ["metadata"],
     ),
     # createImage.ts of 3c7f186: what its models let users set, through OpenAI's client.
-    (
-        "LobeChat",
-        {"model": "gpt-image-1", "n": 1, "prompt": LONG, "size": "1024x1536", "quality": "high"},
-        [],
-    ),
+    ("LobeChat", {"model": "gpt-image-1", "n": 1, "prompt": LONG, "size": "1024x1536", "quality": "high"}, []),
     (
         "LobeChat, dall-e-3",
         {"model": "dall-e-3", "n": 1, "response_format": "b64_json", "prompt": LONG, "seed": 7, "steps": 20, "cfg": 4},

@@ -24,13 +24,7 @@ from typer.testing import CliRunner
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Progress, Request, Result, Unavailable
 from arimage.app.server import replicas as module
-from arimage.app.server.replicas import (
-    Replicas,
-    ReplicaSettings,
-    application_name,
-    deployment_of,
-    run_replicas,
-)
+from arimage.app.server.replicas import Replicas, ReplicaSettings, application_name, deployment_of, run_replicas
 from arimage.cli import main as cli
 
 

@@ -29,10 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def pipelines():
-    return {
-        "film": tiny_cosmos.pipeline("text", begins_with_text=True),
-        "clips": tiny_infinitystar.pipeline(),
-    }
+    return {"film": tiny_cosmos.pipeline("text", begins_with_text=True), "clips": tiny_infinitystar.pipeline()}
 
 
 @pytest.fixture(scope="module")
