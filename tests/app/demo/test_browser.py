@@ -408,25 +408,6 @@ def test_decodings_race_side_by_side(page, slow, tmp_path, monkeypatch):
     assert shown >= 1900 and slower == pytest.approx(max(1, round(slower)), rel=0.05)
 
 
-# Of the text of a dropdown, its padding at the arrow, the arrow, and the whole input.
-WIDTHS = """(input) => {
-  const style = getComputedStyle(input), context = document.createElement("canvas").getContext("2d");
-  const arrow = input.parentElement.querySelector("svg").getBoundingClientRect(), box = input.getBoundingClientRect();
-  context.font = style.font;
-  return [context.measureText(input.value).width, parseFloat(style.paddingRight), box.right - arrow.left, box.width];
-}"""
-
-
-@pytest.mark.slow
-def test_the_name_of_a_decoding_ends_before_the_arrow(page):
-    page.set_viewport_size({"width": 1280, "height": 900})
-    for name in ("Generate", "Edit", "Video"):
-        dropdown = tab(page, name).get_by_label("Decoding")
-        text, padding, arrow, width = dropdown.evaluate(WIDTHS)
-        assert arrow <= padding and text + padding <= width, name
-    page.set_viewport_size({"width": 1200, "height": 900})
-
-
 def test_a_phone_shows_the_image_after_a_tap(page, slow, monkeypatch):
     monkeypatch.setattr(slow, "pace", 0.1)
     page.set_viewport_size({"width": 390, "height": 844})
@@ -450,22 +431,6 @@ def test_a_phone_shows_the_image_after_a_tap(page, slow, monkeypatch):
         expect(page.locator("#history img").first).to_be_visible()
         expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
     page.set_viewport_size({"width": 1200, "height": 900})
-
-
-@pytest.mark.slow
-def test_a_phone_shows_a_race(page, url):
-    page = page.context.new_page()
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(url)
-    panel = tab(page, "Race")
-    page.locator("#race").click()
-    expect(page.locator("#stop-race")).to_be_visible()
-    expect(page.locator("#film img")).to_be_visible(timeout=240_000)
-    expect(page.locator("#film img")).to_be_in_viewport()
-    # Two runs in a row, and one card.
-    assert page.locator("#film img").evaluate("(image) => image.naturalWidth") < 3 * 384
-    expect(panel.locator(".card img.map")).to_have_count(3)
-    page.close()
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-import typer
 from app.server.serve_kit import BACKENDS, backend_of
 from app.server.server_kit import free_port, picture, running, serving, started, wait_for
 from pipelines.infinity import tiny as tiny_infinity
@@ -24,7 +23,6 @@ from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
 from arimage.app.server.app import build_server
 from arimage.app.server.uvicorn_server import Server, check_certificate, check_socket
-from arimage.cli import main as cli
 
 
 GENERATIONS, BODY = "/v1/images/generations", {"prompt": "a red heart"}
@@ -268,12 +266,3 @@ def test_sizes_of_the_list_are_generated_and_those_above_the_limit_are_not_offer
         engine.close()
     with pytest.raises(ValueError, match="--max-pixels is 1,"):
         Engine({"scales": pipe}, Limits(output_pixels=1))
-
-
-def test_the_command_has_few_options_in_groups():
-    command = typer.main.get_command(cli.app).commands["serve"]
-    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-    assert len(options) <= 25
-    assert {"Access", "Behind a proxy", "Limits", "Replicas", "Other clients"} <= {
-        option.rich_help_panel for option in options
-    }
