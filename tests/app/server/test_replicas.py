@@ -179,7 +179,7 @@ def test_a_request_that_ends_three_replicas_is_given_up(script):
         ticket = await in_turn([*script, died], [*script, died], [*script, died]).submit(Request("text", prompt="a"))
         await asyncio.wrap_future(ticket.future)
 
-    with pytest.raises(Unavailable, match="3 processes that were to generate the image have ended"):
+    with pytest.raises(Unavailable, match="3 processes"):
         asyncio.run(ask())
 
 
@@ -260,7 +260,7 @@ def test_the_command_refuses_before_ray_starts(options, message, monkeypatch):
 def test_without_ray_serve_replicas_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(ValueError, match=r"--replicas needs Ray Serve: pip install 'arimage\[ray-serve\]'"),
+        pytest.raises(ValueError, match=r"--replicas .*arimage\[ray-serve\]"),
         run_replicas(ReplicaSettings(None, None, "auto", None, Limits()), 2, 2, "name"),
     ):
         pass
