@@ -103,28 +103,23 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image.convert("RGB"))
 
 
-def test_partial_images_come_before_the_finished_ones(client, opened):
-    job = client.submit("a red heart", "text", decoding="ar", seed=5, count=2, preview_every=4, api_name="/generate")
-    *parts, (shown, state) = job
+@pytest.mark.parametrize(
+    ("model", "pipeline", "decoding", "passes"),
+    [
+        ("text", tiny_llamagen.text_pipeline, "ar", (16, 1)),
+        ("bits", tiny_infinity.pipeline, "next-scale", (7, pytest.approx(2084 / 7))),
+    ],
+)
+def test_partial_images_come_before_the_finished_ones(client, opened, model, pipeline, decoding, passes):
+    asked = {"decoding": decoding, "seed": 5, "count": 2, "preview_every": 1, "api_name": "/generate"}
+    *parts, (shown, state) = client.submit("a red heart", model, **asked)
     decided = [state["decided"] for _, state in parts]
-    assert decided[0] == 0 and decided == sorted(decided)
+    assert decided[0] == 0 and decided == sorted(decided) and len(decided) > 1
     partial = [len(shown) for shown, _ in parts]
     assert partial[0] == 0 and partial[-1] == 2
     assert len(shown) == 2 and state["seeds"][0] == 5
-    assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (16, 1, True)
-    expected = tiny_llamagen.text_pipeline()(
-        "a red heart", decoding="ar", generator=torch.Generator().manual_seed(5)
-    ).images[0]
-    assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
-
-
-def test_partial_images_of_a_model_of_bits_are_its_scales(client, opened):
-    *parts, (shown, state) = client.submit("a red heart", "bits", seed=5, preview_every=1, api_name="/generate")
-    decided = [state["decided"] for _, state in parts]
-    assert any(images for images, _ in parts)
-    assert decided == sorted(decided) and len(decided) > 1
-    assert (state["passes"], state["exact"]) == (7, True)
-    expected = tiny_infinity.pipeline()("a red heart", generator=torch.Generator().manual_seed(5)).images[0]
+    assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (*passes, True)
+    [expected] = pipeline()("a red heart", decoding=decoding, generator=torch.Generator().manual_seed(5)).images
     assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
 
 
@@ -439,9 +434,7 @@ def test_the_gallery_shows_a_picture_by_the_caption_that_was_learned():
     known = KnownCaptions({"hot dog": ["sausage in a bun"]}, unlearned={"hot dog": ["hot dog"]})
     html = gallery_tab.sheet(tuple(known.shown.items()), REFERENCE)
     assert html.count("<i ") == 1 and 'data-name="sausage in a bun"' in html and "hot dog" not in html
-
-
-def test_pictures_of_a_model_without_a_gallery_are_texts():
+    # Without a gallery they are texts.
     html = gallery_tab.sheet((("hot dog", "hot dog"), ('"<b>"', "b")), None)
     assert html.count("<button") == 2 and html.count("<i ") == 0 and "<b>" not in html
 
