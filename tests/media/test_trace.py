@@ -56,6 +56,15 @@ def test_cells_are_marked_by_what_happened_to_them(frames):
     ] == expected
 
 
+def test_cells_are_marked_in_their_places(tmp_path, monkeypatch):
+    marks = []
+    monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or picture)
+    layout, tokens = Layout((2, 2), torch.tensor([[3, 1, 0, 2]])), torch.tensor([[5, 0, 9, -1]])
+    animate(tokens, tokens == 5, layout, grey, "a title", tmp_path / "x.gif")
+    assert marks[0][ACCEPTED].tolist() == [[False, False], [False, True]]
+    assert marks[0][NOTHING].tolist() == [[False, False], [True, False]]
+
+
 def test_an_animation_has_one_frame_per_step_and_rests_on_the_image(frames):
     _, path = frames
     with Image.open(path) as animation:
