@@ -18,9 +18,12 @@ def outcome(capsys, *arguments) -> tuple[int, str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["arimage", *map(str, arguments)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
+        # Not `pytest.raises`, which would keep what the command has open.
+        try:
             cli.main()
-    return end.value.code or 0, *capsys.readouterr()
+        except SystemExit as end:
+            code = end.code or 0
+    return code, *capsys.readouterr()
 
 
 def refusal(capsys, *arguments) -> str:
