@@ -2,21 +2,17 @@
 
 import ast
 import json
-import os
 import shlex
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import typer
+from commands import ROOT, python
 
 from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[2]
 FILES = sorted((ROOT / "arimage").rglob("*.py"))
 # Imports the first argument, then looks up each of the other dotted names in a process of its own.
 LOOK_UP = """
@@ -70,14 +66,6 @@ for command in sys.argv[1:]:
         pass
     os._exit(1)
 """
-
-
-def python(*arguments, **options) -> subprocess.CompletedProcess:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=500, env=environment, **options
-    )
 
 
 def uses_of_submodules(source: str) -> Iterator[tuple[str, str]]:

@@ -226,9 +226,10 @@ def test_only_media_opens_images_and_videos():
     ] == []
 
 
-def test_light_modules_do_not_import_the_hugging_face_stack():
+def test_light_modules_stay_light():
     modules = "import arimage, arimage.kernels, arimage.decoding"
     assert heavy_modules(modules, {"diffusers", "transformers", "accelerate"}) == set()
+    assert heavy_modules("import arimage.decoding.names", {"torch"}) == set()
 
 
 def command(code: int, *arguments: str) -> str:
@@ -246,7 +247,6 @@ except SystemExit as end:
 
 COMMANDS = [
     (0, ["--help"]),
-    (0, ["generate", "--help"]),
     (0, ["models"]),
     (0, ["decodings"]),
     (2, ["generate", "a red heart", "--nonesuch"]),
@@ -256,7 +256,6 @@ COMMANDS = [
     (2, ["generate", "a red heart", "--decoding", "sjd:nonesuch=3"]),
     (2, ["bench", "--decoding", "ar", "--decoding", "nonesuch", "--out", "nonesuch"]),
     (2, ["convert", "var", "--transformer", "nonesuch.pth", "--tokenizer", "nonesuch.pth", "--out", "nonesuch"]),
-    (2, ["convert", "janus", "nonesuch", "--out", "nonesuch"]),
     (2, ["convert", "janus", "tests", "--out", "tests"]),
     (2, ["bench", "--model", "nonesuch"]),
     (2, ["bench", "--decoding", "nonesuch"]),
@@ -274,10 +273,6 @@ def test_help_and_mistakes_import_no_framework():
     assert heavy_modules(script, heavy) == set()
 
 
-def test_names_of_decodings_do_not_import_torch():
-    assert heavy_modules("import arimage.decoding.names", {"torch"}) == set()
-
-
 @pytest.mark.slow
 def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
     families = {f"arimage.{module}" for module in PIPELINES.values()}
@@ -292,28 +287,23 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
     [
         ("arimage/kernels/coupling/__init__.py", "from ...decoding import law"),
         ("arimage/kernels/coupling/reference.py", "import numpy"),
-        ("arimage/decoding/contract/distribution.py", "import diffusers"),
-        ("arimage/decoding/contract/distribution.py", "def f():\n    from transformers.cache_utils import Cache"),
-        ("arimage/decoding/contract/distribution.py", "from accelerate import Accelerator"),
-        ("arimage/decoding/contract/distribution.py", "from ...models.cache import StaticCache"),
+        ("arimage/decoding/contract/x.py", "def f():\n    from transformers.cache_utils import Cache"),
+        ("arimage/decoding/contract/x.py", "from ...models.cache import StaticCache"),
         ("arimage/decoding/__init__.py", "from .. import models"),
-        ("arimage/decoding/contract/distribution.py", "from ... import AutoPipeline"),
-        ("arimage/decoding/contract/distribution.py", "from .. import decode"),
-        ("arimage/decoding/contract/distribution.py", "import arimage.decoding"),
-        ("arimage/decoding/contract/state.py", "from ..run.watch import Watch"),
+        ("arimage/decoding/contract/x.py", "from ... import AutoPipeline"),
+        ("arimage/decoding/contract/x.py", "from .. import decode"),
+        ("arimage/decoding/contract/x.py", "from ..run.watch import Watch"),
         (
-            "arimage/decoding/run/batch.py",
+            "arimage/decoding/run/x.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..group import X",
         ),
         ("arimage/app/engine/engine.py", "from ..server.schemas import Fields"),
         ("arimage/app/server/app.py", "from ..demo import links"),
         ("arimage/training/loop.py", "from .recipe import Recipe"),
         ("arimage/training/texts/text.py", "from ..recipe import Recipe"),
-        ("arimage/training/transformers/llamagen.py", "def f():\n    from ..recipe import Recipe"),
         ("arimage/eval/metrics/features.py", "from ..runs.generate import Run"),
         ("arimage/eval/runs/files.py", "from .manifest import make_manifest"),
         ("arimage/eval/report.py", "from .turns import bench"),
-        ("arimage/decoding/contract/distribution.py", "import arimage"),
         ("arimage/models/transformer_x.py", "from ..decoding.contract.models import TokenModel"),
         ("arimage/tokenizers/vq_x.py", "import arimage.decoding"),
         ("arimage/models/transformer_x.py", "from arimage.pipelines.base import ARImagePipeline"),
@@ -346,17 +336,11 @@ def test_family_check_finds_names(source):
     assert named_families(source, "arimage/training/x.py") == []
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from .pipelines.base import ARPipeline",
-        "# As published for LlamaGen and VAR, https://arxiv.org/abs/2404.02905",
-        "from .tokenizers.vq_var import VARVQModel",
-        "from accelerate import Accelerator",
-    ],
-)
-def test_family_check_allows_shared_parts_and_papers(source):
-    assert named_families(source, "arimage/x.py") == []
+def test_family_check_allows_shared_parts_and_papers():
+    source = "from .pipelines.base import ARPipeline\nfrom .tokenizers.vq_var import VARVQModel"
+    assert (
+        named_families(f"{source}\n# As for LlamaGen and VAR, https://arxiv.org/abs/2404.02905", "arimage/x.py") == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -376,17 +360,11 @@ def test_opening_check_finds_violations(source):
     ("file", "source"),
     [
         ("arimage/kernels/coupling/__init__.py", "import math\nimport torch\nfrom . import reference"),
-        (
-            "arimage/decoding/contract/distribution.py",
-            "import torch.nn.functional as F\nfrom ...kernels.coupling import couple",
-        ),
+        ("arimage/decoding/contract/x.py", "import torch.nn.functional as F\nfrom ...kernels.coupling import couple"),
         ("arimage/models/transformer_x.py", "from diffusers import ModelMixin\nfrom ..tokenizers.vq_x import VQ"),
         ("arimage/pipelines/base.py", "from .. import __version__, decoding\nfrom ..models.cache import StaticCache"),
         ("arimage/cli/main.py", "from .training.loop import fit\nfrom . import AutoPipeline"),
-        ("arimage/__init__.py", "from .auto import AutoPipeline"),
-        ("arimage/decoding/__init__.py", "from .contract.models import TokenModel\nfrom .run.batch import decode"),
         ("arimage/decoding/group.py", "from .run.watch import Watch\nfrom .window import WindowState"),
-        ("arimage/training/acceleration/denoiser.py", "from .drafter import f\nfrom ..captions.text import g"),
         ("arimage/eval/metrics/features.py", "from ..runs.run_folder import read_finished"),
         ("arimage/app/demo/demo.py", "from ..engine.engine import Engine\nfrom ..server.auth import local_only"),
         ("arimage/pipelines/a/convert.py", "from ...convert.paths import f\nfrom .pipeline_a import g"),
@@ -401,10 +379,9 @@ def test_layer_check_allows_what_the_layers_allow(file, source):
     "sources",
     [
         {"arimage/decoding/a.py": "from .b import f", "arimage/decoding/b.py": "def f():\n    from . import a"},
-        {"arimage/decoding/a.py": "from .b import f", "arimage/decoding/b.py": "def f():\n    from .a import g"},
         {
             "arimage/decoding/a.py": "from .b import f",
-            "arimage/decoding/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import g",
+            "arimage/decoding/b.py": "if TYPE_CHECKING:\n    from .a import g",
         },
         {
             "arimage/decoding/__init__.py": "from .a import f",
@@ -428,10 +405,7 @@ def test_circle_check_allows_lazy_exports_and_modules_of_one_package():
     assert circle(sources) == []
 
 
-def test_length_check_finds_long_files():
+def test_checks_find_long_files_and_heavy_modules():
     assert too_long("pass\n" * MAX_LINES, "arimage/x.py") == []
     assert len(too_long("pass\n" * (MAX_LINES + 1), "arimage/x.py")) == 1
-
-
-def test_import_check_finds_heavy_modules():
     assert heavy_modules("import sqlite3", {"sqlite3", "diffusers"}) == {"sqlite3"}

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from commands import ROOT
+from pages import blocks, name, prose, read
 
 import arimage
 from arimage.auto import find_model
 from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[2]
 GUIDES = [
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
@@ -40,19 +41,6 @@ DIALECT = [
 ]
 
 
-def read(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def prose(text: str) -> str:
-    """A page without its code blocks."""
-    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings."""
     headings = re.findall(r"^#+ +(.+)$", prose(text), flags=re.MULTILINE)
@@ -74,8 +62,8 @@ def broken_links(path: Path) -> list[str]:
 
 def shown_commands(text: str) -> set[str]:
     """The command lines in the code blocks of a page."""
-    blocks = "".join(re.findall(r"^```.*?^```", text, flags=re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
-    found = re.findall(r"^ *(?:\S+.* -m )?arimage (.+)$", blocks, flags=re.MULTILINE)
+    code = "".join(block.code for block in blocks(text)).replace("\\\n", " ")
+    found = re.findall(r"^ *(?:\S+.* -m )?arimage (.+)$", code, flags=re.MULTILINE)
     return {" ".join(line.split()) for line in found}
 
 
@@ -107,8 +95,8 @@ def quoted_messages(text: str) -> list[str]:
     return [part for message in messages for part in message.split("...")]
 
 
-SHOWN = sorted({command for path in PAGES for command in shown_commands(read(path))})
-NAMED = sorted({command for path in PAGES for command in named_commands(read(path))})
+SHOWN = {command for path in PAGES for command in shown_commands(read(path))}
+NAMED = {command for path in PAGES for command in named_commands(read(path))}
 SOURCES = [*GUIDES, *sorted((ROOT / "arimage" / "pipelines").rglob("*.py"))]
 NAMES_OF_MODELS = set().union(*(loaded_models(read(path)) for path in SOURCES))
 
@@ -135,11 +123,11 @@ def test_pages_use_the_words_of_the_field(path):
 def test_the_api_reference_names_what_exists():
     names = re.findall(r"^::: (\S+)\.(\w+)", "".join(read(path) for path in API), re.MULTILINE)
     missing = []
-    for module, name in names:
+    for module, defined in names:
         path = module.replace(".", "/")
         files = [*ROOT.glob(f"{path}.py"), *ROOT.glob(f"{path}/__init__.py"), *ROOT.glob(f"recipes/emoji/{path}.py")]
-        if not any(re.search(rf"^(class|def) {name}\b", read(file), re.MULTILINE) for file in files):
-            missing.append(f"{module}.{name}")
+        if not any(re.search(rf"^(class|def) {defined}\b", read(file), re.MULTILINE) for file in files):
+            missing.append(f"{module}.{defined}")
     assert len(names) > 100 and missing == []
 
 
@@ -159,34 +147,28 @@ def test_every_file_names_this_version():
 
 
 def test_there_are_commands():
-    assert (
-        len(SHOWN) > 30
-        and len(NAMED) > 10
-        and len(NAMES_OF_MODELS) > 8
-        and any("--engine ray" in command for command in SHOWN)
-    )
+    assert len(SHOWN) > 30 and len(NAMED) > 10 and len(NAMES_OF_MODELS) > 8
+    assert any("--engine ray" in command for command in SHOWN)
 
 
-@pytest.mark.parametrize("command", SHOWN)
-def test_shown_commands_are_complete(command, monkeypatch):
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_shown_commands_are_complete_and_named_ones_exist(path, monkeypatch):
     # A page may show names in the place of the reader's own model and files.
     monkeypatch.setattr("arimage.cli.options.find_model", lambda name: None)
-    monkeypatch.setattr(Path, "is_file", lambda path: True)
-    monkeypatch.setattr(Path, "is_dir", lambda path: True)
-    found, arguments = find(command)
-    found.make_context("arimage", arguments)
+    for what in ("is_file", "is_dir"):
+        monkeypatch.setattr(Path, what, lambda path: True)
+    for command in shown_commands(read(path)):
+        found, arguments = find(command)
+        found.make_context("arimage", arguments)
+    for command in named_commands(read(path)):
+        found, arguments = find(command)
+        options = {option for one in found.params for option in (*one.opts, *one.secondary_opts)}
+        assert {argument for argument in arguments if argument.startswith("--")} <= options | {"--help"}
 
 
-@pytest.mark.parametrize("command", NAMED)
-def test_named_commands_exist(command):
-    found, arguments = find(command)
-    options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    assert {argument for argument in arguments if argument.startswith("--")} <= options | {"--help"}
-
-
-@pytest.mark.parametrize("name", sorted(NAMES_OF_MODELS))
-def test_models_that_are_shown_have_a_name(name):
-    find_model(name)
+def test_models_that_are_shown_have_a_name():
+    for model in NAMES_OF_MODELS:
+        find_model(model)
 
 
 def test_broken_pages_are_found(tmp_path):

@@ -4,6 +4,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+from commands import refusal
 
 from arimage import AutoPipeline, auto
 from arimage.app.engine.models import model_names
@@ -101,10 +102,9 @@ def test_a_folder_comes_before_what_is_installed_and_that_before_what_is_publish
     assert auto.find_model("var-d16-256").resolve() == trees / "var-d16-256"
 
 
-def test_what_a_distribution_refuses_is_a_sentence_of_the_command(trees, monkeypatch, capsys):
+def test_what_a_distribution_refuses_is_a_sentence_of_the_command(trees, capsys):
     import trees as module
 
-    monkeypatch.setattr(cli, "app", module.refuse)
     with pytest.raises(SystemExit) as end:
         cli.main(module.refuse)
     assert end.value.code == 2 and capsys.readouterr().err == "arimage: the tree is too high: give another\n"
@@ -114,7 +114,7 @@ NEEDED = r'emoji-.* belongs to arimage-emoji, which is not installed: run `pip i
 
 
 @pytest.mark.usefixtures("alone")
-def test_without_the_models_of_emoji_everything_that_needs_them_says_what_to_install(monkeypatch, capsys):
+def test_without_the_models_of_emoji_everything_that_needs_them_says_what_to_install(capsys):
     assert all(not installed(kind) for kind in KINDS) and auto.packaged_models() == []
     for call in (
         lambda: AutoPipeline.from_pretrained("emoji-llamagen"),
@@ -124,12 +124,8 @@ def test_without_the_models_of_emoji_everything_that_needs_them_says_what_to_ins
     ):
         with pytest.raises(ValueError, match=f"^{NEEDED}[^\n]*$"):
             call()
-    monkeypatch.setattr(sys, "argv", ["arimage", "generate", "a red heart"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1
-    assert error.startswith("arimage: emoji-arpg belongs to arimage-emoji") and error.endswith("with --model\n")
+    error = refusal(capsys, "generate", "a red heart")
+    assert error.startswith("arimage: emoji-arpg belongs to arimage-emoji") and error.endswith("with --model")
     with pytest.raises(ValueError, match="unknown metric 'retrieval': choose among fid, "):
         check_metrics(Job(None), ["retrieval"])
     with pytest.raises(ValueError, match=r'^icons-arpg belongs to arimage-icons, .*"arimage\[icons\]"'):

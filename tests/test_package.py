@@ -35,12 +35,7 @@ MOST_BYTES = 90 * 10**6
 
 def test_the_source_distribution_has_neither_fixtures_nor_pictures():
     names = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
-    assert {
-        "README.md",
-        "arimage/cli/main.py",
-        "arimage/eval/protocols/var.toml",
-        "docs/index.md",
-    } <= names
+    assert {"README.md", "arimage/cli/main.py", "arimage/eval/protocols/var.toml", "docs/index.md"} <= names
     assert not [name for name in names if name.startswith(("tests/", "docs/images/", "outputs/", "recipes/"))]
 
 

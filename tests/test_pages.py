@@ -8,26 +8,23 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import pytest
 from app.server.server_kit import free_port, wait_for
-from test_snippets import defined_names, unknown_names
+from commands import ROOT
+from pages import blocks, commands, defined_names, read, unknown_names
 
-from arimage.cli import main as cli
 from arimage.published.registry import PUBLISHED
 
 
-ROOT = Path(cli.__file__).parents[2]
 PAGES = [
     *("README", "docs/index", "docs/quickstart", "docs/choosing", "docs/decoding", "docs/all_decodings"),
     *("docs/any_order", "docs/diffusers", "docs/editing", "docs/evaluation", "docs/published_benchmarks"),
     *("docs/metrics", "docs/performance", "docs/memory", "docs/app", "docs/server", "docs/server_reference"),
     *("docs/integrations", "docs/extending", "docs/troubleshooting"),
 ]
-BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 REFERENCE = ROOT / "recipes" / "emoji" / "arimage_emoji" / "assets" / "emoji-reference"
 NAMES = "|".join(re.escape(name) for entry in PUBLISHED for name in (entry.name, entry.repository))
 # Why a command or a snippet cannot run here, by what it holds.
@@ -98,37 +95,13 @@ class Step(NamedTuple):
     reason: str | None
 
 
-def commands(code: str) -> list[str]:
-    """The commands of a block for the shell: each is as many lines as the shell needs to read it whole."""
-    found, lines = [], ""
-    for line in code.splitlines(keepends=True):
-        lines += line
-        if lines.strip() and is_whole(lines):
-            found, lines = [*found, lines], ""
-    assert not lines.strip(), lines
-    return found
-
-
-def is_whole(lines: str) -> bool:
-    """Whether these lines end outside of quotes, of a continued line and of a here-document."""
-    document = re.search(r"<<'(\w+)'", lines)
-    if document:
-        return lines.endswith(f"\n{document[1]}\n")
-    try:
-        shlex.split(lines, comments=True)
-    except ValueError:
-        return False
-    return not lines.endswith("\\\n")
-
-
 def steps(page: str) -> list[Step]:
     """The commands and snippets of a page, in order."""
     found: list[Step] = []
     known: set[str] = set()
     missing: set[str] = set()
     missing_files: set[str] = set()
-    for indent, language, code in BLOCK.findall((ROOT / f"{page}.md").read_text("utf-8")):
-        code = re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
+    for language, code in blocks(read(ROOT / f"{page}.md")):
         if language in ("bash", "sh"):
             for command in commands(code):
                 reason = left_out(command) or (CONTINUES if needed_files(command) & missing_files else None)

@@ -1,26 +1,21 @@
 """The Python snippets of the documentation: each runs as it stands, alone or after those of its page that it
 continues, or there is a reason why it cannot run here."""
 
-import ast
-import builtins
-import os
 import re
-import subprocess
-import sys
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from adapters import adapter
+from commands import ROOT, python
+from pages import blocks, name, read, unknown_names
 from safetensors.torch import save_file
 
 from arimage import AutoPipeline
-from arimage.cli import main as cli
 
 
-ROOT = Path(cli.__file__).parents[2]
-# The snippets of the quickstart continue its commands: tests/test_pages.py runs both.
+# The snippets of the quickstart continue its commands.
 PAGES = [
     ROOT / "README.md",
     *sorted(set(ROOT.glob("docs/**/*.md")) - {ROOT / "docs" / "quickstart.md"}),
@@ -47,31 +42,13 @@ class Snippet(NamedTuple):
     continues: str
 
 
-def defined_names(code: str) -> set[str]:
-    """The names that a snippet assigns, imports or takes as arguments."""
-    nodes = list(ast.walk(ast.parse(code)))
-    defined = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    defined |= {argument.arg for node in nodes if isinstance(node, ast.arguments) for argument in node.args}
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    return defined
-
-
-def unknown_names(code: str) -> set[str]:
-    """The names that a snippet uses and does not define."""
-    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    return used - defined_names(code) - set(dir(builtins))
-
-
 def snippets(page: Path) -> list[Snippet]:
     """The snippets of a page, each with the code of those before that it continues."""
     found: list[Snippet] = []
     above = ""
-    for number, code in enumerate(re.findall(r"^```(?:python|py)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)):
+    for number, code in enumerate(block.code for block in blocks(read(page)) if block.language in ("python", "py")):
         before = above if unknown_names(code) else ""
-        found.append(Snippet(f"{page.relative_to(ROOT).as_posix()} {number + 1}", code, before))
+        found.append(Snippet(f"{name(page)} {number + 1}", code, before))
         above = before + code
     return found
 
@@ -91,9 +68,10 @@ def reason(snippet: Snippet) -> str | None:
 RUN = [snippet for snippet in EVERY if reason(snippet) is None]
 
 
-@pytest.mark.parametrize("snippet", EVERY, ids=NAME)
-def test_a_snippet_uses_names_that_its_page_defines(snippet):
-    assert unknown_names(snippet.continues + snippet.code) <= FROM_THE_TEXT
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_snippets_use_names_that_their_page_defines(page):
+    for snippet in snippets(page):
+        assert unknown_names(snippet.continues + snippet.code) <= FROM_THE_TEXT, snippet.name
 
 
 def test_most_snippets_of_packaged_models_run():
@@ -118,13 +96,5 @@ def test_a_snippet_runs(snippet, folder, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("snippet", RUN, ids=NAME)
 def test_a_snippet_runs_in_a_process_of_its_own(snippet, folder):
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", snippet.continues + snippet.code],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    done = python("-c", snippet.continues + snippet.code, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -2,7 +2,6 @@
 
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ import arimage.kernels
 import arimage.models
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decoding_from_name
 from arimage.decoding.names import PRESETS
-from arimage.kernels.coupling import couple, couple_at, couple_window, race_at, sample, sample_at
-from arimage.kernels.cursor import advance, close_step, open_step
+from arimage.kernels.coupling import couple_at, couple_window, sample_at
 from arimage.kernels.noise import normals
 from arimage.kernels.probabilities import probabilities
 from arimage.kernels.step.attention import attention
@@ -26,8 +24,6 @@ from arimage.kernels.step.gate import gate
 from arimage.kernels.step.keys import write_keys
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
-from arimage.kernels.window import Drafting, close_window, open_window, slide_window
-from arimage.models.fused import Fused, projections
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, LlamaGenTransformer
 
 
@@ -53,22 +49,15 @@ X, IDS, FOUND = 35 * FLOAT, 10 * LONG, 10 * FLOAT
 # On x [5, 7], ids [5, 2] and row [1, 7]: the launches and bytes of each call.
 CALLS = {
     "views": (lambda x, ids, row: x.t()[1:].unsqueeze(0).expand(3, -1, -1), 0, 0),
-    "empty": (lambda x, ids, row: torch.empty_like(x), 0, 0),
     "two": (lambda x, ids, row: x + x.clone(), 2, 5 * X),
     "one row to all": (lambda x, ids, row: x + row.expand(5, -1), 1, 2 * X + 7 * FLOAT),
     "in place": (lambda x, ids, row: x.add_(1), 1, 2 * X),
-    "fill": (lambda x, ids, row: x.zero_(), 1, X),
-    "new fill": (lambda x, ids, row: torch.full_like(x, 1), 1, X),
-    "copy": (lambda x, ids, row: x.copy_(row), 1, X + 7 * FLOAT),
     "out": (lambda x, ids, row: torch.neg(row, out=row), 1, 2 * 7 * FLOAT),
     "cat": (lambda x, ids, row: torch.cat([x, row]), 1, 2 * X + 2 * 7 * FLOAT),
     "gather": (lambda x, ids, row: x.gather(1, ids), 1, IDS + 2 * FOUND),
-    "scatter": (lambda x, ids, row: x.scatter(1, ids, 1.0), 1, 2 * X + IDS + FOUND),
     "scatter in place": (lambda x, ids, row: x.scatter_(1, ids, 1.0), 1, IDS + FOUND),
     "index": (lambda x, ids, row: x[ids], 1, IDS + 2 * 7 * FOUND),
     "rows in place": (lambda x, ids, row: x.__setitem__(ids[:, 0], x), 1, IDS // 2 + 2 * X),
-    "places in place": (lambda x, ids, row: x.__setitem__((ids, ids), x[:, :2]), 1, 2 * IDS + 2 * FOUND),
-    "columns filled": (lambda x, ids, row: x.index_fill_(1, ids[0], 0), 1, IDS // 5 + FOUND),
 }
 
 
@@ -97,32 +86,19 @@ def test_attention_is_one_launch_and_a_bool_mask_one_more(mask, launches, extra)
 P, DRAFTS = 6 * 7 * FLOAT, 6
 # On p [2, 3, 7], logits [2, 2, 3, 7] in bfloat16, x [2, 3] and noise [2, 3, 2].
 KERNELS = {
-    "couple": (lambda p, logits, x, noise: couple(p, p, x, noise), 1, 2 * P + DRAFTS * (2 * LONG + 2 * FLOAT + 1)),
     # The count is filled, then read and written.
     "couple_window": (
         lambda p, logits, x, noise: couple_window(p, p, x, noise, x > 0),
         3,
         2 * P + DRAFTS * (2 * LONG + 2 * FLOAT + 1) + DRAFTS * (LONG + 1) + DRAFTS + 3 * 2 * LONG,
     ),
-    "sample": (lambda p, logits, x, noise: sample(p, noise[..., 0]), 1, P + DRAFTS * (FLOAT + LONG)),
     "sample_at": (lambda p, logits, x, noise: sample_at(p, x[:, 0], x, None, 0), 1, P + (2 * DRAFTS + 2) * LONG),
-    "race_at": (lambda p, logits, x, noise: race_at(p, x[:, 0], x, None, 0), 1, P + (2 * DRAFTS + 2) * LONG),
     "couple_at": (
         lambda p, logits, x, noise: couple_at(p, p, x, x[0, :2], x, x[0, :2], 1),
         1,
         2 * P + (3 * DRAFTS + 4) * LONG + DRAFTS * (1 + 3 * FLOAT),
     ),
     "probabilities": (lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9), 1, 2 * P),
-    "probabilities with min-p": (
-        lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, 5, 0.9, min_p=0.05),
-        1,
-        2 * P,
-    ),
-    "probabilities by row": (
-        lambda p, logits, x, noise: probabilities(logits, noise[:, 0, 0], 0.9, x[:, 0], 0.9),
-        3,
-        2 * P + 2 * (5 * FLOAT + LONG),
-    ),
     "probabilities with min-p by row": (
         lambda p, logits, x, noise: probabilities(logits, 3.0, 0.9, x[:, 0], 0.9, min_p=noise[:, 0, 0]),
         3,
@@ -143,45 +119,6 @@ def test_a_kernel_is_one_launch_that_reads_its_inputs_and_writes_its_outputs(nam
     p, logits = torch.zeros(2, 3, 7), torch.zeros(2, 2, 3, 7, dtype=torch.bfloat16)
     x, noise = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, 2)
     assert counted(lambda: call(p, logits, x, noise))[:2] == (launches, moved)
-
-
-# On a window [2, 3] of images of 100 tokens: the launches and bytes of each kernel, which looks up or writes a few.
-SIZE, ROW, SLOTS = 100, 2 * LONG, 6 * LONG
-PROGRESS = 2 * (2 * ROW + 2) + ROW  # cursor, steps and finished are read and written, and a number of accepted
-STEPS = {
-    "open_step": (lambda s: open_step(s.cursor, s.finished, s.tokens, 1), ROW + 2 + ROW + 3 * ROW),
-    "close_step": (
-        lambda s: close_step(s.at, s.at, s.tokens, *s.progress, SIZE),
-        2 * ROW + ROW + PROGRESS,
-    ),
-    "advance": (lambda s: advance(s.cursor, *s.progress, SIZE), ROW + PROGRESS),
-    "open_window": (lambda s: open_window(s.x, s.tokens, 3, 1, SIZE), SLOTS + 2 * SLOTS + 4 * SLOTS + 6),
-    "close_window": (
-        lambda s: close_window(s.x, s.fresh, s.x, None, s.tokens, *s.progress, 1, SIZE),
-        2 * SLOTS + 6 + SLOTS + PROGRESS + ROW,
-    ),
-    "slide_window": (
-        lambda s: slide_window(
-            *(s.x, s.fresh, s.tokens, s.p, s.q, s.cursor, s.drafting, None, None, s.cursor, s.steps, 3, 3, SIZE)
-        ),
-        2 * SLOTS + 12 + SLOTS + 2 * P + 2 * P // 3 + 3 * ROW,
-    ),
-}
-
-
-@needs_triton
-@pytest.mark.parametrize("name", STEPS)
-def test_a_kernel_touches_a_few_tokens_of_an_image(name):
-    cursor, steps, accepted = (torch.zeros(*shape, 2, dtype=torch.long) for shape in ((), (), (SIZE + 1,)))
-    state = SimpleNamespace(cursor=cursor, steps=steps, finished=torch.zeros(2, dtype=torch.bool))
-    state.progress = cursor, state.finished, steps, accepted
-    state.tokens, state.x = torch.zeros(2, SIZE + 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)
-    state.at = torch.zeros(2, 1, dtype=torch.long)
-    state.p, state.q, start = torch.zeros(2, 3, 7), torch.zeros(2, 3, 7), torch.zeros(2, 7)
-    state.drafting = Drafting(start, start, None)
-    state.fresh = torch.zeros(2, 3, dtype=torch.bool)
-    call, moved = STEPS[name]
-    assert counted(lambda: call(state))[:2] == (1, moved)
 
 
 HALF = 2
@@ -250,47 +187,6 @@ def test_a_layer_of_llamagen_xl_takes_five_launches(decoding, ratio):
     assert cost.bytes[0] / cost.floor < ratio + 0.02
 
 
-def xl(depth, fused):
-    """LlamaGen-XL with eight images, and if it is `fused` as `fuse_projections` leaves it."""
-    bound = step_models.MODELS["llamagen-xl-384"].build(depth)(8)
-    for layers in list(projections(bound.model.transformer)) if fused else ():
-        Fused(layers)
-    return bound
-
-
-@pytest.mark.every(2)
-@needs_triton
-@pytest.mark.parametrize("fused", [False, True])
-def test_many_rows_move_little_between_the_products(fused):
-    # Of a step of one layer more, in bytes per row and over what all steps read.
-    costs = []
-    for layers in (2, 3):
-        bound = xl(layers, fused)
-        costs.append(step_cost.token_cost(bound, step_cost.decoding_from_text("sjd-coupled:window=16"), 8))
-    few, more = costs
-    assert more.launches[0] - few.launches[0] == 10 - fused
-    rows, width, inner = 8 * 2 * 16, 1280, 3584
-    moved = sum(more.bytes) - sum(few.bytes) - (more.floor - few.floor)
-    # Rotations, and one place of the cache, are little.
-    assert moved / rows == pytest.approx(((21 - fused) * width + 6 * inner) * HALF, rel=0.01)
-
-
-@pytest.mark.slow
-@needs_triton
-@pytest.mark.parametrize(
-    ("decoding", "fused", "ratio"),
-    [
-        ("ar", False, 1.05),
-        ("sjd-coupled:window=32", True, 1.8),
-        pytest.param("sjd-coupled:window=16", False, 1.45, marks=pytest.mark.slow),
-        pytest.param("sjd-coupled:window=32", False, 1.82, marks=pytest.mark.slow),
-    ],
-)
-def test_llamagen_xl_moves_little_more_than_the_floor(decoding, fused, ratio):
-    bound = xl(36, fused)
-    assert step_cost.token_cost(bound, step_cost.decoding_from_text(decoding), 8).ratio <= ratio
-
-
 def test_the_model_is_counted_apart_and_its_weights_once():
     embedding, linear = nn.Embedding(11, 6), nn.Linear(6, 5)
 
@@ -357,16 +253,6 @@ def test_pruned_scales_cost_less_and_the_others_as_much():
     slot = 2 * 2 * 2 * 1920 * 2  # keys and values, layers, rows, bfloat16
     assert whole["all scales"].cached == 680 * slot and half["all scales"].cached == (680 - 85 - 128) * slot
     assert none["all scales"].flop == whole["all scales"].flop
-
-
-@pytest.mark.slow
-def test_scales_after_the_last_one_cost_nothing():
-    bound = step_models.MODELS["var-d30"].build(2)(1)
-    whole, cut = (
-        step_cost.scale_costs(bound, decoding_from_name("next-scale", stop_after=count), 1) for count in (None, 8)
-    )
-    assert list(cut) == [*list(whole)[:8], "all scales"]
-    assert cut["all scales"].flop == sum(whole[name].flop for name in list(whole)[:8])
 
 
 @needs_triton

@@ -1,7 +1,6 @@
 """CLIP chooses among the alternatives of prompts: the command, against the model itself."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from PIL import Image
 from transformers import CLIPImageProcessor, CLIPModel
 
-from arimage.cli import main as cli
 from arimage.eval.job import Job
 from arimage.eval.metrics.standard_errors import mean_estimate
 from arimage.eval.runs.manifest import prompt_rows
@@ -59,13 +57,11 @@ def choices(clip, run):
     return found
 
 
-def test_the_command_prints_the_shares_of_the_model_next_to_chance(clip, run, monkeypatch, capsys):
-    arguments = ["score", run, "--metrics", "clip-choice", "--clip", clip, "--batch-size", 3, "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["arimage", "eval", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    printed, entries = capsys.readouterr().out.splitlines(), json.loads((run / "metrics.json").read_text())
+def test_the_command_prints_the_shares_of_the_model_next_to_chance(clip, run, command):
+    options = ["--metrics", "clip-choice", "--clip", clip, "--batch-size", 3, "--device", "cpu"]
+    code, out, _ = command("eval", "score", run, *options)
+    printed, entries = out.splitlines(), json.loads((run / "metrics.json").read_text())
+    assert code == 0
     theirs = choices(clip, run)
     expected = {
         "clip-choice": ([all(one.values()) for one in theirs], np.repeat([0, 1, 2], 8), "chance 0.250,"),
@@ -88,5 +84,5 @@ def test_the_command_prints_the_shares_of_the_model_next_to_chance(clip, run, mo
 
 def test_prompts_without_alternatives_are_refused(clip, run, write_run):
     write_run(run, prompt_rows([{"prompt": "a red heart"}], 0), np.zeros((1, 8, 8, 3), np.uint8))
-    with pytest.raises(ValueError, match="image 0 .* has no alternatives: generate with a .jsonl"):
+    with pytest.raises(ValueError, match="image 0 .* has no alternatives"):
         score(Job(run, clip=clip), ["clip-choice"])

@@ -2,13 +2,12 @@
 
 import io
 import json
-import sys
 
 import numpy as np
 import pytest
+from eval.score_kit import save
 from PIL import Image
 
-from arimage.cli import main as cli
 from arimage.eval import score_images
 from arimage.eval.runs.manifest import class_rows, prompt_rows
 from arimage.eval.score import read_metrics
@@ -17,13 +16,6 @@ from arimage.eval.score import read_metrics
 def pictures(count, seed):
     noise = np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
     return noise.repeat(8, 1).repeat(8, 2)
-
-
-def save(folder, arrays):
-    folder.mkdir(parents=True)
-    for i, array in enumerate(arrays):
-        Image.fromarray(array).save(folder / f"{i:02d}.png")
-    return folder
 
 
 @pytest.fixture
@@ -36,22 +28,11 @@ def run(tmp_path, write_run):
     return tmp_path / "run"
 
 
-@pytest.fixture
-def score(monkeypatch, capsys):
-    def score(*arguments):
-        monkeypatch.setattr(sys, "argv", ["arimage", "eval", "score", *map(str, arguments), "--device", "cpu"])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code or 0, "".join(capsys.readouterr())
-
-    return score
-
-
-def test_a_run_is_scored_next_to_held_out_images_with_a_sheet(run, tmp_path, score):
+def test_a_run_is_scored_next_to_held_out_images_with_a_sheet(run, tmp_path, command):
     train, held_out = save(tmp_path / "train", pictures(5, 1)), save(tmp_path / "held", pictures(4, 2))
     options = ["--train", train, "--held-out", held_out, "--sheet", tmp_path / "sheet.png"]
-    code, said = score(run, "--metrics", "diversity,nearest", *options)
-    assert code == 0, said
+    code, _, err = command("eval", "score", run, "--metrics", "diversity,nearest", *options, "--device", "cpu")
+    assert code == 0, err
     found = read_metrics(run)
     assert [*found] == [
         *("diversity", "diversity-seeds", "diversity-prompts", "nearest", "nearest-above-0.85", "nearest-above-0.95"),
@@ -89,7 +70,7 @@ def test_folders_and_classes_are_compared_with_shards(tmp_path, write_run):
     assert score_images(tmp_path / "run", metrics="diversity")["diversity"]["count"] == 4
 
 
-def test_what_cannot_be_compared_is_refused_before_any_work(run, tmp_path, score):
+def test_what_cannot_be_compared_is_refused_before_any_work(run, tmp_path, refused):
     for message, *options in (
         ("--train is missing", "--metrics", "nearest"),
         ("--sheet is for nearest", "--metrics", "diversity", "--sheet", tmp_path / "sheet.png"),
@@ -97,8 +78,6 @@ def test_what_cannot_be_compared_is_refused_before_any_work(run, tmp_path, score
         ("--sheet is", "--metrics", "nearest", "--train", tmp_path, "--sheet", tmp_path / "sheet.jpg"),
         ("is not a data set", "--metrics", "nearest", "--train", tmp_path / "a" / "none"),
     ):
-        code, said = score(run, *options)
-        assert code == 2 and message in said, said
+        assert message in refused("eval", "score", run, *options)
     folder = save(tmp_path / "folder", pictures(2, 0))
-    code, said = score(folder, "--metrics", "diversity")
-    assert code == 2 and "needs the prompts" in said
+    assert "needs the prompts" in refused("eval", "score", folder, "--metrics", "diversity")

@@ -124,18 +124,13 @@ def change_config(run, **changes):
         ({"height": 64}, "their height is None and 64"),
         ({"machine": {"device": "another"}}, "their device is .* and another"),
         ({"machine": {"arimage": "0.0"}}, "their arimage is .* and 0.0"),
+        ({"call_size": 1}, "their call size is 2 and 1"),
     ],
 )
 def test_runs_with_other_settings_are_not_compared(runs, changes, sentence):
     machine = {**read_config(runs[1])["machine"], **changes.get("machine", {})}
     change_config(runs[1], **{**changes, "machine": machine})
     with pytest.raises(ValueError, match=f"ar and sjd cannot be compared, {sentence}"):
-        make_report(runs, "ar")
-
-
-def test_calls_of_another_size_are_not_compared(runs):
-    change_config(runs[1], call_size=1)
-    with pytest.raises(ValueError, match="call size is 2 and 1"):
         make_report(runs, "ar")
 
 
@@ -161,7 +156,7 @@ def test_runs_with_other_scores_are_not_compared(runs):
     metrics = json.loads((runs[1] / METRICS_FILE).read_text())
     metrics["emoji-kid"]["count"] = 8
     (runs[1] / METRICS_FILE).write_text(json.dumps(metrics))
-    with pytest.raises(ValueError, match="emoji-kid of ar and of sjd cannot be compared, their count is 9 and 8"):
+    with pytest.raises(ValueError, match="emoji-kid .* count is 9 and 8"):
         make_report(runs, "ar")
 
 

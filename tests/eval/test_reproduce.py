@@ -1,12 +1,9 @@
 """`arimage reproduce`: its rows, what it refuses, and a figure of a small model."""
 
-import sys
-
 import numpy as np
 import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.cli import main as cli
 from arimage.eval import protocol as protocols
 from arimage.eval.protocol import describe, find_protocol, load_protocols
 from arimage.eval.reproduce import check_decoding, check_size, manifest_of, report_text, reproduce
@@ -14,19 +11,6 @@ from arimage.published.registry import find_published
 
 
 ROWS = load_protocols()
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["arimage", "reproduce", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
 
 
 def test_every_model_with_a_published_figure_has_a_row():
@@ -38,9 +22,9 @@ def test_every_model_with_a_published_figure_has_a_row():
 
 @pytest.mark.every(5)
 @pytest.mark.parametrize("name", ROWS)
-def test_every_row_dry_runs(name, run):
+def test_every_row_dry_runs(name, command):
     model, _, protocol = name.partition(":")
-    code, out, _ = run(model, "--dry-run", *(["--protocol", protocol] if protocol else []))
+    code, out, _ = command("reproduce", model, "--dry-run", *(["--protocol", protocol] if protocol else []))
     assert code == 0
     words = ("images:", "passes:", "hours:", "band:", "source:")
     assert all(word in out for word in words) and f"{ROWS[name].number:,} of" in out
@@ -63,12 +47,11 @@ def test_a_dry_run_counts_images_passes_and_hours():
     assert f"{50_000 * 2240 * 4 * billions / 100_000 / 3600:.2g} to compute" in text
 
 
-def test_names_are_found_or_listed(run):
+def test_names_are_found_or_listed(command, refused):
     assert find_protocol("lpd-l-256", "20")[0] == "lpd-l-256:20"
-    code, _, error = run("lpd-l-256")
-    assert code == 2 and "20, 32" in error
-    assert "choose among" in run("nonesuch")[2]
-    assert "lpd-l-256:32: fid 2.29" in run()[1]
+    assert "20, 32" in refused("reproduce", "lpd-l-256")
+    assert "choose among" in refused("reproduce", "nonesuch")
+    assert "lpd-l-256:32: fid 2.29" in command("reproduce")[1]
 
 
 @pytest.mark.parametrize(
@@ -84,9 +67,8 @@ def test_names_are_found_or_listed(run):
         (["mar-b", "--out", "x"], "--model, a folder"),
     ],
 )
-def test_other_settings_are_refused(arguments, message, run):
-    code, out, error = run(*arguments)
-    assert code == 2 and message in error and error.count("\n") == 1
+def test_other_settings_are_refused(arguments, message, refused):
+    assert message in refused("reproduce", *arguments)
 
 
 def test_exact_decodings_and_the_authors_own_are_taken():
@@ -165,22 +147,13 @@ def test_images_of_classes_are_exported_without_a_reference(tmp_path, monkeypatc
         ("text", "llamagen-c2i-b-256", "generates from text"),
     ],
 )
-def test_another_model_than_that_of_the_figure_is_refused_and_leaves_nothing(kind, name, message, run, tmp_path):
-    (tiny_llamagen.class_pipeline if kind == "class" else tiny_llamagen.text_pipeline)().save_pretrained("model")
-    model, _, protocol = name.partition(":")
-    asked = ["--protocol", protocol] if protocol else []
-
-    code, _, error = run(
-        model,
-        *asked,
-        "--model",
-        "model",
-        "--out",
-        "out",
-        "--device",
-        "cpu",
-        "--images",
-        4 if "emoji" in name else 1000,
+def test_another_model_than_that_of_the_figure_is_refused_and_leaves_nothing(kind, name, message, command, tmp_path):
+    (tiny_llamagen.class_pipeline if kind == "class" else tiny_llamagen.text_pipeline)().save_pretrained(
+        tmp_path / "m"
     )
-    assert code == 2 and message in error and "--model is model, which cannot reproduce" in error
+    model, _, protocol = name.partition(":")
+    asked = [*(["--protocol", protocol] if protocol else []), "--images", 4 if "emoji" in name else 1000]
+    places = ["--model", tmp_path / "m", "--out", tmp_path / "out", "--device", "cpu"]
+    code, _, error = command("reproduce", model, *asked, *places)
+    assert code == 2 and message in error and "which cannot reproduce" in error
     assert error.count("\n") == 1 and not (tmp_path / "out").exists()

@@ -2,16 +2,15 @@
 of a reference are made and read."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 import scipy.linalg
 import scipy.spatial
 import torch
+from eval.score_kit import Moments, pictures, save
 from PIL import Image
 
-from arimage.cli import main as cli
 from arimage.eval import job as jobs
 from arimage.eval import score_images
 from arimage.eval.job import Job, make_statistics
@@ -19,22 +18,6 @@ from arimage.eval.metrics import inception
 from arimage.eval.metrics.features import Space
 from arimage.eval.runs.manifest import class_rows, prompt_rows
 from arimage.eval.score import METRICS_FILE, check_comparable, figure_text, score
-
-
-class Moments:
-    """Mean and spread of each channel: features [B, 6]."""
-
-    weights = "published"
-
-    def __init__(self, weights, resize="clean", device="cpu"):
-        self.space = Space("moments", "0" * 64, resize)
-
-    def __call__(self, images):
-        pixels = torch.stack([torch.from_numpy(np.array(image)) for image in images]).flatten(1, 2) / 255
-        return torch.cat([pixels.mean(1), pixels.std(1)], 1)
-
-    def logits(self, features):
-        return features @ np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32) * 40
 
 
 class Corners:
@@ -47,17 +30,6 @@ class Corners:
 
     def __call__(self, images):
         return torch.stack([torch.from_numpy(np.array(image))[0, :2].flatten() / 255 for image in images])
-
-
-def pictures(count, seed, shift=0):
-    return (np.random.default_rng(seed).integers(0, 200, (count, 8, 8, 3)) + shift).astype(np.uint8)
-
-
-def save(folder, arrays):
-    folder.mkdir(parents=True)
-    for i, array in enumerate(arrays):
-        Image.fromarray(array).save(folder / f"{i:06d}.png")
-    return folder
 
 
 OURS, THEIRS = pictures(30, 0, 20), pictures(40, 1)
@@ -94,17 +66,6 @@ def frechet(x, y):
     root = scipy.linalg.sqrtm(np.cov(x, rowvar=False) @ np.cov(y, rowvar=False)).real
     traces = np.trace(np.cov(x, rowvar=False) + np.cov(y, rowvar=False) - 2 * root)
     return ((x.mean(0) - y.mean(0)) ** 2).sum() + traces
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["arimage", "eval", *map(str, options), "--device", "cpu"])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code or 0, *capsys.readouterr()
-
-    return run
 
 
 def test_a_folder_an_array_and_a_run_of_the_same_images_score_the_same(images, reference, tmp_path, write_run):
@@ -152,9 +113,7 @@ def test_the_inception_score_needs_no_reference(images):
         with pytest.raises(ValueError, match="--ref is missing"):
             score(Job(images, resize="tf1"), [metric])
     for metric in ("isc", "sfid"):
-        with pytest.raises(
-            ValueError, match=f"{metric} is of the original Inception network: use `arimage eval score --resize tf1`"
-        ):
+        with pytest.raises(ValueError, match=f"{metric} is .* --resize tf1"):
             score(Job(images, images), [metric])
 
 
@@ -167,7 +126,7 @@ def test_statistics_of_adm_are_those_of_their_own_features(images, tmp_path):
     assert found["sfid"]["value"] == pytest.approx(frechet(features(Corners(), OURS), corners), rel=1e-6)
     assert found["fid"]["value"] == pytest.approx(frechet(features(Moments(None), OURS), moments), rel=1e-6)
     for metric in ("sfid", "cmmd", "fd-dinov2"):
-        with pytest.raises(ValueError, match=f"fid.npz holds statistics only, and none for {metric}: name a folder"):
+        with pytest.raises(ValueError, match=f"fid.npz .* none for {metric}: name a folder"):
             score(Job(images, tmp_path / "fid.npz", resize="tf1"), [metric])
 
 
@@ -175,9 +134,7 @@ def test_statistics_of_adm_are_those_of_their_own_features(images, tmp_path):
 def test_metrics_that_need_a_run_are_refused(images, reference, metric, monkeypatch):
     monkeypatch.setattr(Moments, "__call__", None)
     before = files(images)
-    with pytest.raises(
-        ValueError, match=f"{metric} needs the prompts or videos of a run of .* choose among fid, kid,"
-    ):
+    with pytest.raises(ValueError, match=f"{metric} needs the prompts or videos of a run"):
         score(Job(images, reference), ["kid", metric])
     assert files(images) == before
 
@@ -185,13 +142,10 @@ def test_metrics_that_need_a_run_are_refused(images, reference, metric, monkeypa
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "nowhere",
-            "nowhere is not a set of images: name a folder of images, a folder of `arimage eval generate`, or",
-        ),
+        ("nowhere", "nowhere is not a set of images: name a folder of images"),
         ("notes.txt", "notes.txt is not a set of images"),
         ("empty", "empty has no images: name a folder of .png"),
-        ("stats.npz", "stats.npz holds statistics only: name a folder of images, or a .npz with images as arr_0"),
+        ("stats.npz", "stats.npz holds statistics only: name a folder"),
         ("floats.npz", r"arr_0 of .*floats.npz is float64 \[30, 8, 8, 3\]"),
         ("damaged", "cut.png"),
     ],
@@ -209,14 +163,26 @@ def test_what_holds_no_images_is_refused(tmp_path, reference, name, sentence):
 def test_the_command_prints_the_figures_and_writes_them_where_it_is_told(images, reference, tmp_path, command):
     before = files(images)
     code, out, err = command(
-        "score", images, "--ref", reference, "--metrics", "kid,cmmd", "--out", tmp_path / "x.json"
+        "eval",
+        "score",
+        "--device",
+        "cpu",
+        images,
+        "--ref",
+        reference,
+        "--metrics",
+        "kid,cmmd",
+        "--out",
+        tmp_path / "x.json",
     )
     found = json.loads((tmp_path / "x.json").read_text())
     assert code == 0 and list(found) == ["kid", "cmmd"] and files(images) == before
     assert out.splitlines()[0].startswith(f"kid: {figure_text(found['kid'])} (30 images, real, files ")
     assert "cmmd: weights of another network" in err
     for target in (tmp_path / "nowhere" / "x.json", tmp_path / "x.txt"):
-        code, out, err = command("score", images, "--ref", reference, "--metrics", "kid", "--out", target)
+        code, out, err = command(
+            "eval", "score", "--device", "cpu", images, "--ref", reference, "--metrics", "kid", "--out", target
+        )
         assert code == 2 and not out and err.startswith(f"arimage: --out is {target}: name a .json file in a folder")
 
 
@@ -238,7 +204,7 @@ def test_one_function_scores_two_folders(images, reference, monkeypatch, tmp_pat
 def test_statistics_are_those_of_the_images_and_name_their_origin(images, reference, tmp_path, command, monkeypatch):
     monkeypatch.setattr(inception, "InceptionExtractor", Moments)
     stats = tmp_path / "stats.npz"
-    code, out, _ = command("make-stats", reference, "--out", stats)
+    code, out, _ = command("eval", "make-stats", "--device", "cpu", reference, "--out", stats)
     assert code == 0 and out == f"{stats}\n"
     theirs = features(Moments(None), THEIRS)
     # As `np.load` of pytorch-fid and clean-fid reads it.
@@ -250,17 +216,15 @@ def test_statistics_are_those_of_the_images_and_name_their_origin(images, refere
     for name in ("fid", "fid-infinity"):
         assert by_stats[name]["value"] == pytest.approx(by_pictures[name]["value"], rel=1e-6)
     assert by_stats["fid"]["reference"].endswith(": statistics of 40 pictures")
-    code, _, err = command("make-stats", reference, "--out", stats)
+    code, _, err = command("eval", "make-stats", "--device", "cpu", reference, "--out", stats)
     assert code == 2 and "stats.npz exists: name another file" in err
-    code, _, err = command("make-stats", reference, "--out", tmp_path / "stats.json")
+    code, _, err = command("eval", "make-stats", "--device", "cpu", reference, "--out", tmp_path / "stats.json")
     assert code == 2 and "name a .npz file" in err
 
 
 def test_statistics_of_other_weights_or_resizing_are_refused(images, reference, tmp_path):
     make_statistics(reference, Moments(None, "clean"), tmp_path / "clean.npz")
-    with pytest.raises(
-        ValueError, match="clean.npz has statistics of moments, .* resize clean, and you score with .* resize tf1: use"
-    ):
+    with pytest.raises(ValueError, match="clean.npz .* resize clean, .* tf1: use"):
         score(Job(images, tmp_path / "clean.npz", resize="tf1"), ["fid"])
     other = Moments(None)
     other.space = Space("moments", "f" * 64, "clean")
@@ -287,7 +251,7 @@ def test_statistics_leave_out_damaged_images_on_request(reference, tmp_path, cap
 def test_figures_of_other_settings_are_not_compared(images, reference):
     found = score(Job(images, reference, resize="tf1"), ["isc", "cmmd"])
     for name, setting in (("isc", "splits"), ("cmmd", "sigma"), ("cmmd", "scale")):
-        with pytest.raises(ValueError, match=f"{name} of a and of b cannot be compared, their {setting} is"):
+        with pytest.raises(ValueError, match=f"{name} .* their {setting} is"):
             check_comparable({"a": found, "b": {name: found[name] | {setting: 1}}})
 
 

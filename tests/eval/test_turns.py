@@ -1,14 +1,12 @@
 """`arimage bench` generates with several decodings in turn, scores and reports, and resumes after an interruption."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
-from arimage.cli import main as cli
 from arimage.eval import turns
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.run_folder import read_results
@@ -33,16 +31,13 @@ def prompts(tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command in this process; returns its output."""
+def run(command):
+    """Run a command to its end; returns its output."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert not end.value.code
-        return capsys.readouterr().out
+        code, out, err = command(*arguments)
+        assert code == 0, err
+        return out
 
     return run
 
@@ -71,15 +66,8 @@ def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monke
     runs = prepared(pipe, tmp_path, decodings)
     turns.generate_in_turn(runs, pipe)
     names = ["ar", "sjd-window=4-init=left"]
-    assert generated == [
-        (names[0], 0),
-        (names[1], 0),
-        (names[0], 1),
-        "stop",
-        (names[1], 1),
-        (names[0], 2),
-        (names[1], 2),
-    ]
+    turns_taken = [(name, index) for index in range(3) for name in names]
+    assert generated == [*turns_taken[:3], "stop", *turns_taken[3:]]
     assert [len(read_results(run.folder)) for run in runs] == [6, 6]
 
 
@@ -90,9 +78,7 @@ def test_presets_that_do_not_run_are_left_out(tmp_path):
     assert [run.folder.name for run in runs] == ["next-scale", "fastvar"] and "refiner" in left_out["code"]
 
 
-def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(
-    model, prompts, tmp_path, monkeypatch, capsys
-):
+def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(model, prompts, tmp_path, command):
     (tmp_path / "x.npz").touch()
     np.savez(tmp_path / "y.npz", arr_0=np.zeros((2, 4, 4, 3), np.uint8))
     for metrics, name, *more in (
@@ -105,19 +91,14 @@ def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(
         ("fvd", "download https", "--ref", tmp_path),
     ):
         arguments = ["--model", model, "--prompts", prompts, "--metrics", metrics, "--out", tmp_path / "out", *more]
-        monkeypatch.setattr(sys, "argv", ["arimage", "bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert end.value.code == 2 and name in capsys.readouterr().err
+        code, _, err = command("bench", *arguments)
+        assert code == 2 and name in err
     assert not (tmp_path / "out").exists()
 
 
-def test_networks_come_from_the_environment(model, prompts, tmp_path, monkeypatch, capsys):
+def test_networks_come_from_the_environment(model, tmp_path, monkeypatch, command):
     monkeypatch.setenv("ARIMAGE_CLIP", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["arimage", "bench", "--model", str(model), "--metrics", "clip"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert f"{tmp_path} lacks config.json" in capsys.readouterr().err
+    assert f"{tmp_path} lacks config.json" in command("bench", "--model", model, "--metrics", "clip")[2]
 
 
 def test_one_command_generates_scores_and_reports(run, model, prompts, tmp_path):

@@ -154,10 +154,7 @@ def test_smoothed_images_and_edits_are_decoded_to_what_was_generated(nodes):
     scales, text = loaded(nodes, tiny_var.pipeline("text")), loaded(nodes, tiny_llamagen.text_pipeline())
     image, mask = torch.full((1, 8, 8, 3), 0.3), torch.zeros(1, 8, 8)
     mask[:, 4:] = 1
-    for model, more in (
-        (scales, {"decoding": "next-scale:more_smooth=true"}),
-        (text, {"image": image, "mask": mask}),
-    ):
+    for model, more in ((scales, {"decoding": "next-scale:more_smooth=true"}), (text, {"image": image, "mask": mask})):
         images, tokens, _ = run(
             "ArimageGenerate", model=model, prompt="a red heart", seed=1, batch_size=1, **FIELDS, **more
         )

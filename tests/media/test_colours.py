@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from media.media_kit import reopened, saved
 from PIL import Image
 from profiles import GREY, INKS, SLOW, SRGB, SRGB_PRIMARIES, WIDE, WIDE_PRIMARIES, as_shown, gamma, matrix
 
@@ -15,12 +16,6 @@ from arimage.media.files import read_image, read_video, to_levels, to_mask, to_r
 
 NOISE = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
 COLOURS = Image.fromarray(NOISE)
-
-
-def reopened(image, format="PNG", **options):
-    data = io.BytesIO()
-    image.save(data, format, **options)
-    return Image.open(data)
 
 
 def same(image, expected, tolerance=1):
@@ -46,11 +41,9 @@ def test_colours_of_a_profile_become_srgb(format, options, tolerance):
     # Nothing is converted twice.
     same(to_rgb("image", to_rgba("image", photo)), expected, tolerance)
     same(to_rgb("image", to_rgb("image", photo)), expected, tolerance)
-
-
-def test_an_image_that_a_user_opened_and_converted_has_its_profile_still():
-    photo = reopened(COLOURS, icc_profile=WIDE)
-    same(to_rgb("image", photo.convert("RGB").resize((8, 8))), as_shown(COLOURS.resize((8, 8)), WIDE))
+    # One that its user opened and converted has its profile still.
+    if not tolerance and format == "PNG":
+        same(to_rgb("image", photo.convert("RGB").resize((8, 8))), as_shown(COLOURS.resize((8, 8)), WIDE))
 
 
 def test_a_profile_of_srgb_changes_next_to_nothing():
@@ -60,18 +53,14 @@ def test_a_profile_of_srgb_changes_next_to_nothing():
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "1", "I;16"])
-def test_grey_images_have_profiles_of_their_own(mode):
+def test_grey_images_have_profiles_of_their_own_or_of_colours(mode):
     grey = COLOURS.convert("L")
     image = grey.convert(mode) if mode != "I;16" else Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
     photo = reopened(image, icc_profile=GREY)
     same(to_rgb("image", photo), as_shown(image.convert("L") if mode != "I;16" else grey, GREY))
-
-
-def test_grey_images_may_have_profiles_of_colours():
-    grey = COLOURS.convert("L")
-    same(
-        to_rgb("image", reopened(grey, "JPEG", quality=100, icc_profile=WIDE)), as_shown(grey.convert("RGB"), WIDE), 2
-    )
+    if mode == "L":
+        photo = reopened(grey, "JPEG", quality=100, icc_profile=WIDE)
+        same(to_rgb("image", photo), as_shown(grey.convert("RGB"), WIDE), 2)
 
 
 def test_inks_are_those_of_their_profile():
@@ -82,11 +71,7 @@ def test_inks_are_those_of_their_profile():
     assert np.abs(np.asarray(expected, np.int16) - np.asarray(inks.convert("RGB"))).max() > 20
     same(to_rgb("image", photo), expected)
     same(to_rgb("image", reopened(inks, "TIFF")), inks.convert("RGB"), 0)
-
-
-def test_lab_is_converted():
-    lab = Image.new("LAB", (4, 4), (255, 128, 128))
-    same(to_rgb("image", lab), np.full((4, 4, 3), 255))
+    same(to_rgb("image", Image.new("LAB", (4, 4), (255, 128, 128))), np.full((4, 4, 3), 255))
 
 
 def test_transparency_is_kept_and_put_on_white_after_the_conversion():
@@ -139,16 +124,14 @@ def test_masks_and_coverage_are_no_colours():
 
 def described(image, gamma=None, chromaticities=None, srgb=False):
     """A PNG file that says what its numbers mean."""
-    data = io.BytesIO()
-    image.save(data, "PNG")
-    chunks = b""
+    data, chunks = saved(image), b""
     for kind, numbers in ((b"gAMA", gamma and [gamma]), (b"cHRM", chromaticities)):
         if numbers:
             body = b"".join(struct.pack(">I", round(100_000 * number)) for number in numbers)
             chunks += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
     if srgb:
         chunks += b"\0\0\0\1sRGB\0" + struct.pack(">I", zlib.crc32(b"sRGB\0"))
-    return Image.open(io.BytesIO(data.getvalue()[:33] + chunks + data.getvalue()[33:]))
+    return Image.open(io.BytesIO(data[:33] + chunks + data[33:]))
 
 
 P3 = (0.3127, 0.329, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06)

@@ -7,6 +7,7 @@ import time
 import zlib
 
 import pytest
+from media import media_kit
 from PIL import Image, ImageFile
 
 from arimage.media import limits
@@ -14,9 +15,7 @@ from arimage.media.files import open_image, read_image, read_video, to_rgb
 
 
 def saved(format, size=(64, 64), **options):
-    data = io.BytesIO()
-    Image.new("RGB", size, (200, 30, 30)).save(data, format, **options)
-    return data.getvalue()
+    return media_kit.saved(Image.new("RGB", size, (200, 30, 30)), format, **options)
 
 
 def with_scans(count):

@@ -1,19 +1,18 @@
 """Every entrance for texts and folders: encodings, ends of lines, hidden files, and accents in names."""
 
 import json
-import sys
 import unicodedata
 
 import pytest
+from commands import outcome, refusal
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.cli import main as cli
 from arimage.cli.options import prompt_lines
 from arimage.eval.metrics.features import image_paths
 from arimage.eval.runs.manifest import make_manifest
 from arimage.eval.runs.prompts import read_prompts
-from arimage.media.folders import finder, list_files
+from arimage.media.folders import finder
 from arimage.media.texts import parse_json, read_text
 from arimage.training.adapters.pairs import load_pairs
 from arimage.training.pixels import open_pixels
@@ -65,11 +64,6 @@ def through_names(folder, data):
     return [row["prompt"] for row in read_prompts(folder / "a.json")]
 
 
-def through_columns(folder, data):
-    (folder / "a.tsv").write_bytes(data(lambda _: "\n".join(["prompt", *CAPTIONS]), ""))
-    return [row["prompt"] for row in read_prompts(folder / "a.tsv")]
-
-
 def through_lines(folder, data):
     (folder / "a.txt").write_bytes(data(lambda _: "\r\n\r\n".join(CAPTIONS), ""))
     found = prompt_lines("--file", folder / "a.txt")
@@ -81,6 +75,11 @@ def through_folder(folder, data):
     for i, caption in enumerate(CAPTIONS):
         (folder / f"{i}.txt").write_bytes(data(lambda _, caption=caption: f"{caption}\n", ""))
     return [row["prompt"] for row in read_prompts(folder)]
+
+
+def through_columns(folder, data):
+    (folder / "a.tsv").write_bytes(data(lambda _: "\n".join(["prompt", *CAPTIONS]), ""))
+    return [row["prompt"] for row in read_prompts(folder / "a.tsv")]
 
 
 ENTRANCES = [
@@ -109,7 +108,7 @@ def test_other_encodings_are_refused_by_the_name_of_the_file(entrance, encoding,
     assert f"{tmp_path}/" in sentence and "not UTF-8 in line" in sentence and sentence.endswith("save it as UTF-8")
 
 
-def test_the_line_of_a_wrong_character_is_named(tmp_path):
+def test_a_wrong_character_is_named_by_its_line(tmp_path):
     for data in ("a\n\nthe man\x92s hat".encode("latin-1"), b"a\n\nb\0", "a\n\n".encode("utf-16") + b"\xd8"):
         (tmp_path / "a.txt").write_bytes(data)
         with pytest.raises(ValueError, match="a.txt is not UTF-8 in line 3"):
@@ -220,29 +219,16 @@ def test_a_listed_picture_counts_wherever_it_is(tmp_path):
     assert sorted(load_pairs(tmp_path, (8, 8)).captions) == sorted(row["text"] for row in rows)
 
 
-def test_files_are_sorted(tmp_path):
-    for name in ("b.png", "a.PNG", "c.txt"):
-        (tmp_path / name).touch()
-    found = list_files(tmp_path, (".png",))
-    assert found.files == ["a.PNG", "b.png"] and found.others == ["c.txt"]
-
-
 # The command
 
 
 def test_the_command_reads_prompts_of_powershell(tmp_path, monkeypatch, capsys):
     tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.txt").write_bytes("tree\r\nhouse\r\n".encode("utf-16"))
-    command = ["arimage", "generate", "--file", "prompts.txt", "--model", "model", "--device", "cpu"]
+    words = ["generate", "--file", "prompts.txt", "--model", "./model", "--device", "cpu"]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    assert capsys.readouterr().out.split() == ["outputs/tree-0-0.png", "outputs/house-0-1.png"]
+    code, out, _ = outcome(capsys, *words)
+    assert code == 0 and out.split() == ["outputs/tree-0-0.png", "outputs/house-0-1.png"]
     (tmp_path / "prompts.txt").write_bytes(b"tree\nch\xe2teau\n")
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr().err
-    assert end.value.code == 2 and printed.count("\n") == 1
+    printed = refusal(capsys, *words)
     assert "--file is prompts.txt" in printed and "line 2" in printed

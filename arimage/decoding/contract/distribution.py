@@ -294,7 +294,7 @@ class Sampling:
         finite, but where `ended` [B, Q]."""
         scale = self.guidance_scale
         self._check_allowed(logits.shape[-1])
-        if self.given("guidance_scale_pow") is not None:
+        if self.in_effect("guidance_scale_pow") is not None:
             assert self.guidance_length is not None
             share = positions.clamp(0, self.guidance_length - 1).float() / self.guidance_length
             power = by_lane(self.guidance_scale_pow)

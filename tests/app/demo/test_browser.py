@@ -4,9 +4,7 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
-import time
 from collections import Counter
 from urllib.parse import parse_qs, urlparse
 
@@ -14,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from app.conftest import SlowPipeline
+from app.server.server_kit import wait_for
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 
@@ -101,13 +100,6 @@ def seen(locator) -> np.ndarray:
     image = Image.open(io.BytesIO(locator.screenshot())).convert("RGB")
     width, height = image.size
     return np.asarray(image.crop((width // 4, height // 4, 3 * width // 4, height)), dtype=int)
-
-
-def wait_for(condition) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.2)
 
 
 def generated(page) -> np.ndarray:
@@ -208,25 +200,6 @@ def test_a_link_generates_its_image(page):
 
 
 @pytest.mark.slow
-def test_a_film_shows_how_the_image_was_generated(page, tmp_path):
-    tab(page, "Generate")
-    page.locator("#make-film").click()
-    expect(page.locator("#download")).to_have_text("Download film")
-    with page.expect_download() as download:
-        page.locator("#download").click()
-    download.value.save_as(tmp_path / "film.webp")
-    assert download.value.suggested_filename == "taco-11.webp"
-    passes = int(re.search(r"(\d+) forward passes", page.locator("#status").inner_text())[1])
-    with Image.open(tmp_path / "film.webp") as film:
-        assert film.n_frames == min(passes, 64) + 1 and min(film.size) > 384
-    assert page.locator("#pictures img").get_attribute("src").endswith(".webp")
-    # The image itself comes back.
-    page.locator("#again").click()
-    expect(page.locator("#download")).to_have_text("Download")
-    assert generated(page).shape == (128, 128, 3)
-
-
-@pytest.mark.slow
 def test_known_pictures_are_shown_and_suggested(page):
     panel = tab(page, "Generate")
     generated(page)
@@ -240,18 +213,6 @@ def test_known_pictures_are_shown_and_suggested(page):
     page.locator("#gallery [data-name='hot dog']").click()
     expect(prompt).to_have_value("hot dog")
     page.wait_for_url("**prompt=hot+dog**")
-    assert not page.locator("#status .note").count()
-
-
-@pytest.mark.slow
-def test_an_unknown_prompt_is_reported(page):
-    tab(page, "Generate").get_by_label("Prompt").fill("hot dogs <b>")
-    page.locator("#generate").click()
-    expect(page.locator("#status .note")).to_contain_text('"hot dogs <b>" is not among')
-    page.locator("#status .note").get_by_role("link", name="hot dog", exact=True).click()
-    page.wait_for_url("**prompt=hot+dog**")
-    generated(page)
-    expect(tab(page, "Generate").get_by_label("Prompt")).to_have_value("hot dog")
     assert not page.locator("#status .note").count()
 
 
@@ -384,46 +345,18 @@ def test_decodings_race_side_by_side(page, slow, tmp_path, monkeypatch):
     texts = panel.locator(".card").all_inner_texts()
     assert "sjd-coupled:window=64 exact" in texts[0] and "forward passes ·" in texts[0]
     assert "emoji-llamagen-dd few-step lossy" in texts[1] and "1 forward pass ·" in texts[1]
-    seconds = [float(re.search(r"^([\d.]+) s$", text, re.MULTILINE)[1]) for text in texts]
     expect(page.locator("#race")).to_be_visible()
     with page.expect_download() as download:
         page.locator("#download-race").click()
     download.value.save_as(tmp_path / "race.webp")
     with Image.open(tmp_path / "race.webp") as film:
-        assert film.width > 2 * 384
-        shown = 0
-        for number in range(film.n_frames - 1):
-            film.seek(number)
-            film.load()
-            shown += film.info["duration"]
+        assert film.width > 2 * 384 and film.n_frames > 2
     boxes = [card.bounding_box() for card in panel.locator(".card").all()]
     assert len({box["x"] for box in boxes}) == 2
     page.set_viewport_size({"width": 390, "height": 844})
     boxes = [card.bounding_box() for card in panel.locator(".card").all()]
     assert all(box["width"] > 300 for box in boxes) and len({box["x"] for box in boxes}) == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.set_viewport_size({"width": 1200, "height": 900})
-    # The film lasts as long as the slowest decoding, or an integer multiple of that if all were fast.
-    slower = shown / 1000 / max(seconds)
-    assert shown >= 1900 and slower == pytest.approx(max(1, round(slower)), rel=0.05)
-
-
-# Of the text of a dropdown, its padding at the arrow, the arrow, and the whole input.
-WIDTHS = """(input) => {
-  const style = getComputedStyle(input), context = document.createElement("canvas").getContext("2d");
-  const arrow = input.parentElement.querySelector("svg").getBoundingClientRect(), box = input.getBoundingClientRect();
-  context.font = style.font;
-  return [context.measureText(input.value).width, parseFloat(style.paddingRight), box.right - arrow.left, box.width];
-}"""
-
-
-@pytest.mark.slow
-def test_the_name_of_a_decoding_ends_before_the_arrow(page):
-    page.set_viewport_size({"width": 1280, "height": 900})
-    for name in ("Generate", "Edit", "Video"):
-        dropdown = tab(page, name).get_by_label("Decoding")
-        text, padding, arrow, width = dropdown.evaluate(WIDTHS)
-        assert arrow <= padding and text + padding <= width, name
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
@@ -450,22 +383,6 @@ def test_a_phone_shows_the_image_after_a_tap(page, slow, monkeypatch):
         expect(page.locator("#history img").first).to_be_visible()
         expect(page.locator("#pictures img")).to_be_in_viewport(ratio=0.95)
     page.set_viewport_size({"width": 1200, "height": 900})
-
-
-@pytest.mark.slow
-def test_a_phone_shows_a_race(page, url):
-    page = page.context.new_page()
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(url)
-    panel = tab(page, "Race")
-    page.locator("#race").click()
-    expect(page.locator("#stop-race")).to_be_visible()
-    expect(page.locator("#film img")).to_be_visible(timeout=240_000)
-    expect(page.locator("#film img")).to_be_in_viewport()
-    # Two runs in a row, and one card.
-    assert page.locator("#film img").evaluate("(image) => image.naturalWidth") < 3 * 384
-    expect(panel.locator(".card img.map")).to_have_count(3)
-    page.close()
 
 
 @pytest.mark.slow
@@ -496,19 +413,10 @@ def test_a_painted_part_is_generated_again(page):
 
 
 @pytest.mark.slow
-def test_the_tab_of_videos_begins_with_one(page):
-    tab(page, "Generate")
-    panel = tab(page, "Video")
-    expect(panel.locator("#video img")).to_be_visible()
-    expect(panel.locator("#frames img")).to_have_count(tiny_cosmos.FRAMES)
-    expect(panel.locator("#video-status .badge")).to_have_text("exact")
-
-
-@pytest.mark.slow
 def test_frames_of_a_video_appear_and_then_play(page):
     panel = tab(page, "Video")
-    expect(panel.locator("#video-status .badge")).to_be_visible()
-    expect(panel.locator("#make-video")).to_be_visible()
+    # The tab begins with a video.
+    expect(panel.locator("#video-status .badge")).to_have_text("exact")
     expect(panel.locator("#stop-video")).to_be_hidden()
     before = panel.locator("#video img").get_attribute("src")
     panel.get_by_label("Seed").fill("1")
@@ -519,7 +427,6 @@ def test_frames_of_a_video_appear_and_then_play(page):
     expect(panel.locator("#video img")).to_be_visible()
     expect(frames).to_have_count(tiny_cosmos.FRAMES)
     expect(panel.locator("#video-status")).to_contain_text("36 of 36")
-    expect(panel.locator("#make-video")).to_be_visible()
     expect(panel.locator("#stop-video")).to_be_hidden()
     after = panel.locator("#video img").get_attribute("src")
     # It stays when the tab is opened again.
@@ -538,7 +445,6 @@ def test_frames_of_a_video_appear_and_then_play(page):
     panel.locator("#make-video").click()
     page.get_by_test_id("toast-close").click()
     expect(panel.locator("#make-video")).to_be_visible()
-    expect(panel.locator("#stop-video")).to_be_hidden()
     # An example is a video.
     panel.get_by_text("a cat, growing", exact=True).click()
     expect(panel.locator("#video img")).not_to_have_attribute("src", after)

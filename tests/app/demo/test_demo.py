@@ -21,6 +21,7 @@ import pytest
 import tiny
 import torch
 from app.conftest import SlowPipeline
+from app.server.server_kit import same, wait_for
 from PIL import Image
 from pipelines.distilled_decoding import tiny as tiny_distilled
 from pipelines.infinity import tiny as tiny_infinity
@@ -43,7 +44,6 @@ from arimage.cli import main as cli
 from arimage.media import film
 from arimage.media.film import Film
 from arimage.media.gallery import read_gallery
-from arimage.pipelines.text.known import Unknown
 from arimage_emoji import REFERENCE
 from arimage_emoji.known import KnownCaptions
 
@@ -103,37 +103,24 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image.convert("RGB"))
 
 
-def wait_until_idle(engine, seconds):
-    """Fail if the engine is not idle within `seconds`."""
-    until = time.monotonic() + seconds
-    while engine.waiting or engine._running:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def test_partial_images_come_before_the_finished_ones(client, opened):
-    job = client.submit("a red heart", "text", decoding="ar", seed=5, count=2, preview_every=4, api_name="/generate")
-    *parts, (shown, state) = job
+@pytest.mark.parametrize(
+    ("model", "pipeline", "decoding", "passes"),
+    [
+        ("text", tiny_llamagen.text_pipeline, "ar", (16, 1)),
+        ("bits", tiny_infinity.pipeline, "next-scale", (7, pytest.approx(2084 / 7))),
+    ],
+)
+def test_partial_images_come_before_the_finished_ones(client, opened, model, pipeline, decoding, passes):
+    asked = {"decoding": decoding, "seed": 5, "count": 2, "preview_every": 1, "api_name": "/generate"}
+    *parts, (shown, state) = client.submit("a red heart", model, **asked)
     decided = [state["decided"] for _, state in parts]
-    assert decided[0] == 0 and decided == sorted(decided)
+    assert decided[0] == 0 and decided == sorted(decided) and len(decided) > 1
     partial = [len(shown) for shown, _ in parts]
     assert partial[0] == 0 and partial[-1] == 2
     assert len(shown) == 2 and state["seeds"][0] == 5
-    assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (16, 1, True)
-    expected = tiny_llamagen.text_pipeline()(
-        "a red heart", decoding="ar", generator=torch.Generator().manual_seed(5)
-    ).images[0]
-    assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
-
-
-def test_partial_images_of_a_model_of_bits_are_its_scales(client, opened):
-    *parts, (shown, state) = client.submit("a red heart", "bits", seed=5, preview_every=1, api_name="/generate")
-    decided = [state["decided"] for _, state in parts]
-    assert any(images for images, _ in parts)
-    assert decided == sorted(decided) and len(decided) > 1
-    assert (state["passes"], state["exact"]) == (7, True)
-    expected = tiny_infinity.pipeline()("a red heart", generator=torch.Generator().manual_seed(5)).images[0]
-    assert np.array_equal(pixels(opened(shown[0])), np.asarray(expected))
+    assert (state["passes"], state["tokens_per_pass"], state["exact"]) == (*passes, True)
+    [expected] = pipeline()("a red heart", decoding=decoding, generator=torch.Generator().manual_seed(5)).images
+    assert same(opened(shown[0]).convert("RGB"), expected)
 
 
 def test_an_image_holds_the_settings_that_generate_it_again(client, opened):
@@ -173,34 +160,24 @@ def test_next_scale_models_have_no_maps(client):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("kind", ["transparent", "16 bits", "labels", "alpha"])
+@pytest.mark.parametrize("kind", ["transparent", "16 bits"])
 def test_files_are_edited_as_viewers_show_them(client, opened, kind, tmp_path):
     shown = np.full((SIZE, SIZE, 3), 255, np.uint8)
     shown[: SIZE // 2] = 90
     select = np.zeros((SIZE, SIZE), np.uint8)
     select[:2, :2] = 1
-    image, mask = Image.fromarray(shown), Image.fromarray(select * 255)
+    # Labels, and white with a hole.
+    image, mask = Image.fromarray(shown[..., 0].astype(np.uint16) * 257), Image.fromarray(select)
     if kind == "transparent":
         image = Image.new("RGBA", image.size)
         image.paste((90, 90, 90, 255), (0, 0, SIZE, SIZE // 2))
-    elif kind == "16 bits":
-        image = Image.fromarray(shown[..., 0].astype(np.uint16) * 257)
-    elif kind == "labels":
-        mask = Image.fromarray(select)
-    else:
-        mask = Image.merge("LA", [Image.new("L", mask.size, 255), mask])
+        mask = Image.merge("LA", [Image.new("L", mask.size, 255), Image.fromarray(select * 255)])
     image.save(tmp_path / "image.png")
     mask.save(tmp_path / "mask.png")
     files = handle_file(tmp_path / "image.png"), handle_file(tmp_path / "mask.png")
     picture, _ = client.predict(*files, "tree", "text", seed=1, api_name="/edit")
     after = pixels(opened(picture))
     assert np.array_equal(after[2:], shown[2:]) and not np.array_equal(after[:2, :2], shown[:2, :2])
-
-
-def test_a_mask_that_selects_nothing_is_refused(client, tmp_path):
-    Image.new("L", (SIZE, SIZE)).save(tmp_path / "black.png")
-    with pytest.raises(AppError, match="mask_image selects nothing"):
-        client.predict(*[handle_file(tmp_path / "black.png")] * 2, "tree", "text", seed=1, api_name="/edit")
 
 
 @pytest.mark.parametrize(("model", "size"), [("text", SIZE), ("scales", SIZE), ("bits", 32)])
@@ -223,9 +200,7 @@ def test_pixels_outside_the_mask_are_kept(client, opened, model, size, tmp_path)
     ("arguments", "sentence"),
     [
         ({"prompt": " ", "model": "text"}, "prompt is empty"),
-        ({"prompt": "a" * 41, "model": "text"}, "41 characters"),
         ({"prompt": "a", "model": "text", "count": 5}, "ask for 1 to 4"),
-        ({"prompt": "a", "model": "text", "decoding": "next-scale"}, "cannot run the decoding"),
         ({"prompt": "a", "model": "text", "seed": -1}, "seed is -1"),
         ({"prompt": "a", "model": "class"}, "generates classes"),
         ({"prompt": "a", "model": "/etc/passwd"}, "not in the list"),
@@ -255,7 +230,7 @@ def test_a_cancelled_job_ends_at_once(client, engine, slow):
         time.sleep(0.02)
     began = time.monotonic()
     job.cancel()
-    wait_until_idle(engine, 5)
+    wait_for(lambda: not (engine.waiting or engine._running), 5)
     assert time.monotonic() - began < 5 < 64 * slow.pace
 
 
@@ -278,7 +253,7 @@ def test_a_client_that_vanishes_frees_its_place(session, engine, slow):
         answer = session.post("/gradio_api/call/v2/generate", json={"prompt": "a", "model": "slow", "decoding": "ar"})
         with session.stream("GET", f"/gradio_api/call/v2/generate/{answer.json()['event_id']}") as events:
             next(events.iter_lines())
-    wait_until_idle(engine, 8)
+    wait_for(lambda: not (engine.waiting or engine._running), 8)
 
 
 def test_an_enlarged_image_is_reduced_to_the_original():
@@ -290,11 +265,6 @@ def test_an_enlarged_image_is_reduced_to_the_original():
     again, mask = pictures.image_and_mask({"background": shown.convert("RGBA"), "layers": [layer]}, (64, 64))
     assert np.array_equal(np.asarray(again), np.asarray(picture))
     assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
-
-
-def test_the_transparent_part_of_an_upload_is_white():
-    picture, _ = pictures.image_and_mask({"background": Image.new("RGBA", (64, 64)), "layers": []}, (64, 64))
-    assert picture.mode == "RGB" and picture.getextrema() == ((255, 255),) * 3
 
 
 def result_of(engine, **fields) -> Result:
@@ -310,7 +280,6 @@ def result_of(engine, **fields) -> Result:
             "decoding": "sjd:window=4",
             "count": 2,
             "top_k": 3,
-            "top_p": 0.5,
             "min_p": 0.05,
         },
         {"model": "class", "prompt": None, "class_label": 3, "guidance_scale": 2.5},
@@ -333,10 +302,8 @@ def test_a_short_link_takes_the_defaults(engine):
     assert links.from_query({}, engine) is links.from_query({"__theme": "dark"}, engine) is None
     assert links.from_query({"prompt": "tree"}, engine) == Request("text", prompt="tree")
     request = Request("text", prompt="tree")
-    assert (
-        links.to_query(request, engine.submit(request).result(60), engine)
-        == "?model=text&prompt=tree&seed=0&decoding=ar"
-    )
+    query = links.to_query(request, engine.submit(request).result(60), engine)
+    assert query == "?model=text&prompt=tree&seed=0&decoding=ar"
 
 
 @pytest.mark.parametrize(
@@ -344,11 +311,8 @@ def test_a_short_link_takes_the_defaults(engine):
     [
         ({"model": "<b>"}, "the model &lt;b&gt;: choose among text"),
         ({"seed": "1.5"}, "seed=1.5"),
-        ({"top_k": "x"}, "top_k=x"),
         ({"prompt": "tree", "seed": str(2**70)}, "seed is 1180591620717411303424: give at most"),
         ({"prompt": "tree", "seed": "9" * 5000}, "seed=9999"),
-        ({"prompt": "tree", "count": str(2**70)}, "1180591620717411303424 images are asked for"),
-        ({"prompt": "tree", "top_k": str(-(2**70))}, "top_k is -1180591620717411303424: give at least 0"),
         ({"model": "class", "class_label": str(2**70)}, "class_label is 1180591620717411303424: give"),
         ({"prompt": "tree", "temperature": "nan"}, "temperature is nan: give"),
         ({"prompt": "tree", "decoding": "sjd:window=<script>"}, "window is '&lt;script&gt;': give a whole number"),
@@ -470,9 +434,7 @@ def test_the_gallery_shows_a_picture_by_the_caption_that_was_learned():
     known = KnownCaptions({"hot dog": ["sausage in a bun"]}, unlearned={"hot dog": ["hot dog"]})
     html = gallery_tab.sheet(tuple(known.shown.items()), REFERENCE)
     assert html.count("<i ") == 1 and 'data-name="sausage in a bun"' in html and "hot dog" not in html
-
-
-def test_pictures_of_a_model_without_a_gallery_are_texts():
+    # Without a gallery they are texts.
     html = gallery_tab.sheet((("hot dog", "hot dog"), ('"<b>"', "b")), None)
     assert html.count("<button") == 2 and html.count("<i ") == 0 and "<b>" not in html
 
@@ -481,13 +443,6 @@ def test_an_unknown_prompt_links_to_known_ones(knowing):
     note = markup.finished(result_of(knowing, prompt="hot dogs <i>"))
     assert '<a href="?model=text&amp;prompt=hot+dog">hot dog</a>' in note and "<i>" not in note
     assert "note" not in markup.finished(result_of(knowing, prompt="hot dog"))
-
-
-def test_an_unknown_prompt_is_reported_under_the_images():
-    unknown = Unknown(["red heart"], '"a <hart>" is not known')
-    result = Result([], [7], 1, 1.0, 1.0, True, "ar", None, {"model": "text"}, unknown=unknown)
-    assert "&quot;a &lt;hart&gt;&quot; is not known" in markup.finished(result)
-    assert "is not known" not in markup.finished(replace(result, unknown=None))
 
 
 def test_equal_images_share_a_file_that_is_written_once(tmp_path, monkeypatch):
@@ -557,15 +512,6 @@ def test_the_documented_endpoints_work_with_the_default_models(monkeypatch):
             answer = client.post(f"/gradio_api/call/v2/{name}", json=values)
             events = client.get(f"/gradio_api/call/v2/{name}/{answer.json()['event_id']}").text
             assert "event: complete" in events and '"passes":' in events, name
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("auth", ["ada", ":x", "ada:"])
-def test_the_command_wants_a_user_and_a_password(auth, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["arimage", "app", "--auth", auth])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2 and "user:password" in capsys.readouterr().err
 
 
 @pytest.mark.slow

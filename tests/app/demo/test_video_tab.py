@@ -54,6 +54,8 @@ def test_frames_appear_one_map_after_another(pipe, maker, decoding):
             assert np.abs(arrays(now.frames) - arrays(whole.frames[0][: len(now.frames)])).max() <= 1
     if decoding == "ar":
         assert last.appeared == [12, 24, 36]
+        said = status_of(last)
+        assert "36 forward passes" in said and "after forward pass 12, 24, 36" in said and "exact" in said
 
 
 def test_a_first_frame_is_shown_first(pipe, maker):
@@ -107,17 +109,14 @@ def test_what_cannot_be_made_is_refused(maker, request_, message):
         list(maker.run(request_))
 
 
-def test_a_model_that_continues_images_is_refused():
-    with pytest.raises(ValueError, match="continues an image or a video"):
-        VideoMaker({"video": tiny_cosmos.pipeline("video")})
-
-
 def test_models_of_videos_are_loaded_where_they_are_taken(pipe, tmp_path):
     pipe.save_pretrained(tmp_path / "video")
     [loaded] = load_models([str(tmp_path / "video")], "cpu", "float32", videos=True).values()
     assert loaded.abilities.generates_video
     with pytest.raises(ValueError, match="generates videos"):
         load_models([str(tmp_path / "video")], "cpu")
+    with pytest.raises(ValueError, match="continues an image or a video"):
+        VideoMaker({"video": tiny_cosmos.pipeline("video")})
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +124,6 @@ def engine():
     engine = Engine({"text": tiny_llamagen.text_pipeline()})
     yield engine
     engine.close()
-
-
-def test_the_tab_is_there_only_for_models_of_videos(engine, maker):
-    def tabs(demo):
-        return [block.label for block in demo.blocks.values() if isinstance(block, gr.Tab)]
-
-    assert "Video" not in tabs(build_demo(engine)) and "Video" in tabs(build_demo(engine, maker))
 
 
 @pytest.mark.slow
@@ -161,7 +153,11 @@ def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     calls, run = [], maker.run
     monkeypatch.setattr(maker, "run", lambda request: calls.append(request) or run(request))
+    assert enlarged(Image.new("RGB", (64, 64))).size == (320, 320)
+    assert enlarged(Image.new("RGB", (640, 400))).size == (640, 400)
+    assert "Video" not in [block.label for block in build_demo(engine).blocks.values() if isinstance(block, gr.Tab)]
     demo = build_demo(engine, maker)
+    assert "Video" in [block.label for block in demo.blocks.values() if isinstance(block, gr.Tab)]
     [opening] = [one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "").endswith("<locals>.open_tab")]
     named = {block.elem_id: block for block in opening.outputs}
     first = list(opening.fn(False))
@@ -173,17 +169,6 @@ def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
         assert sum(1 for _ in ImageSequence.Iterator(film)) == FRAMES
     assert [len(update) for update in opening.fn(True)] == [1]
     assert calls == [VideoRequest("video", "a red heart, moving right")]
-
-
-def test_small_frames_are_shown_as_squares():
-    assert enlarged(Image.new("RGB", (64, 64))).size == (320, 320)
-    assert enlarged(Image.new("RGB", (640, 400))).size == (640, 400)
-
-
-def test_the_status_shows_the_cost_of_a_video(maker):
-    *_, last = maker.run(VideoRequest("video", "a red heart", decoding="ar"))
-    said = status_of(last)
-    assert "36 forward passes" in said and "after forward pass 12, 24, 36" in said and "exact" in said
 
 
 @pytest.mark.slow

@@ -195,23 +195,16 @@ def test_an_unknown_prompt_is_reported_with_the_nearest_captions(client):
     assert len(answer.data) == 2 and answer.model_extra["arimage"]["unknown_prompt"] == unknown
     *_, last = client.images.generate(model="known", prompt="a hart", stream=True, partial_images=1)
     assert last.type == "image_generation.completed" and last.model_extra["arimage"]["unknown_prompt"] == unknown
+    found = client.images.generate(model="known", prompt="a wizard").model_extra["arimage"]["unknown_prompt"]
+    assert "has not learned well" in found["message"]
     for model, prompt in (("known", "A heart."), ("text", "a hart")):
         assert client.images.generate(model=model, prompt=prompt).model_extra["arimage"]["unknown_prompt"] is None
-
-
-def test_a_caption_that_was_not_learned_is_reported(client):
-    answer = client.images.generate(model="known", prompt="a wizard")
-    message = answer.model_extra["arimage"]["unknown_prompt"]["message"]
-    assert message.startswith('"a wizard" is a caption that known has not learned well')
 
 
 def test_a_class_is_named_by_the_prompt(client, engine):
     answer = client.images.generate(model="named", prompt="Otter", n=2, extra_body={"seed": 2})
     expected = engine.submit(Request("class", class_label=3, seed=2, count=2)).result(60)
-    assert [same(picture(one.b64_json), image) for one, image in zip(answer.data, expected.images, strict=True)] == [
-        True,
-        True,
-    ]
+    assert all(same(picture(one.b64_json), image) for one, image in zip(answer.data, expected.images, strict=True))
     assert answer.model_extra["arimage"]["settings"]["class_label"] == 3
     for prompt, message in (("oter", 'the nearest is "otter"'), ("crane", r"classes \[2, 5\]")):
         with pytest.raises(openai.BadRequestError, match=message) as refused:
@@ -260,27 +253,16 @@ def test_models_are_listed(client, address):
     [
         ({"model": "dall-e-3"}, openai.NotFoundError, "model", "model_not_found", "unknown model 'dall-e-3'"),
         ({"prompt": ""}, openai.BadRequestError, "prompt", None, "the prompt is empty"),
-        ({"prompt": "a" * 4001}, openai.BadRequestError, "prompt", None, "shorten it to at most 4000"),
         ({"n": 9}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
-        ({"n": 0}, openai.BadRequestError, "n", None, "ask for 1 to 8"),
         ({"n": "many"}, openai.BadRequestError, "n", None, "n is not valid"),
-        ({"size": "1024x1024"}, openai.BadRequestError, "size", None, "1024x1024 pixels"),
+        ({"size": "1792x1024"}, openai.BadRequestError, "size", None, "1792x1024 pixels (width x height): choose"),
         ({"size": "large"}, openai.BadRequestError, "size", None, "size is not valid"),
         ({"output_format": "svg"}, openai.BadRequestError, "output_format", None, "output_format is not valid"),
         ({"stream": True, "n": 2}, openai.BadRequestError, "n", None, "a stream has one image, not 2"),
-        ({"extra_body": {"seed": -2}}, openai.BadRequestError, "seed", None, "at least 0"),
         ({"extra_body": {"seed": 2.5}}, openai.BadRequestError, "seed", None, "seed is not valid"),
         ({"extra_body": {"decoding": "/etc/passwd"}}, openai.BadRequestError, "decoding", None, "cannot run"),
         ({"extra_body": {"decoding": "x" * 999}}, openai.BadRequestError, "decoding", None, "at most 200"),
-        ({"extra_body": {"temperature": 0}}, openai.BadRequestError, "temperature", None, "at least 0.01"),
         ({"extra_body": {"decodng": "sjd"}}, openai.BadRequestError, "decodng", "unknown_parameter", "leave it out"),
-        (
-            {"extra_body": {"image": "/etc/passwd"}},
-            openai.BadRequestError,
-            "image",
-            "unknown_parameter",
-            "unknown field",
-        ),
     ],
 )
 def test_errors_are_those_of_openai(client, arguments, error, parameter, code, message):
@@ -298,6 +280,7 @@ def test_errors_are_those_of_openai(client, arguments, error, parameter, code, m
         (b"[]", "the body is not valid"),
         (b'{"prompt": "\\ud83d"}', ""),
         (b"\xff", "Invalid JSON"),
+        (b'{"prompt": "a", "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "recursion"),
     ],
 )
 def test_malformed_bodies_are_refused(address, body, message):
@@ -305,35 +288,19 @@ def test_malformed_bodies_are_refused(address, body, message):
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["turned", "16 bits", "palette"])
-def test_photos_are_edited_as_viewers_show_them(client, kind):
+def test_photos_are_edited_as_viewers_show_them(client):
     shown = np.full((8, 8, 3), 255, np.uint8)
     shown[:4] = 90
-    image, exif = Image.fromarray(shown), Image.Exif()
     hole = Image.fromarray(np.where(np.arange(64).reshape(8, 8) < 2, 0, 255).astype(np.uint8))
-    mask = Image.merge("LA", [hole, hole])
-    if kind == "turned":
-        exif[0x0112] = 6
-        image, mask = (one.transpose(Image.Transpose.ROTATE_90) for one in (image, mask))
-    elif kind == "16 bits":
-        image = Image.fromarray(shown[..., 0].astype(np.uint16) * 257)
-    else:
-        image = image.quantize(2)
-    files = {}
-    for name, picture_ in (("image", image), ("mask", mask)):
+    exif, files = Image.Exif(), {}
+    exif[0x0112] = 6
+    for name, image in (("image", Image.fromarray(shown)), ("mask", Image.merge("LA", [hole, hole]))):
         data = io.BytesIO()
-        picture_.save(data, "PNG", exif=exif)
+        image.transpose(Image.Transpose.ROTATE_90).save(data, "PNG", exif=exif)
         files[name] = data.getvalue()
     edited = client.images.edit(prompt="a blue book", model="text", **files)
     after = np.asarray(picture(edited.data[0].b64_json))
     assert np.array_equal(after[2:], shown[2:]) and not np.array_equal(after[:2, :2], shown[:2, :2])
-
-
-def test_a_size_is_refused_as_it_was_asked_for(client):
-    with pytest.raises(
-        openai.BadRequestError, match="does not generate 1792x1024 pixels .width x height.: choose among 8x8"
-    ):
-        client.images.generate(prompt="a", model="text", size="1792x1024")
 
 
 def test_malformed_edits_are_refused(client, address):
@@ -381,50 +348,29 @@ def test_an_edit_may_be_json(client, address):
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "message"),
+    ("changes", "message"),
     [
-        ({"images": None}, 400, "images"),
-        ({"images": []}, 400, "images"),
-        ({"images": [None]}, 400, "images.0"),
-        ({"images": "data:image/png;base64,AAAA"}, 400, "images"),
-        ({"images": [{"file_id": "file-1"}]}, 400, "images.0"),
-        ({"images": [{"image_url": "data:,", "file_id": "x"}]}, 400, "file_id"),
-        ({"images": [{"image_url": {"url": "data:,"}}]}, 400, "image_url"),
-        ({"images": [{"image_url": "http://127.0.0.1/secret.png"}]}, 400, "is not a data URL"),
-        ({"images": [{"image_url": "file:///etc/passwd"}]}, 400, "is not a data URL"),
-        ({"images": [{"image_url": "data:image/png,AAAA"}]}, 400, "is not a data URL"),
-        ({"images": [{"image_url": ""}]}, 400, "is not a data URL"),
-        ({"images": [{"image_url": "data:image/png;base64,@@@"}]}, 400, "is not base64"),
-        ({"images": [{"image_url": "data:image/png;base64,AAA"}]}, 400, "is not base64"),
-        ({"images": [{"image_url": "data:image/png;base64,\u00e9"}]}, 400, "is not base64"),
-        ({"images": [{"image_url": "data:image/png;base64,AAAA"}]}, 400, "image cannot be read"),
-        ({"images": [{"image_url": "data:image/png;base64,"}]}, 400, "image cannot be read"),
-        ({"images": [data_url(Image.new("RGBA", (8, 8)))] * 17}, 400, "images"),
-        ({"images": [data_url(Image.new("RGBA", (8, 8)))] * 2}, 400, "takes no reference images"),
-        ({"mask": {"image_url": "https://example.org/m.png"}}, 400, "mask is not a data URL"),
-        ({"mask": []}, 400, "mask"),
-        ({"mask": data_url(Image.new("RGBA", (9, 8)))}, 400, "mask_image has 9x8 pixels"),
-        ({"image": "x"}, 400, "unknown field 'image'"),
-        ({"prompt": {"a": [[]] * 9}}, 400, "prompt"),
+        ({"images": None}, "images"),
+        ({"images": [None]}, "images.0"),
+        ({"images": [{"file_id": "file-1"}]}, "images.0"),
+        ({"images": [{"image_url": "data:,", "file_id": "x"}]}, "file_id"),
+        ({"images": [{"image_url": "http://127.0.0.1/secret.png"}]}, "is not a data URL"),
+        ({"images": [{"image_url": "data:image/png,AAAA"}]}, "is not a data URL"),
+        ({"images": [{"image_url": "data:image/png;base64,@@@"}]}, "is not base64"),
+        ({"images": [{"image_url": "data:image/png;base64,\u00e9"}]}, "is not base64"),
+        ({"images": [{"image_url": "data:image/png;base64,AAAA"}]}, "image cannot be read"),
+        ({"images": [data_url(Image.new("RGBA", (8, 8)))] * 17}, "images"),
+        ({"images": [data_url(Image.new("RGBA", (8, 8)))] * 2}, "takes no reference images"),
+        ({"mask": {"image_url": "https://example.org/m.png"}}, "mask is not a data URL"),
+        ({"mask": data_url(Image.new("RGBA", (9, 8)))}, "mask_image has 9x8 pixels"),
+        ({"image": "x"}, "unknown field 'image'"),
+        ({"prompt": {"a": [[]] * 9}}, "prompt"),
     ],
 )
-def test_malformed_edits_as_json_are_refused(address, changes, status, message):
+def test_malformed_edits_as_json_are_refused(address, changes, message):
     body = {"prompt": "a", "images": [data_url(Image.new("RGBA", (8, 8)))]} | changes
     response = httpx.post(f"{address}/v1/images/edits", json=body)
-    assert response.status_code == status and message in response.json()["error"]["message"]
-
-
-def test_json_that_is_nested_too_deeply_is_refused(address):
-    body = b'{"prompt": "a", "images": [], "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"
-    response = httpx.post(f"{address}/v1/images/edits", content=body, headers=JSON)
-    assert response.status_code == 400 and "recursion" in response.json()["error"]["message"]
-
-
-def test_an_edit_has_one_image(client):
-    picture = png(Image.new("RGBA", (8, 8)))
-    with pytest.raises(openai.BadRequestError, match="image") as raised:
-        client.images.edit(prompt="a", image=[("a.png", picture), ("b.png", picture)])
-    assert raised.value.param == "image" and "takes no reference images, not 1" in raised.value.body["message"]
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
 def test_a_jpeg_is_not_transparent(client):
@@ -466,14 +412,9 @@ def test_the_server_answers_to_its_own_names(other_engine, host):
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}
         assert client.get("/v1/models", headers=link).status_code == 200
         assert client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
-
-
-def test_a_server_with_a_token_has_any_name(other_engine):
+    # A server with a token has any name.
     with TestClient(build_server(other_engine, tokens=[TOKEN]), base_url="http://images.example") as client:
         assert client.get("/v1/models", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-
-
-def test_a_base_url_is_an_address(other_engine):
     with pytest.raises(ValueError, match="base-url"):
         build_server(other_engine, base_url="images.example")
 
@@ -539,7 +480,7 @@ def lenient(other_engine):
         yield openai.OpenAI(base_url="http://127.0.0.1/v1", api_key="none", max_retries=0, http_client=client)
 
 
-def test_an_alias_is_listed_and_generates_as_its_model(lenient):
+def test_an_alias_is_listed_and_generates_as_its_model(lenient, other_engine):
     assert [model.id for model in lenient.models.list()] == ["text", "gpt-image-1", "dall-e-3"]
     assert lenient.models.retrieve("gpt-image-1").model_extra["arimage"]["model"] == "text"
     answers = [
@@ -549,12 +490,8 @@ def test_an_alias_is_listed_and_generates_as_its_model(lenient):
     assert same(*(picture(answer.data[0].b64_json) for answer in answers))
     assert answers[0].model_extra["arimage"]["model"] == "text"
     assert lenient.images.generate(model="gpt-image-2", prompt="a").model_extra["arimage"]["model"] == "text"
-
-
-def test_an_unknown_model_is_refused_with_the_names_and_aliases(other_engine):
-    with TestClient(
-        build_server(other_engine, aliases={"gpt-image-1": "text"}), base_url="http://127.0.0.1"
-    ) as client:
+    strict = build_server(other_engine, aliases={"gpt-image-1": "text"})
+    with TestClient(strict, base_url="http://127.0.0.1") as client:
         answer = client.post("/v1/images/generations", json={"model": "gpt-image-2", "prompt": "a"})
     assert answer.status_code == 404 and "'gpt-image-2': choose among text, gpt-image-1" in answer.text
 
@@ -592,15 +529,9 @@ def test_a_lenient_server_generates_the_nearest_size(lenient):
 def test_nearness_is_by_shape_and_area(asked, nearest):
     sizes = [(256, 256), (512, 512), (592, 448), (384, 688)]
     assert nearest_size(asked, sizes) == nearest
-
-
-@pytest.mark.parametrize(
-    ("pixels", "asked", "nearest"),
-    [("1M", (512, 512), (1024, 1024)), ("0.06M", (1024, 1024), (256, 256)), ("0.25M", (1024, 1792), (384, 672))],
-)
-def test_a_square_stays_a_square(pixels, asked, nearest):
-    sizes = [(16 * rows, 16 * columns) for (rows, columns), one in SCHEDULES.items() if one.pixels == pixels]
-    assert nearest_size(asked, sizes) == nearest
+    for pixels, square, found in (("1M", 512, (1024, 1024)), ("0.06M", 1024, (256, 256))):
+        sizes = [(16 * rows, 16 * columns) for (rows, columns), one in SCHEDULES.items() if one.pixels == pixels]
+        assert nearest_size((square, square), sizes) == found
 
 
 def test_the_index_page_describes_the_server(other_engine):

@@ -24,13 +24,7 @@ from typer.testing import CliRunner
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Cancelled, Limits, Progress, Request, Result, Unavailable
 from arimage.app.server import replicas as module
-from arimage.app.server.replicas import (
-    Replicas,
-    ReplicaSettings,
-    application_name,
-    deployment_of,
-    run_replicas,
-)
+from arimage.app.server.replicas import Replicas, ReplicaSettings, application_name, deployment_of, run_replicas
 from arimage.cli import main as cli
 
 
@@ -185,7 +179,7 @@ def test_a_request_that_ends_three_replicas_is_given_up(script):
         ticket = await in_turn([*script, died], [*script, died], [*script, died]).submit(Request("text", prompt="a"))
         await asyncio.wrap_future(ticket.future)
 
-    with pytest.raises(Unavailable, match="3 processes that were to generate the image have ended"):
+    with pytest.raises(Unavailable, match="3 processes"):
         asyncio.run(ask())
 
 
@@ -266,7 +260,7 @@ def test_the_command_refuses_before_ray_starts(options, message, monkeypatch):
 def test_without_ray_serve_replicas_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(ValueError, match=r"--replicas needs Ray Serve: pip install 'arimage\[ray-serve\]'"),
+        pytest.raises(ValueError, match=r"--replicas .*arimage\[ray-serve\]"),
         run_replicas(ReplicaSettings(None, None, "auto", None, Limits()), 2, 2, "name"),
     ):
         pass

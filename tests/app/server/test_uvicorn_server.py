@@ -3,26 +3,22 @@
 import errno
 import logging
 import socket
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
+from app.server.server_kit import running
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.app.engine.engine import Engine
 from arimage.app.engine.types import Limits
 from arimage.app.server import uvicorn_server as connections
-from arimage.app.server.app import build_server
-from arimage.app.server.uvicorn_server import Server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine():
-    engine = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(queue=4))
-    yield engine
-    engine.close()
+    return Engine({"text": tiny_llamagen.text_pipeline()}, Limits(queue=4))
 
 
 @pytest.fixture
@@ -30,18 +26,8 @@ def server(engine, monkeypatch):
     """A running server for 4 + 4 connections, with one second for the head of a request."""
     monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 4)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Server(build_server(engine), engine, "127.0.0.1", port, log_level="warning")
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield server
-    server.should_exit = True
-    thread.join(30)
-    assert not thread.is_alive()
+    with running(engine) as (server, _):
+        yield server
 
 
 @contextmanager
@@ -68,22 +54,20 @@ def test_a_head_that_does_not_arrive_closes_the_connection(server, sent):
         assert is_closed(client) and 0.5 < time.monotonic() - began < 5
 
 
-def test_a_head_that_trickles_in_closes_the_connection(server):
-    with connected(server, b"GET /health HTTP/1.1\r\n") as client:
+@pytest.mark.parametrize(
+    ("head", "answer", "more"),
+    [
+        (b"GET /health HTTP/1.1\r\n", b"", b"X: y\r\n"),
+        (b"POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n", b"HTTP/1.1 404", b"x"),
+    ],
+)
+def test_what_trickles_in_or_is_not_read_closes_the_connection(server, head, answer, more):
+    with connected(server, head) as client:
+        assert client.recv(len(answer)) == answer
         began = time.monotonic()
         with pytest.raises(ConnectionError):
             while time.monotonic() - began < 10:
-                client.sendall(b"X: y\r\n")
-                time.sleep(0.1)
-
-
-def test_a_body_that_nobody_reads_does_not_keep_the_connection(server):
-    with connected(server, b"POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n") as client:
-        assert client.recv(12) == b"HTTP/1.1 404"
-        began = time.monotonic()
-        with pytest.raises(ConnectionError):
-            while time.monotonic() - began < 10:
-                client.sendall(b"x")
+                client.sendall(more)
                 time.sleep(0.1)
 
 

@@ -29,10 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def pipelines():
-    return {
-        "film": tiny_cosmos.pipeline("text", begins_with_text=True),
-        "clips": tiny_infinitystar.pipeline(),
-    }
+    return {"film": tiny_cosmos.pipeline("text", begins_with_text=True), "clips": tiny_infinitystar.pipeline()}
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +69,6 @@ def test_a_video_is_created_polled_downloaded_and_deleted(client, tmp_path):
     assert client.videos.delete(video.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.videos.retrieve(video.id)
-
-
-@pytest.mark.slow
-def test_the_same_seed_is_the_same_video(client):
-    videos = [client.videos.create_and_poll(prompt="a", extra_body={"seed": 4, "decoding": "ar"}) for _ in range(2)]
-    files = [client.videos.download_content(video.id, variant="spritesheet").content for video in videos]
-    assert files[0] == files[1] and videos[0].model_extra["arimage"]["decoding"] == "ar"
 
 
 @pytest.mark.slow
@@ -135,11 +125,6 @@ def test_what_cannot_be_generated_is_refused_at_once(client, arguments, paramete
         client.videos.create(**{"prompt": "a", "model": "film", **arguments})
     assert refused.value.status_code in (400, 404) and refused.value.param == parameter
     assert message in refused.value.body["message"]
-
-
-def test_images_are_not_asked_of_a_video_model(client):
-    with pytest.raises(openai.NotFoundError, match="/v1/videos"):
-        client.images.generate(prompt="a", model="film")
 
 
 def test_a_lenient_server_takes_what_is_nearest(pipelines):

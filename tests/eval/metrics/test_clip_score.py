@@ -42,14 +42,14 @@ def test_clip_scores_are_the_cosines_of_the_model(clip, pictures):
 def test_a_clip_that_is_not_whole_is_refused(clip, tmp_path):
     with pytest.raises(ValueError, match="--clip is missing: hf download openai"):
         ClipExtractor(None)
-    with pytest.raises(ValueError, match=r"lacks config.json, .*\*.safetensors of a CLIP model: hf download openai"):
+    with pytest.raises(ValueError, match="lacks config.json, .*: hf download"):
         ClipExtractor(tmp_path)
     for path in clip.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("text_projection.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="the weight 'text_projection.weight' is missing: hf download"):
+    with pytest.raises(ValueError, match="'text_projection.weight' .*: hf download"):
         ClipExtractor(tmp_path)
 
 

@@ -65,18 +65,14 @@ def test_a_hub_id_is_downloaded_and_a_folder_is_not(folder, monkeypatch, tmp_pat
     monkeypatch.setattr(dinov2, "download", lambda files, revision: asked.append(files.repository) or folder)
     assert Dinov2Extractor("someone/dinov2").space == Dinov2Extractor(str(folder)).space
     for path in (tmp_path / "nowhere", "./nowhere", "../models/dinov2"):
-        with pytest.raises(
-            ValueError, match=r"--dinov2 is .*, without config.json or \*.safetensors of DINOv2: hf dow"
-        ):
+        with pytest.raises(ValueError, match="--dinov2 is .*: hf download"):
             Dinov2Extractor(path)
     assert asked == ["someone/dinov2"]
 
 
 def test_a_hub_id_that_cannot_be_downloaded_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ConnectionError, match="files of someone/dinov2 are not in the cache, and the Hugging Face Hub"
-    ):
+    with pytest.raises(ConnectionError, match="someone/dinov2 .* the Hugging Face Hub"):
         Dinov2Extractor("someone/dinov2")
 
 
@@ -101,12 +97,12 @@ def test_damaged_files_of_dinov2_are_refused_in_one_sentence(folder, kind, tmp_p
 
 
 def test_a_dinov2_that_is_not_whole_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="--dinov2 is missing: hf download facebook/dinov2-large"):
+    with pytest.raises(ValueError, match="--dinov2 is missing: hf download"):
         Dinov2Extractor(None)
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("layernorm.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="the weight 'layernorm.weight' is missing: hf download"):
+    with pytest.raises(ValueError, match="'layernorm.weight' .*: hf download"):
         Dinov2Extractor(tmp_path)

@@ -3,7 +3,6 @@
 import cleanfid.fid
 import numpy as np
 import pytest
-import scipy
 import torch
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
@@ -16,12 +15,6 @@ from arimage.eval.metrics.neighbourhoods import neighbourhoods
 from arimage.eval.metrics.standard_errors import jackknife_standard_error
 
 
-SQRTM = pytest.mark.skipif(
-    tuple(map(int, scipy.__version__.split(".")[:2])) >= (1, 18),
-    reason="clean-fid calls sqrtm as scipy no longer knows it",
-)
-
-
 def sample(count, width, seed, shift=0.0, gain=1.0):
     """Correlated features of falling spread, like those of a network."""
     rng = np.random.default_rng(seed)
@@ -31,14 +24,6 @@ def sample(count, width, seed, shift=0.0, gain=1.0):
 
 # More images than features, fewer, and fewer of the reference alone.
 SIZES = [(300, 400, 48), (40, 400, 96), (40, 50, 96), (300, 60, 96)]
-
-
-@SQRTM
-@pytest.mark.parametrize(("count", "others", "width"), SIZES)
-def test_frechet_distance_is_that_of_clean_fid(count, others, width):
-    x, y = sample(count, width, 1, 0.2), sample(others, width, 2)
-    theirs = cleanfid.fid.fid_from_feats(x.astype(np.float64), y.astype(np.float64))
-    assert frechet_distance(x, Gaussian.of_features(y)) == pytest.approx(theirs, rel=1e-6)
 
 
 @pytest.mark.parametrize(("count", "others", "width"), SIZES)
@@ -59,7 +44,7 @@ def test_frechet_distance_of_known_distributions():
     assert frechet_distance(x, Gaussian.of_features(x)) == pytest.approx(0, abs=1e-7)
     with pytest.raises(ValueError, match="at least 2 images"):
         frechet_distance(x[:1], Gaussian.of_features(y))
-    with pytest.raises(ValueError, match="the reference has 2 features and the images have 3"):
+    with pytest.raises(ValueError, match="2 features .* 3"):
         frechet_distance(np.zeros((4, 3)), Gaussian.of_features(y))
 
 
@@ -94,23 +79,6 @@ def test_a_frechet_distance_with_its_error_multiplies_the_features_a_few_times(m
     monkeypatch.setattr(frechet, "_centre", lambda some: tuple(part.view(Counted) for part in centre(some)))
     frechet_estimate(x, gaussian)
     assert 0 < rows < 6 * len(x)
-
-
-@pytest.mark.slow
-def test_standard_errors_are_the_spread_of_repeated_samples():
-    reference = sample(500, 12, 99)
-    reference_gaussian = Gaussian.of_features(reference)
-    repeats = [sample(250, 12, seed, 0.1, 1.1) for seed in range(40)]
-    for estimates in (
-        [frechet_estimate(images, reference_gaussian) for images in repeats],
-        [kernel_distance(images, reference, subsets=10, subset_size=100) for images in repeats],
-        [gaussian_kernel_distance(images, reference) for images in repeats],
-        [neighbourhoods(images, reference)["precision"] for images in repeats],
-        [neighbourhoods(images, reference)["density"] for images in repeats],
-    ):
-        spread = np.std([estimate.value for estimate in estimates], ddof=1)
-        # The spread of 40 repeats is itself known to a ninth.
-        assert np.mean([estimate.standard_error for estimate in estimates]) == pytest.approx(spread, rel=0.4)
 
 
 def test_several_images_of_a_prompt_are_not_independent():
@@ -190,7 +158,7 @@ def test_the_error_of_the_gaussian_kernel_distance_is_a_jackknife():
         )
         assert gaussian_kernel_distance(x, y, prompts=of).standard_error == pytest.approx(explicit, rel=1e-6)
     assert gaussian_kernel_distance(x, y, prompts=["one"] * 60).standard_error is None
-    with pytest.raises(ValueError, match="the reference has 4 features and the images have 12"):
+    with pytest.raises(ValueError, match="4 features .* 12"):
         gaussian_kernel_distance(x, y[:, :4])
 
 

@@ -131,9 +131,9 @@ def test_features_that_are_not_finite_are_refused_by_the_name_of_the_picture(tmp
     for level in levels:
         Image.new("RGB", (4, 4), (int(level),) * 3).save(tmp_path / f"{level}.png")
     np.savez(tmp_path / "x.npz", arr_0=np.broadcast_to(levels.astype(np.uint8)[:, None, None, None], (4, 4, 4, 3)))
-    with pytest.raises(ValueError, match=r"mean gives features of \S*250.png that are not finite"):
+    with pytest.raises(ValueError, match="250.png .* not finite"):
         extract(image_paths(tmp_path), Overflowing(), cache=tmp_path / "cache")
-    with pytest.raises(ValueError, match=r"features of image 2 of \S*x.npz that are not finite"):
+    with pytest.raises(ValueError, match="image 2 of .*x.npz .* not finite"):
         extract([tmp_path / "x.npz"], Overflowing(), cache=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 

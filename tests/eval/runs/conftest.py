@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+from commands import outcome
 from eval.runs.run_kit import COUNT, options
 from pipelines.infinity import tiny as tiny_infinity
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -100,16 +101,11 @@ def undisturbed(models, tmp_path_factory):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Run the command in this process; returns its exit code and what it said."""
+def command(capsys):
+    """Run `arimage eval generate` in this process; returns its exit code and what it said."""
 
     def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["arimage", "eval", "generate", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, without_progress("".join(capsys.readouterr()))
+        code, *said = outcome(capsys, "eval", "generate", *arguments)
+        return code, without_progress("".join(said))
 
     return command

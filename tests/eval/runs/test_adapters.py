@@ -6,7 +6,6 @@ from eval.runs.run_kit import BATCH
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import load_file, save_file
 
-from arimage.eval.report import make_report
 from arimage.eval.runs.run_folder import read_config
 
 
@@ -47,13 +46,3 @@ def test_a_run_is_resumed_with_its_own_adapter_only(run, tmp_path):
     save_file(state, tmp_path / "other" / "best.safetensors")
     code, said = run("other/best.safetensors")
     assert code == 2 and "weights" in said
-
-
-@pytest.mark.slow
-def test_runs_with_other_adapters_or_scales_are_not_compared(run, tmp_path):
-    assert [run("style/best.safetensors", "one")[0], run("style/best.safetensors:0.1", "two")[0]] == [0, 0]
-    assert run("other/best.safetensors", "three")[0] == 0
-    with pytest.raises(ValueError, match="lora is .*best.safetensors:1.* and .*best.safetensors:0.1"):
-        make_report([tmp_path / "one", tmp_path / "two"], "one")
-    with pytest.raises(ValueError, match="weights"):
-        make_report([tmp_path / "one", tmp_path / "three"], "one")

@@ -88,24 +88,6 @@ def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decodi
             assert result["exact"] == expected.stats.exact
 
 
-@pytest.mark.slow
-def test_the_command_generates_with_a_model_of_bits(models, command, tmp_path):
-    code, said = command(*options(models, tmp_path / "run", "--decoding", "fastvar", model="bits"))
-    assert (code, said) == (0, f"{tmp_path / 'run'}\n")
-    results = read_results(tmp_path / "run")
-    assert len(results) == COUNT and {(row["passes"], row["exact"]) for row in results.values()} == {(7, False)}
-    assert Image.open(tmp_path / "run/images/000000.png").size == (32, 32)
-
-
-def test_the_size_reaches_the_model(tmp_path):
-    pipe = tiny_emu3.pipeline()
-    pipe.save_pretrained(tmp_path / "model")
-    rows = prompt_rows([{"prompt": "a tree"}], 0)
-    config = make_config(pipe, rows, model="m", source={}, seed=0, batch_size=1, height=16, width=40)
-    generate_batch(prepare(config, rows, tmp_path / "run"), pipe, 0)
-    assert Image.open(tmp_path / "run/images/000000.png").size == (40, 16)
-
-
 def test_the_pipeline_and_the_process_stay_as_they_are(tmp_path, monkeypatch):
     pipe, rows = tiny_llamagen.text_pipeline(), prompt_rows([{"prompt": "a tree"}], 0)
     pipe.set_progress_bar_config(desc="mine")
@@ -135,10 +117,10 @@ def fail(*arguments, **options):
     raise RuntimeError
 
 
-def test_the_negative_prompt_reaches_the_model(tmp_path):
+def test_size_and_negative_prompt_reach_the_model(tmp_path):
     pipe = tiny_emu3.pipeline()
     rows = prompt_rows([{"prompt": "a tree"}] * 2, 0)
-    asked = {"model": "m", "source": {}, "seed": 0, "batch_size": 2, "height": 16, "width": 16}
+    asked = {"model": "m", "source": {}, "seed": 0, "batch_size": 2, "height": 16, "width": 40}
     asked["sampling"] = {"guidance_scale": 4.0}
     images = {}
     for name in (None, "lowres", "bright red"):
@@ -149,23 +131,17 @@ def test_the_negative_prompt_reaches_the_model(tmp_path):
         images[name] = [(run.folder / row["path"]).read_bytes() for row in rows]
     generators = [torch.Generator().manual_seed(row["seed"]) for row in rows]
     expected = pipe(
-        ["a tree"] * 2, negative_prompt="lowres", guidance_scale=4.0, height=16, width=16, generator=generators
+        ["a tree"] * 2, negative_prompt="lowres", guidance_scale=4.0, height=16, width=40, generator=generators
     ).images
     for row, image in zip(rows, expected, strict=True):
         assert np.array_equal(np.asarray(image), np.asarray(Image.open(tmp_path / "lowres" / row["path"])))
     assert images["lowres"] != images["bright red"] != images[None]
-    with pytest.raises(ValueError, match="says negative_prompt = 'lowres' and you ask for 'bright red'"):
+    with pytest.raises(ValueError, match="negative_prompt = 'lowres' .* 'bright red'"):
         prepare(make_config(pipe, rows, **asked, negative_prompt="bright red"), rows, tmp_path / "lowres")
     with pytest.raises(ValueError, match="says steps = None and you ask for 'compiled'"):
         prepare(
             make_config(pipe, rows, **asked, negative_prompt="lowres", steps="compiled"), rows, tmp_path / "lowres"
         )
-
-
-def test_a_negative_prompt_for_a_model_without_is_refused(command, models, tmp_path):
-    code, said = command(*options(models, tmp_path / "run", "--negative-prompt", "bird"))
-    assert code == 2 and "takes no negative_prompt: leave out --negative-prompt" in said
-    assert not (tmp_path / "run").exists()
 
 
 def test_progress_counts_the_images_of_all_processes(command, models, undisturbed, tmp_path, monkeypatch):
@@ -238,6 +214,8 @@ def test_what_cannot_be_generated_leaves_no_folder(command, models, tmp_path):
         (["--model", models["text"], "--prompts", prompts, "--min-p", 2], "min_p"),
         (["--model", models["text"], "--prompts", prompts, "--height", 7], "height"),
         (["--model", models["text"], "--prompts", prompts, "--width", 0], "--width"),
+        (["--model", models["text"], "--prompts", prompts, "--negative-prompt", "x"], "leave out --negative-prompt"),
+        (["--model", models["text"], "--prompts", prompts, "--per-prompt", 10**12], "000,000 images are asked for"),
     ):
         code, said = command(*arguments, "--out", out)
         assert code == 2 and sentence in said and said.count("\n") == 1
@@ -253,28 +231,13 @@ def test_images_without_a_run_are_left_alone(command, models, tmp_path):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [
-        ("--per-prompt", (0, -1, 10**20)),
-        ("--classes", (0, -1, 10**20)),
-        ("--per-class", (0, 10**20)),
-        ("--batch-size", (0, -3, 10**20)),
-        ("--height", (0, -8, 10**20)),
-        ("--width", (0, 10**20)),
-        ("--workers", (0, 10**20)),
-    ],
-)
-def test_numbers_out_of_range_are_refused(command, models, tmp_path, option, values):
-    for value in values:
+@pytest.mark.parametrize("option", ["per-prompt", "classes", "per-class", "batch-size", "height", "width", "workers"])
+def test_numbers_out_of_range_are_refused(command, models, tmp_path, option):
+    option = f"--{option}"
+    for value in (0, -3, 10**20):
         code, said = command(*options(models, tmp_path / "run"), option, value)
         assert code == 2 and said.startswith(f"arimage: {option} is {value}: give a number from")
     assert not (tmp_path / "run").exists()
-
-
-def test_more_images_than_a_run_can_hold_are_refused(command, models, tmp_path):
-    code, said = command(*options(models, tmp_path / "run"), "--per-prompt", 10**11)
-    assert code == 2 and "2,200,000,000,000 images are asked for" in said
 
 
 def test_a_default_decoding_is_named_with_its_settings():

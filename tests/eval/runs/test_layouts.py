@@ -27,10 +27,7 @@ def test_wise_reads_prompts_and_names_pictures_by_their_number(tmp_path):
     items = [{"Prompt": "a red heart", "prompt_id": 7, "Category": "x"}, {"Prompt": "cat", "prompt_id": 1}]
     (tmp_path / "wise.json").write_text(json.dumps(items))
     prompts = read_prompts(tmp_path / "wise.json")
-    assert prompts == [
-        {"prompt": "a red heart", "prompt_id": 7, "Category": "x"},
-        {"prompt": "cat", "prompt_id": 1},
-    ]
+    assert prompts == [{"prompt": "a red heart", "prompt_id": 7, "Category": "x"}, {"prompt": "cat", "prompt_id": 1}]
     write_wise(groups_of(tmp_path, prompts), tmp_path / "out")
     assert {path.name: grey(path) for path in (tmp_path / "out").iterdir()} == {"7.png": 0, "1.png": 1}
     with pytest.raises(ValueError, match="WISE needs 1"):

@@ -1,6 +1,6 @@
 """The rows of a manifest and their seeds."""
 
-from arimage.eval.runs.manifest import class_rows, image_seed, prompt_rows
+from arimage.eval.runs.manifest import image_seed, prompt_rows
 
 
 def test_a_seed_depends_on_the_run_and_the_image_alone():
@@ -20,8 +20,3 @@ def test_rows_of_prompts():
     ]
     assert [row["path"] for row in rows] == [f"images/{id:06d}.png" for id in range(4)]
     assert [row["seed"] for row in rows] == [image_seed(5, id) for id in range(4)]
-
-
-def test_rows_of_classes():
-    rows = class_rows(3, seed=0, per_class=2)
-    assert [row["class_label"] for row in rows] == [0, 0, 1, 1, 2, 2]

@@ -1,7 +1,6 @@
 """Runs of prompts with reference images."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from pipelines.emu35.tiny import REFERENCES
 from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.cli import main as cli
 from arimage.eval.runs.generate import generate, make_config, prepare
 from arimage.eval.runs.manifest import make_manifest
 from arimage.eval.runs.prompts import read_prompts
@@ -104,21 +102,16 @@ def test_wrong_images_are_named(prompts, images, sentence):
 
 def test_models_that_read_fewer_are_named(tmp_path, prompts):
     rows, _ = make_manifest(str(prompts("pictures/0.png", ["pictures/0.png"] * 4)), 1, None, 1, 0)
-    with pytest.raises(ValueError, match="m reads 3 reference images, and a prompt has 4: give at most 3"):
+    with pytest.raises(ValueError, match="m reads 3 .*: give at most 3"):
         make_config(tiny_emu35.pipeline(), rows, model="m", source={}, seed=0, batch_size=1)
     with pytest.raises(ValueError, match="m reads no reference images"):
         prepare_runs(tiny_llamagen.text_pipeline(), rows, ["ar"], tmp_path / "runs", model="m", sampling={})
 
 
 @pytest.mark.parametrize("command", ["eval generate", "bench"])
-def test_commands_refuse_them_in_one_line(tmp_path, prompts, command, monkeypatch, capsys):
+def test_commands_refuse_them_in_one_line(tmp_path, prompts, command, refused):
     tiny_llamagen.text_pipeline(4).save_pretrained(tmp_path / "model")
     words = [*command.split(), "--model", tmp_path / "model"]
-    words += ["--prompts", prompts("pictures/0.png", "pictures/1.png")]
-    monkeypatch.setattr(sys, "argv", ["arimage", *map(str, [*words, "--out", tmp_path / "run", "--device", "cpu"])])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.count("\n") == 1 and "reads no reference images" in error
+    words += ["--prompts", prompts("pictures/0.png", "pictures/1.png"), "--out", tmp_path / "run", "--device", "cpu"]
+    assert "reads no reference images" in refused(*words)
     assert not (tmp_path / "run").exists()

@@ -1,12 +1,10 @@
 """The files of a run: what counts as finished, and how damaged files are refused."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from arimage.cli import main as cli
 from arimage.eval.job import Job
 from arimage.eval.report import make_report
 from arimage.eval.runs.export import export
@@ -70,9 +68,7 @@ def remove(run):
 def test_damaged_images_are_refused_by_name(run, tmp_path, damage):
     damage(run)
     for read in readers(run, tmp_path):
-        with pytest.raises(
-            ValueError, match=r"images/000003.png is missing or damaged \(1 of 6 .*arimage eval generate"
-        ):
+        with pytest.raises(ValueError, match=r"000003.png .*1 of 6 .*arimage eval generate"):
             read()
     assert not (tmp_path / "x.npz").exists() and not (tmp_path / "x").exists()
 
@@ -134,22 +130,17 @@ def test_a_damaged_config_is_refused(run, text, sentence):
         (lambda config: config.update(images=0), "images"),
         (lambda config: config.update(batch_size="4"), "batch_size"),
         (lambda config: config["sampling"].update(top_k=None), "top_k"),
-        (lambda config: config.update(call_size="4"), "call_size"),
         (lambda config: config.update(seed=-1), "seed"),
         (lambda config: config.update(height=1.5), "height"),
         (lambda config: config.update(source={"per_prompt": 0}), "source.per_prompt"),
         (lambda config: config.update(source={"per_prompt": True}), "source.per_prompt"),
     ],
 )
-def test_a_config_with_missing_or_wrong_settings_is_refused(run, edit, name, monkeypatch, capsys):
+def test_a_config_with_missing_or_wrong_settings_is_refused(run, edit, name, refused):
     change(run / "config.json", edit)
     with pytest.raises(ValueError, match=f"config.json has (no|a wrong) {name}"):
         read_config(run)
-    monkeypatch.setattr(sys, "argv", ["arimage", "eval", "export", str(run), "--format", "dpg", "--out", f"{run}-x"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and "config.json" in said and said.count("\n") == 1
+    assert "config.json" in refused("eval", "export", run, "--format", "dpg", "--out", f"{run}-x")
 
 
 def test_numbers_that_contradict_each_other_are_refused(run):

@@ -1,7 +1,5 @@
 """`--lora`: on the command line, in the server and in the demo."""
 
-import sys
-
 import pytest
 import torch
 from adapters import adapter
@@ -11,7 +9,6 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 
 from arimage.app.engine.models import load_models
-from arimage.cli import main as cli
 from arimage.cli.options import load_pipeline, parse_lora
 
 
@@ -56,15 +53,11 @@ def test_adapters_are_active_at_their_scales(files):
     assert torch.equal(generated(served), generated(expected))
 
 
-def test_commands_use_adapters(files, monkeypatch, tmp_path):
+def test_commands_use_adapters(files, run):
     def image(*arguments):
-        path = tmp_path / "image.png"
-        command = ["generate", "a red heart", "--model", files / "model", "--out", path, "--device", "cpu", *arguments]
-        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, command)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert end.value.code == 0
-        return Image.open(path).tobytes()
+        options = ["--model", files / "model", "--out", "image.png", "--device", "cpu", *arguments]
+        assert run("generate", "a red heart", *options)[0] == 0
+        return Image.open("image.png").tobytes()
 
     styled = image("--lora", files / "one.safetensors")
     assert styled != image() == image("--lora", f"{files}/one.safetensors:0")
@@ -73,29 +66,22 @@ def test_commands_use_adapters(files, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "cat", "--lora", "none.safetensors"], "none.safetensors is neither a file, a folder nor"),
+        (["generate", "cat", "--lora", "none.safetensors"], "none.safetensors is neither"),
         (["generate", "cat", "--lora", "none:inf"], "not finite"),
-        (["serve", "--lora", "{one}"], "--lora changes one model, and there are"),
-        (["app", "--lora", "{one}"], "--lora changes one model, and there are"),
+        (["serve", "--lora", "{one}"], "--lora changes one model"),
+        (["app", "--lora", "{one}"], "--lora changes one model"),
         (["eval", "generate", "--out", "x", "--prompts", "emoji", "--engine", "ray", "--lora", "{one}"], "ray"),
     ],
 )
-def test_wrong_adapters_are_refused_before_models_are_loaded(arguments, message, files, monkeypatch, capsys):
+def test_wrong_adapters_are_refused_before_models_are_loaded(arguments, message, files, refused, monkeypatch):
     monkeypatch.delenv("ARIMAGE_APP_AUTH", raising=False)
-    arguments = [text.format(one=files / "one.safetensors") for text in arguments]
-    monkeypatch.setattr(sys, "argv", ["arimage", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and message in error and error.count("\n") == 1
+    assert message in refused(*[text.format(one=files / "one.safetensors") for text in arguments])
 
 
-def test_without_peft_the_extra_is_named(files, monkeypatch, capsys):
+def test_without_peft_the_extra_is_named(files, refused, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
-    monkeypatch.setattr(sys, "argv", ["arimage", "generate", "cat", "--lora", str(files / "one.safetensors")])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "pip install 'arimage[lora]'" in capsys.readouterr().err
+    sentence = refused("generate", "cat", "--lora", files / "one.safetensors")
+    assert "pip install 'arimage[lora]'" in sentence
     pipe = tiny_llamagen.text_pipeline()
     monkeypatch.setattr("arimage.pipelines.adapters.lora.is_peft_available", lambda: False)
     with pytest.raises(ValueError, match=r"arimage\[lora\]"):

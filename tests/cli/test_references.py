@@ -1,7 +1,5 @@
 """`arimage generate --image` with models that read reference images."""
 
-import sys
-
 import numpy as np
 import pytest
 from families import seeded
@@ -10,8 +8,6 @@ from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.nextstep import tiny as tiny_nextstep
-
-from arimage.cli import main as cli
 
 
 @pytest.fixture(scope="module")
@@ -24,23 +20,21 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def generate(models, tmp_path, monkeypatch, capsys):
-    """Run the command; returns the image that it wrote, or the line of its error."""
-    monkeypatch.chdir(tmp_path)
+def options(models, tmp_path):
+    """The command on a model, next to the images of references."""
     for i, image in enumerate(REFERENCES):
-        image.save(f"{i}.png")
+        image.save(tmp_path / f"{i}.png")
+    return lambda name: ["generate", "make it blue", "--model", models / name, "--device", "cpu", "--out", "out.png"]
+
+
+@pytest.fixture
+def generate(run, options):
+    """Run the command; returns the image that it wrote."""
 
     def generate(model, *arguments):
-        words = ["generate", "make it blue", "--model", models / model, "--device", "cpu", "--out", "out.png"]
-        monkeypatch.setattr(sys, "argv", ["arimage", *map(str, words), *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        if not end.value.code:
-            return np.asarray(Image.open("out.png"))
-        error = capsys.readouterr().err
-        assert end.value.code == 2 and error.count("\n") == 1
-        return error
+        code, _, err = run(*options(model), *arguments)
+        assert code == 0, err
+        return np.asarray(Image.open("out.png"))
 
     return generate
 
@@ -55,13 +49,13 @@ def test_images_without_a_mask_are_references(generate):
     np.testing.assert_array_equal(found, expected(image=REFERENCES))
 
 
-def test_continuous_tokens_read_one_image(generate):
+def test_continuous_tokens_read_one_image(generate, refused, options):
     found = generate("latents", "--image", "0.png", "--height", 16, "--width", 24)
     pipe = tiny_nextstep.pipeline()
     [image] = pipe("make it blue", image=REFERENCES[0], height=16, width=24, generator=seeded(0)).images
     np.testing.assert_array_equal(found, np.asarray(image))
-    assert "reads 1 reference images, not 2" in generate("latents", "--image", "0.png", "--image", "1.png")
-    assert "mask_image" in generate("latents", "--image", "0.png", "--mask-image", "1.png")
+    assert "reads 1 reference images, not 2" in refused(*options("latents"), "--image", "0.png", "--image", "1.png")
+    assert "mask_image" in refused(*options("latents"), "--image", "0.png", "--mask-image", "1.png")
 
 
 def test_with_a_mask_the_first_image_is_edited(generate):
@@ -79,7 +73,7 @@ def test_with_a_mask_the_first_image_is_edited(generate):
         np.testing.assert_array_equal(found[:32], np.asarray(given)[:32])
 
 
-def test_too_many_images_are_refused(generate):
-    assert "reads 3 reference images, not 4" in generate("reads", *["--image", "0.png"] * 4)
-    assert "reads no reference images, not 1" in generate("text", *["--image", "0.png"] * 2)
-    assert "has no transparency" in generate("text", "--image", "0.png")
+def test_too_many_images_are_refused(refused, options):
+    assert "reads 3 reference images, not 4" in refused(*options("reads"), *["--image", "0.png"] * 4)
+    assert "reads no reference images, not 1" in refused(*options("text"), *["--image", "0.png"] * 2)
+    assert "has no transparency" in refused(*options("text"), "--image", "0.png")
