@@ -18,7 +18,9 @@ F = TypeVar("F", bound=Callable)
 DEVICES = {"cuda"} if find_spec("triton") else set()
 
 
-def operation(writes: tuple[str, ...] = (), when: Callable[..., bool] | None = None) -> Callable[[F], F]:
+def operation(
+    writes: tuple[str, ...] = (), whole: tuple[str, ...] = (), when: Callable[..., bool] | None = None
+) -> Callable[[F], F]:
     """Make an operation of its definition: on `DEVICES` it is one operator, which launches kernels, and elsewhere the
     definition itself, since dispatch takes microseconds and compilers do not look into operators.
 
@@ -28,12 +30,16 @@ def operation(writes: tuple[str, ...] = (), when: Callable[..., bool] | None = N
 
     Args:
         writes: the arguments that are changed in place.
+        whole: the arguments that kernels take contiguous. They are copied outside of the operator, where compilers and
+            those who count launches see it.
         when: whether the kernels fit the arguments, which is asked on `DEVICES` only.
     """
 
     def decorate(definition: F) -> F:
         package, name = definition.__module__, definition.__name__.lstrip("_")
-        defaults = tuple(parameter.default for parameter in inspect.signature(definition).parameters.values())
+        parameters = inspect.signature(definition).parameters
+        defaults = tuple(each.default for each in parameters.values())
+        contiguous = [name in whole for name in parameters]
 
         def begin(args: tuple):
             # Arguments that equal their defaults do not arrive if none follows.
@@ -56,9 +62,12 @@ def operation(writes: tuple[str, ...] = (), when: Callable[..., bool] | None = N
 
         @wraps(definition)
         def call(*args, **kwargs):
-            if args[0].device.type in DEVICES and (when is None or when(*args, **kwargs)):
-                return operator(*args, **kwargs)
-            return definition(*args, **kwargs)
+            if args[0].device.type not in DEVICES or not (when is None or when(*args, **kwargs)):
+                return definition(*args, **kwargs)
+            if whole:
+                pairs = zip(args, contiguous, strict=False)
+                args = [each.contiguous() if copied and each is not None else each for each, copied in pairs]
+            return operator(*args, **kwargs)
 
         return call  # pyright: ignore[reportReturnType]
 

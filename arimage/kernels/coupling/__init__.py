@@ -26,7 +26,7 @@ def _search(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, 
     return found, (target - before).squeeze(-1)
 
 
-@operation()
+@operation(whole=("weights",))
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
     """Sample tokens [...] in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
 
@@ -44,7 +44,7 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
     return (block * length + token).squeeze(-1)
 
 
-@operation()
+@operation(whole=("weights", "positions"))
 def sample_at(
     weights: torch.FloatTensor,
     seeds: torch.LongTensor,
@@ -57,7 +57,7 @@ def sample_at(
     return sample(weights, uniforms(seeds, positions, steps, purpose, 1)[..., 0])
 
 
-@operation()
+@operation(whole=("weights", "positions"))
 def race_at(
     weights: torch.FloatTensor,
     seeds: torch.LongTensor,
@@ -71,7 +71,7 @@ def race_at(
     return (weights / exponentials(seeds, positions, steps, purpose, weights.shape[-1])).argmax(-1)
 
 
-@operation()
+@operation(whole=("p", "q", "x"))
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
@@ -99,7 +99,7 @@ def couple(
     return torch.where(kept, x, sample(residual, noise[..., 1])), kept
 
 
-@operation()
+@operation(whole=("p", "q", "x", "positions"))
 def couple_at(
     p: torch.FloatTensor,
     q: torch.FloatTensor,
@@ -148,7 +148,7 @@ def couple_window(
     return y, leading
 
 
-@operation(writes=("leading",))
+@operation(writes=("leading",), whole=("p", "q", "x", "live"))
 def _couple_window(
     p: torch.FloatTensor,
     q: torch.FloatTensor,

@@ -201,53 +201,47 @@ def sample(weights, uniform):
     tokens = torch.empty(uniform.shape, dtype=torch.long, device=uniform.device)
     yield tokens
     # Flattening `noise[..., k]`, one number per position, does not copy it.
-    weights, uniform = weights.contiguous(), uniform.flatten()
+    uniform = uniform.flatten()
     sample_kernel[(len(uniform),)](weights, uniform, tokens, uniform.stride(0), size, **_blocks(size), num_warps=8)
 
 
 def sample_at(weights, seeds, positions, steps, purpose):
-    tokens, size = torch.empty(positions.shape, dtype=torch.long, device=positions.device), weights.shape[-1]
+    tokens, size = torch.empty_like(positions), weights.shape[-1]
     yield tokens
-    place = seeds, positions.contiguous(), steps, tokens, constants.key_of(purpose), positions.shape[1]
-    sample_at_kernel[(positions.numel(),)](weights.contiguous(), *place, size, **_blocks(size), num_warps=8)
+    place = seeds, positions, steps, tokens, constants.key_of(purpose), positions.shape[1]
+    sample_at_kernel[(positions.numel(),)](weights, *place, size, **_blocks(size), num_warps=8)
 
 
 def race_at(weights, seeds, positions, steps, purpose):
-    tokens, size = torch.empty(positions.shape, dtype=torch.long, device=positions.device), weights.shape[-1]
+    tokens, size = torch.empty_like(positions), weights.shape[-1]
     yield tokens
-    place = seeds, positions.contiguous(), steps, tokens, constants.key_of(purpose), positions.shape[1]
+    place = seeds, positions, steps, tokens, constants.key_of(purpose), positions.shape[1]
     block = min(1024, triton.next_power_of_2(triton.cdiv(size, 2)))
-    race_at_kernel[(positions.numel(),)](weights.contiguous(), *place, size, block=block, num_warps=8)
-
-
-def _coupled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(torch.empty(x.shape, dtype=dtype, device=x.device) for dtype in (torch.long, torch.bool))
+    race_at_kernel[(positions.numel(),)](weights, *place, size, block=block, num_warps=8)
 
 
 def couple_at(p, q, x, seeds, positions, steps, purpose):
-    (y, kept), size = _coupled(x), p.shape[-1]
+    y, kept, size = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool), p.shape[-1]
     noise = torch.empty(*x.shape, 3, dtype=torch.float32, device=x.device)
     yield y, kept, noise
-    drafts = p.contiguous(), q.contiguous(), x.contiguous()
-    place = seeds, positions.contiguous(), steps, y, kept.view(torch.uint8), noise, constants.key_of(purpose)
-    couple_at_kernel[(x.numel(),)](*drafts, *place, x.numel() // len(seeds), size, **_blocks(size), num_warps=8)
+    place = seeds, positions, steps, y, kept.view(torch.uint8), noise, constants.key_of(purpose)
+    couple_at_kernel[(x.numel(),)](p, q, x, *place, x.numel() // len(seeds), size, **_blocks(size), num_warps=8)
 
 
 def _launch(p, q, x, noise, y, kept, live=None, leading=None):
-    drafts, noise, size = (p.contiguous(), q.contiguous(), x.contiguous()), noise_rows(noise), p.shape[-1]
-    live = None if live is None else live.contiguous().view(torch.uint8)
+    noise, live, size = noise_rows(noise), None if live is None else live.view(torch.uint8), p.shape[-1]
     sizes = x.shape[-1] if x.ndim else 1, size, noise.stride(0)
     options = {"counts": live is not None, **_blocks(size), "num_warps": 8}
-    couple_kernel[(x.numel(),)](*drafts, noise, live, y, kept.view(torch.uint8), leading, *sizes, **options)
+    couple_kernel[(x.numel(),)](p, q, x, noise, live, y, kept.view(torch.uint8), leading, *sizes, **options)
 
 
 def couple(p, q, x, noise):
-    y, kept = _coupled(x)
+    y, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
     yield y, kept
     _launch(p, q, x, noise, y, kept)
 
 
 def couple_window(p, q, x, noise, live, leading):
-    y, kept = _coupled(x)
+    y, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
     yield y, kept
     _launch(p, q, x, noise, y, kept, live, leading)

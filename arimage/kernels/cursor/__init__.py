@@ -26,7 +26,7 @@ def open_step(
     return positions, previous, before.masked_fill_(finished[:, None], -1)
 
 
-@operation(writes=("tokens", "cursor", "finished", "steps", "accepted"))
+@operation(writes=("tokens", "cursor", "finished", "steps", "accepted"), whole=("positions", "sampled"))
 def close_step(
     positions: torch.LongTensor,
     sampled: torch.LongTensor,
@@ -43,7 +43,7 @@ def close_step(
     advance((cursor + positions.shape[1]).clamp_(max=size), cursor, finished, steps, accepted, size)
 
 
-@operation(writes=("cursor", "finished", "steps", "accepted"))
+@operation(writes=("cursor", "finished", "steps", "accepted"), whole=("end",))
 def advance(
     end: torch.LongTensor,
     cursor: torch.LongTensor,

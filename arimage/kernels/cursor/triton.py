@@ -84,12 +84,12 @@ def open_step(cursor, finished, tokens, block):
 def close_step(positions, sampled, tokens, cursor, finished, steps, accepted, size):
     yield
     block = positions.shape[1]
-    state = positions.contiguous(), sampled.contiguous(), tokens, cursor, finished.view(torch.uint8), steps, accepted
+    state = positions, sampled, tokens, cursor, finished.view(torch.uint8), steps, accepted
     sizes = tokens.stride(0), accepted.stride(0), block, size
     close_step_kernel[(len(cursor),)](*state, *sizes, padded=triton.next_power_of_2(block), num_warps=1)
 
 
 def advance(end, cursor, finished, steps, accepted, size):
     yield
-    state = end.contiguous(), cursor, finished.view(torch.uint8), steps, accepted
+    state = end, cursor, finished.view(torch.uint8), steps, accepted
     advance_kernel[(len(cursor),)](*state, accepted.stride(0), size, num_warps=1)

@@ -30,7 +30,7 @@ def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
     return table
 
 
-@operation()
+@operation(whole=("p", "x", "neighbours", "bound"))
 def neighbour_mass(
     p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
 ) -> torch.FloatTensor:

@@ -20,7 +20,7 @@ def neighbour_mass_kernel(p_ptr, x_ptr, neighbours_ptr, bound_ptr, mass_ptr, voc
 
 
 def neighbour_mass(p, x, neighbours, bound):
-    mass, count = torch.empty(bound.shape, dtype=torch.float32, device=bound.device), neighbours.shape[1]
+    mass, count = torch.empty_like(bound), neighbours.shape[1]
     yield mass
-    pointers = (each.contiguous() for each in (p, x, neighbours, bound))
-    neighbour_mass_kernel[(x.numel(),)](*pointers, mass, p.shape[-1], count, block=triton.next_power_of_2(count))
+    block = triton.next_power_of_2(count)
+    neighbour_mass_kernel[(x.numel(),)](p, x, neighbours, bound, mass, p.shape[-1], count, block=block)

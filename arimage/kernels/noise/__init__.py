@@ -64,7 +64,7 @@ def _exponential(words: torch.IntTensor) -> torch.FloatTensor:
     return uniform.neg_().log1p_().neg_()
 
 
-@operation()
+@operation(whole=("seeds", "positions", "steps"))
 def uniforms(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
@@ -79,7 +79,7 @@ def uniforms(
     return _uniform(_words(seeds, positions, steps, int(purpose), count))
 
 
-@operation()
+@operation(whole=("seeds", "positions", "steps"))
 def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
@@ -90,7 +90,7 @@ def exponentials(
     return _exponential(_words(seeds, positions, steps, int(purpose), count))
 
 
-@operation()
+@operation(whole=("seeds", "positions", "steps"))
 def normals(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:

@@ -121,7 +121,6 @@ def _numbers(kind, seeds, positions, steps, purpose, count):
     yield numbers
     pairs = triton.cdiv(count, 2)
     block = min(512, triton.next_power_of_2(pairs))
-    seeds, positions, steps = (None if each is None else each.contiguous() for each in (seeds, positions, steps))
     sizes = positions.shape[1], constants.key_of(purpose), count
     grid = positions.numel(), triton.cdiv(pairs, block)
     noise_kernel[grid](seeds, positions, steps, numbers, *sizes, kind=kind, block=block)

@@ -50,6 +50,7 @@ def probabilities(
     """
     if logits.device.type in DEVICES:
         settings = _settings(logits, scale, temperature, top_k, top_p, min_p)
+        positions = None if forced is None else positions.expand(logits.shape[1:3])
         return _probabilities(logits, *settings, allowed, forced, positions, invalid, ended)
     vocab_size, device = logits.shape[-1], logits.device
     if len(logits) == 2:
@@ -102,7 +103,7 @@ def _settings(logits: torch.Tensor, scale, temperature, top_k, top_p, min_p) -> 
     return float(scale), float(temperature), int(top_k), float(top_p), float(min_p), scales, rows
 
 
-@operation(writes=("invalid",))
+@operation(writes=("invalid",), whole=("logits", "allowed", "forced", "positions"))
 def _probabilities(
     logits: torch.Tensor,
     scale: float,

@@ -289,7 +289,7 @@ def probabilities(
     logits, scale, temperature, top_k, top_p, min_p, scales, rows, allowed, forced, positions, invalid, ended
 ):
     branches, batch, queries, vocab_size = logits.shape
-    probabilities = torch.empty(logits.shape[1:], dtype=torch.float32, device=logits.device)
+    probabilities = torch.empty_like(logits[0], dtype=torch.float32)
     yield probabilities
     block = min(_BLOCK, triton.next_power_of_2(vocab_size))
     num_warps = max(4, block // 1024)
@@ -298,12 +298,10 @@ def probabilities(
     if vocab_size > block and (cuts_k or cuts_p):
         gathered = torch.empty(batch * queries, block, dtype=torch.float32, device=logits.device)
     by_row = allowed is not None and allowed.ndim == 2
-    allowed = None if allowed is None else allowed.contiguous().view(torch.uint8)
-    if forced is not None:
-        forced, positions = forced.contiguous(), positions.expand(batch, queries).contiguous()
+    allowed = None if allowed is None else allowed.view(torch.uint8)
     invalid = None if invalid is None else invalid.view(torch.uint8)
     ended = None if ended is None else ended.expand(batch, queries).view(torch.uint8)
-    tensors = logits.contiguous(), allowed, gathered, forced, positions, invalid, ended, probabilities
+    tensors = logits, allowed, gathered, forced, positions, invalid, ended, probabilities
     settings = scale if scales is None else scales, *[*(rows or (temperature, top_k, top_p)), min_p][:4]
     probabilities_kernel[(batch * queries,)](
         *tensors,

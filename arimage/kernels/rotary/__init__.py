@@ -10,7 +10,7 @@ def _alone(states: torch.Tensor, table: torch.Tensor) -> bool:
     return not (states.requires_grad or torch.compiler.is_compiling())
 
 
-@operation(when=_alone)
+@operation(whole=("table",), when=_alone)
 def rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring pairs of `states` [B, T, heads, D] by the cosines and sines in `table` [B or 1, T, D / 2,
     2], in float32. The result is contiguous and has the dtype of `states`."""

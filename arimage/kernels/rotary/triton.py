@@ -43,7 +43,6 @@ def rotate(states, table):
     yield out
     if states.stride(-1) != 1:
         states = states.contiguous()
-    table = table.contiguous()
     strides = *states.stride()[:3], table.stride(0) if len(table) > 1 else 0, table.stride(1)
     blocks = {"block_heads": 16, "block_pairs": triton.next_power_of_2(width // 2)}
     grid = rows * length, triton.cdiv(heads, 16)

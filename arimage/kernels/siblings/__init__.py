@@ -9,7 +9,7 @@ from ..coupling import sample
 from ..operation import operation
 
 
-@operation()
+@operation(whole=("q", "first"))
 def sample_siblings(
     q: torch.FloatTensor, noise: torch.FloatTensor, first: torch.LongTensor | None = None
 ) -> torch.LongTensor:
@@ -57,7 +57,7 @@ def couple_siblings(
     return _try_drafts(p, q, x, noise, accepts)
 
 
-@operation()
+@operation(whole=("p", "q", "x"))
 def _couple_siblings(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.LongTensor]:

@@ -116,7 +116,7 @@ def sample_siblings(q, noise, first):
     begun, size = first is not None, q.shape[-1]
     tokens = torch.empty(*q.shape[:-1], noise.shape[-1] + begun, dtype=torch.long, device=q.device)
     yield tokens
-    q, noise, first = q.contiguous(), noise_rows(noise), first.contiguous() if begun else None
+    noise = noise_rows(noise)
     memory = first, torch.empty_like(q), tokens
     count, options = noise.shape[1], {"begun": begun, **_blocks(size), "num_warps": 8}
     sample_siblings_kernel[(len(noise),)](q, noise, *memory, size, count, noise.stride(0), **options)
@@ -125,8 +125,8 @@ def sample_siblings(q, noise, first):
 def couple_siblings(p, q, x, noise):
     y, which = (torch.empty(x.shape[:-1], dtype=torch.long, device=x.device) for _ in range(2))
     yield y, which
-    p, q, noise, size = p.contiguous(), q.contiguous(), noise_rows(noise), p.shape[-1]
-    drafts, memory = (p, q, x.contiguous(), noise), (torch.empty_like(p), torch.empty_like(q), y, which)
+    noise, size = noise_rows(noise), p.shape[-1]
+    memory = (torch.empty_like(p), torch.empty_like(q), y, which)
     # With 8 warps, registers spill on an A100.
     options = {**_blocks(size), "num_warps": 16}
-    couple_siblings_kernel[(len(noise),)](*drafts, *memory, size, x.shape[-1], noise.stride(0), **options)
+    couple_siblings_kernel[(len(noise),)](p, q, x, noise, *memory, size, x.shape[-1], noise.stride(0), **options)

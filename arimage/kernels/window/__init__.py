@@ -35,7 +35,9 @@ def open_window(
     return positions, ended, drafts, previous, before.masked_fill_(ended, -1)
 
 
-@operation(writes=("tokens", "cursor", "finished", "steps", "accepted"))
+@operation(
+    writes=("tokens", "cursor", "finished", "steps", "accepted"), whole=("positions", "kept", "verified", "redrafted")
+)
 def close_window(
     positions: torch.LongTensor,
     kept: torch.BoolTensor,
@@ -109,7 +111,9 @@ def slide_window(
     _slide_window(*slots, *drafting, last, *numbers, window, size)
 
 
-@operation(writes=("positions", "fresh", "tokens", "q"))
+@operation(
+    writes=("positions", "fresh", "tokens", "q"), whole=("p", "end", "start", "start_sums", "forced", "context")
+)
 def _slide_window(
     positions: torch.LongTensor,
     fresh: torch.BoolTensor,

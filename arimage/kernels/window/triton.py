@@ -181,8 +181,7 @@ def open_window(positions, tokens, window, block, size):
 def close_window(positions, kept, verified, redrafted, tokens, cursor, finished, steps, accepted, block, size):
     end, window = torch.empty_like(cursor), positions.shape[1]
     yield end
-    redrafted = None if redrafted is None else redrafted.contiguous()
-    drafts = positions.contiguous(), kept.contiguous().view(torch.uint8), verified.contiguous(), redrafted
+    drafts = positions, kept.view(torch.uint8), verified, redrafted
     state = tokens, cursor, finished.view(torch.uint8), steps, accepted, end
     sizes = tokens.stride(0), accepted.stride(0), window, block, size
     # One warp, since the program writes what it has read.
@@ -194,9 +193,8 @@ def slide_window(positions, fresh, tokens, q, p, end, *rest):
     yield
     start, start_sums, forced, neighbour, jumps, context, last, uniform, seeds, steps, purpose, window, size = rest
     images, slots, vocab_size = q.shape
-    p, forced, context = (None if each is None else each.contiguous() for each in (p, forced, context))
-    state = positions, fresh.view(torch.uint8), tokens, q, p, end.contiguous()
-    drafting = start.contiguous(), start_sums.contiguous(), forced, neighbour, jumps, context, last
+    state = positions, fresh.view(torch.uint8), tokens, q, p, end
+    drafting = start, start_sums, forced, neighbour, jumps, context, last
     numbers = uniform, seeds, steps, constants.key_of(purpose), (0, 0) if uniform is None else uniform.stride()
     sizes = tokens.stride(0), slots, window, vocab_size, size, 0 if context is None else context.shape[1]
     options = {"bits": vocab_size.bit_length(), "block": min(4096, triton.next_power_of_2(vocab_size))}

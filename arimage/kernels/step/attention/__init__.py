@@ -7,7 +7,7 @@ from ...operation import operation
 from ...rotary import rotate
 
 
-@operation()
+@operation(whole=("seen", "visible"))
 def attention(
     query: torch.Tensor,
     keys: torch.Tensor,

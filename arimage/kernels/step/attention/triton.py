@@ -129,8 +129,8 @@ def attention(query, keys, values, seen, prefix_end, first, slots, visible, tabl
     out = torch.empty(count, heads * head_dim, dtype=query.dtype, device=query.device)
     yield out
     queries, prompt, told = count // rows, seen.shape[1], 0 if visible is None else visible.shape[1]
-    visible = None if visible is None else visible.contiguous().view(torch.uint8)
-    tensors = query, keys, values, seen.contiguous().view(torch.uint8), slots, visible, table, positions, out
+    visible = None if visible is None else visible.view(torch.uint8)
+    tensors = query, keys, values, seen.view(torch.uint8), slots, visible, table, positions, out
     sizes = len(slots), queries, places, prompt, prefix_end, first, told, 0 if table is None else len(table)
     heads_of = {"stride": query.stride(0), "heads": heads, "key_heads": key_heads, "head_dim": head_dim}
     blocks = {"block_prompt": triton.next_power_of_2(max(prompt, 1)), "block_queries": QUERIES, "block_keys": KEYS}

@@ -5,7 +5,7 @@ import torch
 from ...operation import operation
 
 
-@operation()
+@operation(whole=("tokens", "positions", "slots"))
 def embedding(
     tokens: torch.LongTensor,
     positions: torch.LongTensor,

@@ -43,7 +43,6 @@ def embedding(tokens, positions, slots, places, weight, branches):
     hidden = torch.empty(branches * count, width, dtype=weight.dtype, device=weight.device)
     last, index = (torch.empty(count, dtype=torch.long, device=weight.device) for _ in range(2))
     yield hidden, last, index
-    slots = None if slots is None else slots.contiguous()
-    fed, found = (tokens.contiguous(), positions.contiguous(), slots, places), (hidden, last, index)
+    fed, found = (tokens, positions, slots, places), (hidden, last, index)
     options = {"width": width, "block": triton.next_power_of_2(width), "num_warps": WARPS}
     embedding_kernel[(branches * count,)](*fed, weight, *found, count, len(places) - 1, **options)
