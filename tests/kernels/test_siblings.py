@@ -24,9 +24,7 @@ def test_triton_samples_the_same_siblings(on_triton, size, count):
     assert torch.equal(siblings, sample_siblings(q, noise[:, :count], None))
     first = siblings[:, 0].contiguous()
     (others,) = on_triton("siblings", "sample_siblings", q, noise[:, 1:count], first)
-    assert torch.equal(others, siblings) and torch.equal(
-        sample_siblings(q, noise[:, 1:count], first), siblings
-    )
+    assert torch.equal(others, siblings) and torch.equal(sample_siblings(q, noise[:, 1:count], first), siblings)
     # Without replacement, until none is left.
     for row, possible in zip(siblings.tolist(), (q > 0).sum(1).tolist(), strict=True):
         drafts = [token for token in row if token >= 0]
