@@ -50,7 +50,7 @@ def probabilities(
     """
     if logits.device.type in DEVICES:
         settings = _settings(logits, scale, temperature, top_k, top_p, min_p)
-        positions = None if forced is None else positions.expand(logits.shape[1:3])
+        positions = None if forced is None or positions is None else positions.expand(logits.shape[1:3])
         return _probabilities(logits, *settings, allowed, forced, positions, invalid, ended)
     vocab_size, device = logits.shape[-1], logits.device
     if len(logits) == 2:
@@ -83,7 +83,9 @@ def probabilities(
     return probabilities
 
 
-def _settings(logits: torch.Tensor, scale, temperature, top_k, top_p, min_p) -> tuple:
+def _settings(
+    logits: torch.Tensor, scale, temperature, top_k, top_p, min_p
+) -> tuple[float, float, int, float, float, torch.FloatTensor | None, list[torch.Tensor]]:
     """The settings that `_probabilities` takes: its tensors are of all rows."""
     batch, queries = logits.shape[1:3]
     scales, rows = None, []
