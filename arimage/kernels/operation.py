@@ -67,6 +67,8 @@ def operation(
             if whole:
                 pairs = zip(args, contiguous, strict=False)
                 args = [each.contiguous() if copied and each is not None else each for each, copied in pairs]
+                named = kwargs.items()
+                kwargs = {k: v.contiguous() if k in whole and v is not None else v for k, v in named}
             return operator(*args, **kwargs)
 
         return call  # pyright: ignore[reportReturnType]
