@@ -23,7 +23,7 @@ from transformers import Emu3VQVAE, Emu3VQVAEConfig
 from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
-from arimage.kernels.group_norm import reference
+from arimage.kernels.group_norm import group_norm_silu
 from arimage.pipelines.emu3.vq_emu3 import decode_image
 from arimage.tokenizers import vq_llamagen
 from arimage.tokenizers.tiling import TilingMixin
@@ -80,7 +80,7 @@ def decode(vq: nn.Module, codes: torch.LongTensor) -> int:
 
 
 def decode_separately(vq: nn.Module, codes: torch.LongTensor) -> int:
-    with patch.object(vq_llamagen, "group_norm_silu", reference.group_norm_silu):
+    with patch.object(vq_llamagen, "group_norm_silu", group_norm_silu.__wrapped__):
         return decode(vq, codes)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+from arimage.kernels.operation import DEVICES
 from arimage.kernels.siblings import sample_siblings
 
 
@@ -47,8 +48,18 @@ def product_rate(device: torch.device) -> float:
 
 
 def form(operation: str, function: str, name: str) -> Callable:
-    """A kernel in the form "reference" or "triton"."""
-    return getattr(importlib.import_module(f"arimage.kernels.{operation}.{name}"), function)
+    """An operation in the form "reference", its definition in torch, or "triton"."""
+    call = getattr(importlib.import_module(f"arimage.kernels.{operation}"), function)
+
+    def defined(*inputs):
+        devices = set(DEVICES)
+        DEVICES.clear()
+        try:
+            return call(*inputs)
+        finally:
+            DEVICES.update(devices)
+
+    return call if name == "triton" else defined
 
 
 def cases(batch: int, window: int, vocab_size: int, device: torch.device, side: int = 256) -> list[tuple]:

@@ -42,7 +42,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -121,11 +121,16 @@ def written(operator, args: tuple) -> list[torch.Tensor]:
     )
 
 
+def named(operator, args: tuple) -> dict[str, Any]:
+    """The arguments of an operator. The last of `args` are left out if they are defaults."""
+    values = {argument.name: argument.default_value for argument in operator._schema.arguments}
+    return values | dict(zip(values, args, strict=False))
+
+
 def kernel_bytes(operator, args: tuple, results) -> int:
     """Bytes that a kernel of `arimage.kernels` moves."""
     name = operator._schema.name.removeprefix("arimage::")
-    values = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)}
-    values = {key: value for key, value in values.items() if value is not None}
+    values = {key: value for key, value in named(operator, args).items() if value is not None}
     partly = {key: others for key, others in TOUCHED.get(name, {}).items() if key in values}
     overwritten = OVERWRITTEN.get(name, set())
     moved = sum(map(size, tensors([value for key, value in values.items() if key not in {*partly, *overwritten}])))
@@ -204,7 +209,7 @@ class StepCounter(TorchDispatchMode):
             return results
         base = name.removesuffix("_")
         if name.startswith("arimage::step_"):
-            moved = self.step_kernel(name.removeprefix("arimage::step_"), args, results)
+            moved = self.step_kernel(name.removeprefix("arimage::step_"), named(operator, args), results)
         elif name in LOOKUPS:
             # As many elements of the source as there are in the result.
             moved = 2 * size(results) + self.read(args[1:])
@@ -220,48 +225,32 @@ class StepCounter(TorchDispatchMode):
         self.add(1, moved)
         return results
 
-    def step_kernel(self, name: str, args: tuple, results) -> int:
+    def step_kernel(self, name: str, values: dict[str, Any], results) -> int:
         """Bytes of a kernel of `arimage.kernels.step`, whose operations are counted too."""
-        outputs = sum(map(size, tensors(results)))
+        states, moved = next(iter(values.values())), sum(map(size, tensors(results)))
+        keys, of_cache = values.pop("keys", None), values.pop("values", None)
         if name == "embedding":
-            *given, _, _ = args
-            return self.read(given) + size(results[0]) + outputs
+            values.pop("weight")
+            moved += size(results[0])
         if name == "attention":
-            query, keys, values, seen, prefix, first, slots, visible, table, positions = args
+            visible, seen, first = values["visible"], values["seen"], values["first"]
             read = keys.shape[2] - first
             read = seen.shape[1] + (read if self.slots is None else min(read, self.slots))
             if visible is not None:
-                read += first - prefix
-            self.flop += 4 * query.numel() * read
-            moved = self.read((query, seen, slots, visible, positions)) + outputs
-            moved += 0 if table is None else len(positions) * size(table[0])
-            return moved + sum(size(cached[:, :, :read]) for cached in (keys, values))
-        if name == "gate":
-            return self.read(args) + outputs
-        if name == "keys":
-            states, table, positions, _, _, index = args
-            return 2 * self.read(states) + self.read((positions, index)) + len(positions) * size(table[0])
-        if name == "linear":
-            moved = self.read(args) + outputs
-            weights = [args[1], args[4]]
-        elif name in ("modulated", "modulations"):
-            moved = self.read(args) + outputs
-            weights = tensors(args[1])
-        elif name == "modulated_norm":
-            return self.read(args) + outputs
-        elif name == "unit_heads":
-            states, log_scale, _, _, _, _, table = args
-            # Two thirds of the states are the new keys and values.
-            return self.read((states, log_scale, table)) + 2 * size(states) // 3 + outputs
-        else:
-            x, gain, _, weight, table, positions, _, keys, _, index, scale = args
-            new = 0 if keys is None else 2 * len(x) * keys.shape[1] * keys.shape[3] * keys.itemsize
-            moved = (
-                self.read((x, gain, weight, positions, index, scale)) + len(positions) * size(table[0]) + new + outputs
-            )
-            weights = [weight]
-        self.flop += 2 * len(args[0]) * sum(weight.numel() for weight in weights if weight is not None)
-        return moved
+                read += first - values["prefix_end"]
+            self.flop += 4 * states.numel() * read
+            moved += sum(size(cached[:, :, :read]) for cached in (keys, of_cache))
+        # Keys and values are written: of as many heads as the cache has, or a part of the states.
+        if name == "qkv":
+            moved += 2 * len(states) * keys.shape[1] * keys.shape[3] * keys.itemsize
+        if name in ("write_keys", "unit_heads"):
+            moved += size(states) if name == "write_keys" else 2 * size(states) // 3
+        if "positions" in values and values.get("table") is not None:
+            # As many rotations as there are positions.
+            moved += len(values["positions"]) * size(values.pop("table")[0])
+        weights = tensors([values.get(key) for key in ("weight", "up", "weights")])
+        self.flop += 2 * len(states) * sum(weight.numel() for weight in weights)
+        return moved + self.read(list(values.values()))
 
 
 class AttentionCounter(TorchFunctionMode):

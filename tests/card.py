@@ -7,9 +7,9 @@ operators.
     print(device.captures, device.replays, device.waits)
 
 The code that is tested takes its CUDA branches as it is, since tensors answer for themselves where they are. Operators
-run on the CPU, Triton kernels by their definitions in torch, and `torch.compile` returns what it was given. What a
-CUDA device refuses, or gets wrong without a word, raises a `CardError`: tensors of two devices in one operator, a host
-that waits in a capture, a graph that uses memory which was freed.
+run on the CPU, operations of `arimage.kernels` as their definitions in torch, and `torch.compile` returns what it was
+given. What a CUDA device refuses, or gets wrong without a word, raises a `CardError`: tensors of two devices in one
+operator, a host that waits in a capture, a graph that uses memory which was freed.
 
 What it cannot show: streams that run at the same time, pinned memory, the caching allocator, the Triton kernels
 themselves, and the rounding of a GPU.
@@ -192,7 +192,7 @@ class Device:
                 self._check(name, args, hosts)
             if kwargs.get("device") is not None:
                 kind = KINDS.get(kwargs["device"].type)
-        function = _sdpa if name == "sdpa" else kernels().get(name, operator) if kind is OnCard else operator
+        function = _sdpa if name == "sdpa" else operator
         if kind is None:
             return function(*host_args, **host_kwargs)
         tape = self.tape
@@ -315,80 +315,6 @@ class Tape:
 
 
 DEVICE = Device()
-
-
-@cache
-def kernels() -> dict:
-    """The definitions of the Triton kernels in torch, by the operators that launch them."""
-    from arimage.kernels.coupling.reference import couple, couple_at, race_at, sample, sample_at
-    from arimage.kernels.cursor.reference import advance, close_step, open_step
-    from arimage.kernels.group_norm.reference import group_norm_silu
-    from arimage.kernels.neighbours.reference import neighbour_mass
-    from arimage.kernels.noise.reference import exponentials, normals, uniforms
-    from arimage.kernels.probabilities.reference import probabilities
-    from arimage.kernels.rotary.reference import rotate
-    from arimage.kernels.siblings.reference import couple_siblings, sample_siblings
-    from arimage.kernels.step.attention.reference import attention
-    from arimage.kernels.step.embedding.reference import embedding
-    from arimage.kernels.step.gate.reference import gate
-    from arimage.kernels.step.keys.reference import write_keys
-    from arimage.kernels.step.linear.reference import linear
-    from arimage.kernels.step.modulated.reference import modulated
-    from arimage.kernels.step.modulated_norm.reference import modulated_norm
-    from arimage.kernels.step.modulations.reference import modulations
-    from arimage.kernels.step.qkv.reference import qkv
-    from arimage.kernels.step.unit_heads.reference import unit_heads
-    from arimage.kernels.window import Drafting
-    from arimage.kernels.window.reference import close_window, open_window, slide_window
-
-    def coupled(p, q, x, noise, live, leading):
-        y, kept = couple(p, q, x, noise.view(*x.shape, 2))
-        if leading is not None:
-            leading.copy_((kept & live).long().cumprod(-1).sum(-1))
-        return y, kept
-
-    def slid(positions, fresh, tokens, q, p, end, *rest):
-        slide_window(positions, fresh, tokens, q, p, end, Drafting(*rest[:6]), *rest[6:])
-
-    def numbers(seeds, positions, steps, purpose, count, exponential):
-        return (exponentials if exponential else uniforms)(seeds, positions, steps, purpose, count)
-
-    def probable(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p, *marks):
-        settings = [*(rows or (temperature, top_k, top_p)), min_p]
-        return probabilities(logits, scale if scales is None else scales, *settings[:3], allowed, settings[3], *marks)
-
-    return {
-        "arimage::sample": lambda weights, uniform: sample(weights.reshape(len(uniform), -1), uniform),
-        "arimage::sample_at": sample_at,
-        "arimage::race_at": race_at,
-        "arimage::couple": coupled,
-        "arimage::couple_at": couple_at,
-        "arimage::open_step": open_step,
-        "arimage::close_step": close_step,
-        "arimage::advance": advance,
-        "arimage::open_window": open_window,
-        "arimage::close_window": close_window,
-        "arimage::slide_window": slid,
-        "arimage::group_norm_silu": group_norm_silu,
-        "arimage::neighbour_mass": neighbour_mass,
-        "arimage::noise": numbers,
-        "arimage::normals": normals,
-        "arimage::probabilities": probable,
-        "arimage::rotate": rotate,
-        "arimage::sample_siblings": lambda q, noise, first: sample_siblings(q, noise.view(*q.shape[:-1], -1), first),
-        "arimage::step_attention": attention,
-        "arimage::step_embedding": embedding,
-        "arimage::step_gate": gate,
-        "arimage::step_keys": write_keys,
-        "arimage::step_linear": linear,
-        "arimage::step_qkv": qkv,
-        "arimage::step_queries": lambda *args: qkv(*args[:-1], scale=args[-1]),
-        "arimage::step_modulated": modulated,
-        "arimage::step_modulated_norm": modulated_norm,
-        "arimage::step_modulations": modulations,
-        "arimage::step_unit_heads": unit_heads,
-        "arimage::couple_siblings": lambda p, q, x, noise: couple_siblings(p, q, x, noise.view(*x.shape[:-1], -1)),
-    }
 
 
 _sdpa = F.scaled_dot_product_attention

@@ -286,7 +286,7 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
     ("file", "source"),
     [
         ("arimage/kernels/coupling/__init__.py", "from ...decoding import law"),
-        ("arimage/kernels/coupling/reference.py", "import numpy"),
+        ("arimage/kernels/coupling/triton.py", "import numpy"),
         ("arimage/decoding/contract/x.py", "def f():\n    from transformers.cache_utils import Cache"),
         ("arimage/decoding/contract/x.py", "from ...models.cache import StaticCache"),
         ("arimage/decoding/__init__.py", "from .. import models"),

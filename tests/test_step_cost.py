@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import arimage.kernels
 import arimage.models
 from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decoding_from_name
 from arimage.decoding.names import PRESETS
 from arimage.kernels.coupling import couple_at, couple_window, sample_at
 from arimage.kernels.noise import normals
+from arimage.kernels.operation import DEVICES
 from arimage.kernels.probabilities import probabilities
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.embedding import embedding
@@ -28,7 +28,7 @@ from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel, 
 
 
 FLOAT, LONG = 4, 8
-needs_triton = pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not DEVICES, reason="triton is not installed")
 
 
 @pytest.fixture(autouse=True)

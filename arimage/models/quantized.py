@@ -6,8 +6,7 @@ from torch import nn
 
 from ..kernels.step import DTYPES as STEP_DTYPES
 from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
-from ..kernels.step.linear import linear
-from ..kernels.step.many import scaled_product
+from ..kernels.step.linear import linear, scaled_product
 from .layers import Linear
 from .saved_files import refuse_to_save
 

@@ -11,7 +11,7 @@ from ..kernels.step import DTYPES, ENABLED, MOST_ROWS, WIDTH, has_kernels, has_m
 from ..kernels.step.attention import attention
 from ..kernels.step.embedding import embedding
 from ..kernels.step.linear import linear
-from ..kernels.step.qkv import qkv
+from ..kernels.step.qkv import qkv, queries
 from .layers import FeedForward, Linear
 from .mixin import ModelMixin
 from .quantized import QuantizedLinear
@@ -95,9 +95,10 @@ def project(
 ) -> torch.Tensor:
     """The queries [R, heads, head_dim] that a layer makes of the rows `hidden` after a norm. Its keys and values, if
     there are any, are written to `keys` and `values`. See `arimage.kernels.step.qkv`."""
-    index = None if keys is None else at.index
-    turns = at.table, at.positions, head_dim
-    return qkv(hidden, norm.weight, norm.eps, layer.weight, *turns, keys, values, index, layer.scale)
+    given = hidden, norm.weight, norm.eps, layer.weight, at.table, at.positions, head_dim
+    if keys is None or values is None:
+        return queries(*given, layer.scale)
+    return qkv(*given, keys, values, at.index, layer.scale)
 
 
 def attend_and_feed(

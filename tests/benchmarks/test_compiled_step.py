@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import arimage.kernels
+from arimage.kernels.operation import DEVICES
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DEVICES, reason="triton is not installed"),
+]
 SCRIPT = Path(__file__).parents[2] / "benchmarks/compiled_step.py"
 IN_TORCH = {"ARIMAGE_STEP_KERNELS": "0"}
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-import arimage.kernels
+from arimage.kernels.operation import DEVICES
 
 
-if not arimage.kernels._TRITON:
+if not DEVICES:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 import step_kernels

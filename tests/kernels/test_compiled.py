@@ -119,3 +119,15 @@ def test_its_definition_breaks_none_either(operation, function):
     compiled = torch.compile(eager, backend="aot_eager", fullgraph=True)
     for actual, expected in zip(compiled(*arguments(function)), eager(*arguments(function)), strict=True):
         assert torch.equal(actual, expected)
+
+
+# Two take other arguments than their operators, and the definition of the third returns a part of what it computes.
+OTHERS = ("probabilities", "couple_window", "normals")
+
+
+@pytest.mark.parametrize("function", [name for _, name in FUNCTIONS if name not in OTHERS])
+def test_what_kernels_fill_has_the_shapes_of_the_definition(function):
+    pytest.importorskip("triton", reason="triton is not installed")
+    importlib.import_module(f"arimage.kernels.{dict(map(reversed, FUNCTIONS))[function]}")
+    operator = getattr(torch.ops.arimage, function).default
+    torch.library.opcheck(operator, arguments(function), test_utils=("test_schema", "test_faketensor"))

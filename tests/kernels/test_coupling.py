@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from arimage.kernels.coupling import couple, couple_window, reference
+from arimage.kernels.coupling import couple, couple_at, couple_window, race_at, sample, sample_at
 from arimage.kernels.noise import exponentials, uniforms
 
 
@@ -61,7 +61,7 @@ def test_small_vocabularies_are_not_padded(size):
     weights = random_distributions(1, 512, size)
     uniform = torch.rand(1, 512, generator=torch.Generator().manual_seed(1))
     with Largest() as largest:
-        tokens = reference.sample(weights, uniform)
+        tokens = sample(weights, uniform)
     assert largest.nbytes <= 8 * max(weights.nbytes, uniform.nbytes)
     bounds = weights.double().cumsum(-1)
     assert (bounds.gather(-1, tokens[..., None])[..., 0] >= uniform - 1e-5).all()
@@ -92,12 +92,12 @@ def test_triton_couples_as_the_definition_does(on_triton, shape, zeros):
     p, q, x, noise, live = arguments = window(*shape, zeros=zeros)
     noise[:, ::2, 0] = LAST  # to see rejections
     y, kept = on_triton("coupling", "couple", *arguments[:4])
-    expected = reference.couple(*arguments[:4])
+    expected = couple(*arguments[:4])
     assert torch.equal(kept, expected[1]) and torch.equal(y[kept], x[kept])
     for tokens in (y, expected[0]):
         assert_sampled(residual(p, q)[~kept], noise[..., 1][~kept], tokens[~kept])
     in_window, leading = on_triton("coupling", "couple_window", *arguments)
-    assert torch.equal(in_window, y) and torch.equal(leading, reference.couple_window(*arguments)[1])
+    assert torch.equal(in_window, y) and torch.equal(leading, couple_window(*arguments)[1])
 
 
 def test_without_rounding_triton_samples_the_very_same_tokens(on_triton):
@@ -107,12 +107,12 @@ def test_without_rounding_triton_samples_the_very_same_tokens(on_triton):
     noise = torch.rand(2, 8, 2, generator=generator).mul(256).floor() / 256
     x = q.multinomial(16, replacement=True, generator=generator).view(2, 8)
     arguments = p.expand(2, 8, -1), q.expand(2, 8, -1), x, noise, torch.ones(2, 8, dtype=torch.bool)
-    expected = reference.couple_window(*arguments)
-    assert 0 < reference.couple(*arguments[:4])[1].sum() < 16
+    expected = couple_window(*arguments)
+    assert 0 < couple(*arguments[:4])[1].sum() < 16
     for actual, wanted in zip(on_triton("coupling", "couple_window", *arguments), expected, strict=True):
         assert torch.equal(actual, wanted)
     (sampled,) = on_triton("coupling", "sample", arguments[0], noise[..., 1])
-    assert torch.equal(sampled, reference.sample(arguments[0], noise[..., 1]))
+    assert torch.equal(sampled, sample(arguments[0], noise[..., 1]))
 
 
 @pytest.mark.parametrize(("size", "scale"), [(1, 1.0), (1000, 1e-37), (5000, 1.0)])
@@ -127,7 +127,7 @@ def test_triton_never_samples_a_token_without_weight(on_triton, size, scale):
     uniform = torch.tensor([0.0, 2.0**-24, 0.5, LAST]).repeat(3)
     (tokens,) = on_triton("coupling", "sample", weights, uniform)
     assert_sampled(weights, uniform, tokens)
-    assert_sampled(weights, uniform, reference.sample(weights, uniform))
+    assert_sampled(weights, uniform, sample(weights, uniform))
 
 
 def test_triton_samples_from_the_target_where_nothing_remains_of_it(on_triton):
@@ -142,7 +142,7 @@ def test_the_distribution_of_a_place_that_is_not_live_may_be_nan(on_triton):
     p, q, x, noise, live = window(1, 3, 40)
     p[:, 1], live[:, 1] = torch.nan, False
     for y, leading in (
-        reference.couple_window(p, q, x, noise, live),
+        couple_window(p, q, x, noise, live),
         on_triton("coupling", "couple_window", p, q, x, noise, live),
     ):
         assert ((y >= 0) & (y < 40)).all() and (leading <= 1).all()
@@ -154,16 +154,16 @@ def test_noise_is_that_of_the_place(on_triton, steps):
     seeds, positions = torch.tensor([0, -5, 2**62]), torch.arange(12).view(3, 4) * 2**31
     place = seeds, positions, steps, 4
     noise = uniforms(*place, 3)
-    y, kept = reference.couple(p, q, x, noise[..., :2])
+    y, kept = couple(p, q, x, noise[..., :2])
     assert 0 < kept.sum() < 12
-    for ours in (reference.couple_at(p, q, x, *place), on_triton("coupling", "couple_at", p, q, x, *place)):
+    for ours in (couple_at(p, q, x, *place), on_triton("coupling", "couple_at", p, q, x, *place)):
         assert torch.equal(ours[0][kept], y[kept]) and torch.equal(ours[1], kept) and torch.equal(ours[2], noise)
         assert_sampled(residual(p, q)[~kept], noise[..., 1][~kept], ours[0][~kept])
     # Rows of an image, as in row-parallel decodings.
     by_row = [values.unflatten(1, (2, 2)) for values in (p, q, x)]
     (in_rows, *_) = on_triton("coupling", "couple_at", *by_row, seeds, positions.view(3, 2, 2), steps, 4)
     assert torch.equal(in_rows.flatten(1), on_triton("coupling", "couple_at", p, q, x, *place)[0])
-    for tokens in (reference.sample_at(p, *place), on_triton("coupling", "sample_at", p, *place)[0]):
+    for tokens in (sample_at(p, *place), on_triton("coupling", "sample_at", p, *place)[0]):
         assert_sampled(p, noise[..., 0], tokens)
 
 
@@ -173,7 +173,7 @@ def test_a_race_is_won_by_the_largest_weight_over_noise(on_triton, size):
     place = torch.tensor([0, -5, 2**62]), torch.arange(12).view(3, 4), torch.tensor([7, 0, 3]), 4
     ratios = weights / exponentials(*place, size)
     (tokens,) = on_triton("coupling", "race_at", weights, *place)
-    assert torch.equal(reference.race_at(weights, *place), ratios.argmax(-1))
+    assert torch.equal(race_at(weights, *place), ratios.argmax(-1))
     # Noise is the same up to rounding.
     torch.testing.assert_close(ratios.gather(-1, tokens[..., None])[..., 0], ratios.amax(-1), rtol=1e-5, atol=0)
     weights[0, 0] = torch.nan

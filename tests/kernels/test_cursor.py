@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arimage.kernels.cursor import reference
+from arimage.kernels.cursor import advance, close_step, open_step
 
 
 SIZE = 15  # tokens of an image
@@ -21,7 +21,7 @@ def images(block):
 def test_a_step_feeds_the_tokens_before_the_cursor(on_triton, block):
     tokens, cursor, finished, *_ = images(block)
     for positions, previous, fed in (
-        reference.open_step(cursor, finished, tokens, block),
+        open_step(cursor, finished, tokens, block),
         on_triton("cursor", "open_step", cursor, finished, tokens, block),
     ):
         for image in range(5):
@@ -46,7 +46,7 @@ def test_a_step_ends_with_its_tokens_one_block_further(on_triton, block):
     sampled = 100 + torch.arange(5 * block).view(5, block)
     arguments = positions, sampled, tokens, *state, SIZE
     written = on_triton("cursor", "close_step", *arguments, written=range(2, 7))
-    reference.close_step(*arguments)
+    close_step(*arguments)
     assert tokens.gather(1, positions).equal(sampled) and (tokens >= 100).sum() == 5 * block
     expected = images(block)
     end = torch.tensor([2 * block, 5 * block, SIZE, SIZE, SIZE])
@@ -58,7 +58,7 @@ def test_a_step_counts_what_it_decided(on_triton):
     _, *state = images(1)
     end = torch.tensor([4, SIZE, SIZE, SIZE, SIZE])
     written = on_triton("cursor", "advance", end, *state, SIZE, written=range(1, 5))
-    reference.advance(end, *state, SIZE)
+    advance(end, *state, SIZE)
     for actual, ours, value in zip(written, state, advanced(end, *images(1)[1:]), strict=True):
         assert torch.equal(actual, value) and torch.equal(ours, value)
 

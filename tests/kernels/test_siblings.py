@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arimage.kernels.siblings import reference
+from arimage.kernels.siblings import couple_siblings, sample_siblings
 
 
 def arguments(batch, size, count, scale=256):
@@ -21,12 +21,10 @@ def arguments(batch, size, count, scale=256):
 def test_triton_samples_the_same_siblings(on_triton, size, count):
     _, q, noise = arguments(6, size, count)
     (siblings,) = on_triton("siblings", "sample_siblings", q, noise[:, :count], None)
-    assert torch.equal(siblings, reference.sample_siblings(q, noise[:, :count], None))
+    assert torch.equal(siblings, sample_siblings(q, noise[:, :count], None))
     first = siblings[:, 0].contiguous()
     (others,) = on_triton("siblings", "sample_siblings", q, noise[:, 1:count], first)
-    assert torch.equal(others, siblings) and torch.equal(
-        reference.sample_siblings(q, noise[:, 1:count], first), siblings
-    )
+    assert torch.equal(others, siblings) and torch.equal(sample_siblings(q, noise[:, 1:count], first), siblings)
     # Without replacement, until none is left.
     for row, possible in zip(siblings.tolist(), (q > 0).sum(1).tolist(), strict=True):
         drafts = [token for token in row if token >= 0]
@@ -37,9 +35,9 @@ def test_triton_samples_the_same_siblings(on_triton, size, count):
 @pytest.mark.parametrize(("size", "count"), [(2, 1), (3, 4), (50, 3), (5003, 2)])
 def test_triton_couples_siblings_as_the_definition_does(on_triton, size, count):
     p, q, noise = arguments(40, size, count)
-    x = reference.sample_siblings(q, noise[:, :count], None)
+    x = sample_siblings(q, noise[:, :count], None)
     y, which = on_triton("siblings", "couple_siblings", p, q, x, noise[:, count:])
-    expected_y, expected_which = reference.couple_siblings(p, q, x, noise[:, count:])
+    expected_y, expected_which = couple_siblings(p, q, x, noise[:, count:])
     assert torch.equal(which, expected_which) and torch.equal(y, expected_y)
     assert len(which.unique()) > 1
     assert (p.gather(1, y[:, None]) > 0).all()
@@ -47,7 +45,7 @@ def test_triton_couples_siblings_as_the_definition_does(on_triton, size, count):
 
 def test_what_is_no_draft_changes_nothing(on_triton):
     p, q, noise = arguments(20, 30, 2)
-    x, verify = reference.sample_siblings(q, noise[:, :2], None), noise[:, 2:]
+    x, verify = sample_siblings(q, noise[:, :2], None), noise[:, 2:]
     none = torch.full_like(x[:, :1], -1)
     y, which = on_triton("siblings", "couple_siblings", p, q, x, verify)
     padded = torch.cat([none, x[:, :1], none, x[:, 1:]], dim=1)

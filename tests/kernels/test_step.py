@@ -10,7 +10,7 @@ from arimage.kernels.step.embedding import embedding
 from arimage.kernels.step.gate import gate
 from arimage.kernels.step.keys import write_keys
 from arimage.kernels.step.linear import linear
-from arimage.kernels.step.qkv import qkv
+from arimage.kernels.step.qkv import qkv, queries
 
 
 EPS = 1e-5
@@ -86,11 +86,11 @@ def test_queries_by_weights_of_8_bits(on_triton, dtype):
     width, head_dim = 128, 32
     weight, scale = eight_bits(random(6 * head_dim, width, seed=2), dtype)
     x, gain, table = random(3, width), random(width, seed=1), random(40, head_dim // 2, 2, seed=3)
-    arguments = x, gain, EPS, weight, table, torch.arange(3), head_dim, None, None, None
-    (found,) = on_triton("step.qkv", "qkv", *arguments, scale)
-    expected = qkv(x, gain, EPS, weight.float() * scale[:, None], *arguments[4:])
+    arguments = x, gain, EPS, weight, table, torch.arange(3), head_dim
+    (found,) = on_triton("step.qkv", "queries", *arguments, scale)
+    expected = queries(x, gain, EPS, weight.float() * scale[:, None], *arguments[4:])
     torch.testing.assert_close(found, expected, **TOLERANCE)
-    torch.testing.assert_close(qkv(*arguments, scale), expected, **TOLERANCE)
+    torch.testing.assert_close(queries(*arguments, scale), expected, **TOLERANCE)
 
 
 # Rows of the cache, queries of each, heads, heads of keys, the width of a head: one query, a window, and shared keys.
@@ -123,22 +123,25 @@ def turn(states, table, positions):
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 @pytest.mark.parametrize("which", ["all", "queries", "keys and values"])
 def test_queries_keys_and_values(on_triton, shape, which):
-    rows, queries, heads, key_heads, head_dim = shape
+    rows, fed, heads, key_heads, head_dim = shape
     x, gain, weight, table, positions, keys, values, index = layer(shape).values()
     if which == "queries":
-        heads, weight, keys, values, index = len(weight) // head_dim, weight, None, None, None
+        heads = len(weight) // head_dim
     elif which == "keys and values":
         heads, weight = 0, weight[heads * head_dim :].contiguous()
-    arguments = (x, gain, EPS, weight, table, positions, head_dim, keys, values, index)
-    found, *cached = on_triton("step.qkv", "qkv", *arguments, written=() if keys is None else (7, 8))
+    arguments = x, gain, EPS, weight, table, positions, head_dim
+    name, operation, written = "queries", queries, ()
+    if which != "queries":
+        name, operation, written, arguments = "qkv", qkv, (7, 8), (*arguments, keys, values, index)
+    found, *cached = on_triton("step.qkv", name, *arguments, written=written)
     states = (F.rms_norm(x, x.shape[1:], gain, EPS) @ weight.T).unflatten(1, (-1, head_dim))
     turned = turn(states, table, positions)
-    before = None if keys is None else (keys.clone(), values.clone())
-    torch.testing.assert_close(qkv(*arguments), turned[:, :heads], **TOLERANCE)
+    before = keys.clone(), values.clone()
+    torch.testing.assert_close(operation(*arguments), turned[:, :heads], **TOLERANCE)
     torch.testing.assert_close(found, turned[:, :heads], **TOLERANCE)
-    if before is not None:
-        for row in range(rows * queries):
-            at = row // queries, slice(None), index[row % len(index)]
+    if written:
+        for row in range(rows * fed):
+            at = row // fed, slice(None), index[row % len(index)]
             before[0][at] = turned[row, heads : heads + key_heads]
             before[1][at] = states[row, heads + key_heads :]
         for each in (cached, (keys, values)):

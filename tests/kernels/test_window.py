@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from arimage.kernels.noise import uniforms
-from arimage.kernels.window import Drafting, reference
+from arimage.kernels.window import Drafting, close_window, open_window, slide_window
 
 
 SIZE, VOCABULARY = 24, 5003
@@ -25,7 +25,7 @@ def slots(window, capacity=None):
 def test_a_step_feeds_the_tokens_before_its_drafts(on_triton, window, block, capacity):
     positions, tokens = slots(window, capacity)
     for opened in (
-        reference.open_window(positions, tokens, window, block, SIZE),
+        open_window(positions, tokens, window, block, SIZE),
         on_triton("window", "open_window", positions, tokens, window, block, SIZE),
     ):
         for image in range(len(CURSORS)):
@@ -51,7 +51,7 @@ def test_a_step_decides_up_to_the_first_rejected_draft(on_triton, window, block,
         written = tokens.clone(), CURSORS.clone(), CURSORS == SIZE, steps, accepted
         arguments = positions, kept, verified, redrafted, *written, block, SIZE
         triton = on_triton("window", "close_window", *arguments, written=range(4, 9))
-        end = reference.close_window(*arguments)
+        end = close_window(*arguments)
         for image, cursor in enumerate(CURSORS.tolist()):
             last = cursor
             while last < cursor + window - 1 and kept[image, positions[image] == last]:
@@ -95,7 +95,7 @@ def slid(on_triton, arguments, drafted):
     positions, fresh, tokens, q, p, end, *rest = (a.clone() if isinstance(a, torch.Tensor) else a for a in arguments)
     written = positions, fresh, tokens, q
     triton = on_triton("window", "slide_window", *arguments, written=range(4))
-    reference.slide_window(*written, p, end, *rest)
+    slide_window(*written, p, end, *rest)
     for actual, ours in zip(triton, written, strict=True):
         assert torch.equal(actual, ours)
     before, _, old_tokens, old_q = arguments[:4]

@@ -13,12 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import arimage.kernels.step
+from arimage.kernels.operation import DEVICES
 from arimage.kernels.step import MOST_ROWS
 from arimage.models import step
 from arimage.models.denoising_head import DenoisingHead
 
 
-needs_triton = pytest.mark.skipif(not arimage.kernels._TRITON, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not DEVICES, reason="triton is not installed")
 
 
 def outputs(pipe, name, call):

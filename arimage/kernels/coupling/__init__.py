@@ -2,27 +2,49 @@
 possible."""
 
 import torch
+import torch.nn.functional as F
 
-from .. import runs_triton
-from . import reference
-
-
-def _operations(probabilities: torch.Tensor):
-    if runs_triton(probabilities):
-        from . import triton
-
-        return triton
-    return reference
+from ..noise import exponentials, uniforms
+from ..operation import operation
 
 
+# The search runs over sums of this many weights first, then over the weights of one sum: a cumulative sum over all
+# costs more.
+_BLOCK = 128
+
+
+def _search(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index of the first of `weights` [..., N] at which their sum exceeds `target` [...], and the target minus the
+    sum before it."""
+    # Parallel sums need not be monotone: a weight of 0 gets an interval that contains no target.
+    cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
+    total = cumulative.amax(-1)
+    # A target that is rounded up to the total would lie in no interval.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp(min=0)[..., None]
+    found = (cumulative > target).byte().argmax(-1, keepdim=True)
+    before = cumulative.gather(-1, found) - weights.gather(-1, found)
+    return found, (target - before).squeeze(-1)
+
+
+@operation(whole=("weights",))
 def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
     """Sample tokens [...] in proportion to `weights` [..., V] >= 0 (not all zero) by `uniform` [...] in [0, 1).
 
     A token of weight 0 is never sampled.
     """
-    return _operations(weights).sample(weights, uniform)
+    size = weights.shape[-1]
+    length = min(_BLOCK, size)
+    if size % length:
+        weights = F.pad(weights, (0, -size % length))
+    blocks = weights.unflatten(-1, (-1, length))
+    sums = blocks.sum(-1)
+    block, target = _search(sums, uniform * sums.sum(-1))
+    inside = blocks.gather(-2, block[..., None].expand(*block.shape, length)).squeeze(-2)
+    token, _ = _search(inside, target)
+    return (block * length + token).squeeze(-1)
 
 
+@operation(whole=("weights", "positions"))
 def sample_at(
     weights: torch.FloatTensor,
     seeds: torch.LongTensor,
@@ -32,9 +54,10 @@ def sample_at(
 ) -> torch.LongTensor:
     """`sample` by the first of the `noise.uniforms` of each place, in one launch: tokens [B, Q] from `weights`
     [B, Q, V], for `seeds` [B], `positions` [B, Q], `steps` [B] or None, and `purpose`."""
-    return _operations(weights).sample_at(weights, seeds, positions, steps, purpose)
+    return sample(weights, uniforms(seeds, positions, steps, purpose, 1)[..., 0])
 
 
+@operation(whole=("weights", "positions"))
 def race_at(
     weights: torch.FloatTensor,
     seeds: torch.LongTensor,
@@ -44,9 +67,11 @@ def race_at(
 ) -> torch.LongTensor:
     """Sample tokens as `sample_at` does, but by the `noise.exponentials` e of each place, as those of the largest
     `weights` / e: tokens that rarely change where the weights change little and the noise stays (the Gumbel trick)."""
-    return _operations(weights).race_at(weights, seeds, positions, steps, purpose)
+    # The argmax of p / e is the argmax of log p plus Gumbel noise.
+    return (weights / exponentials(seeds, positions, steps, purpose, weights.shape[-1])).argmax(-1)
 
 
+@operation(whole=("p", "q", "x"))
 def couple(
     p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
 ) -> tuple[torch.LongTensor, torch.BoolTensor]:
@@ -65,9 +90,16 @@ def couple(
     Returns:
         y [...], and bool [...]: whether x was kept.
     """
-    return _operations(p).couple(p, q, x, noise)
+    p_x, q_x = (values.gather(-1, x[..., None]).squeeze(-1) for values in (p, q))
+    kept = noise[..., 0] * q_x < p_x
+    residual = (p - q).clamp_(min=0)
+    nothing = residual.sum(-1, keepdim=True) == 0
+    # p itself where the residual is empty. This is faster than `torch.where`.
+    residual = residual.addcmul_(p, nothing.to(p.dtype))
+    return torch.where(kept, x, sample(residual, noise[..., 1])), kept
 
 
+@operation(whole=("p", "q", "x", "positions"))
 def couple_at(
     p: torch.FloatTensor,
     q: torch.FloatTensor,
@@ -89,7 +121,8 @@ def couple_at(
     Returns:
         y [B, ...], bool [B, ...], and three numbers of each place, [B, ..., 3]: the two and one that is unused.
     """
-    return _operations(p).couple_at(p, q, x, seeds, positions, steps, purpose)
+    noise = uniforms(seeds, positions.flatten(1), steps, purpose, 3).view(*x.shape, 3)
+    return *couple(p, q, x, noise[..., :2]), noise
 
 
 def couple_window(
@@ -110,4 +143,20 @@ def couple_window(
     Returns:
         y [B, W], and the numbers of drafts [B], 0 .. W.
     """
-    return _operations(p).couple_window(p, q, x, noise, live)
+    leading = torch.full_like(x[:, 0], x.shape[1])
+    y, _ = _couple_window(p, q, x, noise, live, leading)
+    return y, leading
+
+
+@operation(writes=("leading",), whole=("p", "q", "x", "live"))
+def _couple_window(
+    p: torch.FloatTensor,
+    q: torch.FloatTensor,
+    x: torch.LongTensor,
+    noise: torch.FloatTensor,
+    live: torch.BoolTensor,
+    leading: torch.LongTensor,
+) -> tuple[torch.LongTensor, torch.BoolTensor]:
+    y, kept = couple(p, q, x, noise)
+    leading.copy_((kept & live).long().cumprod(-1).sum(-1))
+    return y, kept

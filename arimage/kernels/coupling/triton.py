@@ -4,7 +4,6 @@ rejected."""
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..noise import constants
 from ..noise.triton import NEXT, exponentials_of, place_of, uniform_of
@@ -197,208 +196,52 @@ def _blocks(vocab_size: int) -> dict[str, int]:
     return {"block": block, "blocks": triton.next_power_of_2(triton.cdiv(vocab_size, block))}
 
 
-@library.custom_op("arimage::sample", mutates_args=())
-def _sample_tokens(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    tokens = torch.empty(len(uniform), dtype=torch.long, device=uniform.device)
+def sample(weights, uniform):
     size = weights.shape[-1]
-    with torch.cuda.device_of(weights):
-        sample_kernel[(len(tokens),)](weights, uniform, tokens, uniform.stride(0), size, **_blocks(size), num_warps=8)
-    return tokens
-
-
-@_sample_tokens.register_fake
-def _(weights, uniform):
-    return torch.empty(len(uniform), dtype=torch.long, device=uniform.device)
-
-
-def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.LongTensor:
+    tokens = torch.empty(uniform.shape, dtype=torch.long, device=uniform.device)
+    yield tokens
     # Flattening `noise[..., k]`, one number per position, does not copy it.
-    return _sample_tokens(weights.contiguous(), uniform.flatten()).view(uniform.shape)
+    uniform = uniform.flatten()
+    sample_kernel[(len(uniform),)](weights, uniform, tokens, uniform.stride(0), size, **_blocks(size), num_warps=8)
 
 
-@library.custom_op("arimage::sample_at", mutates_args=())
-def _sample_at(
-    weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int
-) -> torch.Tensor:
-    tokens = torch.empty_like(positions)
-    size = weights.shape[-1]
-    with torch.cuda.device_of(weights):
-        sample_at_kernel[(positions.numel(),)](
-            weights,
-            seeds,
-            positions,
-            steps,
-            tokens,
-            constants.key_of(purpose),
-            positions.shape[1],
-            size,
-            **_blocks(size),
-            num_warps=8,
-        )
-    return tokens
+def sample_at(weights, seeds, positions, steps, purpose):
+    tokens, size = torch.empty_like(positions), weights.shape[-1]
+    yield tokens
+    place = seeds, positions, steps, tokens, constants.key_of(purpose), positions.shape[1]
+    sample_at_kernel[(positions.numel(),)](weights, *place, size, **_blocks(size), num_warps=8)
 
 
-@_sample_at.register_fake
-def _(weights, seeds, positions, steps, purpose):
-    return torch.empty_like(positions)
+def race_at(weights, seeds, positions, steps, purpose):
+    tokens, size = torch.empty_like(positions), weights.shape[-1]
+    yield tokens
+    place = seeds, positions, steps, tokens, constants.key_of(purpose), positions.shape[1]
+    block = min(1024, triton.next_power_of_2(triton.cdiv(size, 2)))
+    race_at_kernel[(positions.numel(),)](weights, *place, size, block=block, num_warps=8)
 
 
-def sample_at(
-    weights: torch.FloatTensor,
-    seeds: torch.LongTensor,
-    positions: torch.LongTensor,
-    steps: torch.LongTensor | None,
-    purpose: int,
-) -> torch.LongTensor:
-    return _sample_at(weights.contiguous(), seeds, positions.contiguous(), steps, int(purpose))
+def couple_at(p, q, x, seeds, positions, steps, purpose):
+    y, kept, size = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool), p.shape[-1]
+    noise = torch.empty(*x.shape, 3, dtype=torch.float32, device=x.device)
+    yield y, kept, noise
+    place = seeds, positions, steps, y, kept.view(torch.uint8), noise, constants.key_of(purpose)
+    couple_at_kernel[(x.numel(),)](p, q, x, *place, x.numel() // len(seeds), size, **_blocks(size), num_warps=8)
 
 
-@library.custom_op("arimage::race_at", mutates_args=())
-def _race_at(
-    weights: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int
-) -> torch.Tensor:
-    tokens = torch.empty_like(positions)
-    size = weights.shape[-1]
-    with torch.cuda.device_of(weights):
-        race_at_kernel[(positions.numel(),)](
-            weights,
-            seeds,
-            positions,
-            steps,
-            tokens,
-            constants.key_of(purpose),
-            positions.shape[1],
-            size,
-            block=min(1024, triton.next_power_of_2(triton.cdiv(size, 2))),
-            num_warps=8,
-        )
-    return tokens
+def _launch(p, q, x, noise, y, kept, live=None, leading=None):
+    noise, live, size = noise_rows(noise), None if live is None else live.view(torch.uint8), p.shape[-1]
+    sizes = x.shape[-1] if x.ndim else 1, size, noise.stride(0)
+    options = {"counts": live is not None, **_blocks(size), "num_warps": 8}
+    couple_kernel[(x.numel(),)](p, q, x, noise, live, y, kept.view(torch.uint8), leading, *sizes, **options)
 
 
-@_race_at.register_fake
-def _(weights, seeds, positions, steps, purpose):
-    return torch.empty_like(positions)
-
-
-def race_at(
-    weights: torch.FloatTensor,
-    seeds: torch.LongTensor,
-    positions: torch.LongTensor,
-    steps: torch.LongTensor | None,
-    purpose: int,
-) -> torch.LongTensor:
-    return _race_at(weights.contiguous(), seeds, positions.contiguous(), steps, int(purpose))
-
-
-def _coupled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        torch.empty_like(x),
-        torch.empty_like(x, dtype=torch.bool),
-        torch.empty(*x.shape, 3, dtype=torch.float32, device=x.device),
-    )
-
-
-@library.custom_op("arimage::couple_at", mutates_args=())
-def _couple_at(
-    p: torch.Tensor,
-    q: torch.Tensor,
-    x: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    steps: torch.Tensor | None,
-    purpose: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    y, kept, noise = _coupled(x)
-    vocab_size = p.shape[-1]
-    with torch.cuda.device_of(p):
-        couple_at_kernel[(x.numel(),)](
-            p,
-            q,
-            x,
-            seeds,
-            positions,
-            steps,
-            y,
-            kept.view(torch.uint8),
-            noise,
-            constants.key_of(purpose),
-            x.numel() // len(seeds),
-            vocab_size,
-            **_blocks(vocab_size),
-            num_warps=8,
-        )
-    return y, kept, noise
-
-
-@_couple_at.register_fake
-def _(p, q, x, seeds, positions, steps, purpose):
-    return _coupled(x)
-
-
-def couple_at(
-    p: torch.FloatTensor,
-    q: torch.FloatTensor,
-    x: torch.LongTensor,
-    seeds: torch.LongTensor,
-    positions: torch.LongTensor,
-    steps: torch.LongTensor | None,
-    purpose: int,
-) -> tuple[torch.LongTensor, torch.BoolTensor, torch.FloatTensor]:
-    contiguous = p.contiguous(), q.contiguous(), x.contiguous()
-    return _couple_at(*contiguous, seeds, positions.contiguous(), steps, int(purpose))
-
-
-@library.custom_op("arimage::couple", mutates_args=("leading",))
-def _couple_tokens(
-    p: torch.Tensor,
-    q: torch.Tensor,
-    x: torch.Tensor,
-    noise: torch.Tensor,
-    live: torch.Tensor | None,
-    leading: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def couple(p, q, x, noise):
     y, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-    vocab_size = p.shape[-1]
-    with torch.cuda.device_of(p):
-        couple_kernel[(x.numel(),)](
-            p,
-            q,
-            x,
-            noise,
-            None if live is None else live.view(torch.uint8),
-            y,
-            kept.view(torch.uint8),
-            leading,
-            x.shape[-1] if x.ndim else 1,
-            vocab_size,
-            noise.stride(0),
-            counts=live is not None,
-            **_blocks(vocab_size),
-            num_warps=8,
-        )
-    return y, kept
+    yield y, kept
+    _launch(p, q, x, noise, y, kept)
 
 
-@_couple_tokens.register_fake
-def _(p, q, x, noise, live, leading):
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-
-
-def couple(
-    p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
-) -> tuple[torch.LongTensor, torch.BoolTensor]:
-    return _couple_tokens(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), None, None)
-
-
-def couple_window(
-    p: torch.FloatTensor,
-    q: torch.FloatTensor,
-    x: torch.LongTensor,
-    noise: torch.FloatTensor,
-    live: torch.BoolTensor,
-) -> tuple[torch.LongTensor, torch.LongTensor]:
-    leading = torch.full_like(x[:, 0], x.shape[1])
-    y, _ = _couple_tokens(
-        p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise), live.contiguous(), leading
-    )
-    return y, leading
+def couple_window(p, q, x, noise, live, leading):
+    y, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    yield y, kept
+    _launch(p, q, x, noise, y, kept, live, leading)

@@ -2,18 +2,10 @@
 
 import torch
 
-from .. import runs_triton
-from . import reference
+from ..operation import operation
 
 
-def _operations(cursor: torch.Tensor):
-    if runs_triton(cursor):
-        from . import triton
-
-        return triton
-    return reference
-
-
+@operation()
 def open_step(
     cursor: torch.LongTensor, finished: torch.BoolTensor, tokens: torch.LongTensor, block: int
 ) -> tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor]:
@@ -28,9 +20,13 @@ def open_step(
         The positions [B, block] from the cursor on, the tokens [B, block] that lie `block` before them, and the
         positions of these, -1 in finished images.
     """
-    return _operations(cursor).open_step(cursor, finished, tokens, block)
+    positions = cursor[:, None] + torch.arange(block, device=cursor.device)
+    before = positions - block
+    previous = tokens.gather(1, before)
+    return positions, previous, before.masked_fill_(finished[:, None], -1)
 
 
+@operation(writes=("tokens", "cursor", "finished", "steps", "accepted"), whole=("positions", "sampled"))
 def close_step(
     positions: torch.LongTensor,
     sampled: torch.LongTensor,
@@ -43,9 +39,11 @@ def close_step(
 ) -> None:
     """Write the tokens `sampled` [B, Q] at `positions` [B, Q] of `tokens` [B, S], and `advance` by Q positions, at
     most to the end of the image."""
-    _operations(cursor).close_step(positions, sampled, tokens, cursor, finished, steps, accepted, size)
+    tokens.scatter_(1, positions, sampled)
+    advance((cursor + positions.shape[1]).clamp_(max=size), cursor, finished, steps, accepted, size)
 
 
+@operation(writes=("cursor", "finished", "steps", "accepted"), whole=("end",))
 def advance(
     end: torch.LongTensor,
     cursor: torch.LongTensor,
@@ -63,4 +61,7 @@ def advance(
         steps: int64 [B], the number of steps of each image, which finished ones no longer count.
         accepted: int64 [size + 1, B], by step and image the number of tokens that it decided.
     """
-    _operations(cursor).advance(end, cursor, finished, steps, accepted, size)
+    accepted.scatter_(0, steps[None], (end - cursor)[None])
+    steps += ~finished
+    cursor.copy_(end)
+    torch.ge(cursor, size, out=finished)

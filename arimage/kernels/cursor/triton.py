@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 
 @triton.jit
@@ -74,97 +73,23 @@ def advance_kernel(end_ptr, cursor_ptr, finished_ptr, steps_ptr, accepted_ptr, a
     count_step(image, end, cursor_ptr, finished_ptr, steps_ptr, accepted_ptr, accepted_stride, size)
 
 
-@library.custom_op("arimage::open_step", mutates_args=())
-def open_step(
-    cursor: torch.Tensor, finished: torch.Tensor, tokens: torch.Tensor, block: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def open_step(cursor, finished, tokens, block):
     positions, previous, fed = (cursor.new_empty(len(cursor), block) for _ in range(3))
-    with torch.cuda.device_of(cursor):
-        open_step_kernel[(len(cursor),)](
-            cursor,
-            finished.view(torch.uint8),
-            tokens,
-            positions,
-            previous,
-            fed,
-            tokens.stride(0),
-            block,
-            padded=triton.next_power_of_2(block),
-            num_warps=1,
-        )
-    return positions, previous, fed
+    yield positions, previous, fed
+    state = cursor, finished.view(torch.uint8), tokens, positions, previous, fed
+    padded = triton.next_power_of_2(block)
+    open_step_kernel[(len(cursor),)](*state, tokens.stride(0), block, padded=padded, num_warps=1)
 
 
-@open_step.register_fake
-def _(cursor, finished, tokens, block):
-    positions, previous, fed = (cursor.new_empty(len(cursor), block) for _ in range(3))
-    return positions, previous, fed
-
-
-@library.custom_op("arimage::close_step", mutates_args=("tokens", "cursor", "finished", "steps", "accepted"))
-def _close_step(
-    positions: torch.Tensor,
-    sampled: torch.Tensor,
-    tokens: torch.Tensor,
-    cursor: torch.Tensor,
-    finished: torch.Tensor,
-    steps: torch.Tensor,
-    accepted: torch.Tensor,
-    size: int,
-) -> None:
+def close_step(positions, sampled, tokens, cursor, finished, steps, accepted, size):
+    yield
     block = positions.shape[1]
-    with torch.cuda.device_of(cursor):
-        close_step_kernel[(len(cursor),)](
-            positions,
-            sampled,
-            tokens,
-            cursor,
-            finished.view(torch.uint8),
-            steps,
-            accepted,
-            tokens.stride(0),
-            accepted.stride(0),
-            block,
-            size,
-            padded=triton.next_power_of_2(block),
-            num_warps=1,
-        )
+    state = positions, sampled, tokens, cursor, finished.view(torch.uint8), steps, accepted
+    sizes = tokens.stride(0), accepted.stride(0), block, size
+    close_step_kernel[(len(cursor),)](*state, *sizes, padded=triton.next_power_of_2(block), num_warps=1)
 
 
-def close_step(
-    positions: torch.LongTensor,
-    sampled: torch.LongTensor,
-    tokens: torch.LongTensor,
-    cursor: torch.LongTensor,
-    finished: torch.BoolTensor,
-    steps: torch.LongTensor,
-    accepted: torch.LongTensor,
-    size: int,
-) -> None:
-    _close_step(positions.contiguous(), sampled.contiguous(), tokens, cursor, finished, steps, accepted, size)
-
-
-@library.custom_op("arimage::advance", mutates_args=("cursor", "finished", "steps", "accepted"))
-def _advance(
-    end: torch.Tensor,
-    cursor: torch.Tensor,
-    finished: torch.Tensor,
-    steps: torch.Tensor,
-    accepted: torch.Tensor,
-    size: int,
-) -> None:
-    with torch.cuda.device_of(cursor):
-        advance_kernel[(len(cursor),)](
-            end, cursor, finished.view(torch.uint8), steps, accepted, accepted.stride(0), size, num_warps=1
-        )
-
-
-def advance(
-    end: torch.LongTensor,
-    cursor: torch.LongTensor,
-    finished: torch.BoolTensor,
-    steps: torch.LongTensor,
-    accepted: torch.LongTensor,
-    size: int,
-) -> None:
-    _advance(end.contiguous(), cursor, finished, steps, accepted, size)
+def advance(end, cursor, finished, steps, accepted, size):
+    yield
+    state = end, cursor, finished.view(torch.uint8), steps, accepted
+    advance_kernel[(len(cursor),)](*state, accepted.stride(0), size, num_warps=1)

@@ -4,7 +4,6 @@ then the normalised parts."""
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 
 # Elements of a part.
@@ -122,13 +121,13 @@ def apply_kernel(
     tl.store(out_ptr + address, (normed * tl.sigmoid(normed)).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@library.custom_op("arimage::group_norm_silu", mutates_args=())
-def _group_norm_silu(
-    hidden: torch.Tensor, num_groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
+def group_norm_silu(hidden, num_groups, weight, bias, eps):
+    if not hidden.is_contiguous(memory_format=torch.channels_last):
+        hidden = hidden.contiguous()
+    out = torch.empty_like(hidden)
+    yield out
     batch, channels, height, width = hidden.shape
     pixels, size = height * width, channels // num_groups
-    out = torch.empty_like(hidden)
     block_size = triton.next_power_of_2(size)
     # Neighbours in memory are pixels of a channel or, in channels_last, channels of a pixel. There, groups share a
     # part until it fills 128 bytes.
@@ -139,30 +138,10 @@ def _group_norm_silu(
     parts = triton.cdiv(pixels, block_pixels)
     moments = torch.empty(batch, num_groups, 2, parts, dtype=torch.float32, device=hidden.device)
     of_groups = torch.empty(batch, num_groups, 2, dtype=torch.float32, device=hidden.device)
-    blocks = {
-        "channels_last": channels_last,
-        "block_pixels": block_pixels,
-        "block_groups": block_groups,
-        "block_size": block_size,
-    }
-    grid = parts, triton.cdiv(num_groups, block_groups), batch
-    with torch.cuda.device_of(hidden):
-        moments_kernel[grid](hidden, moments, pixels, channels, size, **blocks)
-        combine_kernel[(batch * num_groups,)](
-            moments, of_groups, pixels, size, parts, eps, block_pixels, min(_COMBINED, triton.next_power_of_2(parts))
-        )
-        apply_kernel[grid](hidden, of_groups, weight, bias, out, pixels, channels, size, **blocks)
-    return out
-
-
-@_group_norm_silu.register_fake
-def _(hidden, num_groups, weight, bias, eps):
-    return torch.empty_like(hidden)
-
-
-def group_norm_silu(
-    hidden: torch.Tensor, num_groups: int, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> torch.Tensor:
-    if not hidden.is_contiguous(memory_format=torch.channels_last):
-        hidden = hidden.contiguous()
-    return _group_norm_silu(hidden, num_groups, weight, bias, eps)
+    sizes, grid = (pixels, channels, size), (parts, triton.cdiv(num_groups, block_groups), batch)
+    blocks = {"block_pixels": block_pixels, "block_groups": block_groups, "block_size": block_size}
+    blocks["channels_last"] = channels_last
+    moments_kernel[grid](hidden, moments, *sizes, **blocks)
+    combined = min(_COMBINED, triton.next_power_of_2(parts))
+    combine_kernel[(batch * num_groups,)](moments, of_groups, pixels, size, parts, eps, block_pixels, combined)
+    apply_kernel[grid](hidden, of_groups, weight, bias, out, *sizes, **blocks)

@@ -2,8 +2,7 @@
 
 import torch
 
-from .. import runs_triton
-from . import reference
+from ..operation import operation
 
 
 # Distances held at a time: 64 MiB in float32.
@@ -31,6 +30,7 @@ def nearest_neighbours(codebook: torch.Tensor, count: int) -> torch.IntTensor:
     return table
 
 
+@operation(whole=("p", "x", "neighbours", "bound"))
 def neighbour_mass(
     p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
 ) -> torch.FloatTensor:
@@ -45,8 +45,7 @@ def neighbour_mass(
         neighbours: the table [V, K] of `nearest_neighbours`.
         bound: [B, W], float32.
     """
-    if runs_triton(p):
-        from . import triton
-
-        return triton.neighbour_mass(p, x, neighbours, bound)
-    return reference.neighbour_mass(p, x, neighbours, bound)
+    cumulative = p.gather(-1, neighbours[x].long()).cumsum(-1)
+    within = (cumulative <= bound[..., None]).long().cumprod(-1)
+    # Zero before the first neighbour.
+    return torch.where(within > 0, cumulative, 0).amax(-1)

@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 
 @triton.jit
@@ -20,22 +19,8 @@ def neighbour_mass_kernel(p_ptr, x_ptr, neighbours_ptr, bound_ptr, mass_ptr, voc
     tl.store(mass_ptr + place, tl.sum(tl.where(rank == length - 1, cumulative, 0.0)))
 
 
-@library.custom_op("arimage::neighbour_mass", mutates_args=())
-def _neighbour_mass(p: torch.Tensor, x: torch.Tensor, neighbours: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+def neighbour_mass(p, x, neighbours, bound):
     mass, count = torch.empty_like(bound), neighbours.shape[1]
-    with torch.cuda.device_of(p):
-        neighbour_mass_kernel[(x.numel(),)](
-            p, x, neighbours, bound, mass, p.shape[-1], count, block=triton.next_power_of_2(count)
-        )
-    return mass
-
-
-@_neighbour_mass.register_fake
-def _(p, x, neighbours, bound):
-    return torch.empty_like(bound)
-
-
-def neighbour_mass(
-    p: torch.FloatTensor, x: torch.LongTensor, neighbours: torch.IntTensor, bound: torch.FloatTensor
-) -> torch.FloatTensor:
-    return _neighbour_mass(p.contiguous(), x.contiguous(), neighbours.contiguous(), bound.contiguous())
+    yield mass
+    block = triton.next_power_of_2(count)
+    neighbour_mass_kernel[(x.numel(),)](p, x, neighbours, bound, mass, p.shape[-1], count, block=block)

@@ -7,20 +7,64 @@ a good spectral score (Steele and Vigna 2021, https://arxiv.org/abs/2001.05304):
 2 ** 16 apart have different sums.
 """
 
+import math
+
 import torch
+from torch import library
 
-from .. import runs_triton
-from . import reference
-
-
-def _operations(seeds: torch.Tensor):
-    if runs_triton(seeds):
-        from . import triton
-
-        return triton
-    return reference
+from ..operation import operation
+from . import constants
+from .constants import signed
 
 
+_POSITION, _STEP, _BLOCK, _SEED = map(signed, (constants.POSITION, constants.STEP, constants.BLOCK, constants.SEED))
+_FIRST, _SECOND = signed(constants.FIRST), signed(constants.SECOND)
+
+
+def splitmix(words: torch.LongTensor) -> torch.LongTensor:
+    """The finaliser of SplitMix64, in place."""
+    shifted = torch.empty_like(words)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        # The shift of an int64 repeats its sign.
+        torch.bitwise_right_shift(words, shift, out=shifted).bitwise_and_((1 << 64 - shift) - 1)
+        words ^= shifted
+        if factor is not None:
+            words *= factor
+    return words
+
+
+# One operator, because inductor multiplies constants without wrapping around.
+@library.custom_op("arimage::words", mutates_args=())
+def _words(
+    seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
+) -> torch.Tensor:
+    """Words of 32 bits [B, Q, count] as int32."""
+    keys = seeds * _SEED + constants.key_of(purpose)
+    if steps is not None:
+        keys = keys.add(steps, alpha=_STEP)
+    places = keys[:, None].add(positions, alpha=_POSITION)[..., None]
+    if count > 2:
+        blocks = torch.arange((count + 1) // 2, device=places.device)
+        places = places.add(blocks, alpha=_BLOCK)
+    return splitmix(places).view(torch.int32)[..., :count].contiguous()
+
+
+@_words.register_fake
+def _(seeds, positions, steps, purpose, count):
+    return positions.new_empty(*positions.shape, count, dtype=torch.int32)
+
+
+def _uniform(words: torch.IntTensor) -> torch.FloatTensor:
+    return words.bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1).float().mul_(2.0**-24)
+
+
+def _exponential(words: torch.IntTensor) -> torch.FloatTensor:
+    # The last of the 2 ** 31 values would round to 1, where the logarithm is infinite.
+    uniform = words.bitwise_and_((1 << 31) - 1).float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_()
+
+
+@operation(whole=("seeds", "positions", "steps"))
 def uniforms(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
@@ -32,9 +76,10 @@ def uniforms(
         steps: int64 [B]; None counts as 0.
         purpose: >= 0.
     """
-    return _operations(seeds).uniforms(seeds, positions, steps, purpose, count)
+    return _uniform(_words(seeds, positions, steps, int(purpose), count))
 
 
+@operation(whole=("seeds", "positions", "steps"))
 def exponentials(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
@@ -42,12 +87,17 @@ def exponentials(
 
     Their resolution is 2 ** -32, so that in a race of p / e tokens far rarer than float32's 2 ** -24 can also win.
     """
-    return _operations(seeds).exponentials(seeds, positions, steps, purpose, count)
+    return _exponential(_words(seeds, positions, steps, int(purpose), count))
 
 
+@operation(whole=("seeds", "positions", "steps"))
 def normals(
     seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
 ) -> torch.FloatTensor:
     """Standard normal numbers [B, Q, count], float32, by the method of Box and Muller. The arguments are those of
     `uniforms`. They depend on `count`."""
-    return _operations(seeds).normals(seeds, positions, steps, purpose, count)
+    pairs = (count + 1) // 2
+    # Different words for radius and angle, so that they are independent.
+    radii, angles = _words(seeds, positions, steps, int(purpose), 2 * pairs).split(pairs, dim=-1)
+    radii, angles = (2 * _exponential(radii)).sqrt(), 2 * math.pi * _uniform(angles)
+    return torch.cat([radii * angles.cos(), radii * angles.sin()], dim=-1)[..., :count]

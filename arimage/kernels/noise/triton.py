@@ -1,9 +1,10 @@
 """The random numbers in Triton: each program computes up to 2 * `block` numbers for one position."""
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from . import constants
 
@@ -115,71 +116,14 @@ def noise_kernel(
             tl.store(out_ptr + 2 * index + half, numbers, mask=2 * index + half < count)
 
 
-def _numbers(seeds, positions, steps, purpose: int, count: int, kind: str) -> torch.Tensor:
+def _numbers(kind, seeds, positions, steps, purpose, count):
     numbers = torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
+    yield numbers
     pairs = triton.cdiv(count, 2)
     block = min(512, triton.next_power_of_2(pairs))
-    with torch.cuda.device_of(seeds):
-        noise_kernel[(positions.numel(), triton.cdiv(pairs, block))](
-            seeds,
-            positions,
-            steps,
-            numbers,
-            positions.shape[1],
-            constants.key_of(purpose),
-            count,
-            kind=kind,
-            block=block,
-        )
-    return numbers
+    sizes = positions.shape[1], constants.key_of(purpose), count
+    grid = positions.numel(), triton.cdiv(pairs, block)
+    noise_kernel[grid](seeds, positions, steps, numbers, *sizes, kind=kind, block=block)
 
 
-@library.custom_op("arimage::noise", mutates_args=())
-def _noise(
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    steps: torch.Tensor | None,
-    purpose: int,
-    count: int,
-    exponential: bool,
-) -> torch.Tensor:
-    return _numbers(seeds, positions, steps, purpose, count, "exponential" if exponential else "uniform")
-
-
-@_noise.register_fake
-def _(seeds, positions, steps, purpose, count, exponential):
-    return torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
-
-
-@library.custom_op("arimage::normals", mutates_args=())
-def _normals(
-    seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
-) -> torch.Tensor:
-    return _numbers(seeds, positions, steps, purpose, count, "normal")
-
-
-@_normals.register_fake
-def _(seeds, positions, steps, purpose, count):
-    return torch.empty(*positions.shape, count, dtype=torch.float32, device=seeds.device)
-
-
-def _contiguous(seeds, positions, steps):
-    return seeds.contiguous(), positions.contiguous(), None if steps is None else steps.contiguous()
-
-
-def uniforms(
-    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
-) -> torch.FloatTensor:
-    return _noise(*_contiguous(seeds, positions, steps), int(purpose), count, False)
-
-
-def exponentials(
-    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
-) -> torch.FloatTensor:
-    return _noise(*_contiguous(seeds, positions, steps), int(purpose), count, True)
-
-
-def normals(
-    seeds: torch.LongTensor, positions: torch.LongTensor, steps: torch.LongTensor | None, purpose: int, count: int
-) -> torch.FloatTensor:
-    return _normals(*_contiguous(seeds, positions, steps), int(purpose), count)
+uniforms, exponentials, normals = (partial(_numbers, kind) for kind in ("uniform", "exponential", "normal"))

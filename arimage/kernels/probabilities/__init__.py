@@ -2,8 +2,13 @@
 
 import torch
 
-from .. import runs_triton
-from . import reference
+from ..operation import DEVICES, operation
+from .reference import cut, force
+
+
+def _by_row(setting):
+    """A setting that broadcasts to [B, Q, V]: a number stays, one number per row [B] becomes [B, 1, 1]."""
+    return setting[:, None, None] if isinstance(setting, torch.Tensor) else setting
 
 
 def probabilities(
@@ -43,9 +48,83 @@ def probabilities(
     Returns:
         Probabilities [B, Q, V], float32. Rows whose logits hold NaN or +inf, or are all -inf, are NaN.
     """
-    settings = scale, temperature, top_k, top_p, allowed, min_p, forced, positions, invalid, ended
-    if runs_triton(logits):
-        from . import triton
+    if logits.device.type in DEVICES:
+        settings = _settings(logits, scale, temperature, top_k, top_p, min_p)
+        positions = None if forced is None or positions is None else positions.expand(logits.shape[1:3])
+        return _probabilities(logits, *settings, allowed, forced, positions, invalid, ended)
+    vocab_size, device = logits.shape[-1], logits.device
+    if len(logits) == 2:
+        conditional, unconditional = logits.float()
+        if isinstance(scale, torch.Tensor):
+            scale = scale.reshape(logits.shape[1], -1, 1)  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
+        logits = torch.lerp(unconditional, conditional, scale)
+    else:
+        logits = logits[0].float()
+    if isinstance(temperature, torch.Tensor) or temperature != 1:
+        logits = logits / _by_row(temperature)
+    if allowed is not None:
+        logits = logits.masked_fill(~(allowed if allowed.ndim == 1 else allowed[:, None]), -torch.inf)
+    probabilities = logits.softmax(-1)
+    cuts_k = isinstance(top_k, torch.Tensor) or 0 < top_k < vocab_size
+    cuts_p = isinstance(top_p, torch.Tensor) or top_p < 1
+    cuts_min = isinstance(min_p, torch.Tensor) or min_p > 0
+    if cuts_k or cuts_p or cuts_min:
+        top_k = torch.as_tensor(_by_row(top_k), device=device) if cuts_k else None
+        top_p = torch.as_tensor(_by_row(top_p), device=device, dtype=torch.float32) if cuts_p else None
+        min_p = torch.as_tensor(_by_row(min_p), device=device, dtype=torch.float32) if cuts_min else None
+        cut(logits, probabilities, top_k, top_p, min_p)
+    if forced is not None:
+        assert positions is not None
+        probabilities = force(probabilities, forced, positions)
+    if invalid is not None:
+        # Logits that are not finite make the whole row NaN.
+        broken = probabilities[..., 0].isnan()
+        invalid |= (broken if ended is None else broken > ended).any(1)
+    return probabilities
 
-        return triton.probabilities(logits, *settings)
-    return reference.probabilities(logits, *settings)
+
+def _settings(
+    logits: torch.Tensor, scale, temperature, top_k, top_p, min_p
+) -> tuple[float, float, int, float, float, torch.FloatTensor | None, list[torch.Tensor]]:
+    """The settings that `_probabilities` takes: its tensors are of all rows."""
+    batch, queries = logits.shape[1:3]
+    scales, rows = None, []
+    if isinstance(scale, torch.Tensor):
+        scales, scale = scale.reshape(batch, -1).expand(batch, queries), 1.0
+    settings = [(temperature, torch.float32), (top_k, torch.int64), (top_p, torch.float32)]
+    if isinstance(min_p, torch.Tensor) or min_p > 0:
+        settings.append((min_p, torch.float32))
+    if any(isinstance(setting, torch.Tensor) for setting, _ in settings):
+        rows = [
+            setting
+            if isinstance(setting, torch.Tensor)
+            else torch.full((batch,), setting, dtype=dtype, device=logits.device)
+            for setting, dtype in settings
+        ]
+        temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
+    return float(scale), float(temperature), int(top_k), float(top_p), float(min_p), scales, rows
+
+
+@operation(writes=("invalid",), whole=("logits", "allowed", "forced", "positions"))
+def _probabilities(
+    logits: torch.Tensor,
+    scale: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    scales: torch.FloatTensor | None,
+    rows: list[torch.Tensor],
+    allowed: torch.BoolTensor | None,
+    forced: torch.LongTensor | None,
+    positions: torch.LongTensor | None,
+    invalid: torch.BoolTensor | None,
+    ended: torch.BoolTensor | None,
+) -> torch.FloatTensor:
+    """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k, top_p and, if there are
+    four, min_p, [B] each."""
+    temperature, top_k, top_p, min_p = [*(rows or (temperature, top_k, top_p)), min_p][:4]
+    marks = forced, positions, invalid, ended
+    return probabilities(
+        logits, scale if scales is None else scales, temperature, top_k, top_p, allowed, min_p, *marks
+    )

@@ -1,4 +1,4 @@
-"""The reference of the sampling distribution in torch."""
+"""What the definition of the sampling distribution is made of in torch."""
 
 import torch
 from torch import library
@@ -9,55 +9,6 @@ _FEW, _SMALL = 1 << 16, 128
 _LOWEST = torch.iinfo(torch.int32).min
 # Steps of the bisection that halve the interval, before those that halve the float32 numbers in it.
 _HALVINGS = 16
-
-
-def _by_row(setting):
-    """A setting that broadcasts to [B, Q, V]: a number stays, one number per row [B] becomes [B, 1, 1]."""
-    return setting[:, None, None] if isinstance(setting, torch.Tensor) else setting
-
-
-def probabilities(
-    logits: torch.Tensor,
-    scale: float | torch.FloatTensor,
-    temperature: float | torch.FloatTensor,
-    top_k: int | torch.LongTensor,
-    top_p: float | torch.FloatTensor,
-    allowed: torch.BoolTensor | None,
-    min_p: float | torch.FloatTensor = 0.0,
-    forced: torch.LongTensor | None = None,
-    positions: torch.LongTensor | None = None,
-    invalid: torch.BoolTensor | None = None,
-    ended: torch.BoolTensor | None = None,
-) -> torch.FloatTensor:
-    vocab_size, device = logits.shape[-1], logits.device
-    if len(logits) == 2:
-        conditional, unconditional = logits.float()
-        if isinstance(scale, torch.Tensor):
-            scale = scale.reshape(logits.shape[1], -1, 1)  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
-        logits = torch.lerp(unconditional, conditional, scale)
-    else:
-        logits = logits[0].float()
-    if isinstance(temperature, torch.Tensor) or temperature != 1:
-        logits = logits / _by_row(temperature)
-    if allowed is not None:
-        logits = logits.masked_fill(~(allowed if allowed.ndim == 1 else allowed[:, None]), -torch.inf)
-    probabilities = logits.softmax(-1)
-    cuts_k = isinstance(top_k, torch.Tensor) or 0 < top_k < vocab_size
-    cuts_p = isinstance(top_p, torch.Tensor) or top_p < 1
-    cuts_min = isinstance(min_p, torch.Tensor) or min_p > 0
-    if cuts_k or cuts_p or cuts_min:
-        top_k = torch.as_tensor(_by_row(top_k), device=device) if cuts_k else None
-        top_p = torch.as_tensor(_by_row(top_p), device=device, dtype=torch.float32) if cuts_p else None
-        min_p = torch.as_tensor(_by_row(min_p), device=device, dtype=torch.float32) if cuts_min else None
-        _cut(logits, probabilities, top_k, top_p, min_p)
-    if forced is not None:
-        assert positions is not None
-        probabilities = force(probabilities, forced, positions)
-    if invalid is not None:
-        # Logits that are not finite make the whole row NaN.
-        broken = probabilities[..., 0].isnan()
-        invalid |= (broken if ended is None else broken > ended).any(1)
-    return probabilities
 
 
 def force(
@@ -71,7 +22,7 @@ def force(
 
 # One operator, since the length of its search depends on the data, which a compiled graph does not allow.
 @library.custom_op("arimage::cut", mutates_args=("probabilities",))
-def _cut(
+def cut(
     logits: torch.Tensor,
     probabilities: torch.Tensor,
     top_k: torch.Tensor | None,

@@ -4,7 +4,6 @@ without sorting."""
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 
 # The numbers, and their weights, that fit into the registers of 16 warps.
@@ -286,107 +285,44 @@ def probabilities_kernel(
         tl.store(out_ptr + tokens, probabilities, mask=tokens < vocab_size)
 
 
-@library.custom_op("arimage::probabilities", mutates_args=("invalid",))
-def _probabilities(
-    logits: torch.Tensor,
-    scale: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    scales: torch.Tensor | None,
-    rows: list[torch.Tensor],
-    allowed: torch.Tensor | None,
-    min_p: float,
-    forced: torch.Tensor | None,
-    positions: torch.Tensor | None,
-    invalid: torch.Tensor | None,
-    ended: torch.Tensor | None,
-) -> torch.Tensor:
-    """`scales` [B, Q] replaces `scale`. `rows`, if not empty, replaces temperature, top_k, top_p and, if there are
-    four, min_p, [B] each."""
+def probabilities(
+    logits, scale, temperature, top_k, top_p, min_p, scales, rows, allowed, forced, positions, invalid, ended
+):
     branches, batch, queries, vocab_size = logits.shape
     probabilities = torch.empty_like(logits[0], dtype=torch.float32)
+    yield probabilities
     block = min(_BLOCK, triton.next_power_of_2(vocab_size))
     num_warps = max(4, block // 1024)
-    cuts = bool(rows) or 0 < top_k < vocab_size, bool(rows) or top_p < 1
-    settings = [*(rows or (temperature, top_k, top_p)), min_p][:4]
+    cuts_k, cuts_p = bool(rows) or 0 < top_k < vocab_size, bool(rows) or top_p < 1
     gathered = None
-    if vocab_size > block and any(cuts):
+    if vocab_size > block and (cuts_k or cuts_p):
         gathered = torch.empty(batch * queries, block, dtype=torch.float32, device=logits.device)
-    with torch.cuda.device_of(logits):
-        probabilities_kernel[(batch * queries,)](
-            logits,
-            None if allowed is None else allowed.view(torch.uint8),
-            gathered,
-            forced,
-            positions,
-            None if invalid is None else invalid.view(torch.uint8),
-            None if ended is None else ended.view(torch.uint8),
-            probabilities,
-            scale if scales is None else scales,
-            *settings,
-            batch * queries * vocab_size,
-            queries,
-            vocab_size,
-            (0, 0) if scales is None else scales.stride(),
-            vocab_size if allowed is not None and allowed.ndim == 2 else 0,
-            0 if forced is None else forced.shape[1],
-            (0, 0) if ended is None else ended.stride(),
-            guided=branches == 2,
-            masked=allowed is not None,
-            cuts_k=cuts[0],
-            cuts_p=cuts[1],
-            cuts_min=len(rows) == 4 or min_p > 0,
-            by_place=scales is not None,
-            by_row=bool(rows),
-            block=block,
-            chunk=min(256 * num_warps, block),
-            num_warps=num_warps,
-            # Fused multiplication and addition would round differently from the reference, and break or make ties.
-            enable_fp_fusion=False,
-        )
-    return probabilities
-
-
-@_probabilities.register_fake
-def _(logits, scale, temperature, top_k, top_p, scales, rows, allowed, min_p, forced, positions, invalid, ended):
-    return torch.empty_like(logits[0], dtype=torch.float32)
-
-
-def probabilities(
-    logits: torch.Tensor,
-    scale: float | torch.FloatTensor,
-    temperature: float | torch.FloatTensor,
-    top_k: int | torch.LongTensor,
-    top_p: float | torch.FloatTensor,
-    allowed: torch.BoolTensor | None,
-    min_p: float | torch.FloatTensor = 0.0,
-    forced: torch.LongTensor | None = None,
-    positions: torch.LongTensor | None = None,
-    invalid: torch.BoolTensor | None = None,
-    ended: torch.BoolTensor | None = None,
-) -> torch.FloatTensor:
-    batch, queries = logits.shape[1:3]
-    scales, rows = None, []
-    if isinstance(scale, torch.Tensor):
-        # pyright takes any tensor for a number, see `stubPath`.
-        scales, scale = scale.reshape(batch, -1).expand(batch, queries), 1.0  # pyright: ignore[reportAttributeAccessIssue]
-    settings = [(temperature, torch.float32), (top_k, torch.int64), (top_p, torch.float32)]
-    if isinstance(min_p, torch.Tensor) or min_p > 0:
-        settings.append((min_p, torch.float32))
-    if any(isinstance(setting, torch.Tensor) for setting, _ in settings):
-        rows = [
-            setting
-            if isinstance(setting, torch.Tensor)
-            else torch.full((batch,), setting, dtype=dtype, device=logits.device)
-            for setting, dtype in settings
-        ]
-        temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
-    allowed = None if allowed is None else allowed.contiguous()
-    numbers = float(scale), float(temperature), int(top_k), float(top_p)
-    if forced is not None:
-        assert positions is not None
-        forced, positions = forced.contiguous(), positions.expand(batch, queries).contiguous()
-    ended = None if ended is None else ended.expand(batch, queries)
-    marks = forced, positions, invalid, ended
-    return _probabilities(logits.contiguous(), *numbers, scales, rows, allowed, float(min_p), *marks)
+    by_row = allowed is not None and allowed.ndim == 2
+    allowed = None if allowed is None else allowed.view(torch.uint8)
+    invalid = None if invalid is None else invalid.view(torch.uint8)
+    ended = None if ended is None else ended.expand(batch, queries).view(torch.uint8)
+    tensors = logits, allowed, gathered, forced, positions, invalid, ended, probabilities
+    settings = scale if scales is None else scales, *[*(rows or (temperature, top_k, top_p)), min_p][:4]
+    probabilities_kernel[(batch * queries,)](
+        *tensors,
+        *settings,
+        batch * queries * vocab_size,
+        queries,
+        vocab_size,
+        (0, 0) if scales is None else scales.stride(),
+        vocab_size if by_row else 0,
+        0 if forced is None else forced.shape[1],
+        (0, 0) if ended is None else ended.stride(),
+        guided=branches == 2,
+        masked=allowed is not None,
+        cuts_k=cuts_k,
+        cuts_p=cuts_p,
+        cuts_min=len(rows) == 4 or min_p > 0,
+        by_place=scales is not None,
+        by_row=bool(rows),
+        block=block,
+        chunk=min(256 * num_warps, block),
+        num_warps=num_warps,
+        # Fused multiplication and addition would round differently from the reference, and break or make ties.
+        enable_fp_fusion=False,
+    )

@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 
 @triton.jit
@@ -38,33 +37,13 @@ def rotate_kernel(
     tl.store(out + 1, (odd * cos + even * sin).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@library.custom_op("arimage::rotate", mutates_args=())
-def _rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def rotate(states, table):
     rows, length, heads, width = states.shape
     out = torch.empty_like(states, memory_format=torch.contiguous_format)
-    with torch.cuda.device_of(states):
-        rotate_kernel[(rows * length, triton.cdiv(heads, 16))](
-            states,
-            table,
-            out,
-            length,
-            heads,
-            width,
-            *states.stride()[:3],
-            table.stride(0) if len(table) > 1 else 0,
-            table.stride(1),
-            block_heads=16,
-            block_pairs=triton.next_power_of_2(width // 2),
-        )
-    return out
-
-
-@_rotate.register_fake
-def _(states, table):
-    return torch.empty_like(states, memory_format=torch.contiguous_format)
-
-
-def rotate(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    yield out
     if states.stride(-1) != 1:
         states = states.contiguous()
-    return _rotate(states, table.contiguous())
+    strides = *states.stride()[:3], table.stride(0) if len(table) > 1 else 0, table.stride(1)
+    blocks = {"block_heads": 16, "block_pairs": triton.next_power_of_2(width // 2)}
+    grid = rows * length, triton.cdiv(heads, 16)
+    rotate_kernel[grid](states, table, out, length, heads, width, *strides, **blocks)

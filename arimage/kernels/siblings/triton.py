@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..coupling.triton import _blocks, _sample, noise_rows
 
@@ -113,72 +112,21 @@ def couple_siblings_kernel(
     tl.store(which_ptr + place, which)
 
 
-@library.custom_op("arimage::sample_siblings", mutates_args=())
-def _sample_siblings(q: torch.Tensor, noise: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
-    vocab_size, count = q.shape[-1], noise.shape[1]
-    tokens = torch.empty(*q.shape[:-1], count + (first is not None), dtype=torch.long, device=q.device)
-    left = torch.empty_like(q)
-    with torch.cuda.device_of(q):
-        sample_siblings_kernel[(len(noise),)](
-            q,
-            noise,
-            first,
-            left,
-            tokens,
-            vocab_size,
-            count,
-            noise.stride(0),
-            begun=first is not None,
-            **_blocks(vocab_size),
-            num_warps=8,
-        )
-    return tokens
+def sample_siblings(q, noise, first):
+    begun, size = first is not None, q.shape[-1]
+    tokens = torch.empty(*q.shape[:-1], noise.shape[-1] + begun, dtype=torch.long, device=q.device)
+    yield tokens
+    noise = noise_rows(noise)
+    memory = first, torch.empty_like(q), tokens
+    count, options = noise.shape[1], {"begun": begun, **_blocks(size), "num_warps": 8}
+    sample_siblings_kernel[(len(noise),)](q, noise, *memory, size, count, noise.stride(0), **options)
 
 
-@_sample_siblings.register_fake
-def _(q, noise, first):
-    return torch.empty(*q.shape[:-1], noise.shape[1] + (first is not None), dtype=torch.long, device=q.device)
-
-
-def sample_siblings(
-    q: torch.FloatTensor, noise: torch.FloatTensor, first: torch.LongTensor | None
-) -> torch.LongTensor:
-    return _sample_siblings(q.contiguous(), noise_rows(noise), None if first is None else first.contiguous())
-
-
-@library.custom_op("arimage::couple_siblings", mutates_args=())
-def _couple_siblings(
-    p: torch.Tensor, q: torch.Tensor, x: torch.Tensor, noise: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    y, which = torch.empty_like(x[..., 0]), torch.empty_like(x[..., 0])
-    rest, left = torch.empty_like(p), torch.empty_like(q)
-    vocab_size = p.shape[-1]
-    with torch.cuda.device_of(p):
-        couple_siblings_kernel[(len(noise),)](
-            p,
-            q,
-            x,
-            noise,
-            rest,
-            left,
-            y,
-            which,
-            vocab_size,
-            x.shape[-1],
-            noise.stride(0),
-            **_blocks(vocab_size),
-            # With 8, registers spill on an A100.
-            num_warps=16,
-        )
-    return y, which
-
-
-@_couple_siblings.register_fake
-def _(p, q, x, noise):
-    return torch.empty_like(x[..., 0]), torch.empty_like(x[..., 0])
-
-
-def couple_siblings(
-    p: torch.FloatTensor, q: torch.FloatTensor, x: torch.LongTensor, noise: torch.FloatTensor
-) -> tuple[torch.LongTensor, torch.LongTensor]:
-    return _couple_siblings(p.contiguous(), q.contiguous(), x.contiguous(), noise_rows(noise))
+def couple_siblings(p, q, x, noise):
+    y, which = (torch.empty(x.shape[:-1], dtype=torch.long, device=x.device) for _ in range(2))
+    yield y, which
+    noise, size = noise_rows(noise), p.shape[-1]
+    memory = (torch.empty_like(p), torch.empty_like(q), y, which)
+    # With 8 warps, registers spill on an A100.
+    options = {**_blocks(size), "num_warps": 16}
+    couple_siblings_kernel[(len(noise),)](p, q, x, noise, *memory, size, x.shape[-1], noise.stride(0), **options)

@@ -12,15 +12,15 @@ Layers that a condition modulates take `modulated`, which may follow a LayerNorm
 pass over the tokens, and multiplies float32 without tensor cores. Above `MOST_ROWS` rows, `modulated_norm` comes
 before a product of torch.
 
-More rows take their products from torch, in ten launches per layer with what is left between them: see `many`. Then
-rows depend on how many there are.
+More rows take their products from torch, in ten launches per layer with what is left between them. Then rows depend on
+how many there are.
 """
 
 import os
 
 import torch
 
-from .. import runs_triton
+from ..operation import DEVICES
 
 
 MOST_ROWS = 64
@@ -37,10 +37,14 @@ def has_many_rows(x: torch.Tensor) -> bool:
     return len(x) > MOST_ROWS
 
 
+def has_few_rows(x: torch.Tensor, *_, **__) -> bool:
+    return not has_many_rows(x)
+
+
 def has_kernels(weight: torch.Tensor) -> bool:
     """Whether the card of a weight runs the kernels: an NVIDIA GPU of compute capability 8.0 or newer, 8.9 for
     float8."""
-    if not runs_triton(weight) or torch.version.hip is not None:
+    if weight.device.type not in DEVICES or torch.version.hip is not None:
         return False
     least = (8, 9) if weight.dtype == torch.float8_e4m3fn else (8, 0)
     # Fake tensors need no card.

@@ -6,19 +6,14 @@ The drafts lie in W slots in any order. When a draft is decided, its slot moves 
 
 import torch
 
-from .. import runs_triton
-from . import reference
+from ..cursor import advance
+from ..noise import uniforms
+from ..operation import operation
 from .drafting import Drafting
+from .reference import draft, into
 
 
-def _operations(positions: torch.Tensor):
-    if runs_triton(positions):
-        from . import triton
-
-        return triton
-    return reference
-
-
+@operation()
 def open_window(
     positions: torch.LongTensor, tokens: torch.LongTensor, window: int, block: int, size: int
 ) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor, torch.LongTensor, torch.LongTensor]:
@@ -33,9 +28,16 @@ def open_window(
         Of each slot [B, W]: the position, whether it is after the end of the image, the draft, the token that is fed,
         and the position of this token, -1 after the end.
     """
-    return _operations(positions).open_window(positions, tokens, window, block, size)
+    # The slots move on before a step is over.
+    positions = positions[:, :window].clone()
+    ended, before = positions >= size, positions - block
+    drafts, previous = tokens.gather(1, positions), tokens.gather(1, before)
+    return positions, ended, drafts, previous, before.masked_fill_(ended, -1)
 
 
+@operation(
+    writes=("tokens", "cursor", "finished", "steps", "accepted"), whole=("positions", "kept", "verified", "redrafted")
+)
 def close_window(
     positions: torch.LongTensor,
     kept: torch.BoolTensor,
@@ -63,9 +65,15 @@ def close_window(
     Returns:
         The position after the decided ones, [B].
     """
-    return _operations(positions).close_window(
-        positions, kept, verified, redrafted, tokens, cursor, finished, steps, accepted, block, size
-    )
+    last = cursor[:, None] + (positions.shape[1] - 1)
+    decided = torch.where(kept, last, positions).amin(1)
+    end = (decided + 1).clamp_(max=size)
+    end = end if block == 1 else end + -end % block
+    if redrafted is not None:
+        verified = torch.where(positions < end[:, None], verified, redrafted)
+    tokens.scatter_(1, positions, verified)
+    advance(end, cursor, finished, steps, accepted, size)
+    return end
 
 
 def slide_window(
@@ -100,4 +108,39 @@ def slide_window(
         size: N.
     """
     slots, numbers = (positions, fresh, tokens, q, p, end), (uniform, seeds, steps, purpose)
-    _operations(positions).slide_window(*slots, drafting, last, *numbers, window, size)
+    _slide_window(*slots, *drafting, last, *numbers, window, size)
+
+
+@operation(
+    writes=("positions", "fresh", "tokens", "q"), whole=("p", "end", "start", "start_sums", "forced", "context")
+)
+def _slide_window(
+    positions: torch.LongTensor,
+    fresh: torch.BoolTensor,
+    tokens: torch.LongTensor,
+    q: torch.FloatTensor,
+    p: torch.FloatTensor | None,
+    end: torch.LongTensor,
+    start: torch.FloatTensor,
+    start_sums: torch.FloatTensor,
+    forced: torch.LongTensor | None,
+    neighbour: torch.LongTensor | None,
+    jumps: int,
+    context: torch.LongTensor | None,
+    last: torch.LongTensor | None,
+    uniform: torch.FloatTensor | None,
+    seeds: torch.LongTensor,
+    steps: torch.LongTensor,
+    purpose: int,
+    window: int,
+    size: int,
+) -> None:
+    positions, entered, q = positions[:, :window], fresh[:, :window], q[:, :window]
+    into(entered, torch.lt, positions, end[:, None])
+    positions.add_(entered, alpha=window)
+    if uniform is None:
+        uniform = uniforms(seeds, positions, steps, purpose, 1)[..., 0]
+    drafting = Drafting(start, start_sums, forced, neighbour, jumps, context)
+    drafts, first = draft(tokens, positions, drafting, last, uniform)
+    tokens.scatter_(1, positions, torch.where(entered, drafts, tokens.gather(1, positions)))
+    into(q, torch.where, entered[..., None], first, q if p is None else p)

@@ -1,73 +1,11 @@
-"""The reference of a window of drafts in torch."""
+"""What drafts are in torch."""
 
 from collections.abc import Callable
 
 import torch
 
-from ..cursor.reference import advance
-from ..noise.reference import uniforms
 from ..probabilities.reference import force
 from .drafting import Drafting
-
-
-def open_window(
-    positions: torch.LongTensor, tokens: torch.LongTensor, window: int, block: int, size: int
-) -> tuple[torch.LongTensor, torch.BoolTensor, torch.LongTensor, torch.LongTensor, torch.LongTensor]:
-    # The slots move on before a step is over.
-    positions = positions[:, :window].clone()
-    ended, before = positions >= size, positions - block
-    drafts, previous = tokens.gather(1, positions), tokens.gather(1, before)
-    return positions, ended, drafts, previous, before.masked_fill_(ended, -1)
-
-
-def close_window(
-    positions: torch.LongTensor,
-    kept: torch.BoolTensor,
-    verified: torch.LongTensor,
-    redrafted: torch.LongTensor | None,
-    tokens: torch.LongTensor,
-    cursor: torch.LongTensor,
-    finished: torch.BoolTensor,
-    steps: torch.LongTensor,
-    accepted: torch.LongTensor,
-    block: int,
-    size: int,
-) -> torch.LongTensor:
-    last = cursor[:, None] + (positions.shape[1] - 1)
-    decided = torch.where(kept, last, positions).amin(1)
-    end = (decided + 1).clamp_(max=size)
-    end = end if block == 1 else end + -end % block
-    if redrafted is not None:
-        verified = torch.where(positions < end[:, None], verified, redrafted)
-    tokens.scatter_(1, positions, verified)
-    advance(end, cursor, finished, steps, accepted, size)
-    return end
-
-
-def slide_window(
-    positions: torch.LongTensor,
-    fresh: torch.BoolTensor,
-    tokens: torch.LongTensor,
-    q: torch.FloatTensor,
-    p: torch.FloatTensor | None,
-    end: torch.LongTensor,
-    drafting: Drafting,
-    last: torch.LongTensor | None,
-    uniform: torch.FloatTensor | None,
-    seeds: torch.LongTensor,
-    steps: torch.LongTensor,
-    purpose: int,
-    window: int,
-    size: int,
-) -> None:
-    positions, entered, q = positions[:, :window], fresh[:, :window], q[:, :window]
-    into(entered, torch.lt, positions, end[:, None])
-    positions.add_(entered, alpha=window)
-    if uniform is None:
-        uniform = uniforms(seeds, positions, steps, purpose, 1)[..., 0]
-    drafts, first = draft(tokens, positions, drafting, last, uniform)
-    tokens.scatter_(1, positions, torch.where(entered, drafts, tokens.gather(1, positions)))
-    into(q, torch.where, entered[..., None], first, q if p is None else p)
 
 
 def draft(

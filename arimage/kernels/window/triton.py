@@ -3,12 +3,10 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..cursor.triton import count_step
 from ..noise import constants
 from ..noise.triton import place_of, uniform_of
-from .drafting import Drafting
 
 
 @triton.jit
@@ -171,177 +169,33 @@ def slide_window_kernel(
             tl.store(q_ptr + index, tl.load(p_ptr + index, mask=index < vocab_size), mask=index < vocab_size)
 
 
-def _opened(positions: torch.Tensor, window: int) -> tuple[torch.Tensor, ...]:
+def open_window(positions, tokens, window, block, size):
     at, drafts, previous, fed = (positions.new_empty(len(positions), window) for _ in range(4))
-    return at, torch.empty_like(at, dtype=torch.bool), drafts, previous, fed
+    ended = torch.empty_like(at, dtype=torch.bool)
+    yield at, ended, drafts, previous, fed
+    slots = positions, tokens, at, ended.view(torch.uint8), drafts, previous, fed
+    sizes = positions.stride(0), tokens.stride(0), window, block, size
+    open_window_kernel[(len(positions),)](*slots, *sizes, padded=triton.next_power_of_2(window), num_warps=1)
 
 
-@library.custom_op("arimage::open_window", mutates_args=())
-def open_window(
-    positions: torch.Tensor, tokens: torch.Tensor, window: int, block: int, size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    at, ended, drafts, previous, fed = _opened(positions, window)
-    with torch.cuda.device_of(positions):
-        open_window_kernel[(len(positions),)](
-            positions,
-            tokens,
-            at,
-            ended.view(torch.uint8),
-            drafts,
-            previous,
-            fed,
-            positions.stride(0),
-            tokens.stride(0),
-            window,
-            block,
-            size,
-            padded=triton.next_power_of_2(window),
-            num_warps=1,
-        )
-    return at, ended, drafts, previous, fed
-
-
-@open_window.register_fake
-def _(positions, tokens, window, block, size):
-    return _opened(positions, window)
-
-
-@library.custom_op("arimage::close_window", mutates_args=("tokens", "cursor", "finished", "steps", "accepted"))
-def _close_window(
-    positions: torch.Tensor,
-    kept: torch.Tensor,
-    verified: torch.Tensor,
-    redrafted: torch.Tensor | None,
-    tokens: torch.Tensor,
-    cursor: torch.Tensor,
-    finished: torch.Tensor,
-    steps: torch.Tensor,
-    accepted: torch.Tensor,
-    block: int,
-    size: int,
-) -> torch.Tensor:
+def close_window(positions, kept, verified, redrafted, tokens, cursor, finished, steps, accepted, block, size):
     end, window = torch.empty_like(cursor), positions.shape[1]
-    with torch.cuda.device_of(positions):
-        close_window_kernel[(len(positions),)](
-            positions,
-            kept.view(torch.uint8),
-            verified,
-            redrafted,
-            tokens,
-            cursor,
-            finished.view(torch.uint8),
-            steps,
-            accepted,
-            end,
-            tokens.stride(0),
-            accepted.stride(0),
-            window,
-            block,
-            size,
-            padded=triton.next_power_of_2(window),
-            # One warp, since the program writes what it has read.
-            num_warps=1,
-        )
-    return end
+    yield end
+    drafts = positions, kept.view(torch.uint8), verified, redrafted
+    state = tokens, cursor, finished.view(torch.uint8), steps, accepted, end
+    sizes = tokens.stride(0), accepted.stride(0), window, block, size
+    # One warp, since the program writes what it has read.
+    options = {"padded": triton.next_power_of_2(window), "num_warps": 1}
+    close_window_kernel[(len(positions),)](*drafts, *state, *sizes, **options)
 
 
-@_close_window.register_fake
-def _(positions, kept, verified, redrafted, tokens, cursor, finished, steps, accepted, block, size):
-    return torch.empty_like(cursor)
-
-
-def close_window(
-    positions: torch.LongTensor,
-    kept: torch.BoolTensor,
-    verified: torch.LongTensor,
-    redrafted: torch.LongTensor | None,
-    tokens: torch.LongTensor,
-    cursor: torch.LongTensor,
-    finished: torch.BoolTensor,
-    steps: torch.LongTensor,
-    accepted: torch.LongTensor,
-    block: int,
-    size: int,
-) -> torch.LongTensor:
-    redrafted = None if redrafted is None else redrafted.contiguous()
-    drafts = positions.contiguous(), kept.contiguous(), verified.contiguous(), redrafted
-    return _close_window(*drafts, tokens, cursor, finished, steps, accepted, block, size)
-
-
-@library.custom_op("arimage::slide_window", mutates_args=("positions", "fresh", "tokens", "q"))
-def _slide_window(
-    positions: torch.Tensor,
-    fresh: torch.Tensor,
-    tokens: torch.Tensor,
-    q: torch.Tensor,
-    p: torch.Tensor | None,
-    end: torch.Tensor,
-    start: torch.Tensor,
-    start_sums: torch.Tensor,
-    forced: torch.Tensor | None,
-    neighbour: torch.Tensor | None,
-    jumps: int,
-    context: torch.Tensor | None,
-    last: torch.Tensor | None,
-    uniform: torch.Tensor | None,
-    seeds: torch.Tensor,
-    steps: torch.Tensor,
-    purpose: int,
-    window: int,
-    size: int,
-) -> None:
+def slide_window(positions, fresh, tokens, q, p, end, *rest):
+    yield
+    start, start_sums, forced, neighbour, jumps, context, last, uniform, seeds, steps, purpose, window, size = rest
     images, slots, vocab_size = q.shape
-    with torch.cuda.device_of(positions):
-        slide_window_kernel[(images, window)](
-            positions,
-            fresh.view(torch.uint8),
-            tokens,
-            q,
-            p,
-            end,
-            start,
-            start_sums,
-            forced,
-            neighbour,
-            jumps,
-            context,
-            last,
-            uniform,
-            seeds,
-            steps,
-            constants.key_of(purpose),
-            (0, 0) if uniform is None else uniform.stride(),
-            tokens.stride(0),
-            slots,
-            window,
-            vocab_size,
-            size,
-            0 if context is None else context.shape[1],
-            bits=vocab_size.bit_length(),
-            block=min(4096, triton.next_power_of_2(vocab_size)),
-            num_warps=8,
-        )
-
-
-def slide_window(
-    positions: torch.LongTensor,
-    fresh: torch.BoolTensor,
-    tokens: torch.LongTensor,
-    q: torch.FloatTensor,
-    p: torch.FloatTensor | None,
-    end: torch.LongTensor,
-    drafting: Drafting,
-    last: torch.LongTensor | None,
-    uniform: torch.FloatTensor | None,
-    seeds: torch.LongTensor,
-    steps: torch.LongTensor,
-    purpose: int,
-    window: int,
-    size: int,
-) -> None:
-    p = None if p is None else p.contiguous()
-    start, start_sums, forced, neighbour, jumps, context = drafting
-    forced, context = (None if each is None else each.contiguous() for each in (forced, context))
-    drafting = Drafting(start.contiguous(), start_sums.contiguous(), forced, neighbour, jumps, context)
-    numbers = uniform, seeds, steps, int(purpose)
-    _slide_window(positions, fresh, tokens, q, p, end.contiguous(), *drafting, last, *numbers, window, size)
+    state = positions, fresh.view(torch.uint8), tokens, q, p, end
+    drafting = start, start_sums, forced, neighbour, jumps, context, last
+    numbers = uniform, seeds, steps, constants.key_of(purpose), (0, 0) if uniform is None else uniform.stride()
+    sizes = tokens.stride(0), slots, window, vocab_size, size, 0 if context is None else context.shape[1]
+    options = {"bits": vocab_size.bit_length(), "block": min(4096, triton.next_power_of_2(vocab_size))}
+    slide_window_kernel[(images, window)](*state, *drafting, *numbers, *sizes, **options, num_warps=8)

@@ -7,9 +7,8 @@ import torch
 
 from arimage.decoding.contract import noise
 from arimage.decoding.contract.noise import Purpose
-from arimage.kernels.noise import constants
+from arimage.kernels.noise import _words, constants, splitmix
 from arimage.kernels.noise.constants import signed
-from arimage.kernels.noise.reference import _words, splitmix
 
 
 def uniforms(seeds, positions, purpose, step, count):

@@ -1,11 +1,13 @@
 """Attention of a step to the cache of a layer."""
 
 import torch
+import torch.nn.functional as F
 
-from ... import runs_triton
-from . import reference
+from ...operation import operation
+from ...rotary import rotate
 
 
+@operation(whole=("seen", "visible"))
 def attention(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -31,8 +33,22 @@ def attention(
         visible: bool [M, slots + scratch], what queries see in place of this rule, whatever `slots` says.
         table, positions: what queries are rotated by first, see `arimage.kernels.step.qkv`; None if they are already.
     """
-    if runs_triton(query):
-        from .triton import attention
-
-        return attention(query, keys, values, seen, prefix_end, first, slots, visible, table, positions)
-    return reference.attention(query, keys, values, seen, prefix_end, first, slots, visible, table, positions)
+    rows, key_heads, places, _ = keys.shape
+    branches = len(query) // len(slots)
+    if table is not None:
+        query = rotate(query[None], table[positions].repeat(branches, 1, 1)[None])[0]
+    if visible is None:
+        image = torch.arange(places - first, device=query.device) <= slots[:, None]
+        between = image.new_zeros(len(slots), first - prefix_end)
+    else:
+        image, scratch = visible.tensor_split([places - first], dim=1)
+        between = F.pad(scratch, (0, first - prefix_end - scratch.shape[1]))
+    own = torch.cat([between, image], dim=1).repeat(branches, 1).unflatten(0, (rows, -1))
+    prompt = F.pad(seen, (prefix_end - seen.shape[1], 0))[:, None].expand(-1, own.shape[1], -1)
+    mask = torch.cat([prompt, own], dim=2)[:, None]
+    shared = query.shape[1] // key_heads
+    states = query.unflatten(0, (rows, -1)).transpose(1, 2)
+    all_keys, all_values = (cached.repeat_interleave(shared, dim=1) for cached in (keys, values))
+    attended = F.scaled_dot_product_attention(states, all_keys, all_values, attn_mask=mask)
+    # A query that sees nothing gets zeros.
+    return attended.where(mask.any(3, keepdim=True), 0).transpose(1, 2).reshape(len(query), -1)

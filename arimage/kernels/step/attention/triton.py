@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..programs import WARPS, rotated, sum_of_parts
 
@@ -125,73 +124,16 @@ def stages(head_dim: int) -> int:
     return 4 if head_dim <= 64 else 3
 
 
-@library.custom_op("arimage::step_attention", mutates_args=())
-def _attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    seen: torch.Tensor,
-    prefix_end: int,
-    first: int,
-    slots: torch.Tensor,
-    visible: torch.Tensor | None,
-    table: torch.Tensor | None,
-    positions: torch.Tensor | None,
-) -> torch.Tensor:
+def attention(query, keys, values, seen, prefix_end, first, slots, visible, table, positions):
     (count, heads, head_dim), (rows, key_heads, places, _) = query.shape, keys.shape
-    queries, prompt = count // rows, seen.shape[1]
-    folded = queries * heads // key_heads
     out = torch.empty(count, heads * head_dim, dtype=query.dtype, device=query.device)
-    with torch.cuda.device_of(query):
-        attention_kernel[(rows * key_heads, triton.cdiv(folded, QUERIES))](
-            query,
-            keys,
-            values,
-            seen.view(torch.uint8),
-            slots,
-            None if visible is None else visible.view(torch.uint8),
-            table,
-            positions,
-            out,
-            len(slots),
-            queries,
-            places,
-            prompt,
-            prefix_end,
-            first,
-            0 if visible is None else visible.shape[1],
-            0 if table is None else len(table),
-            head_dim**-0.5,
-            stride=query.stride(0),
-            heads=heads,
-            key_heads=key_heads,
-            head_dim=head_dim,
-            block_prompt=triton.next_power_of_2(max(prompt, 1)),
-            block_queries=QUERIES,
-            block_keys=KEYS,
-            parts=WARPS,
-            stages=stages(head_dim),
-            num_warps=WARPS,
-        )
-    return out
-
-
-@_attention.register_fake
-def _(query, keys, values, seen, prefix_end, first, slots, visible, table, positions):
-    return query.new_empty(len(query), query.shape[1] * query.shape[2])
-
-
-def attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    seen: torch.BoolTensor,
-    prefix_end: int,
-    first: int,
-    slots: torch.LongTensor,
-    visible: torch.BoolTensor | None = None,
-    table: torch.FloatTensor | None = None,
-    positions: torch.LongTensor | None = None,
-) -> torch.Tensor:
-    visible = None if visible is None else visible.contiguous()
-    return _attention(query, keys, values, seen.contiguous(), prefix_end, first, slots, visible, table, positions)
+    yield out
+    queries, prompt, told = count // rows, seen.shape[1], 0 if visible is None else visible.shape[1]
+    visible = None if visible is None else visible.view(torch.uint8)
+    tensors = query, keys, values, seen.view(torch.uint8), slots, visible, table, positions, out
+    sizes = len(slots), queries, places, prompt, prefix_end, first, told, 0 if table is None else len(table)
+    heads_of = {"stride": query.stride(0), "heads": heads, "key_heads": key_heads, "head_dim": head_dim}
+    blocks = {"block_prompt": triton.next_power_of_2(max(prompt, 1)), "block_queries": QUERIES, "block_keys": KEYS}
+    options = {"parts": WARPS, "stages": stages(head_dim), "num_warps": WARPS}
+    grid = rows * key_heads, triton.cdiv(queries * heads // key_heads, QUERIES)
+    attention_kernel[grid](*tensors, *sizes, head_dim**-0.5, **heads_of, **blocks, **options)

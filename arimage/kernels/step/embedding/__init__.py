@@ -2,10 +2,10 @@
 
 import torch
 
-from ... import runs_triton
-from . import reference
+from ...operation import operation
 
 
+@operation(whole=("tokens", "positions", "slots"))
 def embedding(
     tokens: torch.LongTensor,
     positions: torch.LongTensor,
@@ -23,8 +23,6 @@ def embedding(
         places: where each slot lies, nowhere last, see `RowCache.places`.
         weight: [V, D].
     """
-    if runs_triton(weight):
-        from .triton import embedding
-
-        return embedding(tokens, positions, slots, places, weight, branches)
-    return reference.embedding(tokens, positions, slots, places, weight, branches)
+    hidden = weight[tokens.clamp(min=0)].masked_fill((tokens < 0)[..., None], 0).flatten(0, 1)
+    own = (positions if slots is None else torch.where(positions < 0, -1, slots)).flatten()
+    return hidden.repeat(branches, 1), own.clamp(min=0), places[own]

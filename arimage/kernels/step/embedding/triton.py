@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..programs import WARPS
 
@@ -39,50 +38,11 @@ def embedding_kernel(
         tl.store(index_ptr + item, tl.load(places_ptr + tl.where(slot < 0, nowhere, slot)))
 
 
-@library.custom_op("arimage::step_embedding", mutates_args=())
-def _embedding(
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor | None,
-    places: torch.Tensor,
-    weight: torch.Tensor,
-    branches: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def embedding(tokens, positions, slots, places, weight, branches):
     count, width = tokens.numel(), weight.shape[1]
     hidden = torch.empty(branches * count, width, dtype=weight.dtype, device=weight.device)
     last, index = (torch.empty(count, dtype=torch.long, device=weight.device) for _ in range(2))
-    with torch.cuda.device_of(weight):
-        embedding_kernel[(branches * count,)](
-            tokens,
-            positions,
-            slots,
-            places,
-            weight,
-            hidden,
-            last,
-            index,
-            count,
-            len(places) - 1,
-            width=width,
-            block=triton.next_power_of_2(width),
-            num_warps=WARPS,
-        )
-    return hidden, last, index
-
-
-@_embedding.register_fake
-def _(tokens, positions, slots, places, weight, branches):
-    count = tokens.numel()
-    return weight.new_empty(branches * count, weight.shape[1]), places.new_empty(count), places.new_empty(count)
-
-
-def embedding(
-    tokens: torch.LongTensor,
-    positions: torch.LongTensor,
-    slots: torch.LongTensor | None,
-    places: torch.LongTensor,
-    weight: torch.Tensor,
-    branches: int,
-) -> tuple[torch.Tensor, torch.LongTensor, torch.LongTensor]:
-    slots = None if slots is None else slots.contiguous()
-    return _embedding(tokens.contiguous(), positions.contiguous(), slots, places, weight, branches)
+    yield hidden, last, index
+    fed, found = (tokens, positions, slots, places), (hidden, last, index)
+    options = {"width": width, "block": triton.next_power_of_2(width), "num_warps": WARPS}
+    embedding_kernel[(branches * count,)](*fed, weight, *found, count, len(places) - 1, **options)

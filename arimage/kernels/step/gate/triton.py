@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..programs import WARPS
 
@@ -22,21 +21,9 @@ def gate_kernel(gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, block: 
     tl.store(out_ptr + row * size + at, gated.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@library.custom_op("arimage::step_gate", mutates_args=())
-def _gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+def gate(gates, ups):
     rows, size = gates.shape
     out = torch.empty(rows, size, dtype=gates.dtype, device=gates.device)
-    with torch.cuda.device_of(gates):
-        gate_kernel[(rows, triton.cdiv(size, BLOCK))](
-            gates, ups, out, size, gates.stride(0), ups.stride(0), block=BLOCK, num_warps=WARPS
-        )
-    return out
-
-
-@_gate.register_fake
-def _(gates, ups):
-    return gates.new_empty(gates.shape)
-
-
-def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
-    return _gate(gates, ups)
+    yield out
+    strides, grid = (gates.stride(0), ups.stride(0)), (rows, triton.cdiv(size, BLOCK))
+    gate_kernel[grid](gates, ups, out, size, *strides, block=BLOCK, num_warps=WARPS)

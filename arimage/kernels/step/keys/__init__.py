@@ -2,10 +2,11 @@
 
 import torch
 
-from ... import runs_triton
-from . import reference
+from ...operation import operation
+from ...rotary import rotate
 
 
+@operation(writes=("keys", "values"))
 def write_keys(
     states: torch.Tensor,
     table: torch.FloatTensor,
@@ -20,8 +21,9 @@ def write_keys(
         states: [R, 2 key_heads, head_dim], the keys first, those of a row without gaps.
         table, positions, keys, values, index: see `arimage.kernels.step.qkv`.
     """
-    if runs_triton(states):
-        from .triton import write_keys
-
-        return write_keys(states, table, positions, keys, values, index)
-    return reference.write_keys(states, table, positions, keys, values, index)
+    branches = len(states) // len(positions)
+    key, value = states.chunk(2, dim=1)
+    row = torch.arange(len(keys), device=keys.device).repeat_interleave(len(states) // len(keys))
+    at = index.repeat(branches)
+    keys[row, :, at] = rotate(key[None], table[positions].repeat(branches, 1, 1)[None])[0]
+    values[row, :, at] = value

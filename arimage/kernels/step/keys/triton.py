@@ -1,9 +1,7 @@
 """Keys and values in Triton: a program takes some heads of a row."""
 
-import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..programs import WARPS, rotated
 
@@ -44,47 +42,12 @@ def keys_kernel(
     tl.store(values_ptr + at, value, mask=inside)
 
 
-@library.custom_op("arimage::step_keys", mutates_args={"keys", "values"})
-def _keys(
-    states: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    index: torch.Tensor,
-) -> None:
+def write_keys(states, table, positions, keys, values, index):
+    yield
     rows, (cached, key_heads, places, head_dim) = len(states), keys.shape
-    with torch.cuda.device_of(states):
-        keys_kernel[(rows, triton.cdiv(key_heads, HEADS))](
-            states,
-            table,
-            positions,
-            index,
-            keys,
-            values,
-            len(positions),
-            rows // cached,
-            len(table),
-            places,
-            stride=states.stride(0),
-            key_heads=key_heads,
-            head_dim=head_dim,
-            block_heads=HEADS,
-            num_warps=WARPS,
-        )
-
-
-@_keys.register_fake
-def _(states, table, positions, keys, values, index):
-    return None
-
-
-def write_keys(
-    states: torch.Tensor,
-    table: torch.FloatTensor,
-    positions: torch.LongTensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    index: torch.LongTensor,
-) -> None:
-    _keys(states, table, positions, keys, values, index)
+    tensors, sizes = (
+        (states, table, positions, index, keys, values),
+        (len(positions), rows // cached, len(table), places),
+    )
+    options = {"stride": states.stride(0), "key_heads": key_heads, "head_dim": head_dim, "block_heads": HEADS}
+    keys_kernel[(rows, triton.cdiv(key_heads, HEADS))](*tensors, *sizes, **options, num_warps=WARPS)

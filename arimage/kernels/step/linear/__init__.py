@@ -1,16 +1,66 @@
 """A linear layer of a step, with what comes before and after it."""
 
 import torch
+import torch.nn.functional as F
 
-from ... import runs_triton
-from .. import has_many_rows, many
-from . import reference
+from ...operation import operation
+from .. import has_few_rows, has_many_rows
+from ..gate import gate
 
 
+# The least power of two by which every weight of 8 bits can be multiplied without rounding in float16.
+LEAST_EXPONENT = -15
+
+
+def scaled_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor) -> torch.Tensor:
+    """x (scale W)^T for a weight of 8 bits, with the scale of each row in float32."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    wide = weight.to(x.dtype)
+    if dtype == torch.float16:
+        # Weights of up to 448 would overflow where those that they stand for do not. Powers of two do not round.
+        power = torch.ldexp(torch.ones_like(scale), (scale.frexp().exponent - 1).clamp(min=LEAST_EXPONENT))
+        wide, scale = wide * power.to(x.dtype)[:, None], scale / power
+    return (F.linear(x, wide) * scale).to(x.dtype)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor | None) -> torch.Tensor:
+    """The product with a weight, of 8 bits if it has a `scale`."""
+    if scale is None:
+        return F.linear(x, weight)
+    return scaled_product(x, weight, scale)
+
+
+def lie_together(weight: torch.Tensor, up: torch.Tensor) -> bool:
+    # Compilers do not know where tensors lie.
+    if torch.compiler.is_compiling() or weight.untyped_storage()._cdata != up.untyped_storage()._cdata:
+        return False
+    return up.storage_offset() == weight.storage_offset() + weight.numel()
+
+
+def gated(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    up: torch.Tensor,
+    scale: torch.FloatTensor | None,
+    up_scale: torch.FloatTensor | None,
+) -> torch.Tensor:
+    """silu(x W^T) (x U^T), by one product where the weights lie one after another, as `fuse_projections` leaves
+    them."""
+    if scale is None and lie_together(weight, up):
+        both = weight.as_strided((len(weight) + len(up), x.shape[1]), weight.stride())
+        return gate(*F.linear(x, both).tensor_split([len(weight)], dim=1))
+    return gate(product(x, weight, scale), product(x, up, up_scale))
+
+
+def normalised(x: torch.Tensor, gain: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return x if gain is None else F.rms_norm(x, x.shape[-1:], gain, eps)
+
+
+@operation(when=has_few_rows)
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
-    *,
     gain: torch.Tensor | None = None,
     eps: float = 0.0,
     up: torch.Tensor | None = None,
@@ -28,10 +78,11 @@ def linear(
         scale, up_scale: float32 [N], what the rows of weights of 8 bits are multiplied by. These are int8, or float8
             where the card has it.
     """
-    if has_many_rows(x):
-        return many.linear(x, weight, gain, eps, up, residual, scale, up_scale)
-    if runs_triton(x):
-        from .triton import linear
-
-        return linear(x, weight, gain, eps, up, residual, scale, up_scale)
-    return reference.linear(x, weight, gain, eps, up, residual, scale, up_scale)
+    states = normalised(x, gain, eps)
+    if residual is not None and up is None and scale is None and has_many_rows(x):
+        # The sum is part of the product.
+        return residual.addmm_(states, weight.t())
+    result = product(states, weight, scale) if up is None else gated(states, weight, up, scale, up_scale)
+    if residual is None:
+        return result
+    return residual.add_(result) if has_many_rows(x) else residual + result

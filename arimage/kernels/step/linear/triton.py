@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..programs import (
     BLOCK_WIDTH,
@@ -108,59 +107,14 @@ def tile(rows: int, size: int, gated: bool) -> dict[str, int]:
     return {"block_out": block, "stages": min(1 + SHARED // each, 6)}
 
 
-@library.custom_op("arimage::step_linear", mutates_args=())
-def _linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    gain: torch.Tensor | None,
-    eps: float,
-    up: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    up_scale: torch.Tensor | None,
-) -> torch.Tensor:
+def linear(x, weight, gain, eps, up, residual, scale, up_scale):
     (rows, width), size = x.shape, len(weight)
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    yield out
     blocks, factor = tile(rows, size, up is not None), None
-    with torch.cuda.device_of(x):
-        if gain is not None and rows > NORM_ROWS:
-            (x, factor), gain = gained(x, gain, eps), None
-        linear_kernel[(triton.cdiv(size, blocks["block_out"]),)](
-            x,
-            weight,
-            gain,
-            factor,
-            up,
-            residual,
-            scale,
-            up_scale,
-            out,
-            rows,
-            size,
-            eps,
-            width=width,
-            block_rows=block_rows(rows),
-            block_width=BLOCK_WIDTH,
-            parts=WARPS,
-            **blocks,
-            num_warps=WARPS,
-        )
-    return out
-
-
-@_linear.register_fake
-def _(x, weight, gain, eps, up, residual, scale, up_scale):
-    return x.new_empty(len(x), len(weight))
-
-
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    gain: torch.Tensor | None = None,
-    eps: float = 0.0,
-    up: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    scale: torch.FloatTensor | None = None,
-    up_scale: torch.FloatTensor | None = None,
-) -> torch.Tensor:
-    return _linear(x, weight, gain, eps, up, residual, scale, up_scale)
+    if gain is not None and rows > NORM_ROWS:
+        (x, factor), gain = gained(x, gain, eps), None
+    tensors = x, weight, gain, factor, up, residual, scale, up_scale, out
+    options = {"block_rows": block_rows(rows), "block_width": BLOCK_WIDTH, "parts": WARPS, "num_warps": WARPS}
+    grid = (triton.cdiv(size, blocks["block_out"]),)
+    linear_kernel[grid](*tensors, rows, size, eps, width=width, **blocks, **options)

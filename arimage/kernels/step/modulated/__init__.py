@@ -3,18 +3,18 @@
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
-from ... import runs_triton
-from .. import has_many_rows
+from ...operation import operation
+from .. import has_few_rows
 from ..modulated_norm import modulated_norm
-from . import reference
 
 
+@operation(when=has_few_rows)
 def modulated(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    *,
     eps: float | None = None,
     norm_weight: torch.Tensor | None = None,
     norm_bias: torch.Tensor | None = None,
@@ -44,13 +44,17 @@ def modulated(
         gate: [M, N], with `residual` only, by which the product is multiplied.
         activation: of the result; "gelu" is the approximation by tanh.
     """
-    if has_many_rows(x):
-        if eps is not None:
-            x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
-        return reference.product(x, weight, bias, residual, gate, activation)
-    arguments = x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation
-    if runs_triton(x):
-        from .triton import modulated
-
-        return modulated(*arguments)
-    return reference.modulated(*arguments)
+    if eps is not None:
+        x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
+    # Sums of two dtypes are one operator, which needs no casts.
+    result = F.linear(x.to(weight.dtype), weight, bias)
+    if residual is not None:
+        before = residual[:, None].expand(-1, len(x) // len(residual), -1).flatten(0, 1)
+        if gate is None:
+            result = before + result
+        else:
+            before, result = (states.unflatten(0, (len(gate), -1)) for states in (before, result))
+            result = torch.addcmul(before, result, gate[:, None]).flatten(0, 1)
+    if activation == "silu":
+        return F.silu(result)
+    return F.gelu(result, approximate="tanh") if activation == "gelu" else result

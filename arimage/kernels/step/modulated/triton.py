@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..programs import WARPS, block_rows
 
@@ -127,61 +126,16 @@ def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype,
     }
 
 
-def _stride(condition: torch.Tensor | None) -> int:
-    return 0 if condition is None else condition.stride(0)
-
-
-@library.custom_op("arimage::step_modulated", mutates_args=())
-def _modulated(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float | None,
-    norm_weight: torch.Tensor | None,
-    norm_bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    added: float,
-    residual: torch.Tensor | None,
-    gate: torch.Tensor | None,
-    activation: str,
-) -> torch.Tensor:
+def modulated(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
     (rows, width), size = x.shape, len(weight)
     out = torch.empty(rows, size, dtype=(weight if residual is None else residual).dtype, device=x.device)
+    yield out
     condition = scale if gate is None else gate
-    with torch.cuda.device_of(x):
-        modulated_kernel[(triton.cdiv(size, block_out(size)),)](
-            x.contiguous(),
-            weight,
-            bias,
-            norm_weight,
-            norm_bias,
-            scale,
-            shift,
-            residual if residual is None else residual.contiguous(),
-            gate,
-            out,
-            rows,
-            size,
-            rows if condition is None else rows // len(condition),
-            rows if residual is None else rows // len(residual),
-            _stride(scale),
-            _stride(shift),
-            _stride(gate),
-            0.0 if eps is None else eps,
-            added,
-            width=width,
-            norm=eps is not None,
-            activation=activation,
-            **tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3),
-            num_warps=WARPS,
-        )
-    return out
-
-
-@_modulated.register_fake
-def _(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
-    return x.new_empty(len(x), len(weight), dtype=(weight if residual is None else residual).dtype)
-
-
-modulated = _modulated
+    residual = None if residual is None else residual.contiguous()
+    tensors = x.contiguous(), weight, bias, norm_weight, norm_bias, scale, shift, residual, gate, out
+    tokens, shared = (rows if each is None else rows // len(each) for each in (condition, residual))
+    strides = (0 if each is None else each.stride(0) for each in (scale, shift, gate))
+    blocks = tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3)
+    options = {"width": width, "norm": eps is not None, "activation": activation, **blocks, "num_warps": WARPS}
+    grid, eps = (triton.cdiv(size, block_out(size)),), 0.0 if eps is None else eps
+    modulated_kernel[grid](*tensors, rows, size, tokens, shared, *strides, eps, added, **options)

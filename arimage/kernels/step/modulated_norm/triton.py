@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 
 # With four, a row of 2048 float32 numbers spills.
@@ -43,42 +42,11 @@ def modulated_norm_kernel(
     tl.store(out_ptr + token * width + at, x.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@library.custom_op("arimage::step_modulated_norm", mutates_args=())
-def _modulated_norm(
-    x: torch.Tensor,
-    eps: float,
-    dtype: torch.dtype,
-    norm_weight: torch.Tensor | None,
-    norm_bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    added: float,
-) -> torch.Tensor:
-    rows, width = x.shape
-    out = torch.empty(rows, width, dtype=dtype, device=x.device)
-    with torch.cuda.device_of(x):
-        modulated_norm_kernel[(rows,)](
-            x.contiguous(),
-            norm_weight,
-            norm_bias,
-            scale,
-            shift,
-            out,
-            1 if scale is None else rows // len(scale),
-            0 if scale is None else scale.stride(0),
-            0 if shift is None else shift.stride(0),
-            eps,
-            added,
-            width=width,
-            block=triton.next_power_of_2(width),
-            num_warps=WARPS,
-        )
-    return out
-
-
-@_modulated_norm.register_fake
-def _(x, eps, dtype, norm_weight, norm_bias, scale, shift, added):
-    return x.new_empty(x.shape, dtype=dtype)
-
-
-modulated_norm = _modulated_norm
+def modulated_norm(x, eps, dtype, norm_weight, norm_bias, scale, shift, added):
+    (rows, width), device = x.shape, x.device
+    out = torch.empty(rows, width, dtype=dtype, device=device)
+    yield out
+    tensors = x.contiguous(), norm_weight, norm_bias, scale, shift, out
+    sizes = (1, 0, 0) if scale is None else (rows // len(scale), scale.stride(0), shift.stride(0))
+    options = {"width": width, "block": triton.next_power_of_2(width), "num_warps": WARPS}
+    modulated_norm_kernel[(rows,)](*tensors, *sizes, eps, added, **options)

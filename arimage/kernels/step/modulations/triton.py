@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..modulated.triton import tiles
 from ..programs import WARPS
@@ -48,32 +47,12 @@ def modulations_kernel(
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=inside[None] & (out < size)[:, None])
 
 
-@library.custom_op("arimage::step_modulations", mutates_args=())
-def _modulations(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
-    (rows, width), size = x.shape, len(weights[0])
-    whole_size = sum(map(len, weights))
+def modulations(x, weights, biases):
+    (rows, width), size, whole_size = x.shape, len(weights[0]), sum(map(len, weights))
     out = torch.empty(rows, whole_size, dtype=x.dtype, device=x.device)
+    yield out
     blocks = tiles(rows, width, size, x.dtype, x.dtype)
     each, last = (triton.cdiv(n, blocks["block_out"]) for n in (size, len(weights[-1])))
-    with torch.cuda.device_of(x):
-        modulations_kernel[(each * (len(weights) - 1) + last,)](
-            x.contiguous(),
-            tuple(weights),
-            tuple(biases),
-            out,
-            rows,
-            size,
-            whole_size,
-            width=width,
-            **blocks,
-            num_warps=WARPS,
-        )
-    return out
-
-
-@_modulations.register_fake
-def _(x, weights, biases):
-    return x.new_empty(len(x), sum(map(len, weights)))
-
-
-modulations = _modulations
+    tensors, sizes = (x.contiguous(), tuple(weights), tuple(biases), out), (rows, size, whole_size)
+    grid = (each * (len(weights) - 1) + last,)
+    modulations_kernel[grid](*tensors, *sizes, width=width, **blocks, num_warps=WARPS)

@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..linear.triton import tile
 from ..programs import (
@@ -114,114 +113,22 @@ def qkv_kernel(
         tl.store(values_ptr + at + 1, right.to(dtype), mask=is_value[None])
 
 
-def _launch(
-    x: torch.Tensor,
-    gain: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    head_dim: int,
-    keys: torch.Tensor | None,
-    values: torch.Tensor | None,
-    index: torch.Tensor | None,
-    scale: torch.Tensor | None,
-) -> torch.Tensor:
-    rows, width = x.shape
-    cached, key_heads, places = (rows, 0, 0) if keys is None else keys.shape[:3]
+def qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale):
+    rows, (cached, key_heads, places, _) = len(x), (len(x), 0, 0, 0) if keys is None else keys.shape
     heads = len(weight) // head_dim - 2 * key_heads
     query = torch.empty(rows, heads, head_dim, dtype=x.dtype, device=x.device)
+    yield query
     factor = None
-    with torch.cuda.device_of(x):
-        if rows > NORM_ROWS:
-            x, factor = gained(x, gain, eps)
-        qkv_kernel[((heads + 2 * key_heads) * (head_dim // 2 // PAIRS),)](
-            x,
-            gain if factor is None else None,
-            factor,
-            weight,
-            scale,
-            table,
-            positions,
-            index,
-            query,
-            keys,
-            values,
-            rows,
-            len(positions),
-            rows // cached,
-            len(table),
-            places,
-            eps,
-            width=width,
-            heads=heads,
-            key_heads=key_heads,
-            head_dim=head_dim,
-            block_rows=block_rows(rows),
-            block_pairs=PAIRS,
-            block_width=BLOCK_WIDTH,
-            parts=WARPS,
-            stages=tile(rows, PAIRS, True)["stages"],
-            num_warps=WARPS,
-        )
-    return query
+    if rows > NORM_ROWS:
+        (x, factor), gain = gained(x, gain, eps), None
+    tensors = x, gain, factor, weight, scale, table, positions, index, query, keys, values
+    sizes = rows, len(positions), rows // cached, len(table), places
+    blocks = {"block_rows": block_rows(rows), "block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
+    blocks["stages"] = tile(rows, PAIRS, True)["stages"]
+    heads_of = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim}
+    grid = ((heads + 2 * key_heads) * (head_dim // 2 // PAIRS),)
+    qkv_kernel[grid](*tensors, *sizes, eps, width=x.shape[1], **heads_of, **blocks, num_warps=WARPS)
 
 
-@library.custom_op("arimage::step_qkv", mutates_args={"keys", "values"})
-def _qkv(
-    x: torch.Tensor,
-    gain: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    head_dim: int,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    index: torch.Tensor,
-    scale: torch.Tensor | None,
-) -> torch.Tensor:
-    return _launch(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale)
-
-
-@_qkv.register_fake
-def _(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale):
-    return x.new_empty(len(x), len(weight) // head_dim - 2 * keys.shape[1], head_dim)
-
-
-# An operator that changes nothing: inductor fails on one whose changed arguments are all None.
-@library.custom_op("arimage::step_queries", mutates_args=())
-def _queries(
-    x: torch.Tensor,
-    gain: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    head_dim: int,
-    scale: torch.Tensor | None,
-) -> torch.Tensor:
-    return _launch(x, gain, eps, weight, table, positions, head_dim, None, None, None, scale)
-
-
-@_queries.register_fake
-def _(x, gain, eps, weight, table, positions, head_dim, scale):
-    return x.new_empty(len(x), len(weight) // head_dim, head_dim)
-
-
-def qkv(
-    x: torch.Tensor,
-    gain: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    table: torch.FloatTensor,
-    positions: torch.LongTensor,
-    head_dim: int,
-    keys: torch.Tensor | None = None,
-    values: torch.Tensor | None = None,
-    index: torch.LongTensor | None = None,
-    scale: torch.FloatTensor | None = None,
-) -> torch.Tensor:
-    if keys is None or values is None or index is None:
-        return _queries(x, gain, eps, weight, table, positions, head_dim, scale)
-    return _qkv(x, gain, eps, weight, table, positions, head_dim, keys, values, index, scale)
+def queries(x, gain, eps, weight, table, positions, head_dim, scale):
+    yield from qkv(x, gain, eps, weight, table, positions, head_dim, None, None, None, scale)

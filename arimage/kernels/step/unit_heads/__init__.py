@@ -1,11 +1,15 @@
 """Queries and keys of one length in a step, and their write into the cache."""
 
+import math
+
 import torch
+import torch.nn.functional as F
 
-from ... import runs_triton
-from . import reference
+from ...operation import operation
+from ...rotary import rotate
 
 
+@operation(writes=("keys", "values"))
 def unit_heads(
     states: torch.Tensor,
     log_scale: torch.Tensor,
@@ -26,9 +30,12 @@ def unit_heads(
         table: the cosines and sines [R or 1, T, head_dim / 2, 2] that rotate neighbouring pairs, contiguous; None for
             no rotation.
     """
-    arguments = states, log_scale, length, keys, values, first, table
-    if runs_triton(states):
-        from .triton import unit_heads
-
-        return unit_heads(*arguments)
-    return reference.unit_heads(*arguments)
+    both = F.normalize(states[:, :, :2].float(), dim=-1) * length
+    if table is not None:
+        both = rotate(both.flatten(2, 3), table).unflatten(2, (2, -1))
+    query, key = both.unbind(2)
+    query = query * log_scale.float().clamp(max=math.log(100.0)).exp()[:, None]
+    rows, last = len(states), first + states.shape[1]
+    keys[:rows, :, first:last] = key.transpose(1, 2).to(keys.dtype)
+    values[:rows, :, first:last] = states[:, :, 2].transpose(1, 2)
+    return query.to(states.dtype)

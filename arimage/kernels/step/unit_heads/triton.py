@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from torch import library
 
 from ..programs import WARPS
 
@@ -78,44 +77,12 @@ def unit_heads_kernel(
     tl.store(values_ptr + at + 1, value_odd.to(dtype), mask=inside)
 
 
-@library.custom_op("arimage::step_unit_heads", mutates_args={"keys", "values"})
-def _unit_heads(
-    states: torch.Tensor,
-    log_scale: torch.Tensor,
-    length: float,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    first: int,
-    table: torch.Tensor | None,
-) -> torch.Tensor:
+def unit_heads(states, log_scale, length, keys, values, first, table):
     rows, tokens, _, heads, head_dim = states.shape
     query = torch.empty(rows, tokens, heads, head_dim, dtype=states.dtype, device=states.device)
-    with torch.cuda.device_of(states):
-        unit_heads_kernel[(rows * tokens, triton.cdiv(heads, HEADS))](
-            states,
-            log_scale,
-            table,
-            query,
-            keys,
-            values,
-            first,
-            tokens,
-            keys.shape[2],
-            0 if table is None or len(table) == 1 else table.stride(0),
-            length,
-            heads=heads,
-            head_dim=head_dim,
-            block_heads=HEADS,
-            block_pairs=triton.next_power_of_2(head_dim // 2),
-            num_warps=WARPS,
-        )
-    return query
-
-
-@_unit_heads.register_fake
-def _(states, log_scale, length, keys, values, first, table):
-    rows, tokens, _, heads, head_dim = states.shape
-    return states.new_empty(rows, tokens, heads, head_dim)
-
-
-unit_heads = _unit_heads
+    yield query
+    stride = 0 if table is None or len(table) == 1 else table.stride(0)
+    tensors, sizes = (states, log_scale, table, query, keys, values), (first, tokens, keys.shape[2], stride, length)
+    options = {"heads": heads, "head_dim": head_dim, "block_heads": HEADS, "num_warps": WARPS}
+    grid, pairs = (rows * tokens, triton.cdiv(heads, HEADS)), triton.next_power_of_2(head_dim // 2)
+    unit_heads_kernel[grid](*tensors, *sizes, **options, block_pairs=pairs)
