@@ -13,7 +13,7 @@ from arimage.eval.protocol import find_protocol
 from arimage.eval.runs.prompts import prompt_file, prompt_metrics
 from arimage.eval.score import check_metrics, metric_names
 from arimage.settings.installed import KINDS, installed, installed_models, installed_packages, not_installed
-from arimage.training.recipe import load_recipe
+from arimage_emoji.training.recipe import load_recipe
 
 
 MODULE = """

@@ -17,7 +17,7 @@ from arimage.media.folders import finder, list_files
 from arimage.media.texts import parse_json, read_text
 from arimage.training.adapters.pairs import load_pairs
 from arimage.training.pixels import open_pixels
-from arimage.training.recipe import load_recipe
+from arimage_emoji.training.recipe import load_recipe
 
 
 CAPTIONS = ["a château,\u2028on\x85paper", "a red\x0cheart"]

@@ -12,8 +12,8 @@ from arimage import AutoPipeline
 from arimage.training.acceleration import denoiser as denoiser_module
 from arimage.training.acceleration.denoiser import DenoiserSettings, DenoiserTask, train_denoiser
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import load_recipe
 from arimage_emoji import RECIPES
+from arimage_emoji.training.recipe import load_recipe
 
 
 SETTINGS = DenoiserSettings(

@@ -9,10 +9,10 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from arimage import AutoPipeline
 from arimage.training.acceleration import drafter as drafter_module
 from arimage.training.acceleration.drafter import DrafterSettings, train_drafter
-from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import load_recipe
 from arimage_emoji import RECIPES
+from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.recipe import load_recipe
 
 
 SETTINGS = DrafterSettings(

@@ -9,9 +9,9 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline
 from arimage.training.commands import train_app
-from arimage.training.data.captioned import ImageCaptions
 from arimage.training.losses import losses_of
-from arimage.training.tables import _warn_of_trained
+from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.tables import _warn_of_trained
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from arimage.cli.options import fast_dtype
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
-from arimage.training.data.captioned import to_unit_range
+from arimage.training.data.pictures import to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.pixels import open_pixels
-from arimage.training.tables import load_data, read_tables
 from arimage.training.tokenizers import tokenizer as tokenizer_module
 from arimage.training.tokenizers.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer, take_over
+from arimage_emoji.training.tables import load_data, read_tables
 
 
 SIZE = 16

@@ -14,8 +14,8 @@ from arimage.cli import main as cli
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.pixels import open_pixels  # noqa: E402
-from arimage.training.recipe import load_recipe  # noqa: E402
 from arimage.training.tokenizers.patches import PatchSettings, fit_codebook, plain  # noqa: E402
+from arimage_emoji.training.recipe import load_recipe  # noqa: E402
 
 
 RECIPE = """

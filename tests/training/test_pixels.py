@@ -22,13 +22,13 @@ from safetensors.torch import load_file
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.cli import main as cli  # noqa: E402
-from arimage.training.data.captioned import ImageCaptions  # noqa: E402
 from arimage.training.loop import fit  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
-from arimage.training.recipe import load_recipe  # noqa: E402
 from arimage.training.tokenizers import tokenizer, upscaler  # noqa: E402
 from arimage.training.tokenizers.tokenizer import TokenizerTask, run_tokenizer  # noqa: E402
 from arimage.training.tokenizers.upscaler import UpscalerTask, run_upscaler  # noqa: E402
+from arimage_emoji.training.captioned import ImageCaptions  # noqa: E402
+from arimage_emoji.training.recipe import load_recipe  # noqa: E402
 
 
 SIZE = 16

@@ -12,12 +12,12 @@ from torch import nn
 from training.train_together import SETTINGS, Mean
 from transformers import T5Config, T5EncoderModel
 
-from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.muon import Muon, orthogonalised
 from arimage.training.processes import batch_generator
-from arimage.training.texts.captions import train_text_tokenizer
-from arimage.training.texts.text import TextSettings, TextTask, train_text_encoder
+from arimage.training.tokens.text import train_text_tokenizer
+from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.text import TextSettings, TextTask, train_text_encoder
 
 
 @pytest.mark.slow

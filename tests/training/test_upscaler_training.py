@@ -13,12 +13,13 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline
-from arimage.training.data.captioned import ImageCaptions, to_unit_range
+from arimage.training.data.pictures import to_unit_range
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import load_recipe
 from arimage.training.tokenizers import upscaler
 from arimage.training.tokenizers.upscaler import Discriminator, UpscalerSettings, UpscalerTask, sobel, train_upscaler
 from arimage_emoji import RECIPES
+from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.recipe import load_recipe
 
 
 SETTINGS = UpscalerSettings(

@@ -17,8 +17,8 @@ from arimage.cli import main as cli
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from arimage.training import loop, recipe
-from arimage.training.tables import load_data, read_tables, with_scenes
 from arimage.training.tokenizers import tokenizer
+from arimage_emoji.training.tables import load_data, read_tables, with_scenes
 
 
 NAME = "emoji-llamagen"

@@ -24,7 +24,7 @@ from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.processes import batch_generator
 from arimage.training.recipe import load_recipe
 from arimage.training.resuming import digest, of_settings
-from arimage.training.tables import read_tables
+from arimage_emoji.training.tables import read_tables
 
 from . import JUDGE, MODELS, RECIPES
 from .judge_network import COMMON, IconJudge, concepts_of, verdicts

@@ -19,9 +19,9 @@ from arimage import AutoPipeline
 from arimage.cli import main as cli
 from arimage.pipelines.text.captions import caption_for
 from arimage.training.recipe import load_recipe
-from arimage.training.tables import read_tables
-from arimage.training.texts.captions import train_text_tokenizer
 from arimage.training.tokens.recipe import load_token_recipe, token_settings
+from arimage.training.tokens.text import train_text_tokenizer
+from arimage_emoji.training.tables import read_tables
 from arimage_icons import RECIPES
 from arimage_icons.captions import captions_of, write_captions
 from arimage_icons.compositions import compare, readings

@@ -1,0 +1,411 @@
+"""A run is resumed with the settings, data and networks that it began with, or refused in one sentence."""
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
+
+from arimage.tokenizers.vq_frames import FramewiseVQModel
+from arimage.training import loop, resuming
+from arimage.training.acceleration.collaborate import run_collaborate, train_collaborate
+from arimage.training.acceleration.denoiser import DenoiserSettings, run_denoiser, train_denoiser
+from arimage.training.acceleration.distill import DistillSettings, train_distill
+from arimage.training.acceleration.drafter import DrafterSettings, run_drafter, train_drafter
+from arimage.training.adapters.generated import generate_prior
+from arimage.training.adapters.lora import LoraSettings, LoraTask, train_lora
+from arimage.training.adapters.pairs import Pairs
+from arimage.training.loop import OptimizerSettings, fit
+from arimage.training.tokenizers.tokenizer import TokenizerSettings, train_tokenizer
+from arimage.training.tokenizers.upscaler import UpscalerSettings, train_upscaler
+from arimage.training.tokens.text import new_text_encoder
+from arimage_emoji.data.classifier import ClassifierSettings, train_classifier
+from arimage_emoji.training.beginning import Beginning
+from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.recipe import load_recipe, run_transformer
+from arimage_emoji.training.text import TextSettings, train_text_encoder
+from arimage_emoji.training.transformers.arpg import ARPGSettings, ARPGTask
+from arimage_emoji.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
+from arimage_emoji.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
+from arimage_emoji.training.transformers.llamagen import TransformerSettings, train_transformer
+from arimage_emoji.training.transformers.var import VARTransformerSettings, train_refiner, train_var_transformer
+
+
+OPTIMIZER = OptimizerSettings(steps=2, learning_rate=1e-3, warmup_steps=1)
+CAPTIONS = {"batch_size": 2, "caption_length": 6, "text_vocab_size": 300}
+TEXT = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.0}
+LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_attention_heads": 2}
+VAR = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2}
+WIDTHS = {"channels": 8, "channel_multipliers": [1, 2], "layers_per_block": 1, "norm_num_groups": 4}
+LATENT = {**LLAMA, "head_hidden_size": 16, "num_head_layers": 1}
+
+
+def pictures(seed, size=8, frames=(), count=4):
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"a {colour} {shape}" for colour, shape in itertools.product(("red", "green"), ("heart", "tree"))]
+    return ImageCaptions(
+        images=torch.randint(256, (count, *frames, 3, size, size), generator=generator, dtype=torch.uint8),
+        alpha=torch.full((count, *frames, 1, size, size), 255, dtype=torch.uint8),
+        captions=[[name] for name in names],
+        names=names,
+        bases=names,
+        weights=torch.ones(count),
+    )
+
+
+@dataclass
+class Asked:
+    """What a command asks for: settings, and seeds of the data and of the networks."""
+
+    out: Path
+    settings: dict
+    data: int = 0
+    heldout: int = 1
+    base: int = 0
+
+    def of(self, kind, **common):
+        optimizer = {name: self.settings[name] for name in ("learning_rate", "steps") if name in self.settings}
+        others = {name: value for name, value in self.settings.items() if name not in optimizer}
+        return kind(replace(OPTIMIZER, **optimizer), **{**common, **others})
+
+    def sets(self, **shape):
+        return pictures(self.data, **shape), pictures(self.heldout, **shape)
+
+    @property
+    def pipe(self):
+        return tiny_llamagen.text_pipeline(seed=self.base)
+
+
+def tokenizer(asked):
+    model = {**WIDTHS, "codebook_size": 8, "codebook_dim": 4, "latent_channels": 8}
+    settings = asked.of(TokenizerSettings, batch_size=2, codebook_start=1, kmeans_batches=2, max_shift=1)
+    tiny.image_tokenizer(seed=asked.base).save_pretrained(asked.out / "vq")
+    train_tokenizer(model, *asked.sets(), settings, asked.out / "run", start_from=asked.out / "vq")
+
+
+def transformer(asked):
+    vq = tiny.image_tokenizer(seed=asked.base)
+    settings = asked.of(TransformerSettings, **CAPTIONS)
+    train_transformer(LLAMA, TEXT, vq, *asked.sets(), settings, asked.out / "run")
+
+
+def transformer_from_another(asked):
+    asked.pipe.save_pretrained(asked.out / "trained")
+    settings = asked.of(TransformerSettings, **CAPTIONS)
+    parts = LLAMA | {"hidden_size": 32}, TEXT, tiny.image_tokenizer(), *asked.sets(), settings, asked.out / "run"
+    train_transformer(*parts, beginning=Beginning(asked.out / "trained"))
+
+
+def arpg(asked):
+    model = {**LLAMA, "num_layers": 2}
+    parts = model, TEXT, tiny.image_tokenizer(seed=asked.base), *asked.sets(), asked.of(ARPGSettings, **CAPTIONS)
+    train_transformer(*parts, asked.out / "run", task_class=ARPGTask)
+
+
+def var(asked):
+    parts = VAR, TEXT, tiny.scale_tokenizer(seed=asked.base), *asked.sets()
+    train_var_transformer(*parts, asked.of(VARTransformerSettings, **CAPTIONS), asked.out / "run")
+
+
+def refiner(asked):
+    settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
+    train_refiner(tiny_var.pipeline("text", asked.base), VAR, *asked.sets(), settings, asked.out / "run")
+
+
+def collaborate(asked):
+    settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
+    pipe = tiny_var.pipeline("text", asked.base)
+    train_collaborate(pipe, *asked.sets(), 2, settings, settings, asked.out / "run")
+
+
+def cosmos(asked):
+    frames = FramewiseVQModel(**WIDTHS, codebook_size=8, codebook_dim=4, latent_channels=8)
+    tiny.randomise(frames, asked.base)
+    model = {**LLAMA, "num_key_value_heads": 2, "head_dim": 24, "rope_theta": 100.0}
+    parts = model, TEXT, frames, *asked.sets(frames=(2,)), asked.of(VideoSettings, **CAPTIONS)
+    train_cosmos_transformer(*parts, asked.out / "run")
+
+
+def latent_llama(asked):
+    settings = asked.of(LatentLlamaSettings, **CAPTIONS, drafter_steps=2, sampling={"num_diffusion_steps": 2})
+    parts = LATENT, LATENT, TEXT, tiny.image_tokenizer(seed=asked.base), *asked.sets(), settings
+    train_latent_llama(*parts, asked.out / "run")
+
+
+def text(asked):
+    words = tiny.text_tokenizer()
+    torch.manual_seed(0)
+    encoder = new_text_encoder(words, TEXT | {"num_layers": 1 + asked.base})
+    train_text_encoder(words, encoder, asked.sets()[0], asked.of(TextSettings, batch_size=4), asked.out / "run")
+
+
+def drafter(asked):
+    train_drafter(asked.pipe, *asked.sets(), asked.of(DrafterSettings, batch_size=2), asked.out / "run")
+
+
+def denoiser(asked):
+    settings = asked.of(DenoiserSettings, batch_size=2, segments=2, length=4, rank=4)
+    train_denoiser(asked.pipe, *asked.sets(), settings, asked.out / "run")
+
+
+def distill(asked):
+    settings = asked.of(DistillSettings, batch_size=2, noises_per_prompt=1, starts=(0, 6))
+    train_distill(asked.pipe, ["a red heart", f"a green tree {asked.data}"], settings, asked.out / "run")
+
+
+def upscaler(asked):
+    settings = asked.of(UpscalerSettings, batch_size=2, max_shift=1)
+    model = {"channels": [8, 12], "num_blocks": 1}
+    train_upscaler(asked.pipe, model, *asked.sets(size=16), settings, asked.out / "run")
+
+
+def classifier(asked):
+    train_classifier(*asked.sets(size=32), asked.out / "run", settings=asked.of(ClassifierSettings, batch_size=2))
+
+
+def lora(asked):
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    settings = LoraSettings(**{"steps": 2, "rank": 2, "batch_size": 2, "learning_rate": 1e-3, **asked.settings})
+    data, prior = (
+        Pairs(found.images, [texts[0] for texts in found.captions])
+        for found in (pictures(asked.data), pictures(asked.heldout))
+    )
+    train_lora(LoraTask(asked.pipe, data, settings, base="tiny", prior=prior), asked.out / "run")
+
+
+TRAINERS = [
+    tokenizer, transformer, transformer_from_another, arpg, var, refiner, collaborate, cosmos, latent_llama, text,
+    drafter, denoiser, distill, upscaler, classifier, lora,
+]  # fmt: skip
+# What changes, and the names that the sentence has for it. Not every trainer has all of them.
+CHANGES = {
+    "learning_rate": ({"settings": {"learning_rate": 2e-3}}, "learning_rate = 0.001 and you ask for 0.002"),
+    "batch_size": ({"settings": {"batch_size": 3}}, "batch_size = . and you ask for 3"),
+    "data": ({"data": 2}, "(data.images|prompts) = '"),
+    "heldout": ({"heldout": 2}, "(heldout|prior).images = '"),
+    "base": ({"base": 1}, r"(model\.[a-z_]+|vq|start_from[a-z_.]*|text_encoder|network|teacher) = "),
+}
+
+
+@pytest.mark.every(6)
+@pytest.mark.parametrize(
+    "trainer",
+    # One function trains by both of some settings.
+    [pytest.param(one, marks=pytest.mark.slow) if one in (arpg, refiner) else one for one in TRAINERS],
+    ids=lambda trainer: trainer.__name__,
+)
+def test_every_training_resumes_only_as_it_began(trainer, tmp_path):
+    trainer(Asked(tmp_path, {}))
+    for name, (change, message) in CHANGES.items():
+        if (trainer, name) in ((distill, "heldout"), (text, "heldout"), (classifier, "base")):
+            continue
+        # The rest is that of `transformer`.
+        if trainer is transformer_from_another and name != "base":
+            continue
+        with pytest.raises(ValueError, match=f"(settings.json|safetensors) says [a-z._]*{message}.*another --out"):
+            trainer(Asked(tmp_path, **{"settings": {}, **change}))
+    # What was refused has changed nothing. More steps of the text encoder would be another beginning of a transformer,
+    # and a drafter belongs to a text encoder that is trained further.
+    shutil.rmtree(tmp_path / "run" / "drafter" if trainer is latent_llama else tmp_path / "none", ignore_errors=True)
+    steps = 2 if trainer is text else 3
+    trainer(Asked(tmp_path, {"steps": steps}))
+    assert steps in {torch.load(path, weights_only=True)["step"] for path in tmp_path.glob("run/**/checkpoint.pt")}
+
+
+class Line(torch.nn.Module):
+    """A weight that becomes 0, and what it has seen."""
+
+    def __init__(self, stop_at=None):
+        super().__init__()
+        self.weight, self.stop_at = torch.nn.Parameter(torch.ones(2, 2)), stop_at
+
+    def loss(self, step):
+        if step == self.stop_at:
+            raise KeyboardInterrupt
+        loss = self.weight.square().mean()
+        return loss, {"loss": loss.detach()}
+
+    def report(self, step, out):
+        return {"weight": float(self.weight.detach().mean())}
+
+
+LINE = OptimizerSettings(steps=8, learning_rate=0.1, warmup_steps=1, restarts=((2, 0.2), (6, 0.1)))
+
+
+def half(out, **more):
+    with pytest.raises(KeyboardInterrupt):
+        fit(Line(stop_at=4), LINE, out, checkpoint_every_seconds=-1.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"learning_rate": 0.2}, "optimizer.learning_rate = 0.1 and you ask for 0.2"),
+        ({"weight_decay": 0.0}, "optimizer.weight_decay"),
+        ({"betas": (0.9, 0.9)}, "optimizer.betas"),
+        ({"ema_decay": 0.5}, "optimizer.ema_decay"),
+        ({"muon": ("weight",)}, "optimizer.muon"),
+        ({"restarts": ((2, 0.3), (6, 0.1))}, "optimizer.restarts"),
+        ({"restarts": ((6, 0.1),)}, "optimizer.restarts"),
+        ({"steps": 3, "restarts": ((2, 0.2),)}, "has taken 4 steps, and steps is 3"),
+    ],
+)
+def test_another_optimizer_is_refused(tmp_path, change, name):
+    half(tmp_path)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with pytest.raises(ValueError, match=name):
+        fit(Line(), replace(LINE, **change), tmp_path)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    fit(Line(), LINE, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": 12}, {"restarts": ((2, 0.2),)}, {"restarts": ((2, 0.2), (4, 0.1)), "steps": 9}]
+)
+def test_what_is_still_to_come_may_change(tmp_path, change):
+    half(tmp_path)
+    settings = replace(LINE, **change)
+    fit(Line(), settings, tmp_path, report_every_seconds=5.0, checkpoint_every_seconds=7.0, log_every=3)
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == settings.steps
+    # From now on it is what the run was trained with.
+    if "restarts" in change:
+        with pytest.raises(ValueError, match="optimizer.restarts"):
+            fit(Line(), replace(LINE, steps=20), tmp_path)
+
+
+def test_stages_that_have_not_begun_may_change(tmp_path):
+    half(tmp_path, about={"stages": [{"start": 2, "x": 1}, {"start": 4, "x": 2}]})
+    with pytest.raises(ValueError, match="stages"):
+        fit(Line(), LINE, tmp_path, about={"stages": [{"start": 2, "x": 3}]})
+    fit(Line(), LINE, tmp_path, about={"stages": [{"start": 2, "x": 1}, {"start": 5, "x": 3}]})
+
+
+def test_a_run_that_has_not_taken_a_step_takes_new_settings(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(Line(stop_at=0), LINE, tmp_path)
+    fit(Line(), replace(LINE, learning_rate=0.3), tmp_path)
+    assert json.loads((tmp_path / "settings.json").read_text())["optimizer"]["learning_rate"] == 0.3
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", "{", "[" * 100_000, '{"optimizer": {"restarts": [3]}}'])
+def test_without_its_settings_a_run_is_refused(tmp_path, content):
+    half(tmp_path)
+    (tmp_path / "settings.json").unlink()
+    if content is not None:
+        (tmp_path / "settings.json").write_text(content)
+    with pytest.raises(ValueError, match="settings.json") as error:
+        fit(Line(), LINE, tmp_path)
+    assert str(error.value).endswith("another --out") and "\n" not in str(error.value)
+
+
+def test_the_number_of_processes_is_compared(tmp_path, monkeypatch):
+    half(tmp_path)
+    monkeypatch.setattr(loop, "processes", lambda: (0, 2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="processes = 1 and you ask for 2"):
+        fit(Line(), LINE, tmp_path)
+
+
+def test_networks_are_told_apart_by_their_weights_and_not_by_their_dtype():
+    network = tiny.image_tokenizer()
+    found = resuming.digest(network)
+    assert resuming.digest(tiny.image_tokenizer().bfloat16()) == found != resuming.digest(tiny.image_tokenizer(seed=1))
+
+
+def test_scales_of_adapters_are_compared():
+    peft = pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    pipe = tiny_llamagen.text_pipeline()
+    plain = resuming.of_pipeline(pipe)
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["head"])
+    peft.inject_adapter_in_model(config, pipe.transformer, "mine")
+    pipe.transformer._hf_peft_config_loaded = True
+    first = resuming.of_pipeline(pipe)
+    pipe.set_adapters("mine", 0.5)
+    second = resuming.of_pipeline(pipe)
+    assert plain["adapters"] == {} and first["adapters"] == {"transformer.mine": 2.0}
+    assert second["adapters"] == {"transformer.mine": 1.0} and second["model"] == first["model"] != plain["model"]
+
+
+def test_the_last_checkpoint_says_that_the_report_is_there_too(tmp_path):
+    """A run that is killed in its last report makes it when it resumes."""
+    task = Line()
+    task.report = lambda step, out: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(task, LINE, tmp_path, checkpoint_every_seconds=-1.0)
+    fit(Line(), LINE, tmp_path)
+    assert "weight" in (tmp_path / "log.jsonl").read_text().splitlines()[-1]
+
+
+def test_a_prior_that_was_trained_with_is_kept(tmp_path):
+    file, words = tmp_path / "prior.safetensors", ["a red heart", "tree"]
+    generate_prior(tiny_llamagen.text_pipeline(), words, file, seed=0)
+    generate_prior(tiny_llamagen.text_pipeline(), words, file, seed=1)
+    before = file.read_bytes()
+    (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(ValueError, match="prior.safetensors says seed = 1 and you ask for 0"):
+        generate_prior(tiny_llamagen.text_pipeline(), words, file, seed=0)
+    assert file.read_bytes() == before
+
+
+def test_a_model_that_the_run_replaces_is_not_one_to_start_from(tmp_path):
+    from training.test_var_training import RECIPE
+
+    (tmp_path / "tokenizer" / "tokenizer").mkdir(parents=True)
+    with pytest.raises(ValueError, match="--start-from"):
+        run_transformer(RECIPE, "x", "x", tmp_path, "cpu", start_from=tmp_path / "x" / ".." / "model")
+
+
+@pytest.mark.parametrize(
+    ("train", "recipe", "pipe"),
+    [
+        (run_drafter, "emoji-llamagen", tiny_llamagen.class_pipeline),
+        (run_drafter, "emoji-llamagen", lambda: tiny_var.pipeline("text")),
+        (run_denoiser, "emoji-llamagen", tiny_llamagen.class_pipeline),
+        (run_collaborate, "emoji-var", tiny_llamagen.text_pipeline),
+        (run_collaborate, "emoji-var", lambda: tiny_var.pipeline("class")),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(tmp_path, train, recipe, pipe):
+    with pytest.raises(ValueError, match="--model is [^\n]*: give a [A-Za-z]*Pipeline"):
+        train(load_recipe(recipe), pipe(), "x", "x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA out of memory")]
+)
+def test_a_step_that_needs_too_much_memory_is_one_sentence(tmp_path, error):
+    task = Line()
+    task.loss = lambda step: (_ for _ in ()).throw(error)
+    with pytest.raises(ValueError, match="batch_size"):
+        fit(task, LINE, tmp_path)
+
+
+# What another command does.
+HOLD = """
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1] + "/.lock"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="another command uses .*another --out"):
+            fit(Line(), LINE, tmp_path)
+        assert not (tmp_path / "checkpoint.pt").exists()
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.wait() == 0
+    fit(Line(), LINE, tmp_path)
