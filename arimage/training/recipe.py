@@ -188,12 +188,12 @@ def load_recipe(name_or_path: str | Path, kind: type[Kind], value: str | None = 
     Raises:
         ValueError: if there is none, or a setting is wrong.
     """
-    known = recipes(kind.says, value)
-    path, content = find_recipe(name_or_path, known)
-    if not isinstance(content.get(kind.says), str):
-        raise ValueError(f"{path} has no {kind.says}: give another recipe, such as {', '.join(known)}")
-    if value is not None and content[kind.says] != value:
-        raise ValueError(f"{path} is a recipe for a {content[kind.says]}: give one for a {value}")
+    path, content = find_recipe(name_or_path, recipes(kind.says))
+    found, others = content.get(kind.says), ", ".join(recipes(kind.says, value))
+    if not isinstance(found, str):
+        raise ValueError(f"{path} does not say its {kind.says}: give another recipe, such as {others}")
+    if value not in (None, found):
+        raise ValueError(f"{path} is a recipe for a {found}: give another one, such as {others}")
     return check(kind, content, path)
 
 

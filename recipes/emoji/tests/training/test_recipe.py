@@ -8,17 +8,17 @@ import torch
 from PIL import Image
 from pipelines.var import tiny as tiny_var
 
-from arimage.cli import main as cli
 from arimage.training.data.pictures import save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.tokenizers.tokenizer import TokenizerSettings
+from arimage_emoji import commands
 from arimage_emoji.training.captioned import ImageCaptions
 from arimage_emoji.training.captions import CaptionSettings, CaptionTask
 from arimage_emoji.training.tables import TrainingTable, settings_of
 from arimage_emoji.training.transformers.var import VARTransformerSettings, VARTransformerTask
 
 
-COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "denoiser", "collaborate", "all"]
+COMMANDS = ["tokenizer", "transformer", "all"]
 
 
 @pytest.mark.every(4)
@@ -29,13 +29,10 @@ COMMANDS = ["tokenizer", "transformer", "drafter", "distill", "denoiser", "colla
 def test_a_recipe_without_its_parts_is_refused_before_any_work(monkeypatch, capsys, tmp_path, command, contents):
     (tmp_path / "mine.toml").write_text(contents)
     options = {"--recipe": tmp_path / "mine.toml", "--data": "x", "--heldout": "x", "--out": tmp_path / "run"}
-    if command == "distill":
-        # Its data are what the model generates.
-        del options["--data"], options["--heldout"]
     words = [str(word) for pair in options.items() for word in pair]
-    monkeypatch.setattr(sys, "argv", ["arimage", "train", command, *words])
+    monkeypatch.setattr(sys, "argv", ["arimage-emoji", "train", command, *words])
     with pytest.raises(SystemExit, match="2"):
-        cli.main()
+        commands.run()
     error = capsys.readouterr().err
     assert "mine.toml" in error and error.count("\n") == 1
     assert not (tmp_path / "run").exists()

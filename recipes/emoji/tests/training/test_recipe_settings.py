@@ -12,18 +12,14 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from arimage.cli import main as cli
-from arimage.training.acceleration.denoiser import DenoiserSettings
-from arimage.training.acceleration.distill import DistillSettings
-from arimage.training.acceleration.drafter import DrafterSettings
+from arimage.training import recipe as recipes
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import TextEncoderTable
 from arimage.training.tokenizers.tokenizer import TokenizerSettings
-from arimage_emoji import RECIPES
+from arimage_emoji import RECIPES, commands
 from arimage_emoji.data.animation import ClipSettings
 from arimage_emoji.data.scenes import SceneSettings
-from arimage_emoji.training import tables
-from arimage_emoji.training.recipe import load_recipe
+from arimage_emoji.training.recipe import load_recipe, whole_recipes
 from arimage_emoji.training.tables import DataTable
 from arimage_emoji.training.text import TextSettings
 from arimage_emoji.training.transformers.arpg import ARPGSettings
@@ -48,9 +44,6 @@ OTHERS = {
     ("clips",): ClipSettings,
     ("tokenizer", "training"): TokenizerSettings,
     ("text_training", "training"): TextSettings,
-    ("drafter", "training"): DrafterSettings,
-    ("distill", "training"): DistillSettings,
-    ("denoiser", "training"): DenoiserSettings,
 }
 WRONG = [True, "x", 0, -1, math.nan, math.inf, 10**30, [], [0.9], {}]
 # Where a value is legal, by the name of the setting.
@@ -117,7 +110,7 @@ def cases():
     """Every setting of the recipes; where several recipes read it alike, once, and quick in the first of the tables
     that are read alike."""
     seen, quick = set(), set()
-    for path in sorted(RECIPES.glob("*.toml")):
+    for path in whole_recipes().values():
         recipe = tomllib.loads(path.read_text())
         for place, _ in settings(path.stem, recipe):
             reader = recipe["tokenizer"].get("class")
@@ -186,7 +179,6 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("examples",), "json", "examples is 'json', and the table .tokenizer.scenes. needs a module"),
         (("image_size",), 18, "image_size is 18, .*: give a multiple of 4"),
         (("image_size",), 10**6, "image_size is 1000000: give at most 2048"),
         (("transformer", "optimizer", "betas"), [0.9], r"transformer.optimizer.betas\[1\] is missing: add it"),
@@ -232,7 +224,6 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
             "65536 tokens|cannot start 100000 codes: raise kmeans_batches",
         ),
         (("tokenizer", "training", "codebook_start"), 1600, "codebook_start is 1600: give less than the 1600 steps"),
-        (("distill", "training", "starts"), [5, 2], "starts"),
         (("generation", "sampling", "temprature"), 1.0, "temprature is not a setting"),
         (("generation", "sampling", "order"), "raster", "order is not a setting of a LlamaGenPipeline"),
         (("generation", "sampling", "num_diffusion_steps"), 25, "num_diffusion_steps is not a setting"),
@@ -245,7 +236,7 @@ def test_wrong_values_are_refused_in_one_sentence(name, place, values, tmp_path)
 )
 def test_settings_that_do_not_fit_are_refused(place, value, message, tmp_path, monkeypatch):
     if place[-1] == "intermediate_size":
-        monkeypatch.setattr(tables.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**8))
+        monkeypatch.setattr(recipes.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**8))
     recipe = changed(tomllib.loads((RECIPES / "emoji-llamagen.toml").read_text()), place, value)
     with pytest.raises(ValueError, match=f"^.*mine.toml: [^\n]*({message})[^\n]*$"):
         load_recipe(write(recipe, tmp_path / "mine.toml"))
@@ -259,7 +250,6 @@ def test_settings_that_do_not_fit_are_refused(place, value, message, tmp_path, m
         ("emoji-var", ("refiner", "training", "scale_shares"), [0] * 6, "give a number above 0"),
         ("emoji-var", ("refiner", "training", "first_scale"), 6, "give a number above 0|first_scale is 6"),
         ("emoji-var", ("tokenizer", "model", "scales"), [1, 2, 5], "end the scales with 16"),
-        ("emoji-var", ("collaborate", "drafter_scales"), 6, "drafter_scales is 6: give a number from 1 to 5"),
         ("emoji-var", ("transformer", "class"), "ARPGTransformer", "class is ARPGTransformer, and .*: leave it out"),
         (
             "emoji-video-blocks",
@@ -287,9 +277,9 @@ def test_the_command_refuses_a_wrong_setting_before_any_work(tmp_path, monkeypat
     recipe = tomllib.loads((RECIPES / "emoji-llamagen.toml").read_text())
     path = write(changed(recipe, ("transformer", "optimizer", "warmup_steps"), 0), tmp_path / "mine.toml")
     words = ["--recipe", path, "--data", tmp_path, "--heldout", tmp_path, "--out", tmp_path / "run"]
-    monkeypatch.setattr(sys, "argv", ["arimage", "train", "tokenizer", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["arimage-emoji", "train", "tokenizer", *map(str, words)])
     with pytest.raises(SystemExit, match="2"):
-        cli.main()
+        commands.run()
     message = capsys.readouterr().err
     assert message == f"arimage: {path}: transformer.optimizer.warmup_steps is 0: give at least 1\n"
     assert not (tmp_path / "run").exists()
