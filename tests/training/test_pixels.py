@@ -230,15 +230,8 @@ def test_a_resumed_upscaler_is_the_same_with_any_workers(tmp_path, monkeypatch):
 
     def run(name, workers):
         data, out = tmp_path / "data", tmp_path / name
-        pipe = run_upscaler(
-            check(PartRecipe, UPSCALER, "mine.toml"),
-            tiny_llamagen.text_pipeline(),
-            data,
-            data,
-            out,
-            workers=workers,
-            **SPLITS,
-        )
+        table, options = check(PartRecipe, UPSCALER, "mine.toml"), {"workers": workers, **SPLITS}
+        pipe = run_upscaler(table, tiny_llamagen.text_pipeline(), data, data, out, **options)
         return pipe.components["upscaler"].state_dict()
 
     whole = run("whole", 0)

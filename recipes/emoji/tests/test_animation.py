@@ -14,18 +14,16 @@ from PIL import Image
 from arimage import AutoPipeline
 from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from arimage.training import loop
-from arimage.training.tokenizers.tokenizer import run_tokenizer
 from arimage_emoji.data.animation import ClipSettings, animate, is_held_out, known_clips, make_clips, poses
 from arimage_emoji.metrics.motions import CAST, COMBINATIONS, motions_in
 from arimage_emoji.training.captioned import load_captioned_images
 from arimage_emoji.training.clips import frames_of
-from arimage_emoji.training.recipe import load_recipe, run_transformer
+from arimage_emoji.training.recipe import load_recipe, run_tokenizer, run_transformer
 
 
 SIZE = 16
 NAMES = {"red heart": (220, 30, 30), "pizza": (240, 180, 40), "frog": (20, 160, 60)}
 RECIPE = {
-    "examples": "arimage_emoji.data.examples",
     "image_size": SIZE,
     "clips": {"frames": 4, "grounds": 20, "heldout_stride": 2},
     "tokenizer": {
