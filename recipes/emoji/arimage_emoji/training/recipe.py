@@ -39,7 +39,7 @@ TASKS = {
 
 def whole_recipes() -> dict[str, Path]:
     """The recipes of whole models, by their names."""
-    return {path.stem: path for path in sorted(RECIPES.glob("*.toml")) if "[transformer]" in path.read_text("utf-8")}
+    return {path.stem: path for path in sorted(RECIPES.glob("*.toml")) if "[transformer." in path.read_text("utf-8")}
 
 
 def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
