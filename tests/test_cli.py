@@ -538,11 +538,11 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
         ["bench"],
         ["eval", "generate"],
         ["train", "drafter"],
-        ["train", "distill"],
+        ["train", "student"],
         ["train", "denoiser"],
         ["train", "neighbours"],
         ["train", "upscaler"],
-        ["train", "collaborate"],
+        ["train", "refiner"],
     ],
 )
 def test_every_command_that_loads_a_model_has_a_dtype(run, command):
@@ -696,7 +696,7 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
         ["serve", "--model"],
         ["app", "--model"],
         ["eval", "generate", "--out", "run", "--model"],
-        ["train", "drafter", "--out", "run", "--data", "x", "--heldout", "x", "--model"],
+        ["train", "drafter", "--out", "run", "--tokens", "x", "--model"],
     ],
 )
 def test_a_path_that_does_not_exist_is_reported_by_every_command(refused, command, name):

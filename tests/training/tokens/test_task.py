@@ -474,7 +474,7 @@ def test_odd_trainings_are_refused(made, tmp_path):
     with pytest.raises(ValueError, match="unknown recipe x: give a TOML file or one of imagenet"):
         load_token_recipe("x")
     tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "text")
-    with pytest.raises(ValueError, match="the tokens have classes, and the model to start from needs captions"):
+    with pytest.raises(ValueError, match="the tokens have classes, and the model needs captions"):
         train(recipe(tmp_path), tokens, tmp_path / "run", start_from=str(tmp_path / "text"))
     tiny_llamagen.class_pipeline(seed=1).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="the model to start from has another one"):
