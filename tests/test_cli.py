@@ -715,9 +715,11 @@ def test_a_broken_model_is_refused_in_one_sentence(refused, models, tmp_path):
 
 def test_training_without_data_is_refused_in_one_sentence(refused):
     options = ["--data", "absent.parquet", "--heldout", "absent.parquet", "--out", "run"]
-    assert "absent.parquet" in refused("train", "tokenizer", *options)
-    assert "has no trained tokenizer" in refused("train", "transformer", *options)
-    assert "unknown recipe nonesuch" in refused("train", "all", *options, "--recipe", "nonesuch")
+    assert "absent.parquet" in refused("train", "tokenizer", *options, "--recipe", "imagenet-vq-16")
+    assert "unknown recipe nonesuch" in refused("train", "tokenizer", *options, "--recipe", "nonesuch")
+    assert "absent has no tokens.json" in refused(
+        "train", "drafter", "--tokens", "absent", "--model", "emoji-llamagen", "--out", "run"
+    )
 
 
 def test_converting_a_missing_file_is_refused_in_one_sentence(refused):
