@@ -32,7 +32,7 @@ from step_models import MODELS
 from torch._inductor.graph import GraphLowering
 
 from arimage.decoding import Decoding, decoding_from_text
-from arimage.decoding.run.capture import CompiledSteps
+from arimage.decoding.run.captured_steps import CapturedSteps
 from arimage.models.fused import Fused, projections
 
 
@@ -149,7 +149,7 @@ def compiled(bind: Bind, decoding: Decoding, batch: int, fuse: bool) -> Compiled
             bound.networks[0].compile(fullgraph=True, dynamic=False)
             generated = generate(decoding.step, state)
         else:
-            step = CompiledSteps()._compile(type(decoding).step, True)
+            step = CapturedSteps()._compile(type(decoding).step, True)
             generated = generate(step, decoding, state)
     torch.compiler.reset()
     found = launches(generated.code)

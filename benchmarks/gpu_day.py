@@ -55,7 +55,7 @@ from arimage import AutoPipeline
 from arimage.auto import packaged_models
 from arimage.decoding import decoding_from_text
 from arimage.decoding.run.batch import Batch, Images
-from arimage.decoding.run.capture import CompiledSteps
+from arimage.decoding.run.captured_steps import CapturedState, CapturedSteps
 from arimage.eval.bench.measure import machine, take
 from arimage.eval.bench.memory import peak_memory, reset_peak_memory
 from arimage.pipelines.base import ARPipeline
@@ -64,7 +64,7 @@ from arimage.pipelines.base import ARPipeline
 ROOT = Path(__file__).parents[1]
 WINDOWS = ("sjd-coupled:window=16", "sjd-coupled:window=32")
 PACKAGED = {name: partial(AutoPipeline.from_pretrained, name, dtype=torch.bfloat16) for name in packaged_models()}
-# The options of `CompiledSteps`; None for eager steps.
+# The options of `CapturedSteps`; None for eager steps.
 FORMS = {"eager": None, "captured": {"compiles": False}, "compiled": {}}
 # Seconds that must be left for the first measurement of a form; later ones need as much as the longest so far.
 FIRST = {"compiled": 150}
@@ -268,7 +268,7 @@ def steps(day: Day) -> None:
             loaded[model] = models[model].build(models[model].layers)
         return loaded[model](batch)
 
-    def image(bound: Bound, decoding, size: int, compiled: CompiledSteps | None) -> None:
+    def image(bound: Bound, decoding, size: int, compiled: CapturedSteps | None) -> None:
         """All scales, whose graphs are kept for the next call."""
         rows, batch = list(range(size)), Batch(decoding, size, compiled)
         batch.begin(
@@ -293,7 +293,7 @@ def steps(day: Day) -> None:
     def run(model: str, batch: int, text: str, form: str) -> dict:
         clear(device)
         decoding, options = decoding_from_text(text), FORMS[form]
-        compiled = None if options is None else CompiledSteps(**options)
+        compiled = None if options is None else CapturedSteps(**options)
         with torch.device(device):
             bound = bind(model, batch)
             reset_peak_memory(device)
@@ -301,7 +301,8 @@ def steps(day: Day) -> None:
                 call = partial(image, bound, decoding, batch, compiled)
             else:
                 state = step_cost.half_way(bound, decoding, batch)
-                call = partial(decoding.step if compiled is None else compiled(decoding, state), state)
+                step = partial(decoding.step, state)
+                call = step if compiled is None else CapturedState(compiled, decoding, state, keeps=False).step
         with replays() as replayed:
             found = spread(milliseconds(call, day.plan.repeats, device), "ms")
         found |= {"peak_mib": max(peak_memory(device), default=0), "replays": len(replayed)}

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from arimage.decoding import decoding_from_text
 from arimage.decoding.run.batch import Batch, Images
-from arimage.decoding.run.capture import CompiledSteps
+from arimage.decoding.run.captured_steps import CapturedSteps
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
@@ -181,7 +181,7 @@ class WholeImages:
             self._bind = model.build(model.layers)
             self.config: Any = self._bind(1).networks[0].config
 
-    def decode(self, text: str, batch: int, compiled: CompiledSteps, seed: int = 0) -> int:
+    def decode(self, text: str, batch: int, compiled: CapturedSteps, seed: int = 0) -> int:
         """How many forward passes a batch takes, which leaves its state and graphs to the next, as in a pipeline."""
         rows, running = list(range(batch)), Batch(decoding_from_text(text), batch, compiled)
         with torch.device(self.device):
@@ -194,7 +194,7 @@ class WholeImages:
 
     def timed(self, text: str, batch: int, kind: str, compiles: bool = False) -> dict:
         """Mean milliseconds per step of three images each, after one whose steps are captured."""
-        compiled, found, passes = CompiledSteps(compiles=compiles), [], 0
+        compiled, found, passes = CapturedSteps(compiles=compiles), [], 0
         with form(kind):
             self.decode(text, batch, compiled)
             for seed in range(1, 4):
@@ -210,7 +210,7 @@ class WholeImages:
 
     def profiled(self) -> dict:
         """Launches and microseconds of every kernel of an image of one-token steps, per step."""
-        compiled = CompiledSteps(compiles=False)
+        compiled = CapturedSteps(compiles=False)
         passes = self.decode("ar", 1, compiled)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])]
         with profile(activities=activities) as recorded:

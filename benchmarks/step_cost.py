@@ -21,7 +21,7 @@ counted:
 - The kernels of a step look up embeddings and rotations, write the keys and values of the fed tokens only, and read
   those before the middle of the image.
 
-`captured` is what is launched once the steps are captured, see `CapturedStep`: one graph per step. A prefill, and a
+`captured` is what is launched once the steps are captured, see `CapturedState`: one graph per step. A prefill, and a
 step that reads the device, are not captured. Attention is limited as in captured steps.
 
 `model` is the forward passes of the model (and of its refiner, teacher or drafter) and their denoising heads;
@@ -57,7 +57,7 @@ from torch.utils.flop_counter import flop_registry
 
 from arimage.decoding import acceptance, decoding_from_text
 from arimage.decoding.contract.state import attention_limit, captured_multiple
-from arimage.decoding.run.watch import INTERVAL
+from arimage.decoding.run.batch import INTERVAL
 
 
 SHOWN = ("llamagen-xl-256", "llamagen-xl-512", "var-d30", "janus-pro-7b", "lumina-mgpt-7b-768")

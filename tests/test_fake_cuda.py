@@ -290,7 +290,7 @@ def buffers(state):
 def run(decoding, model, sampling):
     """Start and take two steps. A model that hands over to its refiner also hands over its cache."""
     state = decoding.start(model, sampling, torch.zeros(BATCH, dtype=torch.long))
-    state.time_steps(decoding.step, "")
+    state.time_steps(lambda: decoding.step(state), "")
     before = buffers(state)
     shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in before.items()}
     for _ in range(STEPS):

@@ -46,17 +46,10 @@ def decide_first(state: DecodingState, logits: torch.FloatTensor, num_given: tor
         state.write_tokens(ranks.expand(len(num_given), -1), ranks < num_given[:, None], state.sampling.forced)
     block = logits.shape[2]
     positions, end = first[:, None] + torch.arange(block, device=first.device), first + block
-    state.token_buffer.scatter_(1, positions, _sample(state, logits, positions))
+    probabilities = state.probabilities(logits, positions)
+    state.token_buffer.scatter_(1, positions, sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE))
     state.record(end)
     torch.eq(end, state.model.num_tokens, out=state.finished)
-
-
-def _sample(
-    state: DecodingState, logits: torch.FloatTensor, positions: torch.LongTensor, ended: torch.BoolTensor | None = None
-) -> torch.LongTensor:
-    """Sample tokens [B, Q] at `positions` [B, Q] from logits [G, B, Q, V]."""
-    probabilities = state.probabilities(logits, positions, ended)
-    return sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)
 
 
 @dataclass
@@ -86,7 +79,8 @@ def step_token(state: AutoregressiveState, **where: torch.Tensor) -> None:
     positions, previous, fed = open_step(state.cursor, state.finished, state.token_buffer, model.block)
     logits = model.forward(previous, fed, state.cache, **where)
     # The tokens of finished images are discarded.
-    tokens = _sample(state, logits, positions, state.finished[:, None])
+    probabilities = state.probabilities(logits, positions, state.finished[:, None])
+    tokens = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)
     close_step(positions, tokens, state.token_buffer, *state.progress, model.num_tokens)
 
 

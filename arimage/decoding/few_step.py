@@ -182,9 +182,9 @@ class FewStepDecoding(DecodingMethod):
             logits = logits[:, :, None]
         else:
             # All tokens so far the first time, then the last one.
-            fed = 0 if state.passes[state.taken - 1][0] == "read" else start - 1
-            fed_positions = torch.arange(fed, start, device=model.device).expand(batch, -1)
-            logits = teacher.forward(state.tokens[:, fed:start], fed_positions, state.cache)[:, :, -1:]
+            first = 0 if state.passes[state.taken - 1][0] == "read" else start - 1
+            fed = torch.arange(first, start, device=model.device).expand(batch, -1)
+            logits = teacher.forward(state.tokens[:, first:start], fed, state.cache)[:, :, -1:]
         positions = torch.arange(start, end, device=model.device).expand(batch, -1)
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         state.tokens[:, start:end] = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)

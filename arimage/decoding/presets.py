@@ -99,7 +99,14 @@ def decoding_from_text(text: str, own: Decoding | None = None) -> Decoding:
         ValueError: if the name or a setting is unknown.
     """
     name, changes = parse_decoding(text)
-    if own is None or name != _nearest_preset(own)[0] or own.exact != PRESETS[name].exact:
+    preset = PRESETS.get(name)
+    if (
+        own is None
+        or preset is None
+        or type(own) is not _METHODS[preset.method]
+        or own.exact != preset.exact
+        or name != _nearest_preset(own)[0]
+    ):
         return decoding_from_name(name, **changes)
     kept = {key: value for key, value in decoding_to_dict(own).items() if key != "method"}
     return _build(type(own), preset_settings(name, changes, kept))

@@ -5,8 +5,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from .conditions import Conditions, Names
+from .conditions import Conditions, Names, with_unconditional
+from .layers import causal_mask
 
 
 class BoundNetwork:
@@ -137,3 +140,56 @@ class BoundTokenModel(BoundNetwork):
     def __init__(self, network: Any, conditions: Conditions, layout, codebook: torch.Tensor | None = None):
         super().__init__(network, conditions, codebook)
         self.layout, self.num_tokens = layout, layout.num_tokens
+
+
+class PrefixModel(BoundTokenModel):
+    """Base of the `TokenModel`s whose transformer reads a condition as a prefix.
+
+    Args:
+        transformer: the transformer, or what `torch.compile` made of it. Every forward pass calls it.
+        condition: arguments of its `embed_condition`, one row per image.
+        layout: the `Layout` of the image tokens.
+        guided: also compute the logits without the condition.
+        codebook: the vectors of the tokens in the image tokenizer [V, D], for `TokenModel.codebook`.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        condition: dict[str, torch.Tensor],
+        layout,
+        *,
+        guided: bool = False,
+        codebook: torch.Tensor | None = None,
+    ):
+        condition = with_unconditional(condition, kept=("prompt_attention_mask",)) if guided else condition
+        seen = transformer.prefix_mask(**condition)
+        super().__init__(transformer, Conditions(condition, 1 + guided, seen, alike=True), layout, codebook)
+        self.transformer = transformer
+
+    @property
+    def vocab_size(self) -> int:
+        return self.transformer.config.vocab_size
+
+    @property
+    def put_key(self) -> Hashable:
+        """See `TokenModel.put`."""
+        return super().put_key, self.layout.shape, self.layout.order is None
+
+    def take(self, images: torch.LongTensor) -> Self:
+        """See `TokenModel.take`."""
+        other = super().take(images)
+        other.layout = self.layout.take(images)
+        return other
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """See `TokenModel.put`."""
+        self.layout.put(images, other.layout)
+        return super().put(images, other)
+
+    def write_prefix(self, cache, condition: dict[str, torch.Tensor]) -> torch.BoolTensor:
+        """Let the next forward pass write the prefixes [R, P] to the cache. Returns which keys each of their positions
+        sees, [R, P, K]: the visible ones before it, and itself."""
+        mask = self.transformer.prefix_mask(**condition)
+        cache.write_prompts(*mask.shape)
+        return F.pad(causal_mask(mask, 0), (cache.prefix_end - mask.shape[1], 0))

@@ -152,7 +152,7 @@ class PlacedCache(RowCache):
         """Keep the keys and values [rows, heads, Q, head_dim] of a layer; return those that the queries attend to,
         [rows, heads, attended, head_dim]."""
         rows, index = self._rows.to(keys.device), self._index.to(keys.device)
-        all_keys, all_values = self.of_layer(layer)
+        all_keys, all_values = self.keys[layer], self.values[layer]
         for cached, states in ((all_keys, keys), (all_values, values)):
             # Under torch.autocast the states are not in the dtype of the weights. No gradients are kept, which would
             # tie all layers of a stack together.
@@ -273,23 +273,23 @@ class ScaleCache(StackedCache):
     """A cache of a next-scale model.
 
     Attributes:
-        fed: how many cells of each scale are fed, where some are pruned; see `Pruning`.
+        fed_cells: how many cells of each scale are fed, where some are pruned; see `Pruning`.
         whole: the last scale whose cells are all fed.
         change: what the layers added to its hidden states, [rows, cells, C].
     """
 
-    fed: Sequence[int] = ()
+    fed_cells: Sequence[int] = ()
     whole: int
     change: torch.Tensor
 
-    def prune(self, fed: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
-        """Set `fed` and `whole`, and allocate `change` for `width` channels."""
-        self.fed, self.whole = fed, whole
-        self.change = self.keys[0].new_zeros(len(self.keys[0]), fed[whole], width, dtype=dtype)
+    def prune(self, fed_cells: Sequence[int], whole: int, width: int, dtype: torch.dtype) -> None:
+        """Set `fed_cells` and `whole`, and allocate `change` for `width` channels."""
+        self.fed_cells, self.whole = fed_cells, whole
+        self.change = self.keys[0].new_zeros(len(self.keys[0]), fed_cells[whole], width, dtype=dtype)
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + (self.change.nbytes if self.fed else 0)
+        return super().nbytes + (self.change.nbytes if self.fed_cells else 0)
 
     def put(self, images: torch.LongTensor, other: Self) -> None:
         """Replace `images` [M] by those of `other`, a cache of M images of the same prompt length."""

@@ -25,16 +25,6 @@ def rotary_table(
     return table
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, hidden_size: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(hidden, hidden.shape[-1:], self.weight, self.eps)
-
-
 class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int, num_key_value_heads: int, dropout: float):
         super().__init__()
@@ -58,9 +48,9 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         kv_heads = config.num_key_value_heads or config.num_attention_heads
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = Attention(config.hidden_size, config.num_attention_heads, kv_heads, config.dropout)
-        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
 
     def forward(self, hidden, rotary, mask, cache=None, layer=0):

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .bound import PrefixModel
 from .cache import SlotCache
 from .conditions import check_image
-from .prefix import PrefixModel
 
 
 class PairedCache(SlotCache):

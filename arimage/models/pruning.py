@@ -58,9 +58,9 @@ def fed_cells(counts: Sequence[int], pruned: Mapping[int, float] | None) -> list
 
 def pruning_of(scale: int, cache: ScaleCache, shapes: Sequence[tuple[int, ...]]) -> Pruning | None:
     """Which cells of `scale` are fed, of maps with these `shapes`; None for all, whose change no later scale needs."""
-    if not cache.fed or scale < cache.whole:
+    if not cache.fed_cells or scale < cache.whole:
         return None
-    first, count = sum(cache.fed[:scale]), cache.fed[scale]
+    first, count = sum(cache.fed_cells[:scale]), cache.fed_cells[scale]
     kept = count if scale > cache.whole else None
     return Pruning(kept, first, first + count, shapes[scale], shapes[cache.whole], cache.change)
 

@@ -160,13 +160,13 @@ def runs_kernels(network: Any, rows: int = 1, *, float32: bool = False, quantize
     # What `torch.compile` returns is none.
     if not isinstance(network, ModelMixin) or network.training or network._compiled_call_impl is not None:
         return False
-    modules = [each for part in network.step_parts for each in part.modules()]
-    weight = next(weight for each in modules for weight in each.parameters())
+    parts = network.step_parts
+    weight = next(parts[0].parameters())
     if weight.dtype not in DTYPES and not (float32 and weight.dtype == torch.float32):
         return False
-    if not has_kernels(weight):
+    if not has_kernels(weight) or is_hooked(network):
         return False
-    return not is_hooked(network) and all(is_plain(each, weight, quantized) for each in modules)
+    return all(is_plain(each, weight, quantized) for part in parts for each in part.modules())
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -3,13 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, get_args
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 import torch
 
 from ..decoding import Decoding
 from .call import GenerationCall
 from .docstrings import filled
+from .run import CallRun
 
 
 class RunArguments(TypedDict, total=False):
@@ -158,21 +159,23 @@ def pipeline_call(
             if of in names
         }
 
-        @functools.wraps(function)
-        def checked(pipe: Any, *args: P.args, **given: P.kwargs) -> GenerationCall:
-            for mask, of in masks.items():
-                if given.get(mask) is not None and given.get(of) is None:
-                    raise ValueError(f"{mask} is that of {of}, which are not given: give both, or leave it out")
-            return function(pipe, *args, **given)
-
-        @_shown_as("__call__", function, [*own, *of_call], output | tuple)
-        def call(pipe: Any, **given: Any) -> Any:
+        def call(pipe: Any, *args: Any, **kwargs: Any) -> Any:
+            given = _bound(call, pipe, args, kwargs)
             options = pipe.check_options(**{name: given.pop(name, DEFAULTS.get(name)) for name in OPTIONS})
             prepared = pipe.prepare(**given, **{name: getattr(options, name) for name in reads})
             pipe.check_known(given.get("prompt"))
-            return pipe.generate(prepared, options)
+            return CallRun(pipe, prepared, options).run()
 
-        prepare = _shown_as("prepare", function, [*own, *of_prepare], GenerationCall)(torch.no_grad()(checked))
+        @torch.no_grad()
+        def prepare(pipe: Any, *args: Any, **kwargs: Any) -> GenerationCall:
+            given = _bound(prepare, pipe, args, kwargs)
+            for mask, of in masks.items():
+                if given.get(mask) is not None and given.get(of) is None:
+                    raise ValueError(f"{mask} is that of {of}, which are not given: give both, or leave it out")
+            return cast(Any, function)(pipe, **given)
+
+        _show(call, "__call__", function, [*own, *of_call], output | tuple)
+        _show(prepare, "prepare", function, [*own, *of_prepare], GenerationCall)
         prepare.__doc__ = None
         call.prepare = prepare
         return call
@@ -195,26 +198,27 @@ class CallMixin:
         raise NotImplementedError
 
 
-def _shown_as(name: str, function: Callable, parameters: list[inspect.Parameter], returns: Any) -> Callable:
-    """Give a function of keywords a name and a signature, by which its arguments are bound."""
-    signature = inspect.Signature(parameters, return_annotation=returns)
+def _show(made: Any, name: str, function: Callable, parameters: list[inspect.Parameter], returns: Any) -> None:
+    """Let `made` look as a family's `function` does, with a name and a signature of its own."""
+    functools.update_wrapper(made, function)
+    made.__name__, made.__qualname__ = name, function.__qualname__.replace("__call__", name)
+    made.__signature__ = inspect.Signature(parameters, return_annotation=returns)
 
-    def decorate(run: Callable) -> Any:
-        @functools.wraps(function)
-        def bound(self, *args, **kwargs):
-            try:
-                given = signature.bind(self, *args, **kwargs).arguments
-            except TypeError as error:
-                shown = f"{type(self).__name__}.{name}"
-                raise TypeError(f"{shown}() {error}: help({shown}) lists what it takes") from None
-            del given["self"]
-            for mask, masked in MASKS.items():
-                if given.get(mask) is not None and given.get(masked) is None:
-                    raise ValueError(f"{mask} is given without {masked}, whose mask it is: give both, or neither")
-            return run(self, **given)
 
-        bound.__name__, bound.__qualname__ = name, function.__qualname__.replace("__call__", name)
-        bound.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
-        return bound
+def _bound(function: Any, pipe: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a function by name, but for its pipeline.
 
-    return decorate
+    Raises:
+        TypeError: if they do not fit its signature.
+        ValueError: if a mask is given without what it masks.
+    """
+    try:
+        given = function.__signature__.bind(pipe, *args, **kwargs).arguments
+    except TypeError as error:
+        shown = f"{type(pipe).__name__}.{function.__name__}"
+        raise TypeError(f"{shown}() {error}: help({shown}) lists what it takes") from None
+    del given["self"]
+    for mask, masked in MASKS.items():
+        if given.get(mask) is not None and given.get(masked) is None:
+            raise ValueError(f"{mask} is given without {masked}, whose mask it is: give both, or neither")
+    return given

@@ -25,16 +25,15 @@ from ..decoding.contract.supports import Traits
 from ..models.layers import refine_norms
 from ..models.mixin import align_weights
 from ..tokenizers.tiling import Tiling, TilingMixin
+from . import forked
 from .abilities import Abilities
 from .arguments import CallMixin
-from .call import GenerationCall, RunOptions, running, running_call
+from .call import GenerationCall, RunOptions, running_call
 from .compiling import CompileMixin
-from .forked import limit_forks, warn_if_forked
 from .fusing import FuseMixin
 from .output import ImagePipelineOutput, Tokens
 from .pictures.images import known_tokens, prepare_image, round_levels_down
 from .quantized import quantize_weights
-from .run import CallRun
 from .saving.mixin import SavingMixin
 from .text.checks import as_decoding, as_texts, with_dtype
 from .text.known import KnownCaptions
@@ -76,7 +75,7 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
 
     def __init__(self):
         super().__init__()
-        limit_forks()
+        forked.limit_forks()
         if os.environ.get("ARIMAGE_EAGER") != "1":
             self.capture()
         self.generation_config = {"guidance_scale": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -400,32 +399,15 @@ class ARPipeline(CallMixin, SavingMixin, FuseMixin, CompileMixin):
             raise ValueError(
                 f"batch_size is {batch_size!r}: give a whole number of at least 1, or None for all at once"
             )
-        warn_if_forked()
+        if forked.limited:
+            forked.warn()
         decoding = self.decoding if decoding is None else self.as_decoding(decoding)
         return RunOptions(decoding, output_type, return_dict, callback_on_step_end, list(names), batch_size)
-
-    @torch.no_grad()
-    def generate(self, call: GenerationCall, options: RunOptions) -> Any:
-        """The last part of `__call__` of every family, after `check_options` and `prepare`."""
-        call.decoding, call.output_type = options.decoding, options.output_type
-        call.callback, call.callback_tensor_inputs = options.callback, options.callback_tensor_inputs
-
-        # Tokens, and the pixels of finished images while others wait
-        run = CallRun(self, call, len(call.seeds) if options.batch_size is None else options.batch_size)
-        with running(self, call):
-            run.run()
-
-        tokens = self.whole_tokens(call, run.tensors["tokens"])
-        images = self.latents_of(tokens) if options.output_type == "latent" else run.decode()
-        self.maybe_free_model_hooks()
-        if not options.return_dict:
-            return (images,)
-        return self._output(images, tokens, run.stats())
 
     def whole_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> Tokens:
         """Rearrange the tokens [B, N] of a call's model to their places, [B, *shape], including given panels."""
         placed = call.layout.to_places(tokens)
-        return placed if call.above is None else torch.cat([call.above, placed], dim=1)
+        return placed if call.given_tokens is None else torch.cat([call.given_tokens, placed], dim=1)
 
     def latents_of(self, tokens: Tokens) -> Tokens:
         """What a call returns for "latent", of its `whole_tokens`."""

@@ -73,7 +73,7 @@ class GenerationCall:
         num_images_per_prompt: images per prompt or class.
         pixels: for an edit, the given images, float32 [B, 3, H, W] in [-1, 1].
         repaint: for an edit, where the images change, bool [B, 1, H, W].
-        above: tokens [B, h, w] of given panels above the generated ones, or those [B, M] of given passes of a film.
+        given_tokens: those [B, h, w] of given panels above the generated ones, or [B, M] of given passes of a film.
         images: the indices of the images in the model; None for all.
         decoder: for a hybrid pipeline, the settings of its decoder.
         conditions: for a hybrid pipeline, what its decoder reads about each image besides the tokens.
@@ -89,7 +89,7 @@ class GenerationCall:
     model: Model = None  # pyright: ignore[reportAssignmentType] `bind` sets it
     pixels: torch.Tensor | None = None
     repaint: torch.BoolTensor | None = None
-    above: torch.LongTensor | None = None
+    given_tokens: torch.LongTensor | None = None
     images: torch.LongTensor | None = None
     decoder: DecoderSettings = None  # pyright: ignore[reportAssignmentType] hybrid pipelines set it
     conditions: list = field(default_factory=list)
@@ -147,7 +147,7 @@ class GenerationCall:
 
     def select(self, images: slice | list[int]) -> "GenerationCall":
         """The same call for some of its images, to decode their tokens to pixels."""
-        parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "above", "images")}
+        parts = {name: getattr(self, name) for name in ("seeds", "pixels", "repaint", "given_tokens", "images")}
         if self.images is None:
             parts["images"] = torch.arange(len(self.seeds), device=self.seeds.device)
         part = replace(self, **{name: part if part is None else part[images] for name, part in parts.items()})

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..decoding import Decoding
-from ..decoding.run.capture import KEPT_BYTES, WARM_UP, CompiledSteps
+from ..decoding.run.captured_steps import KEPT_BYTES, WARM_UP, CapturedSteps
 from ..models.mixin import keeping_float32
 from .offload import OffloadMixin
 
@@ -23,7 +23,7 @@ class CompileMixin(OffloadMixin):
     decoding: Decoding
 
     # None takes steps eagerly.
-    _compiled: CompiledSteps | None = None
+    _compiled: CapturedSteps | None = None
 
     def capture(self, *, kept_bytes: int = KEPT_BYTES) -> None:
         """Capture the steps of calls on a CUDA device: forward pass, sampling and bookkeeping of a step become one
@@ -48,7 +48,7 @@ class CompileMixin(OffloadMixin):
             kept_bytes: how much memory kept caches and graphs may take, at most half of the memory that is left; those
                 that were not used for the longest time are freed first.
         """
-        self._compiled = CompiledSteps(compiles=False, kept_bytes=kept_bytes)
+        self._compiled = CapturedSteps(compiles=False, kept_bytes=kept_bytes)
 
     def compile(self, *, kept_bytes: int = KEPT_BYTES, **options) -> None:
         """Compile the steps of calls with `torch.compile`: forward pass, sampling and bookkeeping of a step become one
@@ -65,7 +65,7 @@ class CompileMixin(OffloadMixin):
             options: passed to `torch.compile`, for example `mode="max-autotune"`; by default `fullgraph` is True and
                 `dynamic` is False.
         """
-        self._compiled = CompiledSteps(kept_bytes=kept_bytes, **options)
+        self._compiled = CapturedSteps(kept_bytes=kept_bytes, **options)
 
     def run_eagerly(self) -> None:
         """Take the steps of calls eagerly from now on, neither captured nor compiled, and free what is kept: graphs
@@ -82,7 +82,7 @@ class CompileMixin(OffloadMixin):
             pipe = super().to(*args, **kwargs)
         if self._compiled is not None and before != (self._execution_device, self.dtype):
             # What is kept reads the weights where they were.
-            self._compiled.kept.clear()
+            self._compiled.clear()
         return pipe
 
     def warm_up(
@@ -130,20 +130,20 @@ class CompileMixin(OffloadMixin):
             return {}
         return {"prompt": "a red heart"} if self.num_classes is None else {"class_labels": 0}
 
-    def steps_of(self, decoding: Decoding) -> CompiledSteps | None:
+    def steps_of(self, decoding: Decoding) -> CapturedSteps | None:
         """What captures and compiles the steps of calls with `decoding`, with the weights that there are now; None
         where steps run eagerly."""
         steps = self._compiled
-        if steps is None:
+        if steps is None or not (steps.compiles or self._execution_device.type == "cuda"):
             return None
-        possible = (steps.compiles or self._execution_device.type == "cuda") and not self.has_hooks
         parts = [*self.components.values(), *vars(decoding).values()]
-        if possible and not steps.use(part for part in parts if isinstance(part, torch.nn.Module)).needs_python:
-            return steps
-        # Their memory is needed now.
-        steps.kept.clear()
-        return None
+        networks = (part for part in parts if isinstance(part, torch.nn.Module))
+        if self.has_hooks or steps.use(networks).needs_python:
+            # The memory of what is kept is needed now.
+            steps.clear()
+            return None
+        return steps
 
     @property
-    def _step_compiler(self) -> CompiledSteps | None:
+    def _step_compiler(self) -> CapturedSteps | None:
         return self.steps_of(self.decoding)

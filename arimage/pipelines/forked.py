@@ -13,7 +13,8 @@ from diffusers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-_limited = False
+# Whether this process computes in one thread because it was forked, and has not said so yet.
+limited = False
 
 
 @functools.cache
@@ -24,18 +25,17 @@ def limit_forks() -> None:
 
 
 def _limit() -> None:
-    global _limited
+    global limited
     if torch.get_num_threads() > 1:
         torch.set_num_threads(1)
-        _limited = True
+        limited = True
 
 
-def warn_if_forked() -> None:
-    """Warn, once, in a process that computes in one thread because it was forked."""
-    global _limited
-    if _limited:
-        _limited = False
-        logger.warning(
-            "this process was forked from one with a pipeline and computes in one thread: to use more threads, load "
-            'the pipeline after the fork, or start processes with the method "spawn"'
-        )
+def warn() -> None:
+    """Say, once, that a process is `limited`."""
+    global limited
+    limited = False
+    logger.warning(
+        "this process was forked from one with a pipeline and computes in one thread: to use more threads, load the "
+        'pipeline after the fork, or start processes with the method "spawn"'
+    )

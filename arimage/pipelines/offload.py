@@ -65,6 +65,8 @@ class OffloadMixin(DiffusionPipeline):
         Raises:
             ValueError: if a component has some.
         """
+        if not self.has_hooks:
+            return
         for name, part in self.components.items():
             if isinstance(part, torch.nn.Module):
                 check_without_disk(f"the {name}", part)

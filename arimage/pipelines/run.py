@@ -6,17 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
-from PIL import Image
 
-from ..decoding.run.batch import Batch, Images, run_batch
-from ..decoding.run.watch import INTERVAL
-from .call import GenerationCall
+from ..decoding.run.batch import INTERVAL, Batch, Images, run_batch
+from .call import GenerationCall, RunOptions, running
 from .output import DecodingStats
 
 
 class CallRun:
-    """A call of an `ARPipeline` for B images that are generated `batch_size` at a time.
+    """A call of an `ARPipeline` for B images, which are generated as many at a time as its options say.
 
     Attributes:
         tensors: int64 `tokens` and bool `decided`, [B, N], and other tensors [B, ...] of a state that the callback or
@@ -24,9 +21,12 @@ class CallRun:
             -1. Continuous tokens are float32 [B, N, D], zeros for waiting images.
     """
 
-    def __init__(self, pipe: DiffusionPipeline, call: GenerationCall, batch_size: int):
-        self.pipe, self.call, self.count = pipe, call, len(call.seeds)
-        self.batch = Batch(call.decoding, min(batch_size, self.count), pipe.steps_of(call.decoding))
+    def __init__(self, pipe: Any, call: GenerationCall, options: RunOptions):
+        self.pipe, self.call, self.count, self._return_dict = pipe, call, len(call.seeds), options.return_dict
+        call.decoding, call.output_type = options.decoding, options.output_type
+        call.callback, call.callback_tensor_inputs = options.callback, options.callback_tensor_inputs
+        size = min(options.batch_size or self.count, self.count)
+        self.batch = Batch(call.decoding, size, pipe.steps_of(call.decoding))
         self.tensors: dict[str, torch.Tensor] = {}
         self._names = dict.fromkeys(["tokens", "decided", pipe.decoded_tensor, *call.callback_tensor_inputs])
         self._accepted: list[torch.LongTensor] = [torch.empty(0, dtype=torch.long)] * self.count
@@ -38,14 +38,17 @@ class CallRun:
         # Whether the callback has replaced tokens.
         self._replaced = False
 
-    def run(self) -> None:
-        """Generate the images.
+    @torch.no_grad()
+    def run(self) -> Any:
+        """Generate the images, and return what the call of the pipeline returns.
 
         Raises:
-            ValueError: if the decoding does not support the model, or its logits were not finite.
+            ValueError: if the decoding does not support the model, or its logits or the pixels were not finite.
         """
-        self._began = self.call.now()
-        with self.pipe.progress_bar(total=self.call.model.num_tokens) as self._progress:
+        pipe, call = self.pipe, self.call
+        self._began = call.now()
+        # Tokens, and the pixels of finished images while others wait
+        with running(pipe, call), pipe.progress_bar(total=call.model.num_tokens) as self._progress:
             run_batch(self.batch, self._next_images, self._finish, self._on_step)
             # The images that were unfinished at an interruption.
             if lanes := self.batch.running:
@@ -55,16 +58,19 @@ class CallRun:
         self._student_passes = self.batch.begins * self.batch.state.student_passes
         # Decoding to pixels needs the memory of the cache.
         self.batch.state = None
-        self._seconds = self.call.now() - self._began - self._tokenizer_seconds
+        self._seconds = call.now() - self._began - self._tokenizer_seconds
 
-    def decode(self) -> list[Image.Image] | np.ndarray | torch.Tensor:
-        """The images in order, in the `output_type` of the call."""
         self._undecoded += range(self._begun, self.count)
         if self._undecoded:
             self._decode(self._undecoded)
-        if self.call.output_type == "pil":
-            return self._images
-        return np.stack(self._images) if self.call.output_type == "np" else torch.stack(self._images)
+        tokens = pipe.whole_tokens(call, self.tensors["tokens"])
+        images: Any = self._images
+        if call.output_type == "latent":
+            images = pipe.latents_of(tokens)
+        elif call.output_type != "pil":
+            images = np.stack(images) if call.output_type == "np" else torch.stack(images)
+        pipe.maybe_free_model_hooks()
+        return pipe._output(images, tokens, self.stats()) if self._return_dict else (images,)
 
     def stats(self) -> DecodingStats:
         accepted = torch.nn.utils.rnn.pad_sequence(self._accepted)
@@ -155,6 +161,8 @@ class CallRun:
         self._replaced = True
 
     def _show_progress(self) -> None:
+        if self._progress.disable:
+            return
         state, lanes = self.batch.state, self.batch.running
         finished = self._begun - len(lanes)
         done = finished + float(state.work[self._index(lanes)].sum())
@@ -162,13 +170,13 @@ class CallRun:
 
     def _copy(self, lanes: list[int]) -> None:
         """Copy the current tensors of the images in `lanes` to the tensors of the call."""
-        images, places = self._index(self._images_in(lanes)), self._index(lanes)
+        images, at = self._index(self._images_in(lanes)), self._index(lanes)
         for name in self._names:
             values = getattr(self.batch.state, name)
             if name not in self.tensors:
                 absent = -1 if name == "tokens" and not values.is_floating_point() else 0
                 self.tensors[name] = values.new_full((self.count, *values.shape[1:]), absent)
-            self.tensors[name][images] = values[places]
+            self.tensors[name][images] = values[at]
 
     def _images_in(self, lanes: list[int]) -> list[int]:
         return [self.batch.names[lane] for lane in lanes]
@@ -199,7 +207,7 @@ class CallRun:
             return
         began = call.now()
         tokens = self.tensors[pipe.decoded_tensor][self._index(images)]
-        pixels = self.batch.with_room(lambda: pipe.decode_result(call, tokens)).float()
+        pixels = self.batch.with_room(pipe.decode_result, call, tokens).float()
         for image, finished in zip(images, pipe.to_images(call, pixels), strict=True):
             self._images[image] = finished
         self._tokenizer_seconds += call.now() - began

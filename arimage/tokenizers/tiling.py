@@ -157,7 +157,7 @@ class TilingMixin(AutoencoderMixin):
             )
             if images.shape[-2] > tile[0] * before or images.shape[-1] > tile[1] * before:
                 return self.in_slices(lambda image: tiled(network, image, tile, stride, before, after), images)
-        return self.in_slices(network, images)
+        return self.in_slices(network, images) if self.use_slicing else network(images)
 
 
 class Tiling(TilingMixin):

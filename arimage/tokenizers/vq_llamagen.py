@@ -265,7 +265,8 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
     @apply_forward_hook
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
         """Images [B, 3, h * f, w * f] of codes [B, h, w], nominally in [-1, 1], not clamped."""
-        return self.decode_latents(self.lookup(codes))
+        latents = self.post_quant_conv(self.lookup(codes))
+        return self.in_tiles(self.decoder, latents, before=1, after=self.scale_factor)
 
     @apply_forward_hook
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:

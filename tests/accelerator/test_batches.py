@@ -12,8 +12,7 @@ from families import flat, seeded
 from PIL import Image
 
 from arimage.decoding import decoding_from_text
-from arimage.decoding.run.batch import Batch, Images, run_batch
-from arimage.decoding.run.watch import INTERVAL
+from arimage.decoding.run.batch import INTERVAL, Batch, Images, run_batch
 
 
 QUICK = [
@@ -199,20 +198,20 @@ def test_an_edit_joins_an_image(kind, after):
 )
 def test_there_is_never_a_second_cache(family, decoding, monkeypatch):
     """Neither when images begin that replace others, nor in a further call."""
-    begun, start = [], Batch._start
+    method, begun = type(decoding_from_text(decoding)), []
 
-    def spy(batch, images):
-        state = start(batch, images)
+    def spy(*given, start=method.start):
+        state = start(*given)
         begun.append(state.cache.nbytes)
         return state
 
-    monkeypatch.setattr(Batch, "_start", spy)
+    monkeypatch.setattr(method, "start", spy)
     pipe = pipeline(family, "replayed")
     with card.card():
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         for _ in range(2):
             call(pipe, decoding, 6, batch_size=3)
-        (kept,) = pipe._compiled.kept._states.values()
+        (kept,) = pipe._compiled.kept
     assert len(begun) == 4 and max(begun) < kept.state.cache.nbytes / 2
 
 

@@ -13,7 +13,7 @@ from families import seeded
 from arimage import LlamaGenPipeline
 from arimage.decoding import AutoregressiveDecoding
 from arimage.decoding.run import step_key
-from arimage.decoding.run.capture import WARM_UP, CapturedStep
+from arimage.decoding.run.captured_steps import WARM_UP, CapturedState
 
 
 def steps_of(pipe, decoding="ar", **given):
@@ -48,9 +48,9 @@ def test_the_first_call_launches_what_an_eager_one_does(monkeypatch):
             passes.append(card.DEVICE.tape)
             super().step(state)
 
-    pipe, plain = fresh(), CapturedStep.__call__
+    pipe, plain = fresh(), CapturedState.step
     with card.card() as device, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CapturedStep, "__call__", lambda self, state: launched.append(plain(self, state)))
+        patch.setattr(CapturedState, "step", lambda self: launched.append(1) or plain(self))
         steps_of(pipe, Counting())
         eager = [tape for tape in passes if tape is None]
         assert len(eager) == WARM_UP and len(passes) == WARM_UP + device.captures
@@ -93,13 +93,12 @@ def test_each_pipeline_has_steps_of_its_own_and_none_are_saved(tmp_path):
         assert other._compiled is not pipe._compiled and len(other._compiled.kept) == 0
         # For threads and for quiet copies, the same components with the same graphs.
         assert copy.copy(pipe)._compiled is pipe._compiled
-        kept = pipe._compiled.kept
         for made in (copy.deepcopy(pipe._compiled), pickle.loads(pickle.dumps(pipe._compiled))):
             assert len(made.kept) == 0 and not made.compiles
         pipe.to("cuda")
-        assert len(kept) == 1
+        assert len(pipe._compiled.kept) == 1
         pipe.to(dtype=torch.float64)
-        assert len(kept) == 0
+        assert len(pipe._compiled.kept) == 0
     plain = pipeline("llamagen-text", "cpu")
     assert copy.deepcopy(plain)._compiled is not plain._compiled
     plain.save_pretrained(tmp_path / "model")

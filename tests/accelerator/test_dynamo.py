@@ -11,7 +11,7 @@ from card import DEVICE, CardError, Tape, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage.decoding import AutoregressiveDecoding
-from arimage.decoding.run.capture import CapturedStep, CompiledSteps, Place
+from arimage.decoding.run.captured_steps import CapturedSteps, Place
 
 
 class Recorder(TorchDispatchMode):
@@ -41,16 +41,15 @@ class PlainTape(Tape):
         """Who holds plain tensors is not known."""
 
 
-class CapturedSteps(CompiledSteps):
+class CapturedOnCpu(CapturedSteps):
     """Captures on the CPU as well."""
 
-    def __call__(self, decoding, state):
-        step = super().__call__(decoding, state)
-        return CapturedStep(step, torch.device("cpu"), Place(torch.cuda.Stream()), refuse)
+    def function_of(self, decoding, state):
+        step, _ = super().function_of(decoding, state)
+        return step, Place(torch.cuda.Stream())
 
-
-def refuse(error):
-    raise CardError("a capture failed") from error
+    def fail(self, decoding, state, error):
+        raise CardError("a capture failed") from error
 
 
 @contextlib.contextmanager
@@ -76,7 +75,7 @@ def captured_steps(pipe):
     torch.compiler.reset()
     with pytest.MonkeyPatch.context() as patch:
         card.patch_graphs(patch, PlainTape, capture)
-        patch.setattr(pipe, "_compiled", CapturedSteps(backend=backend))
+        patch.setattr(pipe, "_compiled", CapturedOnCpu(backend=backend))
         DEVICE.replays = 0
         yield
     torch.compiler.reset()

@@ -1,9 +1,14 @@
 """Graphs that outlive a call: further calls of the same kind replay them for other images."""
 
+import gc
+import weakref
+
 import card
 import pytest
-from accelerator.runs import PROMPTS, call, differences, equal, fixed_step_times, pipeline
+from accelerator.runs import PROMPTS, call, differences, equal, fixed_step_times, fresh, pipeline
 from families import EVERY, flat, seeded
+
+from arimage.decoding import AutoregressiveDecoding
 
 
 # One decoding of every kind of state.
@@ -58,7 +63,7 @@ def three_calls(pipe, decoding, after_call=lambda: None):
 def test_further_calls_capture_nothing(family, decoding):
     expected, pipe, captures = three_calls(pipeline(family, "cpu"), decoding), pipeline(family, "replayed"), []
     with card.card() as device:
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         found = three_calls(pipe, decoding, lambda: captures.append(device.captures))
         replays = device.replays
     assert differences(expected, found) == []
@@ -71,7 +76,7 @@ def test_images_join_and_leave_kept_rows_without_a_capture():
     expected = [call(pipeline("llamagen-text", "cpu"), "ar", 7, batch_size=3, first=first) for first in (0, 7)]
     pipe, captures = pipeline("llamagen-text", "replayed"), []
     with card.card() as device:
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         for first, one in zip((0, 7), expected, strict=True):
             found = call(pipe, "ar", 7, batch_size=3, first=first)
             assert equal(one["tokens"], found["tokens"])
@@ -109,7 +114,7 @@ def test_sizes_have_graphs_of_their_own():
 
     expected, pipe = sizes(pipeline("emu3", "cpu")), pipeline("emu3", "replayed")
     with card.card() as device:
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         found = sizes(pipe)
         assert device.captures == 2
     assert all(map(equal, expected, found))
@@ -121,7 +126,7 @@ def test_warm_up_captures_what_calls_need():
     settings = {"guidance_scale": 3.0, "temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
     expected = call(pipeline("llamagen-text", "cpu"), "ar", 3)
     with card.card() as device:
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         pipe.warm_up(batch_sizes=[2, 3], decodings=["ar", "sjd-coupled:window=4"], **settings)
         assert device.captures == 4
         assert differences(expected, call(pipe, "ar", 3)) == [] and device.captures == 4
@@ -150,9 +155,32 @@ def test_what_is_kept_has_a_limit():
         for count in (1, 2, 3):
             call(pipe, "ar", count)
         kept = pipe._compiled.kept
-        assert 0 < sum(each.state.nbytes for each in kept._states.values()) <= 100_000 and len(kept) < 3
+        assert 0 < sum(each.state.nbytes for each in kept) <= 100_000 and len(kept) < 3
     finally:
         pipe.capture()
+
+
+def test_what_is_not_kept_is_free_before_tokens_become_pixels(monkeypatch):
+    pipe, states, left = fresh(), [], []
+    start, decode = AutoregressiveDecoding.start, pipe.decode_result
+
+    def starting(*given):
+        state = start(*given)
+        states.append(weakref.ref(state))
+        return state
+
+    def decoding(*given):
+        gc.collect()
+        left.append([each() for each in states])
+        return decode(*given)
+
+    monkeypatch.setattr(AutoregressiveDecoding, "start", starting)
+    monkeypatch.setattr(pipe, "decode_result", decoding)
+    with card.card():
+        for kept_bytes in (0, 2**30):
+            pipe.capture(kept_bytes=kept_bytes)
+            pipe("a red heart", decoding="ar", output_type="pt", generator=seeded(0))
+    assert left == [[None], [None, states[1]()]] and states[1]() is not None
 
 
 @pytest.mark.parametrize("kept_bytes", ["8GB", -1, 1.5, True, None])

@@ -25,10 +25,11 @@ from pipelines.nextstep import tiny as tiny_nextstep
 from pipelines.var import tiny as tiny_var
 
 from arimage import LlamaGenPipeline
-from arimage.decoding import DraftTreeDecoding
+from arimage.decoding import AutoregressiveDecoding, DraftTreeDecoding
 from arimage.decoding.contract.state import DecodingState
-from arimage.decoding.run import batch, step_seconds
-from arimage.decoding.run.capture import CapturedStep
+from arimage.decoding.jacobi import step_seconds
+from arimage.decoding.run.batch import Batch
+from arimage.decoding.run.captured_steps import CapturedState
 from arimage.decoding.run.step_key import Program, tensors_of
 
 
@@ -37,7 +38,7 @@ def compiled(pipe):
     """The pipeline with compiled steps that compile nothing."""
     pipe.compile(backend="eager")
     try:
-        yield pipe._compiled.kept
+        yield pipe._compiled
     finally:
         pipe.capture()
 
@@ -48,10 +49,8 @@ def compiled(pipe):
 @pytest.mark.every(3)
 @families(["llamagen-text", "arpg", "var-text", "mar", "halton-maskgit-class", "latent-llama", "llamagen-dd"])
 def test_a_state_declares_what_belongs_to_a_call(family, monkeypatch):
-    states, admit = [], batch.Batch._admit
-    monkeypatch.setattr(
-        batch.Batch, "_admit", lambda self, state, count: states.append(state) or admit(self, state, count)
-    )
+    states, admit = [], Batch._admit
+    monkeypatch.setattr(Batch, "_admit", lambda self, state, count: states.append(state) or admit(self, state, count))
     pipe = pipeline(family, "cpu")
     for name in methods(pipe.decoding_names):
         call(pipe, small(name), 1)
@@ -85,7 +84,7 @@ def edits(pipe, sizes, batch_size=None):
 def test_edits_that_keep_other_numbers_of_tokens(batch_size):
     expected, pipe = edits(pipeline("arpg", "cpu"), (1, 3, 1), batch_size), pipeline("arpg", "replayed")
     with card.card():
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         found = edits(pipe, (1, 3, 1), batch_size)
     assert all(map(equal, expected, found)) and all((tokens >= 0).all() for tokens in expected)
 
@@ -202,9 +201,9 @@ def test_one_thread_at_a_time_launches_on_the_stream_of_captures(monkeypatch):
         if free:
             busy.release()
 
-    def warm_up(step, state, plain=CapturedStep._warm_up):
+    def warm_up(captured, step, place, plain=CapturedState._warm_up):
         with alone():
-            plain(step, state)
+            plain(captured, step, place)
 
     @contextlib.contextmanager
     def graph(*args, **options):
@@ -217,7 +216,7 @@ def test_one_thread_at_a_time_launches_on_the_stream_of_captures(monkeypatch):
         except BaseException as error:
             errors.append(error)
 
-    monkeypatch.setattr(CapturedStep, "_warm_up", warm_up)
+    monkeypatch.setattr(CapturedState, "_warm_up", warm_up)
     with card.card():
         monkeypatch.setattr(torch.cuda, "graph", graph)
         threads = [threading.Thread(target=run, args=(count,)) for count in (2, 3)]
@@ -372,15 +371,15 @@ def test_memory_that_runs_out_is_taken_from_what_is_kept(monkeypatch):
 
         def unless_full(function):
             def run(*args, **options):
-                if len(states):
+                if states.kept:
                     raise torch.OutOfMemoryError("out of memory")
                 return function(*args, **options)
 
             return run
 
         call(pipe, "ar", 1)
-        for owner, name in ((batch.Batch, "_start"), (DecodingState, "allocate"), (pipe, "decode_result")):
-            assert len(states) > 0
+        for owner, name in ((AutoregressiveDecoding, "start"), (DecodingState, "allocate"), (pipe, "decode_result")):
+            assert states.kept
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, unless_full(getattr(owner, name)))
                 pipe("a red heart", decoding="ar", generator=seeded(0))
@@ -407,10 +406,10 @@ def test_what_is_kept_leaves_half_of_the_memory(monkeypatch):
     pipe = fresh()
     with card.card():
         call(pipe, "ar", 1)
-        [state] = pipe._compiled.kept._states.values()
+        [state] = pipe._compiled.kept
         for free, count in ((3 * state.nbytes, 2), (state.nbytes, 1)):
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
-            pipe._compiled.kept.clear()
+            pipe._compiled.clear()
             call(pipe, "ar", 1)
             call(pipe, "sjd-coupled:window=4", 1)
             assert len(pipe._compiled.kept) == count
@@ -422,8 +421,8 @@ def test_graphs_and_conditions_count_as_memory(monkeypatch):
         reserved = iter(range(0, 10**9, 1000))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(reserved))
         call(pipe, "ar", 1)
-        [state] = pipe._compiled.kept._states.values()
-        assert state.take_step.nbytes == 1000 and state.nbytes == state.state.nbytes + 1000
+        [state] = pipe._compiled.kept
+        assert state.nbytes == state.state.nbytes + 1000
         with_prompt = state.state.nbytes
         prompt = state.state.model.conditions._values.pop("prompt")
         assert state.state.nbytes <= with_prompt - prompt.nbytes
@@ -459,7 +458,7 @@ def test_an_interrupted_call_leaves_its_graphs_to_others(family, decoding):
 
     expected, pipe = [call(pipeline(family, "cpu"), decoding, count) for count in (3, 1)], pipeline(family, "replayed")
     with card.card() as device:
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         for _ in pipe.until_captured():
             call(pipe, decoding)
         captures = device.captures
@@ -476,7 +475,7 @@ def test_short_prompts_do_not_attend_to_the_width_of_a_long_one():
 
     def widths(prompt):
         pipe(prompt, decoding="ar", output_type="latent", generator=seeded(0))
-        *_, latest = pipe._compiled.kept._states.values()
+        *_, latest = pipe._compiled.kept
         return latest.state.cache.keys[0].shape[2]
 
     with compiled(pipe):
@@ -489,7 +488,7 @@ def test_settings_that_a_call_did_without_are_not_computed_for_it():
     with card.card():
         for more in ({}, {"min_p": 0.1}, {}, {"temperature": 0.5}):
             pipe("a red heart", generator=seeded(0), **settings, **more)
-        *_, latest = pipe._compiled.kept._states.values()
+        *_, latest = pipe._compiled.kept
         assert latest.state.sampling.stacked and latest.state.sampling.min_p is None
 
 
@@ -523,7 +522,7 @@ def test_kept_bytes_of_models_whose_steps_are_not_compiled_as_a_whole(make):
     with torch.no_grad():
         pipe = make()
     pipe.compile(kept_bytes=0, backend="eager")
-    assert pipe._compiled.kept._most == 0
+    assert pipe._compiled.kept_bytes == 0
 
 
 # Other parts of a pipeline

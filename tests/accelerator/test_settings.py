@@ -64,7 +64,7 @@ def check(family, decoding, settings):
     """Compare calls on the card with those on the CPU; a warm-up captures everything."""
     expected, pipe, captures = calls(pipeline(family, "cpu"), decoding, settings), pipeline(family, "replayed"), []
     with card.card() as device:
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         for _ in pipe.until_captured():
             calls(pipe, decoding, settings[:1])
         warm = device.captures
@@ -124,7 +124,7 @@ def test_what_a_call_did_without_is_not_computed_for_it(family, decoding, more):
         settings = [each | {"mask_image": mask} if each else each for each in settings]
     expected, pipe = calls(pipeline(family, "cpu"), decoding, settings), pipeline(family, "replayed")
     with card.card() as device:
-        pipe._compiled.kept.clear()
+        pipe._compiled.clear()
         found = calls(pipe, decoding, settings, lambda: captures.append(device.captures))
     assert all(map(equal, expected, found))
     assert 0 < captures[1] < captures[3] == captures[4] == captures[5]

@@ -48,11 +48,11 @@ def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding, 
     on_cpu = [expected(family, run, decoding) for run in (call, refilled)]
     allow_steps(monkeypatch)
     rows, pipe = count_layers(monkeypatch), pipeline(family, "replayed")
-    pipe._compiled.kept.clear()
+    pipe._compiled.clear()
     with card.card() as device:
         found = [run(pipe, decoding) for run in (call, refilled)]
         replays = device.replays
-    pipe._compiled.kept.clear()
+    pipe._compiled.clear()
     assert [differences(one, other) for one, other in zip(on_cpu, found, strict=True)] == [[], []]
     assert rows and replays > 0
 

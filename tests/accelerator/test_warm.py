@@ -31,14 +31,14 @@ def test_an_engine_is_warm_before_it_is_asked(family):
 def test_a_batch_that_does_not_fit_ends_the_warm_up(monkeypatch):
     pipe = fresh()
     with card.card():
-        engine, start = Engine({"model": pipe}, Limits(batch=3)), Batch._start
+        engine, begin = Engine({"model": pipe}, Limits(batch=3)), Batch.begin
 
         def full(batch, images):
             if len(images.names) == 3:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return start(batch, images)
+            return begin(batch, images)
 
-        monkeypatch.setattr(Batch, "_start", full)
+        monkeypatch.setattr(Batch, "begin", full)
         try:
             with pytest.raises(torch.OutOfMemoryError):
                 engine.warm_up()

@@ -52,8 +52,8 @@ def test_views_that_a_step_makes_are_seen_to_copy_the_cache(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import compiled_step\n"
-        "from arimage.models.cache import RowCache\n"
-        "RowCache.of_layer = lambda self, layer: tuple(stack[layer] for stack in self.stacks)\n"
+        "from arimage.models.cache import StackedCache\n"
+        "StackedCache._set_stacks = lambda self, *both: vars(self).update(stacks=both, keys=both[0], values=both[1])\n"
         "compiled_step.main()\n"
     )
     command = [sys.executable, str(script), "--model", "llamagen-xl-384", "--layers", "1", "2"]

@@ -9,7 +9,7 @@ from pipelines.var import tiny as tiny_var
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from arimage.decoding import Layout, NextScaleDecoding, Sampling, SpeculativeJacobiDecoding, decode
-from arimage.decoding.run.capture import CompiledSteps
+from arimage.decoding.run.captured_steps import CapturedSteps
 from arimage.models.compiled import compiled_like
 from arimage.models.language_model import LanguageTokenModel, code_head
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
@@ -103,7 +103,7 @@ def language_tokens(component, compiled=None):
         attention_mask=mask,
         row_end=50,
     )
-    return decode(model, SpeculativeJacobiDecoding(window=4), Sampling(top_k=1), SEEDS, compiled=compiled).tokens
+    return decode(model, SpeculativeJacobiDecoding(window=4), Sampling(top_k=1), SEEDS, captured_steps=compiled).tokens
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_the_decoder_of_a_language_model_may_be_compiled_in_place(counting):
 @torch.no_grad()
 def test_the_whole_step_of_a_language_model_with_row_ends_is_one_graph(counting):
     expected = language_tokens(language_model())
-    compiled = CompiledSteps(backend=counting)
+    compiled = CapturedSteps(backend=counting)
     assert torch.equal(language_tokens(language_model(), compiled), expected)
     assert counting.graphs == 1
 

@@ -157,7 +157,7 @@ def test_a_state_is_kept_for_the_next_call_and_freed_with_the_others(llamagen, c
 
     for _ in range(2):
         tokens(llamagen, "ar", callback_on_step_end=callback)
-    [kept] = llamagen._compiled.kept._states.values()
+    [kept] = llamagen._compiled.kept
     state = weakref.ref(kept.state)
     del kept
     gc.collect()

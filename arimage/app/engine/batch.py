@@ -8,8 +8,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
-from ...decoding.run.batch import Batch, Images, run_batch
-from ...decoding.run.watch import INTERVAL
+from ...decoding.run.batch import INTERVAL, Batch, Images, run_batch
 from ...media.film import Film
 from ...media.trace import draw_steps, is_known
 from ...pipelines.base import ARImagePipeline
@@ -289,7 +288,7 @@ class RequestBatch:
     def _decode(self, call: GenerationCall, numbers: list[int], results: torch.Tensor) -> list[Image.Image]:
         part = call.select(numbers)
         with running(self.pipe, call):
-            pixels = self._batch.with_room(partial(self.pipe.decode_result, part, results)).float()
+            pixels = self._batch.with_room(self.pipe.decode_result, part, results).float()
         return list(self.pipe.to_images(part, pixels))
 
 

@@ -184,9 +184,9 @@ class _Maps:
 
     def update(self, passes: int, tensors: dict[str, torch.Tensor]) -> None:
         call = self._pipe.current_call
-        given = call.above.shape[1]
+        given = call.given_tokens.shape[1]
         if not self.appeared and given:
-            self._show(call.above, 0)
+            self._show(call.given_tokens, 0)
         complete = int(call.layout.to_places(tensors["decided"])[0].flatten(1).all(1).long().cumprod(0).sum())
         shown = len(self.appeared) - given
         if complete > shown:

@@ -1,20 +1,23 @@
 """How images enter a batch, and what they must have in common with those before them."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
-from .data import StateData
+from .distribution import Sampling
+from .models import Model
 
 
-class Admission(StateData):
+@dataclass
+class Admission:
     """How the images of a `DecodingState` are replaced by others, from what the state declares about its fields. A
     field that holds no tensor is the model, the sampling settings, or in `caches` or one of the three after it.
 
     Attributes:
+        model, sampling, seeds: see `DecodingState`.
         refillable: whether finished images may be replaced by others while the rest goes on, see `put`.
         image_dims: the batch dimension of those tensors where it is not the first.
         shared: the tensors that all images share, which have no batch dimension.
@@ -24,6 +27,10 @@ class Admission(StateData):
         renewed: the values that further images bring with them, see `restart`.
         settled: the values that follow from the decoding and the network, or that `put` of the class takes care of.
     """
+
+    model: Model
+    sampling: Sampling
+    seeds: torch.LongTensor
 
     refillable: ClassVar[bool] = True
     image_dims: ClassVar[dict[str, int]] = {"accepted": 1}

@@ -129,8 +129,8 @@ class Sampling:
         """
         stacked = samplings[0].replaced()
         for name in cls.per_lane:
-            given = [value for sampling in samplings if (value := sampling.given(name)) is not None]
-            shape = (len(samplings), *torch.as_tensor(given[0]).shape[-1:]) if given else None
+            found = [value for sampling in samplings if (value := sampling.in_effect(name)) is not None]
+            shape = (len(samplings), *torch.as_tensor(found[0]).shape[-1:]) if found else None
             lanes = None if shape is None else torch.empty(shape, dtype=PER_LANE[name][0], device=device)
             object.__setattr__(stacked, name, lanes)
         for lane, sampling in enumerate(samplings):
@@ -144,7 +144,7 @@ class Sampling:
             return self
         changes: dict[str, Any] = {}
         for name in self.per_lane:
-            value: Any = self.given(name)
+            value: Any = self.in_effect(name)
             dtype = PER_LANE[name][0]
             if name == "guidance_scale":
                 value = tuple(max(scale, 1) for scale in value) if isinstance(value, tuple) else max(value, 1)
@@ -167,7 +167,7 @@ class Sampling:
             ValueError: if `other` has a setting that is None in the stack.
         """
         for name in self.per_lane:
-            mine, value, absent = getattr(self, name), other.given(name), PER_LANE[name][1]
+            mine, value, absent = getattr(self, name), other.in_effect(name), PER_LANE[name][1]
             if isinstance(value, tuple):
                 raise ValueError(
                     f"{name} is one number per scale, but images of this batch have settings of their own: give one "
@@ -188,7 +188,7 @@ class Sampling:
                 )
             mine[lanes] = value.to(mine.device)
 
-    def given(self, name: str) -> Any:
+    def in_effect(self, name: str) -> Any:
         """A setting of a lane, None if it has no effect."""
         value, absent = getattr(self, name), PER_LANE[name][1]
         return None if isinstance(value, Real) and value == absent else value
@@ -259,7 +259,7 @@ class Sampling:
             stack = self.as_stack(batch_size, images.device)
         for name in self.per_lane:
             dtype, absent = PER_LANE[name]
-            if getattr(stack, name) is None and (value := other.given(name)) is not None:
+            if getattr(stack, name) is None and (value := other.in_effect(name)) is not None:
                 value = torch.as_tensor(value)
                 shape = value.shape[1:] if other.stacked else value.shape[-1:]
                 lanes = torch.full((batch_size, *shape), absent, dtype=dtype, device=images.device)

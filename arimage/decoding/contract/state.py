@@ -1,20 +1,117 @@
-"""The state of a decoding: its data, how images enter it, what it reports, and what the loop asks of it."""
+"""The state of a decoding: what has been decided, what it reports, and what the loop asks of it."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 
 from ...kernels.cursor import advance
 from .admission import Admission
-from .report import Report
+from .distribution import Sampling
+from .models import Model
 
 
 @dataclass
-class DecodingState(Admission, Report):
-    """A batch of B images of N tokens that are being decoded: its `StateData`, `Admission` and `Report`, and what the
-    loop asks on the host between steps."""
+class DecodingState(Admission):
+    """A batch of B images of N tokens that are being decoded. All tensors are allocated once, and steps write them in
+    place. How images enter is its `Admission`.
+
+    Attributes:
+        model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
+        cache: the model's cache of this call.
+        token_buffer: int64 [B, N + spare], spare >= 1; the spare columns collect tokens after the end of the image,
+            which are discarded. See `tokens`.
+        finished: bool [B].
+        steps: int64 [B], the forward passes of the model so far, per image, prefill included; a finished image is no
+            longer counted.
+        accepted: int64 [N + 1, B], the number of tokens that each step of an image decided.
+        invalid: bool [B], whether any probabilities of the image were not finite.
+        head_calls: sequential calls of denoising heads so far; 0 for models without one.
+        student_passes: forward passes of a student that drafted these images at the start.
+    """
+
+    cache: Any
+    token_buffer: torch.LongTensor
+    finished: torch.BoolTensor
+    steps: torch.LongTensor
+    accepted: torch.LongTensor
+    invalid: torch.BoolTensor
+
+    # Set by decodings of models with a denoising head.
+    head_calls = 0
+    student_passes = 0
+
+    @classmethod
+    def open(
+        cls,
+        model: Model,
+        sampling: Sampling,
+        seeds: torch.LongTensor,
+        cache: Any,
+        *,
+        spare: int = 1,
+        **buffers,
+    ) -> Self:
+        """A state in which nothing is decided; `buffers` are the fields that a subclass adds."""
+        batch, size = len(seeds), model.num_tokens
+        return cls(
+            model=model,
+            sampling=sampling,
+            seeds=seeds,
+            cache=cache,
+            token_buffer=F.pad(seeds.new_full((batch, size), -1), (0, spare)),
+            finished=torch.zeros_like(seeds, dtype=torch.bool),
+            steps=torch.zeros_like(seeds),
+            accepted=seeds.new_zeros(size + 1, batch),
+            invalid=torch.zeros_like(seeds, dtype=torch.bool),
+            **buffers,
+        )
+
+    @property
+    def tokens(self) -> torch.LongTensor:
+        """Int64 [B, N] by rank: decided tokens and drafts; -1 where there is neither."""
+        return self.token_buffer[:, : self.model.num_tokens]
+
+    def probabilities(
+        self,
+        logits: torch.Tensor,
+        positions: torch.LongTensor,
+        ended: torch.BoolTensor | None = None,
+        sampling: Sampling | None = None,
+    ) -> torch.FloatTensor:
+        """The `distribution`. An image with probabilities that are not finite becomes `invalid`, but where `ended`
+        [B, Q], at positions that were not fed and at those after the end of the image."""
+        return (sampling or self.sampling).probabilities(logits, positions, self.invalid, ended)
+
+    def distribution(
+        self, logits: torch.Tensor, positions: torch.LongTensor, sampling: Sampling | None = None
+    ) -> torch.FloatTensor:
+        """`Sampling.probabilities` with `sampling`, by default the state's; positions may be after the end of the
+        image."""
+        return (sampling or self.sampling).probabilities(logits, positions)
+
+    def write_tokens(self, positions: torch.LongTensor, where: torch.BoolTensor, tokens: torch.LongTensor) -> None:
+        """Write `tokens` [B, Q] at `positions` [B, Q] where the mask [B, Q] is True."""
+        self.token_buffer.scatter_(1, torch.where(where, positions, self.model.num_tokens), tokens)
+
+    def record(self, accepted: torch.LongTensor) -> None:
+        """Count a step that decided `accepted` [B] tokens (0 for a finished image). Call it before `finished` is
+        updated."""
+        self.accepted.scatter_(0, self.steps[None], accepted[None])
+        self.steps += ~self.finished
+
+    def stack_sampling(self) -> None:
+        """Called by the loop before steps are compiled or captured: put the sampling settings into tensors, so that
+        the same steps serve images with others."""
+        self.sampling = self.sampling.as_stack(len(self.seeds), self.seeds.device)
+
+    def finish(self) -> None:
+        """Finish all images as they are: further steps change nothing."""
+        self.finished.fill_(True)
+
+    # What the loop asks on the host between steps.
 
     @property
     def over(self) -> bool:
@@ -37,11 +134,12 @@ class DecodingState(Admission, Report):
     def limit_attention(self, steps: int, multiple: int = 64) -> None:
         """Called by the loop on the host: limit attention to the slots that the next `steps` steps can use, rounded up
         to a `multiple`. Reads the device, unless forward passes find the end themselves."""
-        if self.reach is not None and not self.cache.finds_ends:
-            slot, stride = self.reach
+        reach = self.reach
+        if reach is not None and not self.cache.finds_ends:
+            slot, stride = reach
             self.cache.attended_slots = attention_limit(int(slot) + steps * stride, self.model.num_tokens, multiple)
 
-    def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
+    def time_steps(self, take_step: Callable[[], object], how: str) -> None:
         """Called by the loop on the host before the first step of a state. It may take steps with `take_step`, as all
         steps of this state are taken, to measure them, but must undo them.
 
@@ -51,6 +149,63 @@ class DecodingState(Admission, Report):
 
     def adapt(self) -> None:
         """Called by the loop on the host every few steps; may change the shapes of the next steps."""
+
+    # What it says about its images, to callbacks, previews and statistics.
+
+    @property
+    def decided(self) -> torch.BoolTensor:
+        """Bool [B, N], which tokens are final: by default the first ones, as many as the steps decided."""
+        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
+        return ranks < self.accepted.sum(0)[:, None]
+
+    @property
+    def work(self) -> torch.FloatTensor:
+        """Float32 [B], the share of its work that each image has done."""
+        return self.decided.float().mean(1)
+
+    @property
+    def newest(self) -> torch.BoolTensor:
+        """Bool [B, N], which tokens the last step of each image decided."""
+        ranks = torch.arange(self.model.num_tokens, device=self.seeds.device)
+        end = self.accepted.sum(0)[:, None]
+        return (ranks < end) & (ranks >= end - self.accepted.gather(0, self.steps[None] - 1).T)
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the `newest` tokens may be replaced, since nothing has been computed from them yet."""
+        return False
+
+    def replace(self, tokens: torch.LongTensor) -> None:
+        """Set the tokens to `tokens` [B, N], which may differ only in the `newest` ones."""
+        self.tokens.copy_(tokens)
+
+    @property
+    def forward_passes(self) -> int:
+        """Forward passes of the model until every image was finished, prefill included. Reads the device."""
+        return int(self.steps.max())
+
+    def accepted_per_step(self) -> torch.LongTensor:
+        """Int64 [forward_passes, B] on the CPU: the number of tokens that each step of each image decided. Reads the
+        device."""
+        return self.accepted[: self.forward_passes].cpu()
+
+    def check(self, names: Sequence[Any] | None = None) -> None:
+        """Raise an error if any probabilities were not finite. Reads the device.
+
+        Args:
+            names: the name of the image in each row, None for an idle row; by default the index of the row.
+
+        Raises:
+            ValueError: naming the images.
+        """
+        names = range(len(self.seeds)) if names is None else names
+        broken = [names[row] for row in self.invalid.nonzero().flatten().tolist() if names[row] is not None]
+        if broken:
+            what, images = "tokens" if self.tokens.is_floating_point() else "logits", ", ".join(map(str, broken))
+            raise ValueError(
+                f"the {what} of the model are not finite (images {images} of the batch): check its weights, or load "
+                "it with dtype float32 or bfloat16"
+            )
 
 
 @dataclass

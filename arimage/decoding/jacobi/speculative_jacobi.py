@@ -17,9 +17,9 @@ from ..contract.models import CausalLatentModel, TokenModel
 from ..contract.noise import Purpose, normals
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod, Need, Needs
-from ..run.adaptive_window import AdaptiveWindow
-from ..run.step_seconds import SIZES, step_seconds
+from .adaptive_window import AdaptiveWindow
 from .corrections import correct, ranks_around, tokens_around
+from .step_seconds import SIZES, step_seconds
 from .window import Init, WindowState, needs_of_init, open_window, resize_window, slide_window
 
 
@@ -51,7 +51,7 @@ class JacobiState(WindowState):
     vectors: torch.FloatTensor
     around: torch.LongTensor
 
-    def time_steps(self, take_step: Callable[[Self], None], how: str) -> None:
+    def time_steps(self, take_step: Callable[[], object], how: str) -> None:
         if self.adaptive is None:
             return
         window, before = self.window, {}
@@ -61,7 +61,7 @@ class JacobiState(WindowState):
 
             def step(size: int) -> None:
                 resize_window(self, size)
-                take_step(self)
+                take_step()
 
             return step
 

@@ -3,7 +3,8 @@ that is waiting."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -11,14 +12,17 @@ from ..contract.distribution import Sampling
 from ..contract.models import Model
 from ..contract.state import DecodingState, captured_multiple
 from ..contract.supports import Decoding
-from .capture import CompiledSteps
-from .kept import Kept, can_be_kept
-from .step_key import StepKey
-from .taker import StepTaker
-from .watch import INTERVAL, Watch
+from .captured_steps import CapturedState, CapturedSteps
 
 
-_T = TypeVar("_T")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The number of steps between two reads that make the host wait for an accelerator.
+INTERVAL = 8
+# How many steps the host is ahead of a CUDA device, so that the device always has work. It takes as many steps in vain
+# at the end.
+AHEAD = 2
 
 
 @dataclass
@@ -51,7 +55,7 @@ class Batch:
 
     Args:
         size: the largest number of images that run at once.
-        compiled: compiles and captures the steps; None takes them eagerly.
+        captured_steps: compiles and captures the steps; None takes them eagerly.
 
     Attributes:
         names: the image in each lane, None in an idle one.
@@ -61,20 +65,17 @@ class Batch:
         calls_per_pass: the number of calls of denoising heads in each of these forward passes.
     """
 
-    def __init__(self, decoding: Decoding, size: int, compiled: CompiledSteps | None = None):
+    def __init__(self, decoding: Decoding, size: int, captured_steps: CapturedSteps | None = None):
         self.decoding, self.size = decoding, size
         self.names: list[Any] = []
         self.running: list[int] = []
         self.state: Any = None
         self.begins = self.steps = 0
         self.calls_per_pass: list[int] = []
-        self._compiled = compiled
-        self._kept = None if compiled is None else compiled.kept
-        self._take_step: StepTaker | None = None
-        self._watch: Any = None
-        # Whether the state may be kept, and its `Kept.began`.
-        self._keeps, self._captured_since = False, 0
-        self._replays = 0
+        # Where the state is from, and goes back to.
+        self._captured_steps = captured_steps
+        self._captured: CapturedState | None = None
+        self._replayed = False
         # The number of steps taken before the image in each lane began.
         self._began: list[int] = []
 
@@ -93,9 +94,9 @@ class Batch:
     def how(self) -> str:
         """How steps were taken: "compiled"; "captured" if any were replayed from CUDA graphs, and no capture failed;
         else "eager"."""
-        if self._compiled is not None and self._compiled.compiles:
+        if self._captured_steps is not None and self._captured_steps.compiles:
             return "compiled"
-        return "captured" if self._replays and not self._failed else "eager"
+        return "captured" if self._replayed else "eager"
 
     def begin(self, images: Images) -> None:
         """Prefill `images`, at most `room`, and assign lanes to them.
@@ -111,8 +112,15 @@ class Batch:
         images.sampling.check_scales(len(images.model.scales) if images.model.kind == "scales" else None)
         if not running:
             # Free the memory of the finished images before the prefill.
-            self.state = self._take_step = None
-        state = self.with_room(lambda: self._start(images))
+            self.state = self._captured = None
+        if self._captured_steps is not None:
+            # Another call may write its images over these, while this one decodes tokens to pixels.
+            images = images.copy()
+        images.model.compact = True
+        decoding = self.state.starter(self.decoding) if running else self.decoding
+        state = self.with_room(decoding.start, images.model, images.sampling, images.seeds)
+        if self._captured_steps is not None:
+            state.stack_sampling()
         self.begins += 1
         self.calls_per_pass.append(state.head_calls)
         lanes, moved = self._admit(state, count)
@@ -122,57 +130,41 @@ class Batch:
         if self._fixed and self.state.refillable:
             self._resize(self.size)
         self.with_room(self.state.allocate)
-        # Flags that the watch has copied belong to other images.
-        self._watch.restart()
-        if moved:
-            self._capture_again()
+        # Flags of other images are forgotten.
+        self._watch = Watch(self.state.finished)
+        if moved and self._captured is not None:
+            self._captured.forget()
         if not running:
-            assert self._take_step is not None
-            self.state.time_steps(self._take_step, "" if self._compiled is None else str(self._compiled))
+            step = partial(self.decoding.step, self.state) if self._captured is None else self._captured.step
+            self.state.time_steps(step, "" if self._captured is None else str(self._captured_steps))
         self._limit_attention(self._patience - self.steps % self._patience)
 
-    def _start(self, images: Images) -> DecodingState:
-        """Prefill `images`."""
-        if self._kept is not None:
-            # Another call may write its images over these, while this one decodes tokens to pixels.
-            images = images.copy()
-        images.model.compact = True
-        decoding = self.state.starter(self.decoding) if self.running else self.decoding
-        state = decoding.start(images.model, images.sampling, images.seeds)
-        if self._compiled is not None:
-            state.stack_sampling()
-        return state
-
     def _admit(self, state: Any, count: int) -> tuple[Sequence[int], bool]:
-        """Assign lanes to the `count` images of a state. Returns these lanes, and whether tensors that steps use were
-        replaced."""
+        """Assign lanes to the `count` images of a state. Returns these lanes, and whether tensors that captured steps
+        use were replaced."""
         device = state.seeds.device
         if running := len(self.running):
             self._resize(max(len(self.names), running + count))
             lanes = [lane for lane, name in enumerate(self.names) if name is None][:count]
             return lanes, self.state.put(torch.tensor(lanes, device=device), state)
-        kept = None
-        if self._compiled is not None:
-            self._keeps = can_be_kept(state)
+        self.state = state
+        if self._captured_steps is not None:
             size = self.size if state.refillable else count
-            if self._keeps:
-                kept = self._compiled.kept.take(StepKey.of(self.decoding, size, self._compiled.program, state))
-        if kept is None:
-            self.state, self._watch = state, Watch(state.finished)
-        else:
-            self.state, self._take_step, self._watch = kept.state, kept.take_step, kept.watch
-            self._captured_since = kept.began
+            self._captured = self._captured_steps.take(self.decoding, size, state)
+            self.state = self._captured.state
         self.names, self._began = [None] * len(self.state.seeds), [0] * len(self.state.seeds)
-        return range(count), kept is None or self.state.restart(torch.arange(count, device=device), state)
+        return range(count), self.state is not state and self.state.restart(torch.arange(count, device=device), state)
 
     def step(self) -> None:
         """One forward pass of the running images."""
-        if not self._fixed and self.state.refillable:
+        if len(self.running) < len(self.names) and not self._fixed and self.state.refillable:
             self._resize(len(self.running))
-        assert self._take_step is not None
-        before, replays = self.state.head_calls, self._take_step.replays
-        self._take_step(self.state)
-        self._replays += self._take_step.replays - replays
+        before = self.state.head_calls
+        if self._captured is None:
+            self.decoding.step(self.state)
+        else:
+            self._replayed |= self._captured.step()
+            self._replayed &= not self._captured.failed
         self.calls_per_pass.append(self.state.head_calls - before)
         self.steps += 1
         if self.steps % INTERVAL == 0:
@@ -204,58 +196,37 @@ class Batch:
             idle = self.steps - max(ends)
             self.steps -= idle
             del self.calls_per_pass[self.forward_passes :]
-            self._keep()
+            if self._captured is not None and self._captured_steps is not None:
+                self._captured_steps.give_back(self._captured)
+                self._captured = None
 
-    def _keep(self) -> None:
-        """Keep the state, whose lanes are all idle, for further calls."""
-        if self._compiled is None or not self._keeps or self._failed:
-            return
-        assert self._take_step is not None
-        # The images may have been interrupted.
-        self.state.finish()
-        # Of the state as it is now, since images that joined may have brought settings and longer prompts.
-        key = StepKey.of(self.decoding, len(self.names), self._compiled.program, self.state)
-        self._compiled.kept.keep(key, Kept(self.state, self._take_step, self._watch, self._captured_since))
-
-    def with_room(self, function: Callable[[], _T]) -> _T:
+    def with_room(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` returns. If memory runs out, the states of other calls are freed, and it is called again."""
         try:
-            return function()
+            return function(*args, **kwargs)
         except torch.OutOfMemoryError:
-            if self._kept is None or not self._kept.clear():
+            if self._captured_steps is None or not self._captured_steps.clear():
                 raise
-        return function()
+        return function(*args, **kwargs)
 
-    def use(self, compiled: CompiledSteps | None) -> None:
-        """Take the further steps with `compiled`. If weights have changed since their graphs were captured, they are
-        captured again."""
-        kept = None if compiled is None else compiled.kept
-        if compiled is self._compiled and (kept is None or kept.cleared == self._captured_since):
-            return
-        self._compiled, self._kept = compiled, kept
-        if self.running:
-            if compiled is not None:
+    def use(self, captured_steps: CapturedSteps | None) -> None:
+        """Take the further steps with `captured_steps`, which captures them again if they run another program now."""
+        if captured_steps is not self._captured_steps:
+            self._captured_steps, self._captured = captured_steps, None
+            if captured_steps is not None and self.running:
                 self.state.stack_sampling()
-            self._capture_again()
-
-    def _capture_again(self) -> None:
-        self._captured_since = 0 if self._kept is None else self._kept.cleared
-        if self._compiled is None:
-            self._take_step = StepTaker(self.decoding.step)
-        else:
-            self._take_step = self._compiled(self.decoding, self.state)
+                # Nothing of it was copied for other calls.
+                self._captured = CapturedState(captured_steps, self.decoding, self.state, keeps=False)
+        elif self._captured is not None:
+            self._captured.renew()
 
     def _find_running(self) -> None:
         self.running = [lane for lane, name in enumerate(self.names) if name is not None]
 
     @property
-    def _failed(self) -> bool:
-        """Whether a capture has failed."""
-        return self._take_step is not None and self._take_step.failed
-
-    @property
     def _fixed(self) -> bool:
-        return self._compiled is not None or self.state.finished.device.type != "cpu"
+        """Whether the number of lanes stays the same."""
+        return self._captured_steps is not None or self.state.finished.device.type != "cpu"
 
     @property
     def _patience(self) -> int:
@@ -275,10 +246,45 @@ class Batch:
         self._watch = Watch(self.state.finished)
 
     def _limit_attention(self, steps: int) -> None:
-        if self._compiled is None:
+        if self._captured_steps is None:
             self.state.limit_attention(steps)
         else:
             self.state.limit_attention(steps, captured_multiple(self.state.model.num_tokens))
+
+
+class Watch:
+    """Tracks which images are finished.
+
+    Reading a tensor waits for everything launched before. On a CUDA device the flags are therefore copied to the host
+    after every step, and the host reads the copy made `AHEAD` steps earlier. It waits for that copy, so it is never
+    further ahead.
+
+    Args:
+        finished: bool [B], which steps write in place.
+    """
+
+    def __init__(self, finished: torch.BoolTensor):
+        self._finished, self._looks = finished, 0
+        if finished.is_cuda:
+            self._copies = torch.zeros(AHEAD, len(finished), dtype=torch.bool, device="cpu", pin_memory=True)
+            self._events = [torch.cuda.Event() for _ in range(AHEAD)]
+
+    def look(self) -> torch.BoolTensor:
+        """Bool [B] on the CPU, called once after every step: images known to be finished."""
+        self._looks += 1
+        if self._finished.is_cuda:
+            return self._exchange(self._looks % AHEAD)
+        if self._finished.device.type == "cpu" or self._looks % INTERVAL == 0:
+            return self._finished.cpu()
+        return torch.zeros(len(self._finished), dtype=torch.bool)
+
+    def _exchange(self, turn: int) -> torch.BoolTensor:
+        """Read a copy of the flags, and start a new copy in its place."""
+        self._events[turn].synchronize()
+        seen = self._copies[turn].clone() if self._looks > AHEAD else torch.zeros_like(self._copies[turn])
+        self._copies[turn].copy_(self._finished, non_blocking=True)
+        self._events[turn].record(torch.cuda.current_stream(self._finished.device))
+        return seen
 
 
 def run_batch(
@@ -319,7 +325,7 @@ def decode(
     sampling: Sampling,
     seeds: torch.LongTensor,
     on_step: Callable[[DecodingState, int], bool] | None = None,
-    compiled: CompiledSteps | None = None,
+    captured_steps: CapturedSteps | None = None,
 ) -> DecodingState:
     """Decode images that all begin together, until all of them are finished or `on_step` returns True.
 
@@ -328,7 +334,7 @@ def decode(
             differently shaped matrix products.
         on_step: called after every forward pass with the state and the number of forward passes so far, prefill
             included.
-        compiled: compiles and captures the steps; by default `decoding.step` takes them.
+        captured_steps: compiles and captures the steps; by default `decoding.step` takes them.
 
     Returns:
         The state of all B images, in the order of `seeds`.
@@ -336,7 +342,7 @@ def decode(
     Raises:
         ValueError: if `decoding` does not support this model, or logits of the model were not finite.
     """
-    batch = Batch(decoding, len(seeds), compiled)
+    batch = Batch(decoding, len(seeds), captured_steps)
     batch.begin(Images(range(len(seeds)), model, sampling, seeds))
     while not (on_step is not None and on_step(batch.state, batch.forward_passes)):
         if len(batch.finished()) == len(seeds):

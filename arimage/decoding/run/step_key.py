@@ -110,7 +110,7 @@ class StepKey:
     def of(cls, decoding: Decoding, lanes: int, program: Program, state: DecodingState) -> "StepKey":
         """The key of the steps of a state as it is now."""
         sampling = state.sampling
-        computed = tuple(name for name in OPTIONAL if sampling.given(name) is not None)
+        computed = tuple(name for name in OPTIONAL if sampling.in_effect(name) is not None)
         others = tuple(getattr(sampling, each.name) for each in fields(sampling) if each.name not in PER_LANE)
         return cls(
             decoding=decoding,

@@ -140,12 +140,12 @@ class ChameleonPipeline(ARImagePipeline):
         prefix, alone = (
             torch.tensor(part, device=ids.device).expand(len(ids), -1) for part in (header, unconditional)
         )
-        if call.above is not None:
+        if call.given_tokens is not None:
             # Images of one prompt share their panel.
-            panels = call.above[:: call.num_images_per_prompt]
+            panels = call.given_tokens[:: call.num_images_per_prompt]
             above = F.pad(panels + self._first_code, (0, 1), value=row_end).flatten(1)
             prefix, alone = torch.cat([prefix, above], dim=1), torch.cat([alone, above], dim=1)
-            rows -= call.above.shape[1]
+            rows -= call.given_tokens.shape[1]
         ids, seen = torch.cat([ids, prefix], dim=1), torch.cat([seen, torch.ones_like(prefix)], dim=1)
         if call.guided:
             padding = (ids.shape[1] - alone.shape[1], 0)

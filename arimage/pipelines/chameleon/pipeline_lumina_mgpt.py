@@ -134,9 +134,9 @@ class LuminaMGPTPipeline(ChameleonPipeline):
         elif image is not None:
             half = (size[0] // 2, size[1])
             panel, _ = prepare_image(image, torch.ones(1, 1, *half, dtype=torch.float32), half, count)
-            call.above = self.encode_image(call.per_image(panel))
+            call.given_tokens = self.encode_image(call.per_image(panel))
         if prompt is not None:
-            input_ids, attention_mask = self.encode_prompt(prompt, size, task, call.above is not None)
+            input_ids, attention_mask = self.encode_prompt(prompt, size, task, call.given_tokens is not None)
         header = self.prompts.header(size)
         self.add_model(call, input_ids, attention_mask, header, header, self._vocabulary[ROW_END])
         return call

@@ -319,7 +319,7 @@ class CosmosPipeline(ARPipeline):
 
     def shown_frames(self, call: GenerationCall, frames: Sequence) -> list:
         """The last frame of every map that a call generates, from all frames of its video."""
-        given, generated = 0 if call.above is None else call.above.shape[1], call.layout.shape[0]
+        given, generated = 0 if call.given_tokens is None else call.given_tokens.shape[1], call.layout.shape[0]
         frames_per_map = (len(frames) - 1) // max(given + generated - 1, 1)
         return [frames[number * frames_per_map] for number in range(given, given + generated)]
 
@@ -418,7 +418,7 @@ class CosmosPipeline(ARPipeline):
         embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
         given = begun.to(device) if tokens is not None else self.vq.encode(begun.to(device, self.vq.dtype))
         given = given.expand(count, -1, -1, -1)
-        call.above = call.per_image(given)
+        call.given_tokens = call.per_image(given)
         model = CosmosTokenModel(
             self.transformer,
             Layout((maps - given_maps, *given.shape[2:])),

@@ -10,7 +10,7 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...models.layers import Linear, additive, check_heads, heads_per_key
-from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm
+from ...models.llama_blocks import Block, ClassOrTextCondition
 from ...models.mixin import ModelMixin
 from ...settings.schema import Classes, Count, Epsilon, Flag, Layers, Positive, Share, Side, Whole, Width, checked
 from ..llamagen.transformer_llamagen import LlamaGenTransformer
@@ -72,7 +72,7 @@ class LlamaGenDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTe
         self.condition_projection = Linear(hidden_size, hidden_size) if place_embeddings else None
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
-        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.norm = nn.RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
         self.vector_head = VectorHead(hidden_size, codebook_dim)
 

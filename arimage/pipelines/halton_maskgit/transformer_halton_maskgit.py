@@ -14,7 +14,6 @@ from ...kernels.linear import linear
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions, check_raster, with_unconditional
 from ...models.layers import FeedForward, Linear, additive, attend_heads, init_normal
-from ...models.llama_blocks import RMSNorm
 from ...models.masked_context import MaskedContext
 from ...models.mixin import ModelMixin
 from ...settings.schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
@@ -64,9 +63,9 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.modulation = Linear(config.hidden_size, 6 * config.hidden_size)
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = Attention(config)
-        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
 
     def forward(self, hidden, condition, mask=None, cache=None, layer=0):
@@ -82,7 +81,7 @@ class OutputNorm(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.modulation = Linear(config.hidden_size, 2 * config.hidden_size)
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.hidden_size))
 
     def forward(self, hidden, condition):

@@ -231,7 +231,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         sampled = sum(math.prod(one.shape) * one.bits for one in film[len(known) :])
         tokens = F.pad(torch.cat(forced, dim=1), (0, sampled), value=-1)
         call.sampling = replace(call.sampling, forced=call.per_image(tokens.expand(count, -1)))
-        call.above = call.per_image(torch.cat(skipped, dim=1).expand(count, -1))
+        call.given_tokens = call.per_image(torch.cat(skipped, dim=1).expand(count, -1))
         return start.expand(count, -1, -1, -1, -1)
 
     # From tokens to frames
@@ -240,7 +240,7 @@ class InfinityStarPipeline(T5Texts, ARPipeline):
         """The tokens [B, N] of a call as the bits [B, t, h, w, n] of each pass, given ones included."""
         model = call.model
         assert isinstance(model, InfinityStarScaleModel)
-        parts = {"fed": tokens, "given": call.above}
+        parts = {"fed": tokens, "given": call.given_tokens}
         ends = dict.fromkeys(parts, 0)
         found = []
         for number, one in enumerate(model.film):

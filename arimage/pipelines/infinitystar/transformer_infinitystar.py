@@ -10,7 +10,6 @@ from torch import nn
 from ...kernels.rotary import rotate
 from ...models.cache import ScaleCache
 from ...models.layers import FeedForward, Linear, attend_heads, check_groups, check_heads
-from ...models.llama_blocks import RMSNorm
 from ...models.mixin import ModelMixin
 from ...models.pruning import Pruning, only
 from ...models.rotary import turns_at
@@ -48,7 +47,7 @@ class Attention(nn.Module):
         self.head_dim = hidden_size // num_heads
         self.heads = [num_heads, num_key_value_heads, num_key_value_heads]
         self.qkv_proj = Linear(hidden_size, sum(self.heads) * self.head_dim, bias=False)
-        self.q_norm, self.k_norm = RMSNorm(self.head_dim, NORM_EPS), RMSNorm(self.head_dim, NORM_EPS)
+        self.q_norm, self.k_norm = nn.RMSNorm(self.head_dim, NORM_EPS), nn.RMSNorm(self.head_dim, NORM_EPS)
         self.out_proj = Linear(hidden_size, hidden_size, bias=False)
 
     def forward(self, hidden, rotary, mask, cache, layer):
@@ -60,9 +59,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int, num_key_value_heads: int, intermediate_size: int):
         super().__init__()
-        self.attention_norm = RMSNorm(hidden_size, NORM_EPS)
+        self.attention_norm = nn.RMSNorm(hidden_size, NORM_EPS)
         self.attention = Attention(hidden_size, num_heads, num_key_value_heads)
-        self.feed_forward_norm = RMSNorm(hidden_size, NORM_EPS)
+        self.feed_forward_norm = nn.RMSNorm(hidden_size, NORM_EPS)
         self.feed_forward = FeedForward(hidden_size, intermediate_size)
 
     def forward(self, hidden, rotary, mask, cache, layer):
@@ -119,7 +118,7 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.input_projection = Linear(latent_channels, hidden_size)
         sizes = hidden_size, num_attention_heads, num_key_value_heads, intermediate_size
         self.blocks = nn.ModuleList(Block(*sizes) for _ in range(num_layers))
-        self.output_norm = RMSNorm(hidden_size, NORM_EPS)
+        self.output_norm = nn.RMSNorm(hidden_size, NORM_EPS)
         self.coarse_head, self.head = (Linear(hidden_size, 2 * count) for count in bits)
 
     @property

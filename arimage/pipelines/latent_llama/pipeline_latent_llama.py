@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...decoding import AutoregressiveDecoding, LatentSampling, Layout
-from ...decoding.run.capture import KEPT_BYTES
+from ...decoding.run.captured_steps import KEPT_BYTES
 from ...models.denoising_head import diffusion_tables
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel

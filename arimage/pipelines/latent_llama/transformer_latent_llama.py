@@ -10,13 +10,13 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
+from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, spread
 from ...models.denoising_head import DenoisingHead, diffusion_tables
 from ...models.layers import Linear, additive, check_heads, heads_per_key, init_normal
-from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_table
+from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
 from ...models.mixin import ModelMixin
-from ...models.prefix import PrefixModel
 from ...models.step import StepPlaces, begins_step
 from ...models.velocity import VelocityModel, VelocitySteps
 from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
@@ -76,9 +76,9 @@ class LatentLlamaTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrT
         check_heads(hidden_size, num_attention_heads, 4)
         self.add_condition()
         self.input_projection = Linear(token_dim, hidden_size)
-        self.input_norm = RMSNorm(hidden_size, norm_eps)
+        self.input_norm = nn.RMSNorm(hidden_size, norm_eps)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
-        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.norm = nn.RMSNorm(hidden_size, norm_eps)
         self.denoising_head = DenoisingHead(
             token_dim=token_dim,
             condition_dim=hidden_size,

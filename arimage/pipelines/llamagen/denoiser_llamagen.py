@@ -10,7 +10,6 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from ...models.layers import Linear
-from ...models.llama_blocks import RMSNorm
 from ...models.mixin import ModelMixin
 from ...settings.schema import Epsilon, Layers, Width, checked
 from .transformer_llamagen import LlamaGenTransformer
@@ -25,7 +24,7 @@ class Adapter(nn.Module):
 
     def __init__(self, hidden_size: int, rank: int, eps: float):
         super().__init__()
-        self.norm = RMSNorm(hidden_size, eps)
+        self.norm = nn.RMSNorm(hidden_size, eps)
         self.down_proj = Linear(hidden_size, rank, bias=False)
         self.up_proj = Linear(rank, hidden_size, bias=False)
         nn.init.zeros_(self.up_proj.weight)

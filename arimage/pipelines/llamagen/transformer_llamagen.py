@@ -10,6 +10,7 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.step import has_many_rows
+from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, spread
 from ...models.layers import (
@@ -20,10 +21,9 @@ from ...models.layers import (
     heads_per_key,
     init_normal,
 )
-from ...models.llama_blocks import Block, ClassOrTextCondition, RMSNorm, rotary_table
+from ...models.llama_blocks import Block, ClassOrTextCondition, rotary_table
 from ...models.mixin import ModelMixin
 from ...models.original_names import LLAMAGEN_NAMES
-from ...models.prefix import PrefixModel
 from ...models.step import begins_step, embed, product
 from ...settings.schema import Classes, Count, Epsilon, Layers, Positive, Share, Side, Width, checked
 
@@ -74,7 +74,7 @@ class LlamaGenTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrText
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
-        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.norm = nn.RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, vocab_size, bias=False)
 
     def init_weights(self) -> None:
@@ -283,5 +283,5 @@ class LlamaGenTokenModel(PrefixModel):
             return_features=True,
             **noisy,
         )
-        logits, features = (output.unflatten(0, (self.branches, -1)) for output in outputs)
-        return (logits, features) if return_features else logits
+        logits = outputs[0].unflatten(0, (self.branches, -1))
+        return (logits, outputs[1].unflatten(0, (self.branches, -1))) if return_features else logits

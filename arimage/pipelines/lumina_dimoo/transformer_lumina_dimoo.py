@@ -9,7 +9,7 @@ from torch import nn
 
 from ...models.layer_cache import LayerCache
 from ...models.layers import Linear, additive, check_heads
-from ...models.llama_blocks import Block, RMSNorm
+from ...models.llama_blocks import Block
 from ...models.mixin import ModelMixin
 from ...models.rotary import turns_at
 from ...settings.schema import Count, Epsilon, Layers, Positive, Share, Width, checked
@@ -55,7 +55,7 @@ class LuminaDiMOOTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         check_heads(hidden_size, num_attention_heads, multiple=2)
         self.embedding = nn.Embedding(text_vocab_size + num_codes, hidden_size)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
-        self.norm = RMSNorm(hidden_size, norm_eps)
+        self.norm = nn.RMSNorm(hidden_size, norm_eps)
         self.head = Linear(hidden_size, num_codes, bias=False)
 
     @property

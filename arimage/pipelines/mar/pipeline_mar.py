@@ -8,7 +8,7 @@ from diffusers import AutoencoderKL
 from diffusers.image_processor import PipelineImageInput
 
 from ...decoding import LatentSampling, Layout, MaskedDecoding
-from ...decoding.run.capture import KEPT_BYTES
+from ...decoding.run.captured_steps import KEPT_BYTES
 from ...models.denoising_head import DenoisingHead, diffusion_tables
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, LATENT_SAMPLING, Abilities

@@ -24,8 +24,7 @@ from arimage.decoding import (
 )
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.run.batch import Batch, Images
-from arimage.decoding.run.capture import WARM_UP, Capture, CapturedStep, CompiledSteps, Place
-from arimage.decoding.run.taker import StepTaker
+from arimage.decoding.run.captured_steps import WARM_UP, Capture, CapturedState, CapturedSteps
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 from arimage.pipelines.var.transformer_var import VARScaleModel
 
@@ -78,7 +77,7 @@ def test_steps_are_captured_after_they_warmed_up(name, device):
             super().step(state)
 
     expected = run(llamagen, decoding)
-    state = run(llamagen, Counting(**vars(decoding)), lambda *_: bool(taken.append(1)), CompiledSteps())
+    state = run(llamagen, Counting(**vars(decoding)), lambda *_: bool(taken.append(1)), CapturedSteps())
     assert torch.equal(state.tokens.cpu(), expected.tokens)
     assert torch.equal(state.accepted_per_step(), expected.accepted_per_step())
     # The prefill is not a step.
@@ -92,7 +91,7 @@ def test_inductor_takes_options_of_this_library_on_a_gpu_where_there_are_none(de
     given = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.append(options) or function)
     state = AutoregressiveDecoding().start(llamagen(place), SAMPLING, torch.arange(2, device=place))
-    CompiledSteps(**options)(AutoregressiveDecoding(), state)
+    CapturedSteps(**options).function_of(AutoregressiveDecoding(), state)
     own = {"options": {"force_pointwise_cat": True}} if place == "cuda" and not options else {}
     expected = {"mode": "max-autotune-no-cudagraphs"} if "mode" in options else options
     assert given == [{"fullgraph": True, "dynamic": False, **expected, **own}]
@@ -102,19 +101,14 @@ def test_every_window_has_a_graph_of_its_own(device, monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "step_seconds", lambda *_: {1: 1.0, 4: 1.1, 8: 1.3})
     windows = []
 
-    class Recording(CompiledSteps):
-        def __call__(self, decoding, state):
-            captured = super().__call__(decoding, state)
+    def step(captured, plain=CapturedState.step):
+        windows.append(captured.state.window)
+        return plain(captured)
 
-            def step(state):
-                windows.append(state.window)
-                captured(state)
-
-            return StepTaker(step)
-
+    monkeypatch.setattr(CapturedState, "step", step)
     decoding = decoding_from_name("sjd-coupled", window="auto")
     expected = run(lambda place: llamagen(place, 8), decoding)
-    state = run(lambda place: llamagen(place, 8), decoding, compiled=Recording())
+    state = run(lambda place: llamagen(place, 8), decoding, compiled=CapturedSteps())
     assert torch.equal(state.tokens.cpu(), expected.tokens)
     replays = [windows.count(size) - WARM_UP for size in set(windows) if windows.count(size) > WARM_UP]
     assert len(set(windows)) > 1 and (device.captures, device.replays) == (len(replays), sum(replays))
@@ -138,7 +132,7 @@ def test_graphs_of_measured_steps_are_those_that_run(device, monkeypatch, make):
     expected = run(make, decoding)
     monkeypatch.setattr(speculative_jacobi, "step_seconds", measured)
     assert torch.equal(run(make, decoding).tokens, expected.tokens)
-    state = run(make, decoding, lambda *_: bool(taken.append(1)), CompiledSteps())
+    state = run(make, decoding, lambda *_: bool(taken.append(1)), CapturedSteps())
     assert torch.equal(state.tokens.cpu(), expected.tokens)
     assert ways == ["", "compiled with dynamic=False, fullgraph=True"]
     assert device.captures == 3 and device.replays == 2 * len(seconds) + len(taken) - 1
@@ -149,7 +143,7 @@ def test_steps_that_an_image_takes_once_are_captured_when_they_come_again(device
         parts = on(place, tiny_var.transformer("class")), on(place, tiny.scale_tokenizer())
         return VARScaleModel(*parts, condition(place), guided=True)
 
-    expected, model, steps, found = run(var, NextScaleDecoding()), var("cuda"), CompiledSteps(), []
+    expected, model, steps, found = run(var, NextScaleDecoding()), var("cuda"), CapturedSteps(), []
     for _ in range(3):
         batch = Batch(NextScaleDecoding(), 2, steps)
         batch.begin(Images("ab", model, SAMPLING, torch.arange(2, device="cuda")))
@@ -164,7 +158,7 @@ def test_steps_that_an_image_takes_once_are_captured_when_they_come_again(device
 
 
 def test_two_calls_may_share_a_model(device):
-    model, steps, found = llamagen("cuda"), CompiledSteps(), []
+    model, steps, found = llamagen("cuda"), CapturedSteps(), []
     for _ in range(2):
         batch = Batch(AutoregressiveDecoding(), 2, steps)
         batch.begin(Images("ab", model, SAMPLING, torch.arange(2, device="cuda")))
@@ -182,7 +176,7 @@ def test_a_callback_reads_the_state_between_replays(device):
         counts.append(int(state.decided.sum(1).min()))
         return False
 
-    run(llamagen, AutoregressiveDecoding(), on_step, CompiledSteps())
+    run(llamagen, AutoregressiveDecoding(), on_step, CapturedSteps())
     assert counts[:16] == list(range(1, 17)) and device.replays
 
 
@@ -194,12 +188,10 @@ def test_other_threads_use_the_device_during_a_capture(device):
         thread.start()
         thread.join()
 
-    class State:
-        step_shape, head_calls = (), 0
-
-    captured = CapturedStep(step, there.device, Place(torch.cuda.Stream()), pytest.fail)
+    state = SimpleNamespace(step_shape=(), head_calls=0, seeds=there)
+    captured = CapturedState(CapturedSteps(compiles=False), SimpleNamespace(step=step), state, keeps=False)
     for _ in range(WARM_UP + 1):
-        captured(State())
+        captured.step()
     assert read == [[0, 1, 2]] * (WARM_UP + 1) and device.captures == 1
 
 
@@ -211,7 +203,7 @@ def test_a_capture_that_fails_changes_nothing_and_is_told_once(device, caplog):
             if device.tape is not None:
                 raise RuntimeError("CUDA error: out of memory")
 
-    steps = CompiledSteps()
+    steps = CapturedSteps()
     expected = run(llamagen, AutoregressiveDecoding())
     for _ in range(2):
         state = run(llamagen, Failing(), compiled=steps)
@@ -231,7 +223,7 @@ def test_all_graphs_share_a_stream_and_a_pool(device, monkeypatch):
         return capture(graph, pool=pool, stream=stream, **settings)
 
     monkeypatch.setattr(torch.cuda, "graph", recording)
-    steps = CompiledSteps()
+    steps = CapturedSteps()
     for name in ("ar", "sjd-coupled:window=4", "ar"):
         run(llamagen, decoding_from_text(name), compiled=steps)
     assert device.captures == 3 and len(places) == 1
@@ -251,7 +243,7 @@ def test_a_replay_is_compared_in_what_an_eager_step_writes(raised):
         state.tokens += raised
         left.copy_(state.tokens)
 
-    taker = CapturedStep(step, torch.device("cpu"), None, None, check_every=1)
+    captured = CapturedState(SimpleNamespace(check_every=1, program=None), None, state, keeps=False)
     with contextlib.nullcontext() if raised == 1 else pytest.raises(RuntimeError, match="StepKey"):
-        taker._replay(state, Capture(SimpleNamespace(replay=replay), 0, 0))
+        captured._replay(step, Capture(SimpleNamespace(replay=replay), 0, 0))
     assert state.tokens.tolist() == left.tolist() == [raised, raised]

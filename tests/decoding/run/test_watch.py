@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from arimage.decoding import AutoregressiveDecoding, Sampling, decode
-from arimage.decoding.run import watch
-from arimage.decoding.run.watch import AHEAD, Watch
+from arimage.decoding.run import batch
+from arimage.decoding.run.batch import AHEAD, Watch
 
 
 SEEDS = torch.arange(3)
@@ -31,9 +31,9 @@ def waits(monkeypatch):
         assert device == "cpu" and pin_memory
         return zeros(*shape, dtype=dtype)
 
-    monkeypatch.setattr(watch.torch, "zeros", pinned_zeros)
-    monkeypatch.setattr(watch.torch.cuda, "Event", Event)
-    monkeypatch.setattr(watch.torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(batch.torch, "zeros", pinned_zeros)
+    monkeypatch.setattr(batch.torch.cuda, "Event", Event)
+    monkeypatch.setattr(batch.torch.cuda, "current_stream", lambda device: None)
     return waits
 
 

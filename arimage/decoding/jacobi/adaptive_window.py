@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from .watch import INTERVAL
+from ..run.batch import INTERVAL
 
 
 # A window of W drafts is expected to decide W ** exponent tokens per step. This is the first estimate of the exponent.

@@ -8,13 +8,12 @@ import torch
 from decoding.test_exactness import assert_follows
 
 from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name
+from arimage.decoding.jacobi.adaptive_window import LOSS, AdaptiveWindow
+from arimage.decoding.jacobi.step_seconds import SIZES, TABLE, _time, step_seconds
 from arimage.decoding.jacobi.window import resize_window
 from arimage.decoding.run import batch
-from arimage.decoding.run.adaptive_window import LOSS, AdaptiveWindow
-from arimage.decoding.run.capture import WARM_UP, CompiledSteps
-from arimage.decoding.run.step_seconds import SIZES, TABLE, _time, step_seconds
-from arimage.decoding.run.taker import StepTaker
-from arimage.decoding.run.watch import INTERVAL
+from arimage.decoding.run.batch import INTERVAL
+from arimage.decoding.run.captured_steps import WARM_UP, CapturedSteps
 from arimage.kernels.timings import table_path
 
 
@@ -78,7 +77,7 @@ def test_the_best_fixed_window_is_found():
 def timed(monkeypatch):
     """`step_seconds` on a clock that only its steps advance, by `cost(size)` seconds each."""
     now = 0.0
-    monkeypatch.setattr("arimage.decoding.run.step_seconds.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("arimage.decoding.jacobi.step_seconds.time", SimpleNamespace(perf_counter=lambda: now))
 
     def timed(model, cost, made, batch_size=3, how=""):
         def step(size):
@@ -103,10 +102,10 @@ def test_steps_are_timed_once_for_a_network_and_batch_size(table_model, timed):
 def test_compiled_steps_are_timed_apart(table_model, timed):
     model, made = table_model(grid=(2, 5), vocab_size=2), []
     eager = timed(model, lambda size: 2.0, made)
-    replayed = str(CompiledSteps(mode="reduce-overhead"))
+    replayed = str(CapturedSteps(mode="reduce-overhead"))
     assert replayed == "compiled with dynamic=False, fullgraph=True, mode=default"
     assert timed(model, lambda size: 1.0, made, how=replayed) == dict.fromkeys([1, 2, 4, 8], 1.0)
-    assert timed(model, lambda size: 0.5, made, how=str(CompiledSteps(backend="eager")))[1] == 0.5
+    assert timed(model, lambda size: 0.5, made, how=str(CapturedSteps(backend="eager")))[1] == 0.5
     assert timed(model, lambda size: 1.0, made) is eager and eager[1] == 2.0
 
 
@@ -133,25 +132,20 @@ def test_the_steps_that_run_are_timed(table_model):
     """And leave the images as they were, whatever a step does to them."""
     model, seeds, taken = table_model(grid=(2, 5), vocab_size=3), torch.arange(6), []
 
-    class Compiled:
-        kept, compiles = None, True
-
-        def __str__(self):
-            return "compiled by a test"
-
-        def __call__(self, decoding, state):
+    class Recording(CapturedSteps):
+        def function_of(self, decoding, state):
             def step(state):
                 taken.append((state, state.window))
                 decoding.step(state)
 
-            return StepTaker(step)
+            return step, None
 
     decoding = decoding_from_name("sjd-coupled", window="auto")
-    measured = decode(model, decoding, Sampling(), seeds, compiled=Compiled())
+    measured = decode(model, decoding, Sampling(), seeds, captured_steps=Recording())
     timed = {window for _, window in taken}
     assert timed >= {1, 2} and {id(state) for state, _ in taken} == {id(measured)}
     count = len(taken)
-    known = decode(model, decoding, Sampling(), seeds, compiled=Compiled())
+    known = decode(model, decoding, Sampling(), seeds, captured_steps=Recording())
     assert torch.equal(known.tokens, measured.tokens) and torch.equal(known.accepted, measured.accepted)
     assert len(taken) - count == known.forward_passes - 1 < count - (known.forward_passes - 1)
 
