@@ -64,9 +64,7 @@ INNER = {
         "loop",
         "tokenizers/quantisers",
         "data",
-        "texts",
         ...,
-        "recipe",
         "commands",
     ],
 }

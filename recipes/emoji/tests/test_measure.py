@@ -16,11 +16,11 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.cli import main as cli
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, load_known
-from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.commands import app
 from arimage_emoji.data import measure
 from arimage_emoji.data.measure import MEASURED, SETTINGS, Gallery, Measurement, list_captions
 from arimage_emoji.known import KnownCaptions
+from arimage_emoji.training.captioned import ImageCaptions
 
 
 KNOWN = KnownCaptions(

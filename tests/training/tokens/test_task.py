@@ -23,6 +23,7 @@ from arimage.families import PIPELINES
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage.training.recipe import recipes  # noqa: E402
 from arimage.training.tokens.batches import Epochs, TokenBatches  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.recipe import (  # noqa: E402
@@ -30,7 +31,6 @@ from arimage.training.tokens.recipe import (  # noqa: E402
     load_token_recipe,
     new_pipeline,
     plan_of,
-    token_recipes,
     token_settings,
     with_classes,
 )
@@ -417,7 +417,7 @@ def test_a_compiled_training_learns_the_same(made, tmp_path):
 # Plans and refusals
 
 
-@pytest.mark.parametrize("name", [name for name in token_recipes() if name.startswith("imagenet")])
+@pytest.mark.parametrize("name", [name for name in recipes("pipeline") if name.startswith("imagenet")])
 def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
     table = load_token_recipe(name)
     expected = {"imagenet-llamagen-b": (111e6, 300), "imagenet-var-d16": (310e6, 200), "imagenet-arpg-l": (320e6, 400)}
@@ -474,7 +474,7 @@ def test_odd_trainings_are_refused(made, tmp_path):
     with pytest.raises(ValueError, match="unknown recipe x: give a TOML file or one of imagenet"):
         load_token_recipe("x")
     tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "text")
-    with pytest.raises(ValueError, match="the tokens have classes, and the model to start from needs captions"):
+    with pytest.raises(ValueError, match="the tokens have classes, and the model needs captions"):
         train(recipe(tmp_path), tokens, tmp_path / "run", start_from=str(tmp_path / "text"))
     tiny_llamagen.class_pipeline(seed=1).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="the model to start from has another one"):

@@ -1,10 +1,9 @@
 """What a recipe's `examples` names: pictures and clips that are made from the sprites of a data set."""
 
-from arimage.training.data.captioned import ImageCaptions
-
 from ..known import KnownCaptions
+from ..training.captioned import ImageCaptions
+from ..training.collect import collect_captions
 from .animation import ClipSettings, known_clips, make_clips
-from .collect import collect_captions
 from .scenes import SCENE_PATTERNS, SceneSettings, make_scenes, scene_words
 from .wording import TEMPLATES
 
