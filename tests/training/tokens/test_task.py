@@ -151,6 +151,19 @@ def test_every_family_learns_its_images(made, tmp_path, pipeline):
     assert trained("bee", output_type="pt").images.isfinite().all()
 
 
+@pytest.mark.every(2)
+@pytest.mark.parametrize("pipeline", FAMILIES)
+def test_every_family_trains_in_mixed_precision(made, tmp_path, pipeline, monkeypatch):
+    path = recipe(tmp_path, pipeline, steps=2)
+    train(path, made / f"{pipeline}-tokens", tmp_path / "float32")
+    monkeypatch.setattr("arimage.training.tokens.task.fast_dtype", lambda device: torch.bfloat16)
+    task = train(path, made / f"{pipeline}-tokens", tmp_path / "half")
+    assert next(task.parameters()).dtype == torch.bfloat16
+    state = state_of(tmp_path / "half")["weights"]
+    assert {master.dtype for master in state["masters"]} == {torch.float32}
+    assert losses_in(tmp_path / "half")[-1] == pytest.approx(losses_in(tmp_path / "float32")[-1], rel=0.05)
+
+
 def test_captions_are_trained_with_the_text_encoder_of_the_tokens(tmp_path):
     pipe = tiny_llamagen.text_pipeline()
     pipe.save_pretrained(tmp_path / "model")
