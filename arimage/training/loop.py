@@ -24,6 +24,7 @@ from .checkpoints import BEFORE, CHECKPOINT, newest_checkpoint, restore, save_ch
 from .optimizer import MasterWeights, OptimizerSettings
 from .processes import mean_of, processes, seed_networks, wait_for_all
 from .resuming import alone_in, check_resumed
+from .sharding import Shards, gathered
 
 
 # Steps in a row without a finite loss and gradient that end a run.
@@ -198,6 +199,7 @@ def fit(
     about: dict[str, Any] | None = None,
     log_with: str | None = None,
     seed: int = 0,
+    sharded: bool = False,
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
@@ -216,7 +218,8 @@ def fit(
     `log_with` is the name of a tracker of accelerate, as in "tensorboard" or "wandb", that gets the figures too.
 
     Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the
-    gradients are averaged, and the first one reports.
+    gradients are averaged, and the first one reports. If `sharded`, the networks of the task, its children, are divided
+    over them, see `Shards`; for a report `task.show` gets whole copies of them by name.
 
     Raises:
         ValueError: if the tracker is unknown or not installed, `torchrun` started several that did not, another
@@ -235,27 +238,42 @@ def fit(
         start, log = (0, []) if state is None else (state["step"], list(map(finite, state["log"])))
         # Steps that were skipped, and how many of them were the last ones.
         skipped, in_a_row = (0 if state is None else state.get("skipped", 0)), 0
+        half = next((p.dtype for p in task.parameters() if p.requires_grad and p.dtype != torch.float32), None)
+        model = Step(task, None if sharded else half)
+        shards = Shards(model, task, half) if sharded else None
         weights = MasterWeights(task, settings, learning_rate_scales)
         device = weights.masters[0].device
-        half = next((p.dtype for p in weights.parameters if p.dtype != torch.float32), None)
         buffers = dict(task.named_buffers())
         checkpoint = out / CHECKPOINT
         if state is not None:
             restore(state, weights, buffers, checkpoint)
-        weights.use_masters()
         accelerator = Accelerator(
             gradient_accumulation_steps=settings.accumulate,
             cpu=device.type == "cpu",
             device_placement=False,
             kwargs_handlers=[TOGETHER],
         )
-        model = accelerator.prepare(Step(task, half))
+
+        def use_masters() -> None:
+            if shards is None:
+                weights.use_masters()
+            else:
+                task.show(dict(task.named_children()))
+                shards.empty()
+
+        def use_averages() -> None:
+            if shards is None:
+                weights.use_averages()
+            else:
+                shards.fill(weights)
+                task.show(shards.copies)
 
         def keep(step: int) -> None:
             weights.check(_remedy(checkpoint))
+            every = gathered(weights.state_dict())
             if first:
                 state = {"step": step, "log": log, "skipped": skipped}
-                save_checkpoint(checkpoint, {**state, "weights": weights.state_dict(), "buffers": buffers})
+                save_checkpoint(checkpoint, {**state, "weights": every, "buffers": buffers})
                 write_whole(out / "log.jsonl", lambda file: file.write_bytes(to_lines(log)))
 
         def note(row: dict[str, float]) -> None:
@@ -266,20 +284,25 @@ def fit(
 
         def report(step: int) -> None:
             weights.check(_remedy(checkpoint))
-            if not first:
-                return
-            weights.use_averages()
-            task.eval()
-            # Images are generated in other shapes than a model is trained in, too few to compile for.
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                note({"step": step, **task.report(step, out)})
-                if on_report is not None:
-                    on_report()
-            weights.use_masters()
-            task.train()
-            keep(step)
-            plot_log(log, out / "log.png")
+            if first or sharded:
+                use_averages()
+            if first:
+                task.eval()
+                # Images are generated in other shapes than a model is trained in, too few to compile for.
+                with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                    note({"step": step, **task.report(step, out)})
+                    if on_report is not None:
+                        on_report()
+                task.train()
+            if first or sharded:
+                use_masters()
+                keep(step)
+            if first:
+                plot_log(log, out / "log.png")
 
+        use_masters()
+        if not sharded:
+            model = accelerator.prepare(model)
         task.train()
         last_checkpoint = last_report = began = time.monotonic()
         with (
@@ -304,6 +327,9 @@ def fit(
                                 if not last:
                                     accelerator.backward(loss)
                     except ChildProcessError as error:
+                        # The others wait for its part of the weights: `torchrun` ends them.
+                        if sharded:
+                            raise
                         ended = error
                     # Before the gradients of all processes are averaged, which is while the last part of the backward
                     # pass runs, all must have come so far.
@@ -365,7 +391,7 @@ def fit(
                     raise KeyboardInterrupt
         if start < settings.steps:
             report(settings.steps)
-        weights.use_averages()
+        use_averages()
         task.eval()
         if tracker is not None:
             tracker.finish()

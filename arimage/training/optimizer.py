@@ -117,10 +117,11 @@ class MasterWeights:
         """Take a step by the gradients, and clear them. If one of them is not finite, nothing else changes. Returns
         whether it was taken."""
         self.collect()
-        norm = self._gradient_norm()
+        gradients = [local(master.grad) for master in self.masters if master.grad is not None]
+        norm = self.norm_of(gradients)
         finite = bool(norm.isfinite())
         if finite:
-            nn.utils.clip_grads_with_norm_(self.masters, self.settings.gradient_clip, norm)
+            torch._foreach_mul_(gradients, (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.settings.learning_rate_at(step) * group["scale"]
@@ -134,8 +135,8 @@ class MasterWeights:
         self.clear()
         return finite
 
-    def _gradient_norm(self) -> torch.Tensor:
-        gradients = [local(master.grad) for master in self.masters if master.grad is not None]
+    def norm_of(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The norm of the gradients of all processes that the weights are divided over."""
         norm = nn.utils.get_total_norm([part for one in gradients for part in one.flatten().split(SUMMED)])
         if isinstance(self.masters[0], DTensor):
             squared = norm.square()

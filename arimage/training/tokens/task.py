@@ -254,9 +254,14 @@ class TokenTask(nn.Module):
             begun = {} if base is None else from_base(base)
             save_float16(self.frozen.pipe, folder, **begun, datasets=[self.frozen.data])
 
-    def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
-        """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
-        that of `fit`."""
+    def show(self, networks: dict[str, nn.Module]) -> None:
+        """Let the pipeline have these networks, of which training divides others over several processes."""
+        for name, network in networks.items():
+            setattr(self.frozen.pipe, name, network)
+
+    def fit(self, out: Path, report_every_seconds: float = 900.0, **options: Any) -> None:
+        """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. The `options` are
+        those of `fit`."""
         with sdpa_kernel(ATTENTION):
             fit(
                 self,
@@ -266,8 +271,8 @@ class TokenTask(nn.Module):
                 report_every_seconds=report_every_seconds,
                 about=self.about,
                 on_report=lambda: self.save(out),
-                log_with=log_with,
                 seed=self.settings.seed,
+                **options,
             )
         self.save(out)
 
