@@ -220,6 +220,7 @@ def test_the_process_ends_with_its_handlers_but_takes_nothing_down(action, code,
         "-c",
         f"""
 import atexit, sys
+from arimage.cli import main as cli
 
 class Framework:
     def __del__(self):

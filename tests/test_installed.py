@@ -13,7 +13,7 @@ from arimage.eval.protocol import find_protocol
 from arimage.eval.runs.prompts import prompt_file, prompt_metrics
 from arimage.eval.score import check_metrics, metric_names
 from arimage.settings.installed import KINDS, installed, installed_models, installed_packages, not_installed
-from arimage.training.recipe import load_recipe
+from arimage.training.recipe import TokenizerRecipe, load_recipe
 
 
 MODULE = """
@@ -59,7 +59,7 @@ def trees(forget, monkeypatch, tmp_path):
     """A distribution with a model, a recipe, prompts and a metric, next to those that are installed."""
     (tmp_path / "trees.py").write_text(MODULE)
     (tmp_path / "trees.txt").write_text("a fir\n")
-    (tmp_path / "elm.toml").write_text("image_size = 8\n")
+    (tmp_path / "elm.toml").write_text('tokenizer = "PatchVQModel"\nimage_size = 8\n')
     (tmp_path / "oak").mkdir()
     (tmp_path / "oak" / "model_index.json").write_text('{"_class_name": "VARPipeline"}')
     (tmp_path / "trees-1.0.dist-info").mkdir()
@@ -78,7 +78,7 @@ def alone(forget, monkeypatch):
 
 def test_what_a_distribution_adds_is_found_by_name(trees):
     assert installed_models()["oak"] == trees / "oak" == auto.find_model("oak") and "oak" in auto.packaged_models()
-    assert load_recipe("elm") == {"image_size": 8}
+    assert load_recipe("elm", TokenizerRecipe).image_size == 8
     assert prompt_file("trees") == trees / "trees.txt" and prompt_metrics("trees") == ["height"]
     assert "height" in metric_names() and "trees" in installed_packages()
     check_metrics(Job(trees), ["height"])
@@ -118,7 +118,7 @@ def test_without_the_models_of_emoji_everything_that_needs_them_says_what_to_ins
     assert all(not installed(kind) for kind in KINDS) and auto.packaged_models() == []
     for call in (
         lambda: AutoPipeline.from_pretrained("emoji-llamagen"),
-        lambda: load_recipe("emoji-var"),
+        lambda: load_recipe("emoji-var", TokenizerRecipe),
         lambda: find_protocol("emoji-arpg"),
         lambda: model_names(None),
     ):

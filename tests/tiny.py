@@ -8,7 +8,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTo
 from arimage.tokenizers.upscaler import ImageUpscaler
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
-from arimage.training.texts.captions import train_text_tokenizer
+from arimage.training.tokens.text import train_text_tokenizer
 
 
 CODES = 48

@@ -470,4 +470,4 @@ def out_of_memory(error: BaseException) -> bool:
 def raised_by_arimage(error: Exception) -> bool:
     """Whether this package, or one that adds to it, raised it on purpose. What others raise may be a bug."""
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].partition(".")[0] in (__package__, *installed_packages())
+    return frame.f_globals["__name__"].partition(".")[0] in ("arimage", *installed_packages())

@@ -4,6 +4,7 @@ memory does not grow with the data set."""
 import copy
 import hashlib
 import io
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from .tokens.batches import Epochs, Prepared
 from .tokens.views import centre_crop
 
 
+logger = logging.getLogger(__name__)
 # Steps that the processes which prepare batches may count to.
 ALWAYS = 2**62
 # Images that say which data set it is.
@@ -208,3 +210,18 @@ def open_pixels(
         rows = rows.cast_column(column, datasets.Image(decode=False))
     folder = None if found.shards is None else found.shards[0].parent
     return PixelSource(TableImages(rows, name, column, folder), size, seed, workers)
+
+
+def open_both(
+    train: str | Path, heldout: str | Path, size: int, *, split: str, heldout_split: str, **options: Any
+) -> tuple[PixelSource, PixelSource]:
+    """Images to train on and held-out ones, see `open_pixels`. Those that are in both are counted in a warning."""
+    data, held = (
+        open_pixels(name, size, split=part, **options) for name, part in ((train, split), (heldout, heldout_split))
+    )
+    if both := data.shared_with(held):
+        logger.warning(
+            f"{both} of {len(held)} held-out images are in --data too: figures that the log calls held-out are not "
+            "those of new images, give others as --heldout"
+        )
+    return data, held

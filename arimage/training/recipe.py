@@ -1,192 +1,246 @@
-"""Recipes: a TOML file says how a model was trained. This module reads it and joins what it asks for."""
+"""Recipes: a TOML file says what is trained, of what shape and how. All have the tables `model`, the arguments of what
+is trained, `optimizer`, and `training`, the settings of its training; another setting says what it is."""
 
+import inspect
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from ..decoding.contract.supports import missing
+import psutil
+import torch
+from pydantic import BaseModel, Field, model_validator
+from torch import nn
+
+from ..decoding import decoding_from_name
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
-from ..pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
+from ..pipelines.saving.saved_settings import give_defaults
 from ..settings.installed import installed_files, not_installed
-from ..tokenizers.vq_patches import PatchVQModel
-from ..tokenizers.vq_var import VARVQModel
-from .acceleration.collaborate import check_drafter_scales, collaborate_settings
-from .acceleration.denoiser import DenoiserSettings
-from .acceleration.distill import DistillSettings
-from .acceleration.drafter import DrafterSettings
-from .beginning import Beginning, Run
-from .saving import save_float16
-from .tables import Recipe, examples_of, is_token_recipe, load_both, load_clips, read_tables, settings_of, with_scenes
-from .texts.captions import CaptionTask
-from .texts.text import TextSettings
-from .tokenizers.tokenizer import new_tokenizer
-from .tokenizers.upscaler import new_upscaler
-from .transformers.arpg import ARPGTask
-from .transformers.cosmos import VideoTask
-from .transformers.latent_llama import LatentLlamaTask
-from .transformers.llamagen import TransformerTask
-from .transformers.var import VARTransformerTask
+from ..settings.schema import COMPLETE, Layers, Share, Text, Width, check
+from .loop import OptimizerSettings
+from .tokens.augmentation import Augmentation
 
 
 RECIPES = Path(__file__).parent / "recipes"
-# How many times as often as others a picture is sampled whose name a model has not learned.
-UNLEARNED = 4.0
-# By the class of the transformer.
-TASKS = {
-    "LlamaGenTransformer": TransformerTask,
-    "ARPGTransformer": ARPGTask,
-    "LatentLlamaTransformer": LatentLlamaTask,
-    "VARTransformer": VARTransformerTask,
-    "CosmosTransformer": VideoTask,
-}
-# What is trained for a finished model, by its table.
-ADDITIONS = {"drafter": DrafterSettings, "distill": DistillSettings, "denoiser": DenoiserSettings}
+
+Settings = TypeVar("Settings")
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def installed_recipes() -> dict[str, Path]:
-    """The recipes of this package and of installed models, by their names."""
-    installed = [path for path in installed_files("recipes", "*.toml") if not is_token_recipe(path)]
-    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed]}
+class Table(BaseModel):
+    """A table in which an unknown setting is a mistake."""
+
+    model_config = COMPLETE
 
 
-def load_recipe(name_or_path: str | Path, *parts: str) -> dict:
-    """The recipe of an installed model by its name, or of a TOML file.
+class TextEncoderTable(Table):
+    """The model whose text tokenizer and text encoder are taken, or the shape of a new encoder, as in `T5Config`."""
 
-    Args:
-        parts: names of tables that it must have.
+    start_from: Text | None = None
+    d_model: Width = 512
+    d_kv: Width = 64
+    d_ff: Width = 2048
+    num_layers: Layers = 6
+    num_heads: Layers = 8
+    dropout_rate: Share = 0.1
+
+
+class DecodingTable(BaseModel):
+    """The name of a preset, and settings of its decoding."""
+
+    model_config = {"extra": "allow"}
+    name: Text
+
+
+class GenerationTable(Table):
+    """The defaults of the trained pipeline."""
+
+    sampling: dict[str, Any] = {}
+    decoding: DecodingTable
+
+    def give(self, pipe: ARPipeline) -> None:
+        """Make them the defaults of `pipe`.
+
+        Raises:
+            ValueError: if one of them is not a setting of such a pipeline.
+        """
+        if "decoding" in self.sampling:
+            raise ValueError(
+                "table [generation.sampling]: decoding is not a setting: add a table [generation.decoding]"
+            )
+        give_defaults(pipe, self.sampling, "table [generation.sampling]")
+        try:
+            pipe.decoding = decoding_from_name(self.decoding.name, **(self.decoding.model_extra or {}))
+        # Settings of a decoding may be of any type.
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"table [generation.decoding]: {error}") from error
+
+
+class TokenRecipe(Table):
+    """A recipe for `arimage train model`.
+
+    Attributes:
+        pipeline: the name of the pipeline's class.
+        model: the arguments of its transformer, without those that follow from the tokens and their captions.
+        text_encoder: a text encoder that is trained too: its shape, or the trained model that it is taken from. With a
+            trained model to start from, that model's is trained further. None: that of the model of the tokens as it
+            is.
+        training: the fields of `TokenSettings` other than the optimizer.
+        generation: the defaults of the trained pipeline.
+    """
+
+    says: ClassVar = "pipeline"
+
+    pipeline: Text
+    model: dict[str, Any] = {}
+    text_encoder: TextEncoderTable | None = None
+    optimizer: OptimizerSettings
+    training: dict[str, Any] = {}
+    generation: GenerationTable | None = None
+
+
+class TokenizerRecipe(Table):
+    """A recipe for `arimage train tokenizer`.
+
+    Attributes:
+        tokenizer: the name of its class.
+        image_size: pixels along each side of the images.
+        start_from: a trained tokenizer whose weights are taken, see `take_over`.
+        optimizer: how it is trained; a `PatchVQModel` has no network to train.
+        training: the fields of `TokenizerSettings` or `PatchSettings` other than the optimizer.
+        augmentation: how copies of an image differ that `arimage train tokens` encodes.
+    """
+
+    says: ClassVar = "tokenizer"
+
+    tokenizer: Literal["LlamaGenVQModel", "VARVQModel", "PatchVQModel"]
+    image_size: Annotated[int, Field(strict=True, ge=8, le=2**11)]
+    start_from: Text | None = None
+    model: dict[str, Any] = {}
+    optimizer: OptimizerSettings | None = None
+    training: dict[str, Any] = {}
+    augmentation: Augmentation | None = None
+
+    @model_validator(mode="after")
+    def check_optimizer(self) -> Self:
+        needless = {"optimizer": self.optimizer, "start_from": self.start_from}
+        if self.tokenizer == "PatchVQModel":
+            for name in [name for name, value in needless.items() if value is not None]:
+                raise ValueError(f"{name} is given, and a PatchVQModel has no network: leave it out")
+        elif self.optimizer is None:
+            raise ValueError("optimizer is missing: add it")
+        return self
+
+
+class PartRecipe(Table):
+    """A recipe for `arimage train drafter`, `denoiser`, `refiner`, `student` or `upscaler`, as `part` says."""
+
+    says: ClassVar = "part"
+
+    part: Literal["drafter", "denoiser", "refiner", "student", "upscaler"]
+    model: dict[str, Any] = {}
+    optimizer: OptimizerSettings
+    training: dict[str, Any] = {}
+
+
+Kind = TypeVar("Kind", TokenRecipe, TokenizerRecipe, PartRecipe)
+
+
+def recipes(says: str, value: str | None = None) -> dict[str, Path]:
+    """The recipes of this package and of installed models by their names: those with the setting `says`, of a `value`
+    if one is given."""
+    found = {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed_files("recipes", "*.toml")]}
+    said = {name: _content(path).get(says) for name, path in found.items()}
+    return {name: found[name] for name, what in said.items() if isinstance(what, str) and value in (None, what)}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML ({error}): correct the recipe") from error
+
+
+def find_recipe(name_or_path: str | Path, known: dict[str, Path]) -> tuple[Path, dict[str, Any]]:
+    """The file of a recipe by its path or its name, and what it holds.
 
     Raises:
-        ValueError: if the recipe does not exist, a part is missing, or a setting is wrong.
+        ValueError: if there is none.
     """
-    path, installed = Path(name_or_path), installed_recipes()
+    path = Path(name_or_path)
     if not path.is_file():
-        path = installed.get(str(name_or_path), path)
+        path = known.get(str(name_or_path), path)
     if not path.is_file():
         raise ValueError(
             not_installed(str(name_or_path))
-            or f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(installed)}"
+            or f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(known)}"
         )
-    text = read_text(path)
+    return path, _content(path)
+
+
+def load_recipe(name_or_path: str | Path, kind: type[Kind], value: str | None = None) -> Kind:
+    """A recipe of a kind by its name, or of a TOML file.
+
+    Args:
+        value: what it must say that it trains.
+
+    Raises:
+        ValueError: if there is none, or a setting is wrong.
+    """
+    path, content = find_recipe(name_or_path, recipes(kind.says))
+    found, others = content.get(kind.says), ", ".join(recipes(kind.says, value))
+    if not isinstance(found, str):
+        raise ValueError(f"{path} does not say its {kind.says}: give another recipe, such as {others}")
+    if value not in (None, found):
+        raise ValueError(f"{path} is a recipe for a {found}: give another one, such as {others}")
+    return check(kind, content, path)
+
+
+def load_augmentation(name_or_path: str | Path) -> Augmentation:
+    """The table [augmentation] of a recipe, or of a file with no more than that.
+
+    Raises:
+        ValueError: if there is none, or a setting is wrong.
+    """
+    path, content = find_recipe(name_or_path, recipes(TokenizerRecipe.says))
+    if "augmentation" not in content:
+        raise ValueError(f"{path} has no table [augmentation]: add it")
+    return check(Augmentation, content["augmentation"], f"{path}: augmentation")
+
+
+def settings_of(kind: Callable[..., Settings], recipe: Any, **given: Any) -> Settings:
+    """The settings of a training by its recipe. The recipe cannot set the fields `given`.
+
+    Raises:
+        ValueError: if a setting is not one of `kind`, or of a wrong type or range.
+    """
+    where = "table [training]"
+    if recipe.optimizer is not None:
+        given = {"optimizer": recipe.optimizer, **given}
+    for field in recipe.training.keys() & given.keys():
+        raise ValueError(f"{where}: {field} is not a setting: leave it out")
+    return check(kind, recipe.training | given, where)
+
+
+def new_model(kind: Callable[..., Model], config: dict, name: str, **given) -> Model:
+    """A model without memory for its weights, of the arguments `given` and those that the table `name` holds.
+
+    Raises:
+        ValueError: if an argument is not one of `kind`, they do not fit each other, or the weights fit in no memory.
+    """
+    for argument in config.keys() - (inspect.signature(kind).parameters.keys() - given.keys()):
+        raise ValueError(f"table [{name}]: {argument} is not a setting: leave it out, or correct its name")
     try:
-        recipe = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML ({error}): correct the recipe") from error
-    tables = read_tables(recipe, path)
-    try:
-        for part in parts:
-            tables.table(part)
-        check_recipe(tables)
+        with torch.device("meta"):
+            model = kind(**given, **config)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return recipe
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Check a whole recipe: its settings, and that its models can be built and sampled, without memory for weights.
-
-    Raises:
-        ValueError: if a setting is wrong, or two do not fit each other.
-    """
-    for name, kind in ADDITIONS.items():
-        if getattr(recipe, name) is not None:
-            settings_of(kind, getattr(recipe, name), name)
-    if recipe.text_training is not None:
-        settings_of(TextSettings, recipe.text_training, "text_training")
-    if recipe.collaborate is not None:
-        collaborate_settings(recipe)
-    if recipe.upscaler is not None:
-        new_upscaler(recipe)
-    if recipe.tokenizer is None:
-        return
-    vq = new_tokenizer(recipe)
-    if recipe.collaborate is not None and isinstance(vq, VARVQModel):
-        check_drafter_scales(recipe.collaborate.drafter_scales, len(vq.config.scales))
-    if recipe.transformer is not None:
-        if isinstance(vq, PatchVQModel):
-            raise ValueError(
-                "table [transformer]: the tokens of a PatchVQModel are trained by `arimage train tokens` and `arimage "
-                "train model`: leave it out"
-            )
-        pipe, generation = task_of(recipe).trial(recipe, vq), recipe.table("generation")
-        generation.give(pipe)
-        lacking = missing(pipe.decoding.needs, pipe.traits)
-        if lacking is not None:
-            raise ValueError(
-                f"table [generation.decoding]: name is {generation.decoding.name}, which does not fit the model: "
-                f"{lacking}"
-            )
-
-
-def task_of(recipe: Recipe) -> type[CaptionTask]:
-    """The task that trains the transformer of a recipe."""
-    chosen = recipe.table("transformer").kind
-    name = chosen or "LlamaGenTransformer"
-    if recipe.clips is not None:
-        name = "CosmosTransformer"
-    elif recipe.table("tokenizer").kind == "VARVQModel":
-        name = "VARTransformer"
-    if chosen not in (None, name):
-        raise ValueError(f"table [transformer]: class is {chosen}, and the recipe is one for a {name}: leave it out")
-    return TASKS[name]
-
-
-def run_transformer(
-    recipe: dict,
-    train: str | Path,
-    heldout: str | Path,
-    out: str | Path,
-    device: str,
-    *,
-    start_from: str | Path | None = None,
-    unlearned: Path | None = None,
-    compile: bool = False,
-) -> ARPipeline:
-    """Train the transformer of a recipe, and the refiner of a VAR, with the tokenizer in `out`. The pipeline is saved
-    in `out`/model, in float16.
-
-    Every report saves the model again, so that an interrupted run leaves its latest. `start_from` and `compile` are
-    those of `Beginning`. `unlearned` is a folder that holds a list of captions: pictures whose name is not learned
-    are sampled `UNLEARNED` times as often. A table `text_training` says how a fresh text encoder is trained first.
-
-    Raises:
-        ValueError: if a setting or the data do not fit, `out` has no trained tokenizer, or `unlearned` no list of the
-            captions of a model of images.
-    """
-    tables, out = read_tables(recipe), Path(out)
-    check_recipe(tables)
-    task, folder = task_of(tables), out / "tokenizer" / "tokenizer"
-    if not folder.is_dir():
-        raise ValueError(f"{out} has no trained tokenizer: run `arimage train tokenizer` with the same --out first")
-    if start_from is not None and Path(start_from).resolve() == (out / "model").resolve():
-        raise ValueError(f"--start-from is {start_from}, which this run replaces: give another --out")
-    more = set() if unlearned is None else _names_not_learned(unlearned)
-    if tables.clips is not None:
-        if unlearned is not None:
-            raise ValueError("--unlearned is for models of images, and the recipe is one of videos: leave it out")
-        data, heldout_data = load_clips(tables, "transformer", train, heldout)
-        known = examples_of(tables).known_clips(data)
-    else:
-        plain, heldout_data = load_both(tables, "transformer", train, heldout)
-        plain = plain.more_often(more, UNLEARNED)
-        data = with_scenes(tables, "transformer", plain)
-        framed = tables.table("transformer").training.get("framed_share", 0) > 0
-        known = examples_of(tables).known_scenes(plain, data, framed=framed)
-
-    def save(pipe: ARPipeline) -> None:
-        tables.table("generation").give(pipe)
-        pipe.known_captions = known
-        save_float16(pipe, out / "model")
-
-    text = tables.text_training
-    text_settings = None if text is None else settings_of(TextSettings, text, "text_training")
-    beginning = Beginning(start_from, text_settings, compile)
-    pipe = task.run(Run(tables, folder, data, heldout_data, out, device, save, beginning))
-    save(pipe)
-    return pipe
-
-
-def _names_not_learned(folder: Path) -> set[str]:
-    known = KnownCaptions.load(folder)
-    if known is None:
-        raise ValueError(f"{folder} has no {KNOWN_CAPTIONS}: give the folder of a list that says what is not learned")
-    return {name for name, captions in known.unlearned.items() if name in captions}
+        raise ValueError(f"table [{name}]: {error}") from error
+    # They are made in float32, in the memory of the CPU.
+    needed, there = 4 * sum(weight.numel() for weight in model.parameters()), psutil.virtual_memory().total
+    if needed > there:
+        raise ValueError(
+            f"table [{name}]: the weights take {needed / 1e9:.0f} GB, and this machine has {there / 1e9:.0f}: give "
+            "smaller sizes"
+        )
+    return model

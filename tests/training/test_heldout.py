@@ -9,9 +9,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import AutoPipeline
 from arimage.training.commands import train_app
-from arimage.training.data.captioned import ImageCaptions
 from arimage.training.losses import losses_of
-from arimage.training.tables import _warn_of_trained
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
@@ -19,14 +17,14 @@ from training.tokens.test_cache import class_folders, encode, parquet  # noqa: E
 from training.tokens.test_task import recipe  # noqa: E402
 
 from arimage.training.adapters.pairs import Pairs  # noqa: E402
-from arimage.training.pixels import open_pixels  # noqa: E402
+from arimage.training.pixels import open_both  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.heldout import Part, hold_out  # noqa: E402
 from arimage.training.tokens.recipe import begin_training, load_token_recipe, token_settings  # noqa: E402
 
 
-# Commands that hold out by themselves, with the tests that say so: here, and of `distill` in `test_distill.py`.
-BY_THEMSELVES = {"model", "lora", "distill"}
+# Commands that hold out by themselves, with the tests that say so: here, and of parts in `test_parts.py`.
+BY_THEMSELVES = {"model", "lora", "drafter", "denoiser", "refiner", "student"}
 
 
 def test_every_command_is_given_what_it_holds_out_or_is_tested_here():
@@ -147,22 +145,11 @@ def test_an_adapter_holds_out_pictures_with_all_their_captions_and_from_the_prio
         LoraTask(pipe, data.take([0, 10, 20]), LoraSettings(rank=2), base="tiny")
 
 
-def test_heldout_images_that_are_trained_are_counted(caplog):
-    images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-    sets = [
-        ImageCaptions(images[some], images[some, :1], [["a"]] * 3, ["a"] * 3, ["a"] * 3, torch.ones(3))
-        for some in (slice(0, 3), slice(1, 4))
-    ]
-    _warn_of_trained(*sets)
-    assert "2 of 3 held-out images are in --data too" in caplog.text
-
-
 def test_files_of_a_folder_that_are_in_both_sets_are_counted(tmp_path, caplog):
     data = class_folders(tmp_path / "data")
-    sets = [open_pixels(data, 8, split=split) for split in ("train", "train[:4]", "train[4:]")]
-    _warn_of_trained(sets[2], sets[1])
+    open_both(data, data, 8, split="train[4:]", heldout_split="train[:4]")
     assert not caplog.text
-    _warn_of_trained(sets[0], sets[1])
+    open_both(data, data, 8, split="train", heldout_split="train[:4]")
     assert "4 of 4 held-out images are in --data too" in caplog.text
 
 

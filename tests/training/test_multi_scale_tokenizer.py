@@ -14,28 +14,38 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage.cli.options import fast_dtype
+from arimage.settings.schema import check
 from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.tokenizers.vq_var import VARVQModel
-from arimage.training.data.captioned import to_unit_range
+from arimage.training.data.pictures import to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.pixels import open_pixels
-from arimage.training.tables import load_data, read_tables
+from arimage.training.recipe import TokenizerRecipe
 from arimage.training.tokenizers import tokenizer as tokenizer_module
-from arimage.training.tokenizers.tokenizer import TokenizerSettings, TokenizerTask, run_tokenizer, take_over
+from arimage.training.tokenizers.tokenizer import (
+    TokenizerSettings,
+    TokenizerTask,
+    new_tokenizer,
+    run_tokenizer,
+    take_over,
+)
 
 
 SIZE = 16
 WIDTHS = {"channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "norm_num_groups": 4}
 RECIPE = {
+    "tokenizer": "VARVQModel",
     "image_size": SIZE,
-    "tokenizer": {
-        "class": "VARVQModel",
-        "data": {"styles": ["flat"]},
-        "model": {**WIDTHS, "codebook_size": 32, "codebook_dim": 4, "scales": [1, 2, 4]},
-        "optimizer": {"steps": 32, "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 4, "ema_decay": 0.9},
-        "training": {"batch_size": 8, "codebook_start": 6, "kmeans_batches": 4, "restart_every": 5, "max_shift": 1},
-    },
+    "model": {**WIDTHS, "codebook_size": 32, "codebook_dim": 4, "scales": [1, 2, 4]},
+    "optimizer": {"steps": 32, "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 4, "ema_decay": 0.9},
+    "training": {"batch_size": 8, "codebook_start": 6, "kmeans_batches": 4, "restart_every": 5, "max_shift": 1},
 }
+
+
+def run(folder, out, recipe=RECIPE, start_from=None):
+    table = check(TokenizerRecipe, recipe | {"start_from": start_from}, "mine.toml")
+    options = {"split": "train", "heldout_split": "train", "workers": 0}
+    return run_tokenizer(table, folder, folder, out, "cpu", **options)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +72,7 @@ def trained(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
         losses = record(monkeypatch)
         torch.manual_seed(1)
-        run_tokenizer(RECIPE, folder, folder, out, "cpu")
+        run(folder, out)
     return out / "tokenizer", losses
 
 
@@ -105,11 +115,6 @@ def test_a_folder_is_read_resized_and_cropped(tmp_path):
 def test_a_folder_without_images_is_refused(tmp_path):
     with pytest.raises(ValueError, match="has no images"):
         open_pixels(tmp_path, 8)
-
-
-def test_a_folder_has_no_captions_for_a_transformer(folder):
-    with pytest.raises(ValueError, match="is a folder, whose images have no captions: give a parquet file"):
-        load_data(read_tables(RECIPE), "transformer", folder)
 
 
 # Training
@@ -159,10 +164,10 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, folder, tmp_pa
         broken.setattr(TokenizerTask, "loss", interrupted)
         broken.setattr(tokenizer_module, "fit", functools.partial(fit, report_every_seconds=-1.0))
         with pytest.raises(KeyboardInterrupt):
-            run_tokenizer(RECIPE, folder, folder, tmp_path, "cpu")
+            run(folder, tmp_path)
     resumed = record(monkeypatch)
     torch.manual_seed(77)
-    run_tokenizer(RECIPE, folder, folder, tmp_path, "cpu")
+    run(folder, tmp_path)
     assert resumed == {step: row for step, row in losses.items() if step >= at}
     ours, theirs = (
         load_file(next((run / "tokenizer").glob("*.safetensors"))) for run in (tmp_path / "tokenizer", out)
@@ -179,7 +184,7 @@ def task_of(model, **settings):
 @torch.no_grad()
 def test_the_quantiser_in_training_is_that_of_the_model():
     torch.manual_seed(0)
-    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    model = VARVQModel(**RECIPE["model"])
     task = task_of(model)
     images = torch.randint(256, (3, 3, SIZE, SIZE), dtype=torch.uint8)
     for phi in model.phi:
@@ -197,7 +202,7 @@ def test_images_are_decoded_from_their_first_scales_at_their_share():
     latents = torch.randn(400, 4, 4, 4)
     chosen = {}
     for share in (0.0, 0.5):
-        task = task_of(VARVQModel(**RECIPE["tokenizer"]["model"]), partial_share=share)
+        task = task_of(VARVQModel(**RECIPE["model"]), partial_share=share)
         partial = task.quantiser(latents)[0]
         decoded, _ = task.quantise(1, latents)
         matches = torch.stack([torch.isclose(decoded, one, atol=1e-5).flatten(1).all(1) for one in partial])
@@ -209,7 +214,7 @@ def test_images_are_decoded_from_their_first_scales_at_their_share():
 
 def test_gradients_reach_encoder_and_convolutions_of_the_scales():
     torch.manual_seed(0)
-    task = task_of(VARVQModel(**RECIPE["tokenizer"]["model"]))
+    task = task_of(VARVQModel(**RECIPE["model"]))
     encoded = torch.randn(2, 4, 4, 4, requires_grad=True)
     latents, commitment = task.quantise(1, encoded)
     (latents.pow(2).sum() + commitment).backward()
@@ -222,11 +227,9 @@ def test_the_recipe_in_the_documentation_is_complete():
     documentation = Path(__file__).parents[2] / "docs" / "training.md"
     tables = [tomllib.loads(part.split("```")[0]) for part in documentation.read_text().split("```toml\n")[1:]]
     recipe = next(table for table in tables if "tokenizer" in table)
-    part = recipe["tokenizer"]
-    TokenizerSettings(OptimizerSettings(**part["optimizer"]), **part["training"])
-    model = VARVQModel(**part["model"])
-    take_over(model, part["start_from"])
-    assert model.config.scales[-1] * model.scale_factor == recipe["image_size"]
+    recipe = check(TokenizerRecipe, recipe, "the page")
+    new_tokenizer(recipe)
+    take_over(VARVQModel(**recipe.model), recipe.start_from)
 
 
 # Starting from another tokenizer
@@ -242,7 +245,7 @@ def llamagen():
 def test_weights_of_the_same_shape_are_taken_over(llamagen, tmp_path, pipeline_folder):
     llamagen.save_pretrained(tmp_path / "vq")
     torch.manual_seed(6)
-    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    model = VARVQModel(**RECIPE["model"])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     take_over(model, tmp_path if pipeline_folder else tmp_path / "vq")
     after, theirs = model.state_dict(), llamagen.state_dict()
@@ -253,9 +256,9 @@ def test_weights_of_the_same_shape_are_taken_over(llamagen, tmp_path, pipeline_f
 
 
 def test_a_tokenizer_of_the_same_class_is_taken_over_whole(tmp_path):
-    theirs = VARVQModel(**RECIPE["tokenizer"]["model"])
+    theirs = VARVQModel(**RECIPE["model"])
     theirs.save_pretrained(tmp_path)
-    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    model = VARVQModel(**RECIPE["model"])
     take_over(model, tmp_path)
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in model.state_dict().items())
 
@@ -263,20 +266,19 @@ def test_a_tokenizer_of_the_same_class_is_taken_over_whole(tmp_path):
 @pytest.mark.slow
 def test_a_packaged_tokenizer_starts_a_run_ahead(folder, tmp_path, monkeypatch):
     recipe = copy.deepcopy(RECIPE)
-    recipe["tokenizer"]["model"] |= {"channels": 16, "channel_multipliers": [1, 2, 4], "norm_num_groups": 8}
-    recipe["tokenizer"]["optimizer"] |= {"steps": 6, "learning_rate": 2e-3}
-    recipe["tokenizer"]["training"] |= {"batch_size": 4, "codebook_start": 5}
+    recipe["model"] |= {"channels": 16, "channel_multipliers": [1, 2, 4], "norm_num_groups": 8}
+    recipe["optimizer"] |= {"steps": 6, "learning_rate": 2e-3}
+    recipe["training"] |= {"batch_size": 4, "codebook_start": 5}
     losses = {}
     for start_from in (None, "emoji-arpg"):
-        recipe["tokenizer"]["start_from"] = start_from
         with monkeypatch.context() as watched:
             losses[start_from] = record(watched)
-            run_tokenizer(recipe, folder, folder, tmp_path / str(start_from), "cpu")
+            run(folder, tmp_path / str(start_from), recipe, start_from)
     assert losses["emoji-arpg"][4]["total"] < 0.9 * losses[None][4]["total"]
 
 
 def test_what_cannot_be_started_from_is_refused(llamagen, tmp_path):
-    model = VARVQModel(**RECIPE["tokenizer"]["model"])
+    model = VARVQModel(**RECIPE["model"])
     with pytest.raises(ValueError, match="nonesuch is not a tokenizer"):
         take_over(model, "nonesuch")
     with pytest.raises(ValueError, match=r"emoji-arpg has channels=16, not 8: start from .* the same widths"):
@@ -293,15 +295,15 @@ def test_what_cannot_be_started_from_is_refused(llamagen, tmp_path):
 
 def test_scales_that_do_not_fit_the_images_are_refused(folder, tmp_path):
     recipe = copy.deepcopy(RECIPE)
-    recipe["tokenizer"]["model"]["scales"] = [1, 2, 5]
+    recipe["model"]["scales"] = [1, 2, 5]
     with pytest.raises(
         ValueError, match="images of 16 pixels do not fit scales up to 5 at 4 pixels per cell: .* with 4"
     ):
-        run_tokenizer(recipe, folder, folder, tmp_path, "cpu")
+        run(folder, tmp_path, recipe)
 
 
 def test_an_unknown_class_is_refused(folder, tmp_path):
     recipe = copy.deepcopy(RECIPE)
-    recipe["tokenizer"]["class"] = "VQModel"
-    with pytest.raises(ValueError, match="tokenizer.class is 'VQModel': give 'LlamaGenVQModel'"):
-        run_tokenizer(recipe, folder, folder, tmp_path, "cpu")
+    recipe["tokenizer"] = "VQModel"
+    with pytest.raises(ValueError, match="tokenizer is 'VQModel': give 'LlamaGenVQModel'"):
+        run(folder, tmp_path, recipe)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
-from torchvision.transforms.functional import to_pil_image
+from training.tokens.test_cache import encode, parquet
 
 from arimage import AutoPipeline
 from arimage.training.acceleration.neighbours import around, fit_neighbours, run_neighbours
@@ -31,16 +31,13 @@ def test_it_learns_which_tokens_follow_which():
 
 
 def test_the_command_saves_the_model_with_it(tmp_path):
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
-    for number in range(3):
-        pixels = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(number))
-        to_pil_image(pixels).save(pictures / f"{number}.png")
     pipe = tiny_llamagen.text_pipeline()
     pipe.register_modules(neighbours=None)
     with pytest.raises(ValueError, match="no model of neighbours: fit one with `arimage train neighbours`"):
         pipe("a red heart", decoding="sjd-coupled:corrections=2")
-    run_neighbours(pipe, str(pictures), tmp_path, split="train", image=None)
+    parquet(tmp_path / "a.parquet", range(3), caption=["a red heart", "a tree", "a house"])
+    encode(pipe, tmp_path / "a.parquet", tmp_path / "tokens")
+    run_neighbours(pipe, tmp_path / "tokens", tmp_path)
     pipe = AutoPipeline.from_pretrained(tmp_path / "model")
     pipe.set_progress_bar_config(disable=True)
     stats = pipe("a red heart", decoding="sjd-coupled:corrections=2", output_type="latent").stats

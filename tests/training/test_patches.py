@@ -14,19 +14,18 @@ from arimage.cli import main as cli
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.pixels import open_pixels  # noqa: E402
-from arimage.training.recipe import load_recipe  # noqa: E402
+from arimage.training.recipe import TokenizerRecipe, load_recipe  # noqa: E402
 from arimage.training.tokenizers.patches import PatchSettings, fit_codebook, plain  # noqa: E402
 
 
 RECIPE = """
+tokenizer = "PatchVQModel"
 image_size = 16
-[tokenizer]
-class = "PatchVQModel"
-[tokenizer.model]
+[model]
 patch_size = 4
 codebook_size = {codes}
 channels = 1
-[tokenizer.training]
+[training]
 plain = 0.9
 {more}
 """
@@ -101,12 +100,11 @@ def test_plain_patches_keep_their_side():
 def test_what_does_not_fit_is_refused_and_leaves_nothing(folder, monkeypatch, capsys):
     for codes, more, message in (
         (4000, "", "codebook_size is 4000, and the images have"),
-        (24, "[tokenizer.optimizer]\nsteps = 3\nlearning_rate = 0.1", "optimizer is given, and a PatchVQModel"),
+        (24, "[optimizer]\nsteps = 3\nlearning_rate = 0.1", "optimizer is given, and a PatchVQModel"),
         (24, "batch_size = 3", "batch_size is not a setting"),
-        (24, "[transformer]\nmodel = {}\noptimizer = {steps = 3, learning_rate = 0.1}", "train model"),
     ):
         assert run(monkeypatch, folder, codes, more) == 2
         assert message in capsys.readouterr().err and not (folder / "run").exists()
-    (folder / "vq.toml").write_text("image_size = 16\n[tokenizer.model]\nchannels = 8\n")
+    (folder / "vq.toml").write_text('tokenizer = "LlamaGenVQModel"\nimage_size = 16\n[model]\nchannels = 8\n')
     with pytest.raises(ValueError, match="optimizer is missing: add it"):
-        load_recipe(folder / "vq.toml", "tokenizer")
+        load_recipe(folder / "vq.toml", TokenizerRecipe)

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.cli import main as cli  # noqa: E402
-from arimage.training.data.captioned import ImageCaptions  # noqa: E402
+from arimage.settings.schema import check  # noqa: E402
 from arimage.training.loop import fit  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
-from arimage.training.recipe import load_recipe  # noqa: E402
+from arimage.training.recipe import PartRecipe, TokenizerRecipe, load_recipe  # noqa: E402
 from arimage.training.tokenizers import tokenizer, upscaler  # noqa: E402
-from arimage.training.tokenizers.tokenizer import TokenizerTask, run_tokenizer  # noqa: E402
+from arimage.training.tokenizers.tokenizer import TokenizerTask  # noqa: E402
 from arimage.training.tokenizers.upscaler import UpscalerTask, run_upscaler  # noqa: E402
 
 
@@ -35,21 +35,24 @@ SIZE = 16
 WIDTHS = {"channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "norm_num_groups": 4}
 OPTIMIZER = {"steps": 6, "learning_rate": 5e-3, "warmup_steps": 2, "ema_decay": 0.9}
 RECIPE = {
+    "tokenizer": "LlamaGenVQModel",
     "image_size": SIZE,
-    "tokenizer": {
-        "model": {**WIDTHS, "codebook_size": 16, "codebook_dim": 4, "latent_channels": 8},
-        "optimizer": OPTIMIZER,
-        "training": {"batch_size": 3, "codebook_start": 3, "kmeans_batches": 2, "max_shift": 1},
-    },
+    "model": {**WIDTHS, "codebook_size": 16, "codebook_dim": 4, "latent_channels": 8},
+    "optimizer": OPTIMIZER,
+    "training": {"batch_size": 3, "codebook_start": 3, "kmeans_batches": 2, "max_shift": 1},
 }
 UPSCALER = {
-    "image_size": 8,
-    "upscaler": {
-        "model": {"channels": [8, 12], "num_blocks": 1},
-        "optimizer": OPTIMIZER,
-        "training": {"batch_size": 3, "max_shift": 2},
-    },
+    "part": "upscaler",
+    "model": {"channels": [8, 12], "num_blocks": 1},
+    "optimizer": OPTIMIZER,
+    "training": {"batch_size": 3, "max_shift": 2},
 }
+SPLITS = {"split": "train", "heldout_split": "train"}
+
+
+def run_tokenizer(folder, out, workers):
+    table = check(TokenizerRecipe, RECIPE, "mine.toml")
+    return tokenizer.run_tokenizer(table, folder, folder, out, "cpu", workers=workers, **SPLITS)
 
 
 def picture(number, mode="RGB"):
@@ -181,22 +184,6 @@ def test_a_row_without_an_image_is_named(tmp_path):
         open_pixels(tmp_path / "a.parquet", SIZE).read([0, 1])
 
 
-def test_images_in_memory_are_sampled_by_their_weights():
-    count = 5
-    data = ImageCaptions(
-        images=torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1).expand(count, 3, 8, 8),
-        alpha=torch.arange(count, dtype=torch.uint8).view(count, 1, 1, 1).expand(count, 1, 8, 8),
-        captions=[["a"]] * count,
-        names=["a"] * count,
-        bases=["a"] * count,
-        weights=torch.tensor([1.0, 5, 0.1, 2, 1]),
-    )
-    for step in range(3):
-        sampled = torch.multinomial(data.weights, 6, replacement=True, generator=torch.Generator().manual_seed(step))
-        images, alpha = batch(data, step, 6)
-        assert images[:, 0, 0, 0].tolist() == alpha[:, 0, 0, 0].tolist() == sampled.tolist()
-
-
 def test_a_run_belongs_to_its_images_wherever_they_lie(folder, tmp_path):
     about = open_pixels(folder, SIZE).about
     assert about["count"] == 7 and about["size"] == SIZE
@@ -226,11 +213,11 @@ def stopping(task, module, monkeypatch, at):
 
 
 def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monkeypatch):
-    run_tokenizer(RECIPE, folder, folder, tmp_path / "whole", "cpu", workers=0)
+    run_tokenizer(folder, tmp_path / "whole", 0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stopping(TokenizerTask, tokenizer, patch, 4)
-        run_tokenizer(RECIPE, folder, folder, tmp_path / "cut", "cpu", workers=2)
-    run_tokenizer(RECIPE, folder, folder, tmp_path / "cut", "cpu", workers=1)
+        run_tokenizer(folder, tmp_path / "cut", 2)
+    run_tokenizer(folder, tmp_path / "cut", 1)
     whole, cut = (weights_of(tmp_path / run / "tokenizer" / "tokenizer") for run in ("whole", "cut"))
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
 
@@ -243,7 +230,8 @@ def test_a_resumed_upscaler_is_the_same_with_any_workers(tmp_path, monkeypatch):
 
     def run(name, workers):
         data, out = tmp_path / "data", tmp_path / name
-        pipe = run_upscaler(UPSCALER, tiny_llamagen.text_pipeline(), data, data, out, workers=workers)
+        table, options = check(PartRecipe, UPSCALER, "mine.toml"), {"workers": workers, **SPLITS}
+        pipe = run_upscaler(table, tiny_llamagen.text_pipeline(), data, data, out, **options)
         return pipe.components["upscaler"].state_dict()
 
     whole = run("whole", 0)
@@ -268,16 +256,16 @@ def test_processes_end_with_their_batches(folder):
 
 
 def test_other_images_are_refused(folder, tmp_path):
-    run_tokenizer(RECIPE, folder, folder, tmp_path / "run", "cpu", workers=0)
+    run_tokenizer(folder, tmp_path / "run", 0)
     picture(19).save(folder / "3.png")
     with pytest.raises(ValueError, match=r"says data.images = '\w+' and you ask for"):
-        run_tokenizer(RECIPE, folder, folder, tmp_path / "run", "cpu", workers=0)
+        run_tokenizer(folder, tmp_path / "run", 0)
 
 
-def test_a_tokenizer_needs_only_its_own_table(folder, tmp_path, monkeypatch, capsys):
-    lines = [f"image_size = {SIZE}"]
-    for name, table in RECIPE["tokenizer"].items():
-        lines += [f"[tokenizer.{name}]", *(f"{key} = {value}" for key, value in table.items())]
+def test_the_command_takes_parts_of_splits(folder, tmp_path, monkeypatch, capsys):
+    lines = ['tokenizer = "LlamaGenVQModel"', f"image_size = {SIZE}"]
+    for name in ("model", "optimizer", "training"):
+        lines += [f"[{name}]", *(f"{key} = {value}" for key, value in RECIPE[name].items())]
     (tmp_path / "mine.toml").write_text("\n".join(lines))
     words = ["--recipe", tmp_path / "mine.toml", "--data", folder, "--split", "train[2:]", "--heldout", folder]
     words += ["--heldout-split", "train[:2]", "--workers", 0, "--out", tmp_path / "run", "--device", "cpu"]
@@ -295,16 +283,15 @@ def test_a_tokenizer_needs_only_its_own_table(folder, tmp_path, monkeypatch, cap
 
 
 def test_the_packaged_recipe_is_that_of_the_published_tokenizer():
-    recipe = load_recipe("imagenet-vq-16", "tokenizer")
+    recipe = load_recipe("imagenet-vq-16", TokenizerRecipe)
     with torch.device("meta"):
         published = tokenizer.LlamaGenVQModel()
-        ours = tokenizer.LlamaGenVQModel(**recipe["tokenizer"]["model"])
+        ours = tokenizer.LlamaGenVQModel(**recipe.model)
     assert {name: one.shape for name, one in ours.state_dict().items()} == {
         name: one.shape for name, one in published.state_dict().items()
     }
-    optimizer, training = recipe["tokenizer"]["optimizer"], recipe["tokenizer"]["training"]
     # 40 epochs without the last part of each.
-    assert optimizer["steps"] == 40 * (1_281_167 // training["batch_size"])
+    assert recipe.optimizer.steps == 40 * (1_281_167 // recipe.training["batch_size"])
 
 
 # Sizes

@@ -1,8 +1,6 @@
 """A run is resumed with the settings, data and networks that it began with, or refused in one sentence."""
 
-import itertools
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -12,53 +10,25 @@ import pytest
 import tiny
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
+from training.images import Images
 
-from arimage.tokenizers.vq_frames import FramewiseVQModel
 from arimage.training import loop, resuming
-from arimage.training.acceleration.collaborate import run_collaborate, train_collaborate
-from arimage.training.acceleration.denoiser import DenoiserSettings, run_denoiser, train_denoiser
-from arimage.training.acceleration.distill import DistillSettings, train_distill
-from arimage.training.acceleration.drafter import DrafterSettings, run_drafter, train_drafter
 from arimage.training.adapters.generated import generate_prior
 from arimage.training.adapters.lora import LoraSettings, LoraTask, train_lora
 from arimage.training.adapters.pairs import Pairs
-from arimage.training.beginning import Beginning
-from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.recipe import load_recipe, run_transformer
-from arimage.training.texts.captions import new_text_encoder
-from arimage.training.texts.text import TextSettings, train_text_encoder
 from arimage.training.tokenizers.tokenizer import TokenizerSettings, train_tokenizer
 from arimage.training.tokenizers.upscaler import UpscalerSettings, train_upscaler
-from arimage.training.transformers.arpg import ARPGSettings, ARPGTask
-from arimage.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
-from arimage.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
-from arimage.training.transformers.llamagen import TransformerSettings, train_transformer
-from arimage.training.transformers.var import VARTransformerSettings, train_refiner, train_var_transformer
-from arimage_emoji.data.classifier import ClassifierSettings, train_classifier
 
 
 OPTIMIZER = OptimizerSettings(steps=2, learning_rate=1e-3, warmup_steps=1)
-CAPTIONS = {"batch_size": 2, "caption_length": 6, "text_vocab_size": 300}
-TEXT = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.0}
-LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_attention_heads": 2}
-VAR = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2}
 WIDTHS = {"channels": 8, "channel_multipliers": [1, 2], "layers_per_block": 1, "norm_num_groups": 4}
-LATENT = {**LLAMA, "head_hidden_size": 16, "num_head_layers": 1}
 
 
-def pictures(seed, size=8, frames=(), count=4):
+def pictures(seed, size=8, count=4):
     generator = torch.Generator().manual_seed(seed)
-    names = [f"a {colour} {shape}" for colour, shape in itertools.product(("red", "green"), ("heart", "tree"))]
-    return ImageCaptions(
-        images=torch.randint(256, (count, *frames, 3, size, size), generator=generator, dtype=torch.uint8),
-        alpha=torch.full((count, *frames, 1, size, size), 255, dtype=torch.uint8),
-        captions=[[name] for name in names],
-        names=names,
-        bases=names,
-        weights=torch.ones(count),
-    )
+    images = torch.randint(256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
+    return Images(images, torch.full((count, 1, size, size), 255, dtype=torch.uint8))
 
 
 @dataclass
@@ -91,100 +61,21 @@ def tokenizer(asked):
     train_tokenizer(model, *asked.sets(), settings, asked.out / "run", start_from=asked.out / "vq")
 
 
-def transformer(asked):
-    vq = tiny.image_tokenizer(seed=asked.base)
-    settings = asked.of(TransformerSettings, **CAPTIONS)
-    train_transformer(LLAMA, TEXT, vq, *asked.sets(), settings, asked.out / "run")
-
-
-def transformer_from_another(asked):
-    asked.pipe.save_pretrained(asked.out / "trained")
-    settings = asked.of(TransformerSettings, **CAPTIONS)
-    parts = LLAMA | {"hidden_size": 32}, TEXT, tiny.image_tokenizer(), *asked.sets(), settings, asked.out / "run"
-    train_transformer(*parts, beginning=Beginning(asked.out / "trained"))
-
-
-def arpg(asked):
-    model = {**LLAMA, "num_layers": 2}
-    parts = model, TEXT, tiny.image_tokenizer(seed=asked.base), *asked.sets(), asked.of(ARPGSettings, **CAPTIONS)
-    train_transformer(*parts, asked.out / "run", task_class=ARPGTask)
-
-
-def var(asked):
-    parts = VAR, TEXT, tiny.scale_tokenizer(seed=asked.base), *asked.sets()
-    train_var_transformer(*parts, asked.of(VARTransformerSettings, **CAPTIONS), asked.out / "run")
-
-
-def refiner(asked):
-    settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
-    train_refiner(tiny_var.pipeline("text", asked.base), VAR, *asked.sets(), settings, asked.out / "run")
-
-
-def collaborate(asked):
-    settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
-    pipe = tiny_var.pipeline("text", asked.base)
-    train_collaborate(pipe, *asked.sets(), 2, settings, settings, asked.out / "run")
-
-
-def cosmos(asked):
-    frames = FramewiseVQModel(**WIDTHS, codebook_size=8, codebook_dim=4, latent_channels=8)
-    tiny.randomise(frames, asked.base)
-    model = {**LLAMA, "num_key_value_heads": 2, "head_dim": 24, "rope_theta": 100.0}
-    parts = model, TEXT, frames, *asked.sets(frames=(2,)), asked.of(VideoSettings, **CAPTIONS)
-    train_cosmos_transformer(*parts, asked.out / "run")
-
-
-def latent_llama(asked):
-    settings = asked.of(LatentLlamaSettings, **CAPTIONS, drafter_steps=2, sampling={"num_diffusion_steps": 2})
-    parts = LATENT, LATENT, TEXT, tiny.image_tokenizer(seed=asked.base), *asked.sets(), settings
-    train_latent_llama(*parts, asked.out / "run")
-
-
-def text(asked):
-    words = tiny.text_tokenizer()
-    torch.manual_seed(0)
-    encoder = new_text_encoder(words, TEXT | {"num_layers": 1 + asked.base})
-    train_text_encoder(words, encoder, asked.sets()[0], asked.of(TextSettings, batch_size=4), asked.out / "run")
-
-
-def drafter(asked):
-    train_drafter(asked.pipe, *asked.sets(), asked.of(DrafterSettings, batch_size=2), asked.out / "run")
-
-
-def denoiser(asked):
-    settings = asked.of(DenoiserSettings, batch_size=2, segments=2, length=4, rank=4)
-    train_denoiser(asked.pipe, *asked.sets(), settings, asked.out / "run")
-
-
-def distill(asked):
-    settings = asked.of(DistillSettings, batch_size=2, noises_per_prompt=1, starts=(0, 6))
-    train_distill(asked.pipe, ["a red heart", f"a green tree {asked.data}"], settings, asked.out / "run")
-
-
 def upscaler(asked):
     settings = asked.of(UpscalerSettings, batch_size=2, max_shift=1)
     model = {"channels": [8, 12], "num_blocks": 1}
     train_upscaler(asked.pipe, model, *asked.sets(size=16), settings, asked.out / "run")
 
 
-def classifier(asked):
-    train_classifier(*asked.sets(size=32), asked.out / "run", settings=asked.of(ClassifierSettings, batch_size=2))
-
-
 def lora(asked):
     pytest.importorskip("peft", reason="the extra `lora` is not installed")
     settings = LoraSettings(**{"steps": 2, "rank": 2, "batch_size": 2, "learning_rate": 1e-3, **asked.settings})
-    data, prior = (
-        Pairs(found.images, [texts[0] for texts in found.captions])
-        for found in (pictures(asked.data), pictures(asked.heldout))
-    )
+    names = [f"a {colour} {shape}" for colour in ("red", "green") for shape in ("heart", "tree")]
+    data, prior = (Pairs(pictures(seed).images, names) for seed in (asked.data, asked.heldout))
     train_lora(LoraTask(asked.pipe, data, settings, base="tiny", prior=prior), asked.out / "run")
 
 
-TRAINERS = [
-    tokenizer, transformer, transformer_from_another, arpg, var, refiner, collaborate, cosmos, latent_llama, text,
-    drafter, denoiser, distill, upscaler, classifier, lora,
-]  # fmt: skip
+TRAINERS = [tokenizer, upscaler, lora]
 # What changes, and the names that the sentence has for it. Not every trainer has all of them.
 CHANGES = {
     "learning_rate": ({"settings": {"learning_rate": 2e-3}}, "learning_rate = 0.001 and you ask for 0.002"),
@@ -198,26 +89,17 @@ CHANGES = {
 @pytest.mark.every(6)
 @pytest.mark.parametrize(
     "trainer",
-    # One function trains by both of some settings.
-    [pytest.param(one, marks=pytest.mark.slow) if one in (arpg, refiner) else one for one in TRAINERS],
+    TRAINERS,
     ids=lambda trainer: trainer.__name__,
 )
 def test_every_training_resumes_only_as_it_began(trainer, tmp_path):
     trainer(Asked(tmp_path, {}))
-    for name, (change, message) in CHANGES.items():
-        if (trainer, name) in ((distill, "heldout"), (text, "heldout"), (classifier, "base")):
-            continue
-        # The rest is that of `transformer`.
-        if trainer is transformer_from_another and name != "base":
-            continue
+    for change, message in CHANGES.values():
         with pytest.raises(ValueError, match=f"(settings.json|safetensors) says [a-z._]*{message}.*another --out"):
             trainer(Asked(tmp_path, **{"settings": {}, **change}))
-    # What was refused has changed nothing. More steps of the text encoder would be another beginning of a transformer,
-    # and a drafter belongs to a text encoder that is trained further.
-    shutil.rmtree(tmp_path / "run" / "drafter" if trainer is latent_llama else tmp_path / "none", ignore_errors=True)
-    steps = 2 if trainer is text else 3
-    trainer(Asked(tmp_path, {"steps": steps}))
-    assert steps in {torch.load(path, weights_only=True)["step"] for path in tmp_path.glob("run/**/checkpoint.pt")}
+    # What was refused has changed nothing.
+    trainer(Asked(tmp_path, {"steps": 3}))
+    assert 3 in {torch.load(path, weights_only=True)["step"] for path in tmp_path.glob("run/**/checkpoint.pt")}
 
 
 class Line(torch.nn.Module):
@@ -353,29 +235,6 @@ def test_a_prior_that_was_trained_with_is_kept(tmp_path):
     with pytest.raises(ValueError, match="prior.safetensors says seed = 1 and you ask for 0"):
         generate_prior(tiny_llamagen.text_pipeline(), words, file, seed=0)
     assert file.read_bytes() == before
-
-
-def test_a_model_that_the_run_replaces_is_not_one_to_start_from(tmp_path):
-    from training.test_var_training import RECIPE
-
-    (tmp_path / "tokenizer" / "tokenizer").mkdir(parents=True)
-    with pytest.raises(ValueError, match="--start-from"):
-        run_transformer(RECIPE, "x", "x", tmp_path, "cpu", start_from=tmp_path / "x" / ".." / "model")
-
-
-@pytest.mark.parametrize(
-    ("train", "recipe", "pipe"),
-    [
-        (run_drafter, "emoji-llamagen", tiny_llamagen.class_pipeline),
-        (run_drafter, "emoji-llamagen", lambda: tiny_var.pipeline("text")),
-        (run_denoiser, "emoji-llamagen", tiny_llamagen.class_pipeline),
-        (run_collaborate, "emoji-var", tiny_llamagen.text_pipeline),
-        (run_collaborate, "emoji-var", lambda: tiny_var.pipeline("class")),
-    ],
-)
-def test_a_model_of_another_kind_is_refused(tmp_path, train, recipe, pipe):
-    with pytest.raises(ValueError, match="--model is [^\n]*: give a [A-Za-z]*Pipeline"):
-        train(load_recipe(recipe), pipe(), "x", "x", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,15 @@ from PIL import Image
 from pipelines.infinity import tiny as tiny_infinity
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
+from training.images import Images
 
 from arimage import AutoPipeline
-from arimage.training.data.captioned import ImageCaptions, to_unit_range
+from arimage.settings.schema import check
+from arimage.training.data.pictures import to_unit_range
 from arimage.training.loop import OptimizerSettings
-from arimage.training.recipe import load_recipe
+from arimage.training.recipe import PartRecipe
 from arimage.training.tokenizers import upscaler
 from arimage.training.tokenizers.upscaler import Discriminator, UpscalerSettings, UpscalerTask, sobel, train_upscaler
-from arimage_emoji import RECIPES
 
 
 SETTINGS = UpscalerSettings(
@@ -42,14 +43,7 @@ def squares(count, seed):
         top, left = torch.randint(1, 9, (2,), generator=generator).tolist()
         image[:, top : top + 7, left : left + 7] = torch.randint(200, (3, 1, 1), generator=generator)
         cover[:, top : top + 7, left : left + 7] = 255
-    return ImageCaptions(
-        images=images,
-        alpha=alpha,
-        captions=[["a square"]] * count,
-        names=["square"] * count,
-        bases=["base"] * count,
-        weights=torch.ones(count),
-    )
+    return Images(images, alpha)
 
 
 def task_of(pipe, settings=SETTINGS, **model):
@@ -192,41 +186,36 @@ def test_gradients_are_those_of_sobel():
 
 
 def test_the_command_trains_by_a_recipe_and_saves_the_pipeline(tmp_path, monkeypatch):
-    recipe = load_recipe("emoji-llamagen", "upscaler")
-    recipe["image_size"], recipe["upscaler"]["model"] = SIZE // 2, MODEL | {"scale": 2}
-    recipe["upscaler"]["optimizer"]["steps"] = 2
-    recipe["upscaler"]["training"] = {"batch_size": 2, "max_shift": 2}
+    parts = {"model": MODEL, "training": {"batch_size": 2, "max_shift": 2}}
+    optimizer = {"steps": 2, "learning_rate": 1e-3}
+    recipe = check(PartRecipe, {"part": "upscaler", "optimizer": optimizer, **parts}, "mine.toml")
+    splits = {"split": "train", "heldout_split": "train", "workers": 0}
     for split, seed in (("train", 0), ("heldout", 1)):
         folder = tmp_path / split
         folder.mkdir()
         for number, image in enumerate(squares(3, seed).images.permute(0, 2, 3, 1).numpy()):
             Image.fromarray(image).save(folder / f"{number}.png")
     pipe = tiny_llamagen.text_pipeline()
-    upscaler.run_upscaler(recipe, pipe, tmp_path / "train", tmp_path / "heldout", tmp_path / "run")
+    upscaler.run_upscaler(recipe, pipe, tmp_path / "train", tmp_path / "heldout", tmp_path / "run", **splits)
     loaded = AutoPipeline.from_pretrained(tmp_path / "run" / "model")
     assert loaded.image_sizes == [(SIZE, SIZE), (SIZE // 2, SIZE // 2)]
     for name, value in loaded.upscaler.state_dict().items():
         torch.testing.assert_close(value, pipe.upscaler.state_dict()[name], atol=1e-3, rtol=1e-3)
-    with pytest.raises(ValueError, match="image_size is 32 in the recipe, but the model decodes 8 pixels"):
-        upscaler.run_upscaler(recipe | {"image_size": 32}, pipe, tmp_path, tmp_path, tmp_path / "other")
     with pytest.raises(ValueError, match="InfinityPipeline takes no upscaler: give"):
-        upscaler.run_upscaler(recipe, tiny_infinity.pipeline(), tmp_path, tmp_path, tmp_path / "other")
+        upscaler.run_upscaler(recipe, tiny_infinity.pipeline(), tmp_path, tmp_path, tmp_path / "other", **splits)
 
 
 @pytest.mark.parametrize(
     ("table", "setting", "said"),
     [
-        ("model", {"channels": 0}, r"table \[upscaler.model\]: channels is 0: give a list"),
-        ("model", {"width": 8}, r"table \[upscaler.model\]: width is not a setting"),
-        ("training", {"noisy_share": 2.0}, r"table \[upscaler.training\]: noisy_share is 2.0: give at most 1"),
+        ("model", {"channels": 0}, r"table \[model\]: channels is 0: give a list"),
+        ("model", {"width": 8}, r"table \[model\]: width is not a setting"),
+        ("training", {"noisy_share": 2.0}, r"table \[training\]: noisy_share is 2.0: give at most 1"),
         ("training", {"discriminator_channels": 12}, "discriminator_channels is 12"),
     ],
 )
 def test_a_wrong_setting_of_a_recipe_is_refused(tmp_path, table, setting, said):
-    text = (RECIPES / "emoji-llamagen.toml").read_text(encoding="utf-8")
-    ((name, value),) = setting.items()
-    lines = [line for line in text.splitlines() if not line.startswith(f"{name} = ") or name != "channels"]
-    lines.insert(lines.index(f"[upscaler.{table}]") + 1, f"{name} = {value}")
-    (tmp_path / "recipe.toml").write_text("\n".join(lines), encoding="utf-8")
+    optimizer = {"steps": 2, "learning_rate": 1e-3}
+    recipe = check(PartRecipe, {"part": "upscaler", "optimizer": optimizer, table: setting}, "mine.toml")
     with pytest.raises(ValueError, match=said):
-        load_recipe(tmp_path / "recipe.toml")
+        upscaler.run_upscaler(recipe, tiny_llamagen.text_pipeline(), tmp_path, tmp_path, tmp_path / "run")

@@ -1,28 +1,25 @@
-"""Training of a denoiser for a finished pipeline: on its training images and on images it generates."""
+"""Training of a denoiser for a finished model."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import nn
 
 from ...decoding.jacobi.speculative_jacobi import normalised
 from ...models.llama_blocks import rotary_table
+from ...pipelines.base import ARPipeline
 from ...pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...settings.schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
-from ..data.captioned import ImageCaptions
-from ..loop import OptimizerSettings, fit
-from ..processes import batch_generator
-from ..resuming import of_data, of_pipeline, of_settings
-from ..saving import save_float16
-from ..tables import load_both, read_tables, settings_of
-from .drafter import check_reads_texts, examples
+from ..loop import OptimizerSettings
+from ..losses import condition_of
+from ..recipe import PartRecipe, settings_of
+from ..resuming import of_pipeline, of_settings
+from .drafter import as_llamagen
+from .parts import OVERLAP, PartTask, Sets
 
 
 @dataclass(frozen=True)
@@ -32,10 +29,9 @@ class DenoiserSettings:
     clean and at noisy positions, as published (https://arxiv.org/abs/2510.08994): images then follow the distribution
     of the fine-tuned transformer.
 
-    The images are those of the data set and, `samples_per_image` times as many, images that the pipeline generates
-    from their captions. In each image of a batch, `segments` runs of `length` tokens are noisy, each after the clean
-    tokens before it: all pure noise in a `pure_share` of them, and otherwise with levels that rise from left to right,
-    as in a window of drafts.
+    In each image of a batch, `segments` runs of `length` tokens are noisy, each after the clean tokens before it: all
+    pure noise in a `pure_share` of them, and otherwise with levels that rise from left to right, as in a window of
+    drafts. In reports all noise is pure.
     """
 
     optimizer: OptimizerSettings
@@ -44,7 +40,6 @@ class DenoiserSettings:
     length: Count = 16
     pure_share: Share = 0.5
     rank: Width = 64
-    samples_per_image: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
     fine_tune: Flag = False
     seed: Seed = 0
     __pydantic_config__ = COMPLETE
@@ -65,35 +60,27 @@ class GivenKeys:
         return torch.cat([given_keys, keys], dim=2), torch.cat([given_values, values], dim=2)
 
 
-class DenoiserTask(nn.Module):
-    def __init__(
-        self,
-        denoiser: LlamaGenDenoiser,
-        pipe: LlamaGenPipeline,
-        data: ImageCaptions,
-        heldout: ImageCaptions,
-        settings: DenoiserSettings,
-    ):
-        super().__init__()
-        self.denoiser, self.settings = denoiser, settings
-        # Not a module: what is in it is neither trained nor part of a checkpoint.
-        self.frozen = SimpleNamespace(pipe=pipe, teacher=pipe.transformer)
+class DenoiserTask(PartTask):
+    decodings = ("sjd", "sjd2")
+
+    def __init__(self, denoiser: LlamaGenDenoiser, pipe: LlamaGenPipeline, sets: Sets, settings: DenoiserSettings):
+        super().__init__(pipe, sets, settings)
+        self.denoiser, self.frozen.teacher = denoiser, pipe.transformer
+        self.about = {**of_settings(settings), **of_pipeline(pipe, "denoiser")}
         if settings.fine_tune:
             self.transformer, self.frozen.teacher = pipe.transformer, copy.deepcopy(pipe.transformer)
             self.transformer.requires_grad_(True)
-        self.train_set, self.report_sets = examples(pipe, data, heldout, settings.seed, settings.samples_per_image)
 
-    def figures(
-        self, captions: list[str], codes: torch.LongTensor, pure_share: float, generator: torch.Generator
-    ) -> dict[str, torch.Tensor]:
-        """The loss on noise of these segments, if the transformer is fine-tuned also that on clean tokens, and the
-        overlap of the distributions after noise with those after clean tokens."""
+    def figures(self, captions, tokens, generator):
+        """The loss on noise, if the transformer is fine-tuned also that on clean tokens, and the overlap of the
+        distributions after noise with those after clean tokens."""
         settings, pipe, teacher = self.settings, self.frozen.pipe, self.frozen.teacher
         transformer, sampling = pipe.transformer, pipe.sampling()
-        device, batch, count = transformer.device, len(codes), codes.shape[1]
+        device, (batch, count), codes = transformer.device, tokens.shape, tokens
+        pure_share = settings.pure_share if self.training else 1.0
         # Guided, for the rows without the condition.
-        condition = pipe.prepare(captions, guidance_scale=2.0).model.condition
-        codes, keys = codes.to(device), GivenKeys()
+        condition = pipe.prepare(**condition_of(pipe, captions), guidance_scale=2.0).model.condition
+        keys = GivenKeys()
         everywhere = torch.arange(count, device=device).expand(batch, -1)
         with torch.set_grad_enabled(settings.fine_tune and self.training):
             clean_logits = transformer.predict(codes.repeat(2, 1), cache=keys, **condition)
@@ -146,68 +133,19 @@ class DenoiserTask(nn.Module):
         target = target.gather(1, (positions + 1)[..., None].expand(-1, -1, target.shape[-1]))
         drafted = sampling.probabilities(logits.detach(), positions + 1)
         overlap = torch.minimum(target, drafted).sum(-1).mean()
-        return {"loss": cross_entropy(logits, target) + clean, "overlap": overlap}
-
-    def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        settings, (captions, codes) = self.settings, self.train_set
-        generator = batch_generator(settings.seed, step)
-        index = torch.randint(len(codes), (settings.batch_size,), generator=generator)
-        chosen = [captions[i] for i in index.tolist()]
-        figures = self.figures(chosen, codes[index], settings.pure_share, generator)
-        return figures["loss"], {name: value.detach() for name, value in figures.items()}
-
-    def report(self, step: int, out: Path) -> dict[str, float]:
-        """Loss and overlap where all noise is pure, on held-out images and on images that the pipeline generates from
-        other seeds."""
-        report = {}
-        for name, (captions, codes) in self.report_sets.items():
-            figures = self.figures(captions, codes, 1.0, torch.Generator().manual_seed(0))
-            report |= {f"{name} {figure}": float(value) for figure, value in figures.items()}
-        return report
+        return {"loss": cross_entropy(logits, target) + clean, OVERLAP: overlap}
 
 
-def train_denoiser(
-    pipe: LlamaGenPipeline,
-    data: ImageCaptions,
-    heldout: ImageCaptions,
-    settings: DenoiserSettings,
-    out: str | Path,
-    on_report: Callable[[LlamaGenPipeline], None] | None = None,
-) -> LlamaGenPipeline:
-    """Train a `LlamaGenDenoiser` for the text-conditional `pipe`, and its transformer if the settings say so; returns
-    `pipe` with the averaged weights, those of the denoiser as its component `denoiser`.
-
-    `out` keeps checkpoint, log and curve; a second call with the same settings and data resumes the run.
-    """
-    torch.manual_seed(settings.seed)
-    pipe.transformer.requires_grad_(False)
-    about = {
-        **of_settings(settings),
-        **of_pipeline(pipe, "denoiser"),
-        "data": of_data(data),
-        "heldout": of_data(heldout),
-    }
-    denoiser = LlamaGenDenoiser.for_transformer(pipe.transformer, pipe.vq.config.codebook_dim, settings.rank)
-    denoiser = denoiser.to(pipe.device).type(pipe.transformer.dtype)
-    task = DenoiserTask(denoiser, pipe, data, heldout, settings)
-    pipe.register_modules(denoiser=denoiser)
-    hook = None if on_report is None else lambda: on_report(pipe)
-    fit(task, settings.optimizer, out, on_report=hook, about=about, seed=settings.seed)
-    return pipe
-
-
-def run_denoiser(
-    recipe: dict, pipe: LlamaGenPipeline, train: str | Path, heldout: str | Path, out: str | Path
-) -> LlamaGenPipeline:
-    """Train a denoiser for `pipe` by a recipe. The pipeline with it is saved in `out`/model, in float16.
+def begin_denoiser(recipe: PartRecipe, pipe: ARPipeline, sets: Sets, out: Path) -> DenoiserTask:
+    """A `LlamaGenDenoiser` to train, as the component `denoiser` of `pipe`; its transformer is trained too if the
+    settings say so.
 
     Raises:
-        ValueError: if `pipe` is not a LlamaGen pipeline that reads texts.
+        ValueError: if `pipe` is not a LlamaGen pipeline, or a setting is wrong.
     """
-    check_reads_texts(pipe)
-    tables, out = read_tables(recipe), Path(out)
-    settings = settings_of(DenoiserSettings, tables.table("denoiser"), "denoiser")
-    data, heldout_data = load_both(tables, "transformer", train, heldout)
-    pipe = train_denoiser(pipe, data, heldout_data, settings, out / "denoiser")
-    save_float16(pipe, out / "model")
-    return pipe
+    pipe, settings = as_llamagen(pipe), settings_of(DenoiserSettings, recipe)
+    denoiser = LlamaGenDenoiser.for_transformer(pipe.transformer, pipe.vq.config.codebook_dim, settings.rank)
+    denoiser = denoiser.to(pipe.device).type(pipe.transformer.dtype)
+    task = DenoiserTask(denoiser, pipe, sets, settings)
+    pipe.register_modules(denoiser=denoiser)
+    return task

@@ -1,7 +1,6 @@
-"""Training of a model of neighbours for a finished pipeline, on the tokens of images."""
+"""Training of a model of neighbours for a finished pipeline, on the tokens of a cache."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +9,11 @@ from ...decoding import Layout
 from ...models.neighbours import NeighbourModel
 from ...pipelines.base import ARPipeline
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
-from ..data.captioned import to_unit_range
-from ..pixels import PixelSource, open_pixels
 from ..saving import save_float16
+from ..tokens.cache import TokenCache
+from ..tokens.heldout import reported
+from ..tokens.recipe import check_fits
+from .drafter import as_llamagen
 
 
 # More than are needed to fit what neighbours say about each other.
@@ -60,26 +61,18 @@ def fit_neighbours(
     return model.requires_grad_(False).eval()
 
 
-@torch.no_grad()
-def _encode(pipe: LlamaGenPipeline, source: PixelSource) -> torch.LongTensor:
-    """Tokens [M, h, w] of at most `IMAGES` images, evenly spaced in the data set."""
-    images, batches = range(0, len(source), -(-len(source) // IMAGES)), []
-    for start in range(0, len(images), 64):
-        pixels, _ = source.read(images[start : start + 64])
-        batches.append(pipe.encode_image(to_unit_range(pixels).to(pipe.device)))
-    return torch.cat(batches)
-
-
-def run_neighbours(pipe: ARPipeline, data: str, out: Path, **options: Any) -> LlamaGenPipeline:
-    """Fit a model of neighbours to the tokens of images. The pipeline with it is saved in `out`/model, in float16.
-    `options` are those of `open_pixels`.
+def run_neighbours(pipe: ARPipeline, tokens: Path, out: Path) -> LlamaGenPipeline:
+    """Fit a model of neighbours to the tokens of a cache, see `TokenCache`. The pipeline with it is saved in
+    `out`/model, in float16.
 
     Raises:
-        ValueError: if `pipe` is not a LlamaGen pipeline, or the data set has no images.
+        ValueError: if `pipe` is not a LlamaGen pipeline, or the tokens are not of its image tokenizer.
     """
-    if not isinstance(pipe, LlamaGenPipeline):
-        raise ValueError(f"--model is one in a {type(pipe).__name__}: give a LlamaGenPipeline")
-    tokens = _encode(pipe, open_pixels(data, pipe.decoded_size[0], workers=0, **options))
-    pipe.register_modules(neighbours=fit_neighbours(tokens, pipe.transformer.config.vocab_size))
+    pipe, cache = as_llamagen(pipe), TokenCache(tokens)
+    check_fits(pipe, cache, "--model has another one")
+    numbers = reported(cache, IMAGES).tolist()
+    found, _ = cache.read(numbers, [0] * len(numbers))
+    grids = found.unflatten(1, (pipe.transformer.config.grid_size,) * 2).to(pipe.device)
+    pipe.register_modules(neighbours=fit_neighbours(grids, pipe.transformer.config.vocab_size))
     save_float16(pipe, out / "model")
     return pipe

@@ -19,7 +19,7 @@ from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
 from ...settings.schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
 from ..cards import write_adapter_card
-from ..data.captioned import save_grid, to_unit_range
+from ..data.pictures import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
 from ..losses import condition_of, losses_of
 from ..processes import batch_generator

@@ -14,8 +14,8 @@ from PIL import Image, ImageOps
 
 from ...media.files import open_image, to_rgb
 from ...media.folders import IMAGE_SUFFIXES, list_files, say_left_out
-from ..data.captioned import to_unit_range
 from ..data.folder import METADATA, captions_of
+from ..data.pictures import to_unit_range
 from ..data.row import caption_of, content_of
 from ..data.shards import encoded
 

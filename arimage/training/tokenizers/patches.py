@@ -8,7 +8,7 @@ import torch
 from ...eval.runs.files import to_lines, write_whole
 from ...settings.schema import COMPLETE, Items, Seed, Share
 from ...tokenizers.vq_patches import PatchVQModel
-from ..data.captioned import Pixels, to_unit_range
+from ..data.pictures import Pixels, to_unit_range
 from ..resuming import alone_in
 from ..saving import replace_folder
 from .quantisers import kmeans

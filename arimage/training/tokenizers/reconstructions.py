@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..data.captioned import Pixels, save_grid, to_unit_range
+from ..data.pictures import Pixels, save_grid, to_unit_range
 
 
 # The squared error of 60 dB: an image that is reproduced exactly counts as that.

@@ -17,12 +17,12 @@ from ...settings.schema import COMPLETE, Batch, Decay, Number, Rows, Seed, Share
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ...tokenizers.vq_patches import PatchVQModel
 from ...tokenizers.vq_var import VARVQModel
-from ..clips import frames_of
-from ..data.captioned import ImageCaptions, Pixels, to_unit_range
+from ..data.pictures import Pixels, to_unit_range
 from ..loop import OptimizerSettings, fit
+from ..pixels import open_both
+from ..recipe import TokenizerRecipe, new_model, settings_of
 from ..resuming import digest, of_settings
 from ..saving import replace_folder
-from ..tables import Recipe, load_clips, load_pixels, new_model, read_tables, settings_of, with_scenes
 from .patches import PatchSettings, train_patches
 from .quantisers import ResidualQuantiser, SphericalQuantiser
 from .reconstructions import report_reconstructions
@@ -246,26 +246,22 @@ def _check_size(model: LlamaGenVQModel | VARVQModel | PatchVQModel, size: int) -
         )
 
 
-def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel | PatchVQModel:
+def new_tokenizer(recipe: TokenizerRecipe) -> LlamaGenVQModel | VARVQModel | PatchVQModel:
     """The tokenizer of a recipe, without memory for its weights.
 
     Raises:
         ValueError: if its settings do not fit each other.
     """
-    table = recipe.table("tokenizer")
-    if table.kind == PatchVQModel.__name__:
-        settings_of(PatchSettings, table, "tokenizer")
-        patches = new_model(PatchVQModel, table.model, "tokenizer.model")
-        _check_size(patches, recipe.image_size)
-        return patches
-    settings = settings_of(TokenizerSettings, table, "tokenizer")
+    model = new_model(TOKENIZERS[recipe.tokenizer], recipe.model, "model")
+    _check_size(model, recipe.image_size)
+    settings = _settings_of(recipe)
+    if isinstance(settings, PatchSettings):
+        return model
     if settings.codebook_start >= settings.optimizer.steps:
         raise ValueError(
-            f"table [tokenizer.training]: codebook_start is {settings.codebook_start}: give less than the "
+            f"table [training]: codebook_start is {settings.codebook_start}: give less than the "
             f"{settings.optimizer.steps} steps of the training"
         )
-    model = new_model(NETWORKS[table.kind], table.model, "tokenizer.model")
-    _check_size(model, recipe.image_size)
     # K-means of each scale starts a share of the codes.
     sides = model.config.scales if isinstance(model, VARVQModel) else [recipe.image_size // model.scale_factor]
     images = settings.batch_size * settings.kmeans_batches
@@ -279,32 +275,29 @@ def new_tokenizer(recipe: Recipe) -> LlamaGenVQModel | VARVQModel | PatchVQModel
     return model
 
 
-def run_tokenizer(
-    recipe: dict,
-    train: str | Path,
-    heldout: str | Path,
-    out: str | Path,
-    device: str,
-    **options: Any,
+def _settings_of(recipe: TokenizerRecipe) -> TokenizerSettings | PatchSettings:
+    return settings_of(PatchSettings if recipe.tokenizer == PatchVQModel.__name__ else TokenizerSettings, recipe)
+
+
+def fit_tokenizer(
+    recipe: TokenizerRecipe, data: Pixels, heldout: Pixels, out: Path, device: str
 ) -> LlamaGenVQModel | VARVQModel | PatchVQModel:
-    """Train the tokenizer of `recipe` on `train`, and save it in `out`/tokenizer/tokenizer. `train`, `heldout` and
-    `options` are those of `load_pixels`.
+    """Train the tokenizer of a recipe on images, and save it in `out`/tokenizer/tokenizer."""
+    settings = _settings_of(recipe)
+    parts = recipe.model, data, heldout, settings, out / "tokenizer", device
+    if isinstance(settings, PatchSettings):
+        return train_patches(*parts)
+    return train_tokenizer(*parts, model_class=NETWORKS[recipe.tokenizer], start_from=recipe.start_from)
+
+
+def run_tokenizer(
+    recipe: TokenizerRecipe, train: str, heldout: str, out: Path, device: str, **options: Any
+) -> LlamaGenVQModel | VARVQModel | PatchVQModel:
+    """Train the tokenizer of a recipe on data sets, see `open_both`, and save it in `out`/tokenizer/tokenizer.
 
     Raises:
         ValueError: if a setting or the data do not fit.
     """
-    tables = read_tables(recipe)
-    new_tokenizer(tables)
-    table = tables.table("tokenizer")
-    patches = table.kind == PatchVQModel.__name__
-    settings = settings_of(PatchSettings if patches else TokenizerSettings, table, "tokenizer")
-    if tables.clips is not None:
-        data, heldout_data = map(frames_of, load_clips(tables, "tokenizer", train, heldout))
-    else:
-        data, heldout_data = load_pixels(tables, "tokenizer", train, heldout, seed=settings.seed, **options)
-        if isinstance(data, ImageCaptions):
-            data = with_scenes(tables, "tokenizer", data)
-    parts = table.model, data, heldout_data, settings, Path(out) / "tokenizer", device
-    if patches:
-        return train_patches(*parts)
-    return train_tokenizer(*parts, model_class=NETWORKS[table.kind], start_from=table.start_from)
+    new_tokenizer(recipe)
+    data = open_both(train, heldout, recipe.image_size, seed=_settings_of(recipe).seed, **options)
+    return fit_tokenizer(recipe, *data, out, device)

@@ -19,12 +19,13 @@ from ...settings.schema import COMPLETE, Batch, Number, Rows, Seed, Share
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ...tokenizers.vq_var import VARVQModel
-from ..data.captioned import Pixels, save_grid, to_unit_range
+from ..data.pictures import Pixels, save_grid, to_unit_range
 from ..loop import OptimizerSettings, fit
+from ..pixels import open_both
 from ..processes import batch_generator
+from ..recipe import PartRecipe, new_model, settings_of
 from ..resuming import digest, of_settings
 from ..saving import save_float16
-from ..tables import Recipe, load_pixels, new_model, read_tables, settings_of
 
 
 NEIGHBOURS = 8
@@ -227,45 +228,27 @@ def train_upscaler(
     return pipe
 
 
-def new_upscaler(recipe: Recipe) -> tuple[ImageUpscaler, UpscalerSettings]:
-    """The upscaler of a recipe, without memory for its weights, and how it is trained.
-
-    Raises:
-        ValueError: if a setting is wrong.
-    """
-    table = recipe.table("upscaler")
-    return new_model(ImageUpscaler, table.model, "upscaler.model"), settings_of(UpscalerSettings, table, "upscaler")
-
-
 def run_upscaler(
-    recipe: dict,
-    pipe: UpscalingPipeline,
-    train: str | Path,
-    heldout: str | Path,
-    out: str | Path,
-    **options: Any,
+    recipe: PartRecipe, pipe: UpscalingPipeline, train: str, heldout: str, out: Path, **options: Any
 ) -> UpscalingPipeline:
-    """Train an upscaler for the image tokenizer of `pipe` by a recipe. The pipeline with it is saved in `out`/model,
-    in float16, at every report. `train`, `heldout` and `options` are those of `load_pixels`.
+    """Train an upscaler for the image tokenizer of `pipe` by a recipe, on data sets, see `open_both`. The pipeline
+    with it is saved in `out`/model, in float16, at every report.
 
     Raises:
-        ValueError: if the pipeline takes no upscaler, or decodes images of another size.
+        ValueError: if a setting is wrong, the pipeline takes no upscaler, or its images are no squares.
     """
-    tables, out = read_tables(recipe), Path(out)
     if "upscaler" not in pipe._optional_components:
         raise ValueError(f"{type(pipe).__name__} takes no upscaler: give a LlamaGen, ARPG, VAR or latent Llama model")
-    if pipe.decoded_size != (tables.image_size,) * 2:
+    upscaler, settings = new_model(ImageUpscaler, recipe.model, "model"), settings_of(UpscalerSettings, recipe)
+    size, *others = pipe.decoded_size
+    if others != [size]:
         raise ValueError(
-            f"image_size is {tables.image_size} in the recipe, but the model decodes {pipe.decoded_size[0]} pixels: "
-            "give the recipe of this model"
+            f"the model decodes {others[0]} x {size} pixels, and upscalers learn squares: give another one"
         )
-    upscaler, settings = new_upscaler(tables)
-    scale = upscaler.config.scale
-    data, heldout_data = load_pixels(tables, "upscaler", train, heldout, scale, seed=settings.seed, **options)
+    data = open_both(train, heldout, size * upscaler.config.scale, seed=settings.seed, **options)
 
     def save(pipe: UpscalingPipeline) -> None:
         save_float16(pipe, out / "model")
 
-    config = tables.table("upscaler").model
-    save(train_upscaler(pipe, config, data, heldout_data, settings, out / "upscaler", on_report=save))
+    save(train_upscaler(pipe, recipe.model, *data, settings, out / "upscaler", on_report=save))
     return pipe

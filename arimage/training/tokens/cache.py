@@ -29,7 +29,7 @@ from ...media.texts import parse_json
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...settings.schema import COMPLETE, Caption, Count, Flag, Items, Number, Pixels, Rows, Text, check
-from ..data.captioned import to_unit_range
+from ..data.pictures import to_unit_range
 from ..data.row import SEPARATOR, Source
 from ..losses import Losses, losses_of
 from ..processes import first_of_machine

@@ -3,7 +3,6 @@
 import inspect
 import math
 import reprlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -18,77 +17,36 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...auto import AutoPipeline
 from ...families import PIPELINES
-from ...media.texts import read_text
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...pipelines.kinds.class_or_text import ClassOrTextPipeline
-from ...settings.installed import installed_files, not_installed
-from ...settings.schema import Text, check
+from ...settings.schema import check
 from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import reads_text
-from ..tables import GenerationTable, Table, TextEncoderTable, is_token_recipe, new_model
-from ..texts.captions import new_text_encoder, train_text_tokenizer
+from ..recipe import TokenRecipe, load_recipe, new_model
 from .cache import Index, TokenCache, image_tokenizer_of, norms_of
 from .encoders import load_encoder
 from .heldout import Part, apart, hold_out
 from .task import TokenSettings, TokenTask
+from .text import new_text_encoder, train_text_tokenizer
 
 
-RECIPES = Path(__file__).parent / "recipes"
 # The argument of a transformer that says how many tokens of a text it reads.
 READ = "num_condition_tokens"
 # What the arguments of a transformer have in common with those of the model whose image tokenizer made the tokens.
 OF_TOKENS = ("vocab_size", "grid_size", "scales", "codebook_dim", "token_dim", "patch_size")
 
 
-class TokenRecipe(Table):
-    """A recipe.
-
-    Attributes:
-        pipeline: the name of the pipeline's class.
-        model: the arguments of its transformer, without those that follow from the tokens and their captions.
-        text_encoder: a text encoder that is trained too: its shape, or the trained model that it is taken from. With a
-            trained model to start from, that model's is trained further. None: that of the model of the tokens as it
-            is.
-        optimizer: how it is trained.
-        training: the fields of `TokenSettings` other than the optimizer.
-        generation: the defaults of the trained pipeline.
-    """
-
-    pipeline: Text
-    model: dict[str, Any] = {}
-    text_encoder: TextEncoderTable | None = None
-    optimizer: OptimizerSettings
-    training: dict[str, Any] = {}
-    generation: GenerationTable | None = None
-
-
-def token_recipes() -> dict[str, Path]:
-    """The recipes of this package and of installed models, by their names."""
-    installed = [path for path in installed_files("recipes", "*.toml") if is_token_recipe(path)]
-    return {path.stem: path for path in [*sorted(RECIPES.glob("*.toml")), *installed]}
-
-
-def load_token_recipe(name_or_path: str) -> TokenRecipe:
-    """A recipe of `token_recipes` by its name, or of a TOML file.
+def load_token_recipe(name_or_path: str | Path) -> TokenRecipe:
+    """A recipe for `arimage train model` by its name, or of a TOML file.
 
     Raises:
         ValueError: if there is none, or a setting is wrong.
     """
-    path = token_recipes().get(name_or_path, Path(name_or_path))
-    if not path.is_file():
-        raise ValueError(
-            not_installed(name_or_path)
-            or f"unknown recipe {name_or_path}: give a TOML file or one of {', '.join(token_recipes())}"
-        )
-    try:
-        content = tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML ({error}): correct the recipe") from error
-    recipe = check(TokenRecipe, content, path)
+    recipe = load_recipe(name_or_path, TokenRecipe)
     if recipe.pipeline not in PIPELINES:
-        raise ValueError(f"{path}: pipeline is {recipe.pipeline!r}: give one of {', '.join(PIPELINES)}")
+        raise ValueError(f"{name_or_path}: pipeline is {recipe.pipeline!r}: give one of {', '.join(PIPELINES)}")
     return recipe
 
 
@@ -268,13 +226,10 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
             videos that are not like those of the cache; if another image tokenizer made the tokens; or if an adapter
             would need other classes.
     """
-    _check_kind(type(pipe), cache)
     if isinstance(pipe, CosmosPipeline):
+        _check_kind(type(pipe), cache)
         _check_clips(pipe, cache)
-    if (pipe.num_classes is not None) != cache.index.labelled:
-        has, needs = ("classes", "captions") if cache.index.labelled else ("captions", "classes")
-        raise ValueError(f"the tokens have {has}, and the model to start from needs {needs}: give another one")
-    _check_tokenizer(pipe, cache, "the model to start from has another one")
+    check_fits(pipe, cache, "the model to start from has another one")
     if not cache.index.labelled:
         return pipe
     names, own, count, parts = cache.index.classes, pipe.class_names, cache.index.num_classes, dict(pipe.components)
@@ -313,6 +268,16 @@ def _with_embeddings(transformer: ModelMixin, count: int, same: dict[int, int]) 
         for new, old in same.items():
             weight[new] = theirs[key][old]
     return changed
+
+
+def check_fits(pipe: ARPipeline, cache: TokenCache, what: str) -> None:
+    """Refuse a pipeline whose image tokenizer did not make the tokens of a cache (`what` says it), or which generates
+    from text where they have classes, or the other way round."""
+    _check_kind(type(pipe), cache)
+    if (pipe.num_classes is not None) != cache.index.labelled:
+        has, needs = ("classes", "captions") if cache.index.labelled else ("captions", "classes")
+        raise ValueError(f"the tokens have {has}, and the model needs {needs}: give another one")
+    _check_tokenizer(pipe, cache, what)
 
 
 def _check_tokenizer(pipe: ARPipeline, cache: TokenCache, what: str) -> None:
@@ -356,6 +321,27 @@ def trained_pipeline(
     return new_pipeline(recipe, cache, of_tokens, text=text, fresh=fresh)
 
 
+def open_sets(
+    tokens: Path, heldout: Sequence[Path]
+) -> tuple[TokenCache, TokenCache | Part, Mapping[str, TokenCache | Part]]:
+    """The cache in the folder `tokens`, its images to train on, and those that are held out by the names of their
+    sets: those in the folders `heldout`, by default some of the cache, see `hold_out`.
+
+    Raises:
+        ValueError: if held-out tokens are not like the others, or two sets are called alike.
+    """
+    cache = TokenCache(tokens)
+    if not heldout:
+        trained, some = hold_out(cache)
+        return cache, trained, {} if some is None else {"": some}
+    caches = {folder.resolve().name: TokenCache(folder) for folder in heldout}
+    if len(caches) < len(heldout):
+        raise ValueError("--heldout names two folders that are called alike: rename one")
+    for one in caches.values():
+        check_heldout(cache, one)
+    return cache, apart(cache, list(caches.values())), caches
+
+
 def begin_training(
     recipe: TokenRecipe,
     settings: TokenSettings,
@@ -378,18 +364,7 @@ def begin_training(
     Raises:
         ValueError: if the parts do not fit.
     """
-    cache = TokenCache(tokens)
-    held: Mapping[str, TokenCache | Part]
-    if not heldout:
-        trained, some = hold_out(cache)
-        held = {} if some is None else {"": some}
-    else:
-        caches = {folder.resolve().name: TokenCache(folder) for folder in heldout}
-        if len(caches) < len(heldout):
-            raise ValueError("--heldout names two folders that are called alike: rename one")
-        for one in caches.values():
-            check_heldout(cache, one)
-        trained, held = apart(cache, list(caches.values())), caches
+    cache, trained, held = open_sets(tokens, heldout)
     torch.manual_seed(settings.seed)
     pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer)
     if isinstance(pipe, CosmosPipeline):

@@ -18,17 +18,17 @@ from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...settings.schema import COMPLETE, Batch, Count, Number, Positive, Seed, Share, Text, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
 from ..cards import data_name, from_base
-from ..data.captioned import save_grid
+from ..data.pictures import save_grid
 from ..loop import OptimizerSettings, fit
 from ..losses import condition_of, losses_of, reads_text
 from ..orders import Orders
 from ..processes import batch_generator, processes
 from ..resuming import digest, of_settings
 from ..saving import save_float16
-from ..texts.captions import CaptionLength, TextVocabulary
 from .batches import TokenBatch, TokenBatches
 from .cache import TokenCache
 from .heldout import HELD_OUT, Part, reported
+from .text import CaptionLength, TextVocabulary
 
 
 HELD_OUT_LOSS, TRAINED_LOSS = "held-out loss", "loss of trained images"

@@ -14,18 +14,16 @@ from PIL import Image
 from arimage import AutoPipeline
 from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from arimage.training import loop
-from arimage.training.clips import frames_of
-from arimage.training.data.captioned import load_captioned_images
-from arimage.training.recipe import load_recipe, run_transformer
-from arimage.training.tokenizers.tokenizer import run_tokenizer
 from arimage_emoji.data.animation import ClipSettings, animate, is_held_out, known_clips, make_clips, poses
 from arimage_emoji.metrics.motions import CAST, COMBINATIONS, motions_in
+from arimage_emoji.training.captioned import load_captioned_images
+from arimage_emoji.training.clips import frames_of
+from arimage_emoji.training.recipe import load_recipe, run_tokenizer, run_transformer
 
 
 SIZE = 16
 NAMES = {"red heart": (220, 30, 30), "pizza": (240, 180, 40), "frog": (20, 160, 60)}
 RECIPE = {
-    "examples": "arimage_emoji.data.examples",
     "image_size": SIZE,
     "clips": {"frames": 4, "grounds": 20, "heldout_stride": 2},
     "tokenizer": {
@@ -236,7 +234,7 @@ def test_the_loss_of_a_few_clips_falls_and_greedy_decoding_repeats_them(block_to
     """What training predicts is what the pipeline decodes."""
     from arimage.tokenizers.vq_frames import FramewiseVQModel
     from arimage.training.loop import OptimizerSettings
-    from arimage.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
+    from arimage_emoji.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
 
     out, _ = trained
     clips = make_clips(load_captioned_images(path, SIZE), ClipSettings(frames=4, grounds=0))

@@ -16,13 +16,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from arimage.training import loop
-from arimage.training.data.captioned import load_captioned_images
 from arimage.training.loop import OptimizerSettings, fit
 from arimage_emoji.data import classifier as module
 from arimage_emoji.data.classifier import ClassifierSettings, ClassifierTask, run_classifier
 from arimage_emoji.metrics.classifier_emoji import EmojiClassifier
 from arimage_emoji.metrics.emoji_kid import EmojiExtractor
 from arimage_emoji.metrics.reference import read_gallery, reference_features
+from arimage_emoji.training.captioned import load_captioned_images
 
 
 SIZE = 32

@@ -17,10 +17,10 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.cli import main as cli
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions
-from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.commands import app
 from arimage_emoji.data import measure
 from arimage_emoji.data.measure import MEASURED, SETTINGS, Gallery, Measurement, list_captions
+from arimage_emoji.training.captioned import ImageCaptions
 
 
 KNOWN = KnownCaptions(

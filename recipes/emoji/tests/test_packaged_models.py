@@ -9,9 +9,10 @@ import torch
 from emoji_quality import caption_retrieval, patch_kmeans_reconstructions, psnr
 
 from arimage import AutoPipeline
-from arimage.training.data.captioned import load_captioned_images, to_unit_range
-from arimage.training.recipe import load_recipe
+from arimage.training.data.pictures import to_unit_range
 from arimage_emoji import MODELS
+from arimage_emoji.training.captioned import load_captioned_images
+from arimage_emoji.training.recipe import load_recipe
 
 
 @pytest.fixture(scope="module", params=["emoji-llamagen", "emoji-var", "emoji-arpg"])

@@ -13,12 +13,17 @@ from PIL import Image
 from transformers import T5Config, T5EncoderModel
 
 from arimage import AutoPipeline, LlamaGenVQModel
-from arimage.cli import main as cli
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
-from arimage.training import loop, recipe
-from arimage.training.tables import load_data, read_tables, with_scenes
+from arimage.training import loop
+from arimage.training.data.row import SEPARATOR
+from arimage.training.pixels import open_pixels
 from arimage.training.tokenizers import tokenizer
+from arimage.training.tokens.sources import open_source
+from arimage_emoji import commands
+from arimage_emoji.training import recipe
+from arimage_emoji.training.captioned import write_pictures
+from arimage_emoji.training.tables import load_data, read_tables, with_scenes
 
 
 NAME = "emoji-llamagen"
@@ -102,9 +107,9 @@ def test_one_command_trains_a_model_that_generates(tiny, data, tmp_path, monkeyp
     out = tmp_path / "run"
     options = {"--recipe": NAME, "--data": data, "--heldout": data, "--out": out, "--device": "cpu"}
     words = [str(word) for pair in options.items() for word in pair]
-    monkeypatch.setattr(sys, "argv", ["arimage", "train", "all", *words])
+    monkeypatch.setattr(sys, "argv", ["arimage-emoji", "train", "all", *words])
     try:
-        cli.main()
+        commands.run()
     except SystemExit as end:
         assert not end.code
     pipe = AutoPipeline.from_pretrained(out / "model", dtype=torch.float32)
@@ -125,27 +130,12 @@ def test_images_come_first_and_keep_their_keywords(tiny, data):
     assert "tomato word" in whole.captions[0]
 
 
-def test_images_of_a_folder_stay_alone(tiny, tmp_path, monkeypatch):
-    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
-    seen = []
-    monkeypatch.setattr(
-        tokenizer, "train_tokenizer", lambda model, *sets, **more: seen.append([len(one) for one in sets[:2]])
-    )
-    tokenizer.run_tokenizer(tiny, tmp_path, tmp_path, tmp_path / "run", "cpu")
-    assert seen == [[1, 1]]
-
-
-def test_a_part_of_a_file_that_is_read_as_a_whole_is_refused(tiny, data, tmp_path):
-    with pytest.raises(ValueError, match=r"discs.parquet is read as a whole, and its split is train\[:2\]: leave"):
-        tokenizer.run_tokenizer(tiny, data, data, tmp_path, "cpu", heldout_split="train[:2]")
-
-
 def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         tokenizer, "train_tokenizer", lambda model, *sets, **more: seen.append([len(one) for one in sets[:2]])
     )
-    tokenizer.run_tokenizer(tiny, data, data, tmp_path, "cpu")
+    recipe.run_tokenizer(tiny, data, data, tmp_path, "cpu")
     assert seen[0][0] > 40 and seen[0][1] == 4
 
 
@@ -153,3 +143,15 @@ def test_unknown_settings_of_scenes_are_refused(tiny):
     tiny["transformer"]["scenes"]["nonesuch"] = 1
     with pytest.raises(ValueError, match="^the recipe: transformer.scenes.nonesuch is not a setting: "):
         read_tables(tiny)
+
+
+def test_pictures_become_an_ordinary_data_set(tiny, data, tmp_path):
+    found = with_scenes(read_tables(tiny), "transformer", load_data(read_tables(tiny), "transformer", data))
+    write_pictures(found, tmp_path / "pictures.parquet")
+    source = open_source(str(tmp_path / "pictures.parquet"), caption="captions")
+    rows = list(source.read())
+    assert [text.split(SEPARATOR) for _, _, text in rows] == found.captions
+    images, alpha = open_pixels(tmp_path / "pictures.parquet", found.size, workers=0).read(range(len(found)))
+    assert torch.equal(alpha, found.alpha)
+    # Where little of a picture covers white, 8 bits do not hold its colour.
+    assert (images.int() - found.images.int()).abs().max() <= 1

@@ -8,14 +8,14 @@ import torch
 
 from arimage.eval.runs.prompts import read_prompts
 from arimage.pipelines.text.known import as_words
-from arimage.training.data.captioned import ImageCaptions
-from arimage.training.texts.drawing import NUMBERS, with_article
 from arimage_emoji import EMOJI_CHECKS
 from arimage_emoji.data.scenes import GROUNDS, HeldOut, SceneSettings, arrange, make_scenes, on_ground
 from arimage_emoji.data.wording import captions_of, is_countable, noun_of, plural, rare_keywords
 from arimage_emoji.metrics.colours import COLOURS, colour_shares
 from arimage_emoji.metrics.composition import connected_parts, foreground
 from arimage_emoji.metrics.reference import read_gallery
+from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.drawing import NUMBERS, with_article
 
 
 SIDE = 64

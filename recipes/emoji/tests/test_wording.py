@@ -1,10 +1,10 @@
 from arimage.eval.runs.prompts import read_prompts
 from arimage.pipelines.text.known import as_words, fits, parse_pattern
-from arimage.training.texts.drawing import ADJECTIVES, FRAMES
 from arimage_emoji import EMOJI_CHECKS
 from arimage_emoji.data.scenes import HeldOut
 from arimage_emoji.data.wording import captions_of, written_captions
 from arimage_emoji.metrics.reference import read_gallery
+from arimage_emoji.training.drawing import ADJECTIVES, FRAMES
 
 
 def test_written_captions_are_of_pictures_that_exist():

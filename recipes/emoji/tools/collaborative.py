@@ -13,8 +13,8 @@ from emoji_quality import caption_retrieval
 from arimage import AutoPipeline, CollaborativeDecoding, NextScaleDecoding
 from arimage.eval.bench.judge import judge
 from arimage.eval.bench.memory import peak_memory, reset_peak_memory
-from arimage.training.data.captioned import load_captioned_images
-from arimage.training.recipe import load_recipe
+from arimage_emoji.training.captioned import load_captioned_images
+from arimage_emoji.training.recipe import load_recipe
 
 
 def main() -> None:

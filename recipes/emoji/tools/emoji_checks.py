@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 
 from arimage.eval.runs.prompts import read_prompts
-from arimage.training.data.captioned import ImageCaptions, load_captioned_images
-from arimage.training.texts.drawing import NUMBERS, with_article
 from arimage_emoji import EMOJI_CHECKS
 from arimage_emoji.data.scenes import NOTHING, SceneSettings, arrange, countable, make_scenes, one_coloured
 from arimage_emoji.data.wording import noun_of, plural
 from arimage_emoji.metrics.colours import COLOURS, recolour
 from arimage_emoji.metrics.composition import Judge, check_image
 from arimage_emoji.metrics.reference import read_gallery
+from arimage_emoji.training.captioned import ImageCaptions, load_captioned_images
+from arimage_emoji.training.drawing import NUMBERS, with_article
 
 
 SIZES = {"known": 400, "colours": 100, "counts": 60, "pairs": 60}

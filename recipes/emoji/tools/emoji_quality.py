@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from arimage.pipelines.base import ARImagePipeline
-from arimage.training.data.captioned import ImageCaptions
 from arimage_emoji.metrics.retrieval import retrieval_hits
+from arimage_emoji.training.captioned import ImageCaptions
 
 
 def caption_retrieval(

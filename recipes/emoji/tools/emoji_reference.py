@@ -11,9 +11,10 @@ from emoji_quality import caption_retrieval, retrieval_accuracy
 from PIL import Image, ImageFilter
 
 from arimage import AutoPipeline
-from arimage.training.data.captioned import ImageCaptions, load_captioned_images, to_unit_range
+from arimage.training.data.pictures import to_unit_range
 from arimage_emoji.metrics.emoji_kid import EmojiExtractor, emoji_kernel_distance
 from arimage_emoji.metrics.reference import read_gallery, reference_features
+from arimage_emoji.training.captioned import ImageCaptions, load_captioned_images
 
 
 def pictures(images: torch.Tensor) -> list[Image.Image]:

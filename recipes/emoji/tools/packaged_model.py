@@ -10,8 +10,9 @@ import torch
 from emoji_quality import caption_retrieval, patch_kmeans_reconstructions, psnr
 
 from arimage import AutoPipeline
-from arimage.training.data.captioned import load_captioned_images, to_unit_range
-from arimage.training.recipe import load_recipe
+from arimage.training.data.pictures import to_unit_range
+from arimage_emoji.training.captioned import load_captioned_images
+from arimage_emoji.training.recipe import load_recipe
 
 
 @torch.no_grad()

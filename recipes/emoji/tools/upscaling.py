@@ -17,11 +17,11 @@ from arimage.eval.metrics.standard_errors import Estimate, estimate_text, mean_e
 from arimage.eval.runs.prompts import prompt_file, read_prompts
 from arimage.pipelines.kinds.upscaling import UpscalingPipeline
 from arimage.tokenizers.upscaler import ImageUpscaler
-from arimage.training.data.captioned import load_captioned_images
 from arimage_emoji.metrics.classifier_emoji import EmojiClassifier
 from arimage_emoji.metrics.emoji_kid import EmojiExtractor, emoji_kernel_distance
 from arimage_emoji.metrics.reference import read_gallery
 from arimage_emoji.metrics.retrieval import retrieval_hits
+from arimage_emoji.training.captioned import load_captioned_images
 
 
 SHOWN = (

@@ -22,9 +22,8 @@ from arimage.eval.report import markdown_table
 from arimage.media.files import open_image, to_rgb
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.processes import batch_generator
-from arimage.training.recipe import load_recipe
+from arimage.training.recipe import load_augmentation
 from arimage.training.resuming import digest, of_settings
-from arimage.training.tables import read_tables
 
 from . import JUDGE, MODELS, RECIPES
 from .judge_network import COMMON, IconJudge, concepts_of, verdicts
@@ -82,9 +81,7 @@ class JudgeTask(nn.Module):
         # In a tuple, since it is not part of what is trained.
         self.tokenizers = (tokenizer_of_icons(),)
         self.labels = torch.tensor([model.config.concepts.index(caption) for caption in train.captions])
-        path = RECIPES / "icons-patches.toml"
-        changes = read_tables(load_recipe(path, "augmentation"), path).augmentation
-        assert changes is not None
+        changes = load_augmentation(RECIPES / "icons-patches.toml")
         # The second copy is the one that is changed.
         self.changes = replace(changes, copies=2)
 

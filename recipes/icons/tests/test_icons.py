@@ -18,10 +18,9 @@ import arimage
 from arimage import AutoPipeline
 from arimage.cli import main as cli
 from arimage.pipelines.text.captions import caption_for
-from arimage.training.recipe import load_recipe
-from arimage.training.tables import read_tables
-from arimage.training.texts.captions import train_text_tokenizer
+from arimage.training.recipe import load_augmentation
 from arimage.training.tokens.recipe import load_token_recipe, token_settings
+from arimage.training.tokens.text import train_text_tokenizer
 from arimage_icons import RECIPES
 from arimage_icons.captions import captions_of, write_captions
 from arimage_icons.compositions import compare, readings
@@ -129,8 +128,8 @@ def test_the_recipes_are_found_by_their_names_and_fit_their_models():
         "icons-words",
         "icons-maskgit",
     }
-    changes = read_tables(load_recipe(RECIPES / "icons-patches.toml", "tokenizer", "augmentation")).augmentation
-    assert changes is not None and changes.may_mirror(["filled heart", "heart"])
+    changes = load_augmentation(RECIPES / "icons-patches.toml")
+    assert changes.may_mirror(["filled heart", "heart"])
     assert not changes.may_mirror(["outlined arrow left", "arrow left"])
     sizes = {"icons-arpg": 4_989_184, "icons-llamagen": 5_180_672, "icons-maskgit": 4_276_352}
     for name, parameters in sizes.items():

@@ -13,9 +13,9 @@ from arimage import AutoPipeline, LatentLlamaPipeline, LatentLlamaTransformer
 from arimage.decoding import LatentSampling, Layout, decoding_from_name
 from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel, velocity
-from arimage.training.data.captioned import ImageCaptions
 from arimage.training.loop import OptimizerSettings
-from arimage.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
+from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
 
 
 LATENT, NAMES = {"output_type": "latent"}, ["ar", "sjd-coupled", "path-jacobi", "path-speculative"]

@@ -23,6 +23,7 @@ from arimage.families import PIPELINES
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage.training.recipe import recipes  # noqa: E402
 from arimage.training.tokens.batches import Epochs, TokenBatches  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.recipe import (  # noqa: E402
@@ -30,7 +31,6 @@ from arimage.training.tokens.recipe import (  # noqa: E402
     load_token_recipe,
     new_pipeline,
     plan_of,
-    token_recipes,
     token_settings,
     with_classes,
 )
@@ -430,7 +430,7 @@ def test_a_compiled_training_learns_the_same(made, tmp_path):
 # Plans and refusals
 
 
-@pytest.mark.parametrize("name", [name for name in token_recipes() if name.startswith("imagenet")])
+@pytest.mark.parametrize("name", [name for name in recipes("pipeline") if name.startswith("imagenet")])
 def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
     table = load_token_recipe(name)
     expected = {"imagenet-llamagen-b": (111e6, 300), "imagenet-var-d16": (310e6, 200), "imagenet-arpg-l": (320e6, 400)}

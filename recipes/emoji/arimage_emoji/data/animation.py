@@ -11,10 +11,10 @@ from pydantic import Field
 
 from arimage.pipelines.text.known import KnownCaptions
 from arimage.settings.schema import COMPLETE, Count, Seed
-from arimage.training.data.captioned import ImageCaptions
-from arimage.training.texts.drawing import with_article
 
 from ..metrics.motions import CAST, COMBINATIONS, phrases
+from ..training.captioned import ImageCaptions
+from ..training.drawing import with_article
 from .scenes import GROUNDS, on_ground
 from .wording import plain_words
 

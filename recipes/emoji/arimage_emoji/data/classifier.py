@@ -14,13 +14,14 @@ from PIL import Image
 from torch import nn
 
 from arimage.media.gallery import GALLERY_COLUMNS, GALLERY_SIZE
-from arimage.training.data.captioned import ImageCaptions, load_captioned_images, to_unit_range
+from arimage.training.data.pictures import to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.processes import batch_generator
 from arimage.training.resuming import of_data, of_settings
 
 from ..metrics.classifier_emoji import EmojiClassifier
 from ..metrics.emoji_kid import EmojiExtractor
+from ..training.captioned import ImageCaptions, load_captioned_images
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What a recipe's `examples` names: pictures and clips that are made from the sprites of a data set."""
 
 from arimage.pipelines.text.known import KnownCaptions
-from arimage.training.data.captioned import ImageCaptions
-from arimage.training.texts.collect import collect_captions
 
+from ..training.captioned import ImageCaptions
+from ..training.collect import collect_captions
 from .animation import ClipSettings, known_clips, make_clips
 from .scenes import SCENE_PATTERNS, SceneSettings, make_scenes, scene_words
 from .wording import TEMPLATES

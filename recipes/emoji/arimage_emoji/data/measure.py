@@ -18,9 +18,9 @@ from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.kinds.upscaling import UpscalingPipeline
 from arimage.pipelines.text.known import KNOWN_CAPTIONS, KnownCaptions, as_words
 from arimage.settings.schema import read_object
-from arimage.training.data.captioned import ImageCaptions
 
 from ..metrics.retrieval import nearest_pictures
+from ..training.captioned import ImageCaptions
 
 
 SETTINGS, MEASURED = "settings.json", "measured.jsonl"

@@ -13,12 +13,12 @@ from pydantic import Field
 from arimage.eval.runs.prompts import read_prompts
 from arimage.pipelines.text.known import Words, as_words
 from arimage.settings.schema import COMPLETE, Flag, Seed, Share
-from arimage.training.data.captioned import ImageCaptions
-from arimage.training.texts.drawing import NUMBERS, with_article
 
 from .. import EMOJI_CHECKS
 from ..metrics.colours import COLOURS, colour_shares, main_hues, recolour
 from ..metrics.composition import ONE_COLOUR, connected_parts, foreground
+from ..training.captioned import ImageCaptions
+from ..training.drawing import NUMBERS, with_article
 from .wording import captions_of, is_countable, noun_of, plural, rare_keywords
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from arimage.training.data.captioned import COUNTRY_FLAG
-from arimage.training.texts.drawing import UNCOUNTABLE, with_article
+from ..training.captioned import COUNTRY_FLAG
+from ..training.drawing import UNCOUNTABLE, with_article
 
 
 # CLDR name to the words that people use for it; the first is the noun in counts, pairs and colours. A word may name

@@ -5,10 +5,10 @@ import random
 from functools import cache, partial
 
 from arimage.eval.runs.prompts import read_prompts
-from arimage.training.texts.drawing import NUMBERS, with_article
 
 from .. import EMOJI_CHECKS
 from ..data.wording import plural
+from ..training.drawing import NUMBERS, with_article
 from .colours import COLOURS
 
 
