@@ -1,6 +1,7 @@
 """The checkpoints of a run."""
 
 import logging
+import shutil
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from .processes import processes
 
 # The newest checkpoint of a run, and the one before.
 CHECKPOINT, BEFORE = "checkpoint.pt", "checkpoint-before.pt"
+# Those that are kept, by their steps.
+KEPT = "checkpoint-{}.pt"
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,32 @@ def save_checkpoint(path: Path, state: dict) -> None:
             torch.save(state, opened)
 
     write_whole(path, write, before=path.with_name(BEFORE))
+
+
+def keep_checkpoint(out: Path, step: int, most: int | None) -> None:
+    """Keep the newest checkpoint as that of `step`, and of all that are kept at most the newest `most`."""
+    write_whole(out / KEPT.format(step), lambda file: shutil.copyfile(out / CHECKPOINT, file))
+    if most is not None:
+        for old in kept_checkpoints(out)[:-most]:
+            old.unlink()
+
+
+def kept_checkpoints(out: Path) -> list[Path]:
+    """The checkpoints of a run that are kept, in the order of their steps."""
+    found = {int(path.stem.partition("-")[2]): path for path in out.glob(KEPT.format("[0-9]*"))}
+    return [found[step] for step in sorted(found)]
+
+
+def chosen_checkpoint(out: Path, name: str) -> tuple[Path, dict]:
+    """The kept checkpoint of that name, as in "checkpoint-1000", and what it holds.
+
+    Raises:
+        ValueError: if there is none, or it is damaged.
+    """
+    kept = {path.stem: path for path in kept_checkpoints(out)}
+    if name not in kept:
+        raise ValueError(f"--resume-from is {name}, and {out} keeps {', '.join(kept) or 'none'}: give one of these")
+    return kept[name], load_checkpoint(kept[name])
 
 
 def newest_checkpoint(out: Path) -> tuple[Path, dict | None]:
@@ -57,7 +86,8 @@ def load_checkpoint(path: Path) -> dict:
         ValueError: if the file is damaged, or was written by another version.
     """
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        # Processes that train together share the memory of what they read.
+        state = torch.load(path, weights_only=True, map_location="cpu", mmap=processes()[1] > 1)
         _shapes(state["weights"], state["buffers"])
         if not isinstance(state["step"], int) or not isinstance(state["log"], list):
             raise TypeError("step or log")

@@ -20,7 +20,16 @@ from torch import nn
 from tqdm import tqdm
 
 from ..eval.runs.files import to_lines, write_whole
-from .checkpoints import BEFORE, CHECKPOINT, newest_checkpoint, restore, save_checkpoint
+from .checkpoints import (
+    BEFORE,
+    CHECKPOINT,
+    chosen_checkpoint,
+    keep_checkpoint,
+    load_checkpoint,  # noqa: F401 for those who read a run
+    newest_checkpoint,
+    restore,
+    save_checkpoint,
+)
 from .optimizer import MasterWeights, OptimizerSettings
 from .processes import mean_of, processes, seed_networks, wait_for_all
 from .resuming import alone_in, check_resumed
@@ -64,6 +73,11 @@ class Step(nn.Module):
         device = next(self.task.parameters()).device.type
         with torch.autocast(device, self.half, enabled=self.half is not None):
             return self.task.loss(step)
+
+
+def half_of(task: nn.Module) -> torch.dtype | None:
+    """The dtype of the weights that a task trains and holds in half precision; None if there are none."""
+    return next((p.dtype for p in task.parameters() if p.requires_grad and p.dtype != torch.float32), None)
 
 
 @contextmanager
@@ -159,13 +173,14 @@ def begin(
     out: Path,
     learning_rate_scales: dict[str, float] | None = None,
     about: dict[str, Any] | None = None,
+    resume_from: str | None = None,
 ) -> dict | None:
     """The checkpoint that `fit` resumes from, None without one, after a check that the run began with these settings.
 
     Raises:
         ValueError: if it did not, or the checkpoint is damaged or past `settings.steps`.
     """
-    path, state = newest_checkpoint(out)
+    path, state = newest_checkpoint(out) if resume_from is None else chosen_checkpoint(out, resume_from)
     optimizer = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
     every = {
         "task": type(task).__name__,
@@ -200,6 +215,9 @@ def fit(
     log_with: str | None = None,
     seed: int = 0,
     sharded: bool = False,
+    checkpoint_every: int | None = None,
+    checkpoints_total_limit: int | None = None,
+    resume_from: str | None = None,
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
@@ -208,6 +226,10 @@ def fit(
     `checkpoint-before.pt`, the one before, which takes its place if it is damaged, `settings.json`, `log.jsonl`,
     `log.png` and the task's pictures. `on_report` is called at each report, while the averaged weights are in `task`;
     `learning_rate_scales` are those of `MasterWeights`; dropout and the like follow from `seed`.
+
+    Every `checkpoint_every` steps the checkpoint is also kept as `checkpoint-STEP.pt`, the newest
+    `checkpoints_total_limit` of them. A run resumes from its newest checkpoint, or from the kept one that is called
+    `resume_from`.
 
     A step whose loss or gradient is not finite changes nothing, and the log counts it. Several in a row end the run.
 
@@ -218,8 +240,8 @@ def fit(
     `log_with` is the name of a tracker of accelerate, as in "tensorboard" or "wandb", that gets the figures too.
 
     Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the
-    gradients are averaged, and the first one reports. If `sharded`, the networks of the task, its children, are divided
-    over them, see `Shards`; for a report `task.show` gets whole copies of them by name.
+    gradients are averaged, and the first one reports. If `sharded`, the networks of the task, its children, are
+    divided over them, see `Shards`; for a report `task.show` gets whole copies of them by name.
 
     Raises:
         ValueError: if the tracker is unknown or not installed, `torchrun` started several that did not, another
@@ -234,13 +256,12 @@ def fit(
     first = processes()[0] == 0
     tracker = new_tracker(log_with, out) if first and log_with is not None else None
     with alone_in(out):
-        state = begin(task, settings, out, learning_rate_scales, about)
+        state = begin(task, settings, out, learning_rate_scales, about, resume_from)
         start, log = (0, []) if state is None else (state["step"], list(map(finite, state["log"])))
         # Steps that were skipped, and how many of them were the last ones.
         skipped, in_a_row = (0 if state is None else state.get("skipped", 0)), 0
-        half = next((p.dtype for p in task.parameters() if p.requires_grad and p.dtype != torch.float32), None)
-        model = Step(task, None if sharded else half)
-        shards = Shards(model, task, half) if sharded else None
+        model = Step(task, None if sharded else half_of(task))
+        shards = Shards(model, task, half_of(task)) if sharded else None
         weights = MasterWeights(task, settings, learning_rate_scales)
         device = weights.masters[0].device
         buffers = dict(task.named_buffers())
@@ -275,6 +296,8 @@ def fit(
                 state = {"step": step, "log": log, "skipped": skipped}
                 save_checkpoint(checkpoint, {**state, "weights": every, "buffers": buffers})
                 write_whole(out / "log.jsonl", lambda file: file.write_bytes(to_lines(log)))
+                if checkpoint_every is not None and step % checkpoint_every == 0:
+                    keep_checkpoint(out, step, checkpoints_total_limit)
 
         def note(row: dict[str, float]) -> None:
             log.append(finite(row))
@@ -338,7 +361,8 @@ def fit(
                         bool(interrupted),
                         bool(ended),
                         now - last_report > report_every_seconds,
-                        now - last_checkpoint > checkpoint_every_seconds,
+                        now - last_checkpoint > checkpoint_every_seconds
+                        or (checkpoint_every is not None and (step + 1) % checkpoint_every == 0),
                     )
                     said = torch.stack([sum(losses), *map(losses[0].new_tensor, map(float, asked))])
                     mean, stopping, incomplete, reporting, keeping = accelerator.reduce(said, "mean").tolist()
@@ -395,6 +419,25 @@ def fit(
         task.eval()
         if tracker is not None:
             tracker.finish()
+
+
+def seconds_per_step(task: Task, settings: OptimizerSettings, count: int = 10) -> float:
+    """How long a step of `fit` takes in this process: the mean of `count` of them, after one that is not counted. It
+    changes the weights of the task."""
+    weights = MasterWeights(task, settings)
+    model = Step(task, half_of(task))
+    weights.use_masters()
+    task.train()
+    began = 0.0
+    with enough_memory():
+        for step in range(count + 1):
+            if step == 1:
+                began = time.monotonic()
+            for part in range(settings.accumulate):
+                loss, _ = model(step * settings.accumulate + part)
+                (loss / settings.accumulate).backward()
+            weights.step(step)
+    return (time.monotonic() - began) / count
 
 
 def _remedy(checkpoint: Path) -> str:

@@ -42,4 +42,3 @@ def test_what_trains_in_one_process_is_refused_under_torchrun(tmp_path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="trains in one process: start it without torchrun"):
         fit(Mean(), SETTINGS, tmp_path)
-

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from ...eval.bench.measure import choose_decodings
 from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
-from ...settings.schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
+from ...settings.schema import Batch, Count, Positive, Rate, Seed, Share, Steps, Width, checked
 from ..cards import write_adapter_card
 from ..data.pictures import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
@@ -66,6 +66,8 @@ class LoraSettings:
     prior_share: Part = 0.5
     short_share: Part = 0.5
     seed: Seed = 0
+    accumulate: Count = 1
+    max_grad_norm: Positive = 1.0
 
 
 # Python code makes these settings too, not only the command.
@@ -169,7 +171,8 @@ class LoraTask(nn.Module):
         (self.key,) = pipe._lora_loadable_modules
         self.component = SimpleNamespace(it=pipe.components[self.key])
         # More steps train a run further.
-        about = {**of_settings(settings, "steps"), **of_pipeline(pipe)}
+        # What the optimizer has is compared with it.
+        about = {**of_settings(settings, "steps", "accumulate", "max_grad_norm"), **of_pipeline(pipe)}
         torch.manual_seed(settings.seed)
         add_adapter(self.component.it, settings.rank, settings.alpha, settings.targets)
         self.weights = nn.ParameterList([one for one in self.component.it.parameters() if one.requires_grad])
@@ -299,23 +302,25 @@ def _optimizer(settings: LoraSettings) -> OptimizerSettings:
         learning_rate=settings.learning_rate,
         weight_decay=0.0,
         warmup_steps=20,
+        accumulate=settings.accumulate,
+        gradient_clip=settings.max_grad_norm,
         # Averages over the last fifty steps.
         ema_decay=0.98,
     )
 
 
-def check_lora(task: LoraTask, out: Path) -> None:
+def check_lora(task: LoraTask, out: Path, resume_from: str | None = None) -> None:
     """Check that a run in `out` began with the pictures and settings of `task`.
 
     Raises:
         ValueError: if it did not.
     """
-    begin(task, _optimizer(task.settings), out, about=task.about)
+    begin(task, _optimizer(task.settings), out, about=task.about, resume_from=resume_from)
 
 
-def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -> None:
+def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0, **options: Any) -> None:
     """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
-    shows what they change."""
+    shows what they change. The `options` are those of `fit`."""
     fit(
         task,
         _optimizer(task.settings),
@@ -324,6 +329,7 @@ def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -
         log_every=10,
         about=task.about,
         seed=task.settings.seed,
+        **options,
     )
 
 

@@ -1,6 +1,6 @@
 """Training of a whole transformer, or of an adapter of it, on a cache of tokens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...cli.options import fast_dtype
 from ...pipelines.base import ARPipeline
@@ -110,6 +112,8 @@ class TokenTask(nn.Module):
         *,
         heldout: Mapping[str, TokenCache | Part],
         base: str | None = None,
+        prompts: Sequence[str] = (),
+        gradient_checkpointing: bool = False,
     ):
         super().__init__()
         (self.key,) = pipe._lora_loadable_modules
@@ -121,6 +125,13 @@ class TokenTask(nn.Module):
         if settings.best is not None and settings.best not in heldout:
             names = f"those are {', '.join(heldout)}" if any(heldout) else "there is none: give --heldout"
             raise ValueError(f"best is {settings.best!r}, which is not the name of a held-out set, and {names}")
+        if prompts:
+            # A report is too late to learn that one is no class.
+            if not reads_text(pipe):
+                raise ValueError(
+                    f"--validation-prompts is given, and this {type(pipe).__name__} reads none: leave it out"
+                )
+            pipe.prepare(**condition_of(pipe, list(prompts)))
         self.settings, sets = settings, dict(heldout) or {"": cache}
         # Not modules: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(
@@ -133,6 +144,8 @@ class TokenTask(nn.Module):
             # The samples of a report are of its images.
             heldout=next(iter(sets.values())),
             base=base,
+            prompts=list(prompts),
+            checkpointed=checkpointed_layers(network) if gradient_checkpointing else [],
             data=data_name(cache.index.about["data"]),
             batches=None,
             next=None,
@@ -222,9 +235,13 @@ class TokenTask(nn.Module):
 
     def _save_samples(self, path: Path) -> None:
         pipe, heldout = self.frozen.pipe, self.frozen.heldout
-        images = torch.linspace(0, len(heldout) - 1, min(SHOWN, len(heldout))).long().tolist()
+        prompts, count = self.frozen.prompts, len(heldout)
+        if prompts:
+            images = [number % count for number in range(len(prompts))]
+        else:
+            images = torch.linspace(0, count - 1, min(SHOWN, count)).long().tolist()
         tokens, captions = heldout.read(images, [0] * len(images))
-        given = condition_of(pipe, captions) if reads_text(pipe) else {}
+        given = condition_of(pipe, prompts or captions) if reads_text(pipe) else {}
         if isinstance(pipe, CosmosPipeline) and not pipe.begins_with_text:
             # Such a model continues videos: here the first map of each.
             given["tokens"] = tokens.unflatten(1, pipe.transformer.config.shape)[:, :1]
@@ -280,4 +297,22 @@ class TokenTask(nn.Module):
         """Also after a report, which leaves an adapter without gradients."""
         for weight in getattr(self, "weights", ()):
             weight.requires_grad_(mode)
-        return super().train(mode)
+        super().train(mode)
+        # The network of an adapter is not trained, and has no dropout: only the layers ask for the mode.
+        for layer in self.frozen.checkpointed:
+            layer.training = mode
+        return self
+
+
+def checkpointed_layers(network: nn.Module) -> list[nn.Module]:
+    """The layers of a language model, which from now on keep nothing for the backward pass but what they read.
+
+    Raises:
+        ValueError: if it is none of transformers.
+    """
+    if not isinstance(network, PreTrainedModel) or not network.supports_gradient_checkpointing:
+        raise ValueError(
+            f"--gradient-checkpointing is for language models, and this is a {type(network).__name__}: leave it out"
+        )
+    network.gradient_checkpointing_enable({"use_reentrant": False})
+    return [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer)]

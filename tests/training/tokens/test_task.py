@@ -232,11 +232,11 @@ def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
         train(path, tmp_path / "tokens", tmp_path / "run")
 
 
-def check_processes(path, tokens, folder, module="arimage.cli.main"):
+def check_processes(path, tokens, folder, module="arimage.cli.main", options=()):
     """Two processes, which call the `main` of a module, end with the weights and the loss of one."""
     pipeline = PIPELINES[load_token_recipe(path).pipeline]
     train(path, tokens, folder / "run1")
-    words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2]
+    words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2, *options]
     modules = ["arimage.training.tokens.recipe", f"arimage.{pipeline}", module]
     together(modules, *words, "--out", folder / "run2")
     one, two = (state_of(folder / f"run{count}")["weights"]["averages"] for count in (1, 2))
@@ -252,6 +252,24 @@ def test_two_processes_train_as_one(made, tmp_path):
     tokens = made / "LlamaGenPipeline-tokens"
     check_processes(recipe(tmp_path, learning_rate=1e-3), tokens, tmp_path, "training.train_together")
     check_batches(tmp_path / "run2")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_divided_over_two_processes_trains_as_one(made, tmp_path):
+    tokens = made / "LlamaGenPipeline-tokens"
+    path = recipe(tmp_path, learning_rate=1e-3, muon=["transformer.blocks."])
+    check_processes(path, tokens, tmp_path, options=["--fsdp", "--checkpoint-every", 5, "--report-every", 0])
+    one, two = (AutoPipeline.from_pretrained(tmp_path / run / "model") for run in ("run1", "run2"))
+    ours = two.transformer.state_dict()
+    for name, weight in one.transformer.state_dict().items():
+        torch.testing.assert_close(ours[name].float(), weight.float(), atol=1e-3, rtol=0)
+    # A run that goes on from what was kept.
+    whole = state_of(tmp_path / "run2")["weights"]["masters"]
+    words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2, "--fsdp"]
+    modules = ["arimage.training.tokens.recipe", "arimage.cli.main"]
+    together(modules, *words, "--out", tmp_path / "run2", "--resume-from", "checkpoint-5")
+    for a, b in zip(whole, state_of(tmp_path / "run2")["weights"]["masters"], strict=True):
+        assert torch.equal(a, b)
 
 
 def test_accumulated_batches_are_one_large_batch(made, tmp_path):
