@@ -275,7 +275,7 @@ def train_model(
         chosen = choose_device(device)
         plan = plan_of(table, settings, TokenCache(tokens), start_from, text_tokenizer, device=chosen)
         for name, value in plan.items():
-            typer.echo(f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value:,}")
+            typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
         seconds = seconds_per_step(begin(chosen), settings.optimizer)
         typer.echo(f"minutes in one process: {seconds * settings.optimizer.steps / 60:.1f}, {seconds:.3f} s per step")
         return
@@ -370,6 +370,7 @@ def lora(
     OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
     from .adapters.lora import LoraSettings, LoraTask, check_lora, train_lora, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
+    from .cards import data_name
     from .resuming import alone_in
     from .uploading import check_repository, make_repository, upload
 
@@ -410,7 +411,7 @@ def lora(
 
             asked = [row["prompt"] for row in read_prompts(prompt_file(prior_prompts))]
             old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
-        parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
+        parts = {"base": model, "name": data_name(str(data)), "prior": old, "prompts": prompts, "decoding": decoding}
         task = LoraTask(pipe, pictures, settings, **parts)
         check_lora(task, out, resume_from)
         if push_to_hub is not None:

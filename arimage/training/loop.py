@@ -260,8 +260,9 @@ def fit(
         start, log = (0, []) if state is None else (state["step"], list(map(finite, state["log"])))
         # Steps that were skipped, and how many of them were the last ones.
         skipped, in_a_row = (0 if state is None else state.get("skipped", 0)), 0
-        model = Step(task, None if sharded else half_of(task))
-        shards = Shards(model, task, half_of(task)) if sharded else None
+        half = half_of(task)
+        model = Step(task, half)
+        shards = Shards(model, task, half) if sharded else None
         weights = MasterWeights(task, settings, learning_rate_scales)
         device = weights.masters[0].device
         buffers = dict(task.named_buffers())

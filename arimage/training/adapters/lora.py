@@ -18,7 +18,7 @@ from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
 from ...settings.schema import Batch, Count, Positive, Rate, Seed, Share, Steps, Width, checked
-from ..cards import write_adapter_card
+from ..cards import SHEET, Samples, write_adapter_card
 from ..data.pictures import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
 from ..losses import condition_of, losses_of
@@ -103,9 +103,17 @@ def add_adapter(component: nn.Module, rank: int, alpha: float, targets: str) -> 
     component.eval()
 
 
-def save_adapter(pipe: ARPipeline, folder: Path, *, base: str, captions: Sequence[str]) -> None:
+def save_adapter(
+    pipe: ARPipeline,
+    folder: Path,
+    *,
+    base: str,
+    captions: Sequence[str],
+    data: str | None = None,
+    samples: Samples | None = None,
+) -> None:
     """Write the adapter of a pipeline's component into a folder, with the model and the captions that it was trained
-    on, and a model card."""
+    on, and a model card with `data` and `samples`."""
     from peft import get_peft_model_state_dict
 
     (key,) = pipe._lora_loadable_modules
@@ -123,7 +131,7 @@ def save_adapter(pipe: ARPipeline, folder: Path, *, base: str, captions: Sequenc
             folder, weight_name=file.name, **parts, base=base, captions=captions
         ),
     )
-    write_adapter_card(pipe, folder, base, next(iter(captions), None))
+    write_adapter_card(pipe, folder, base, next(iter(captions), None), data, samples)
 
 
 def split_pictures(data: Pairs, seed: int) -> tuple[Pairs, Pairs]:
@@ -155,6 +163,7 @@ class LoraTask(nn.Module):
         settings: LoraSettings,
         *,
         base: str,
+        name: str | None = None,
         prior: Pairs | Generated | None = None,
         prompts: Sequence[str] = (),
         decoding: str | None = None,
@@ -162,7 +171,7 @@ class LoraTask(nn.Module):
         super().__init__()
         check_peft()
         heldout, trained = split_pictures(data, settings.seed)
-        self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)
+        self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding, name=name)
         if decoding is not None:
             # A report is too late to learn that it does not run.
             choose_decodings(pipe, condition_of(pipe, data.captions[:1]), [decoding], {})
@@ -258,16 +267,17 @@ class LoraTask(nn.Module):
             kept = torch.zeros(len(part), dtype=torch.bool)
             total.append(self.frozen.losses(captions, tokens, kept, tokens.shape[1], generator).mean(1))
         loss = float(torch.cat(total).mean())
+        self.save_sheet(out / SHEET)
         self.save(out / "last")
         if loss < self.best[0]:
             self.best.copy_(torch.tensor([loss, step]))
             self.save(out / "best")
-        self.save_sheet(out / "samples.png")
         return {"held-out loss": loss}
 
     def save(self, folder: Path) -> None:
         known = list(dict.fromkeys([*self.data.captions, *self.heldout.captions]))
-        save_adapter(self.frozen.pipe, folder, base=self.frozen.base, captions=known)
+        frozen, samples = self.frozen, Samples(folder.with_name(SHEET), self.prompts)
+        save_adapter(frozen.pipe, folder, base=frozen.base, captions=known, data=frozen.name, samples=samples)
 
     def save_sheet(self, path: Path) -> None:
         """One column per prompt: the base, the adapter at 0.5 and at 1."""

@@ -446,11 +446,11 @@ def plan_of(
         "parameters": parameters,
         "trained parameters": trained,
         f"{what}s": len(cache),
-        f"size of each {what}": f"{height} x {width} pixels",
         f"tokens per {what}": cache.index.shape[0],
+        f"pixels that each {what} is brought to": f"{height} x {width}",
         f"{what}s per step and process": batch,
         "steps": optimizer.steps,
-        "epochs in one process": images / len(cache),
+        "epochs in one process": round(images / len(cache), 2),
         # Two per weight and token forward, two backward, and two for the gradient of a weight that is trained.
         "FLOP": (4 * parameters + 2 * trained) * images * cache.index.shape[0],
         "bytes": sum(parts.values()),

@@ -258,7 +258,7 @@ def test_two_processes_train_as_one(made, tmp_path):
 def test_a_model_that_is_divided_over_two_processes_trains_as_one(made, tmp_path):
     tokens = made / "LlamaGenPipeline-tokens"
     path = recipe(tmp_path, learning_rate=1e-3, muon=["transformer.blocks."])
-    check_processes(path, tokens, tmp_path, options=["--fsdp", "--checkpoint-every", 5, "--report-every", 0])
+    check_processes(path, tokens, tmp_path, options=["--fsdp", "--checkpoint-every", 5])
     one, two = (AutoPipeline.from_pretrained(tmp_path / run / "model") for run in ("run1", "run2"))
     ours = two.transformer.state_dict()
     for name, weight in one.transformer.state_dict().items():
@@ -420,13 +420,14 @@ def test_an_adapter_is_trained_by_the_same_command(made, tmp_path, capsys, monke
     ]
     words += ["--start-from", base, "--lora-rank", 2, "--device", "cpu", "--steps", 5, "--push-to-hub", "me/adapter"]
     pushed = []
-    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda hub, name, exist_ok: pushed.append(name))
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda hub, name, **given: pushed.append((name, given)))
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda hub, **given: pushed.append(given))
     monkeypatch.setattr(sys, "argv", ["arimage", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert not end.value.code and capsys.readouterr().out.strip().endswith("adapter")
-    assert pushed == ["me/adapter", {"repo_id": "me/adapter", "folder_path": tmp_path / "run" / "adapter"}]
+    made_first = ("me/adapter", {"private": False, "exist_ok": True})
+    assert pushed == [made_first, {"repo_id": "me/adapter", "folder_path": tmp_path / "run" / "adapter"}]
     pipe = AutoPipeline.from_pretrained(base)
     plain = pipe(class_labels=3, generator=torch.Generator().manual_seed(0), output_type="pt").images
     pipe.load_lora_weights(tmp_path / "run" / "adapter")
