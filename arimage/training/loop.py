@@ -423,22 +423,24 @@ def fit(
 
 
 def seconds_per_step(task: Task, settings: OptimizerSettings, count: int = 10) -> float:
-    """How long a step of `fit` takes in this process: the mean of `count` of them, after one that is not counted. It
-    changes the weights of the task."""
+    """How long a step of `fit` takes in this process: the mean of at most `count` of them, after one that is not
+    counted. It changes the weights of the task."""
     weights = MasterWeights(task, settings)
     model = Step(task, half_of(task))
     weights.use_masters()
     task.train()
-    began = 0.0
+    first = int(settings.steps > 1)
+    taken = min(count + first, settings.steps)
+    began = time.monotonic()
     with enough_memory():
-        for step in range(count + 1):
-            if step == 1:
+        for step in range(taken):
+            if step == first:
                 began = time.monotonic()
             for part in range(settings.accumulate):
                 loss, _ = model(step * settings.accumulate + part)
                 (loss / settings.accumulate).backward()
             weights.step(step)
-    return (time.monotonic() - began) / count
+    return (time.monotonic() - began) / (taken - first)
 
 
 def _remedy(checkpoint: Path) -> str:
