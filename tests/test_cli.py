@@ -538,11 +538,11 @@ def test_the_default_dtype_depends_on_the_device(monkeypatch, device, fast, expe
         ["bench"],
         ["eval", "generate"],
         ["train", "drafter"],
-        ["train", "distill"],
+        ["train", "student"],
         ["train", "denoiser"],
         ["train", "neighbours"],
         ["train", "upscaler"],
-        ["train", "collaborate"],
+        ["train", "refiner"],
     ],
 )
 def test_every_command_that_loads_a_model_has_a_dtype(run, command):
@@ -696,7 +696,7 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
         ["serve", "--model"],
         ["app", "--model"],
         ["eval", "generate", "--out", "run", "--model"],
-        ["train", "drafter", "--out", "run", "--data", "x", "--heldout", "x", "--model"],
+        ["train", "drafter", "--out", "run", "--tokens", "x", "--model"],
     ],
 )
 def test_a_path_that_does_not_exist_is_reported_by_every_command(refused, command, name):
@@ -715,9 +715,11 @@ def test_a_broken_model_is_refused_in_one_sentence(refused, models, tmp_path):
 
 def test_training_without_data_is_refused_in_one_sentence(refused):
     options = ["--data", "absent.parquet", "--heldout", "absent.parquet", "--out", "run"]
-    assert "absent.parquet" in refused("train", "tokenizer", *options)
-    assert "has no trained tokenizer" in refused("train", "transformer", *options)
-    assert "unknown recipe nonesuch" in refused("train", "all", *options, "--recipe", "nonesuch")
+    assert "absent.parquet" in refused("train", "tokenizer", *options, "--recipe", "imagenet-vq-16")
+    assert "unknown recipe nonesuch" in refused("train", "tokenizer", *options, "--recipe", "nonesuch")
+    assert "absent has no tokens.json" in refused(
+        "train", "drafter", "--tokens", "absent", "--model", "emoji-llamagen", "--out", "run"
+    )
 
 
 def test_converting_a_missing_file_is_refused_in_one_sentence(refused):

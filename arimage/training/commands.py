@@ -38,6 +38,7 @@ def check_out(out: Path) -> Path:
 
 
 Recipe = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
+TrainingSteps = Annotated[int | None, typer.Option("--steps", help="Training steps. Default: the recipe's.")]
 Tokens = Annotated[Path, typer.Option(help="Folder of `arimage train tokens`.")]
 Out = Annotated[Path, typer.Option(callback=check_out, help="Folder of the run.")]
 Images = Annotated[
@@ -205,7 +206,7 @@ def train_model(
         str | None,
         typer.Option(help="Trained model to begin with, a name or a folder. Default: random weights."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps. Default: the recipe's.")] = None,
+    steps: TrainingSteps = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="Highest learning rate.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images or videos per process and batch.")] = None,
     accumulate: Accumulation = None,
@@ -435,6 +436,7 @@ def tokenizer(
     heldout: HeldoutImages,
     recipe: Recipe,
     out: Out,
+    steps: TrainingSteps = None,
     split: Split = "train",
     heldout_split: HeldoutSplit = "train",
     image: ImageColumn = None,
@@ -449,7 +451,7 @@ def tokenizer(
 
     check(Workers, workers, "--workers")
     options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}
-    table = load_recipe(recipe, TokenizerRecipe)
+    table = load_recipe(recipe, TokenizerRecipe, steps=steps)
     with alone_in(out):
         run_tokenizer(table, data, heldout, out, choose_device(device), **options)
         psnr = held_out_psnr(out / "tokenizer")
@@ -469,6 +471,7 @@ def part_command(name: str, text: str) -> None:
             Path | None, typer.Option(help="The same for held-out images. Default: a tenth of --tokens, at most 512.")
         ] = None,
         recipe: Recipe = name,
+        steps: TrainingSteps = None,
         device: Device = None,
         dtype: Dtype = "float32",
     ) -> None:
@@ -481,7 +484,7 @@ def part_command(name: str, text: str) -> None:
 
         begin = getattr(import_module(f".acceleration.{name}", __package__), f"begin_{name}")
         join_processes()
-        parts = load_recipe(recipe, PartRecipe, name), load_pipeline(model, device, dtype)
+        parts = load_recipe(recipe, PartRecipe, name, steps=steps), load_pipeline(model, device, dtype)
         with alone_in(out):
             figures = run_part(begin, *parts, tokens, heldout, out)
         for what, value in figures.items():
@@ -523,6 +526,7 @@ def upscaler(
     out: Out,
     model: Model = PACKAGED,
     recipe: Recipe = "upscaler",
+    steps: TrainingSteps = None,
     split: Split = "train",
     heldout_split: HeldoutSplit = "train",
     image: ImageColumn = None,
@@ -538,6 +542,6 @@ def upscaler(
 
     check(Workers, workers, "--workers")
     options = {"split": split, "heldout_split": heldout_split, "image": image, "workers": workers}
-    parts = load_recipe(recipe, PartRecipe, "upscaler"), load_pipeline(model, device, dtype)
+    parts = load_recipe(recipe, PartRecipe, "upscaler", steps=steps), load_pipeline(model, device, dtype)
     with alone_in(out):
         run_upscaler(*parts, data, heldout, out, **options)

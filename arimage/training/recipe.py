@@ -179,11 +179,14 @@ def find_recipe(name_or_path: str | Path, known: dict[str, Path]) -> tuple[Path,
     return path, _content(path)
 
 
-def load_recipe(name_or_path: str | Path, kind: type[Kind], value: str | None = None) -> Kind:
+def load_recipe(
+    name_or_path: str | Path, kind: type[Kind], value: str | None = None, *, steps: int | None = None
+) -> Kind:
     """A recipe of a kind by its name, or of a TOML file.
 
     Args:
         value: what it must say that it trains.
+        steps: of the training, in place of its own.
 
     Raises:
         ValueError: if there is none, or a setting is wrong.
@@ -194,7 +197,12 @@ def load_recipe(name_or_path: str | Path, kind: type[Kind], value: str | None = 
         raise ValueError(f"{path} does not say its {kind.says}: give another recipe, such as {others}")
     if value not in (None, found):
         raise ValueError(f"{path} is a recipe for a {found}: give another one, such as {others}")
-    return check(kind, content, path)
+    recipe = check(kind, content, path)
+    if steps is not None:
+        if recipe.optimizer is None:
+            raise ValueError(f"--steps is {steps}, and {path} trains nothing step by step: leave it out")
+        recipe.optimizer = check(OptimizerSettings, vars(recipe.optimizer) | {"steps": steps}, "--steps")
+    return recipe
 
 
 def load_augmentation(name_or_path: str | Path) -> Augmentation:

@@ -412,10 +412,11 @@ class TokenCache:
         """The tokens [B, ...] of some images, each in one of its views, int64 or float32, and their captions, or the
         ids of their classes in digits. Of an image with several captions it is the first one, or that at the share
         `variants` [B], in [0, 1), of them."""
+        numbers = np.searchsorted(self._ends, images, side="right")
+        rows = np.asarray(images) - np.append(0, self._ends)[numbers]
+        places = zip(numbers.tolist(), rows.tolist(), views, variants or [0.0] * len(images), strict=True)
         tokens, texts = [], []
-        for image, view, variant in zip(images, views, variants or [0.0] * len(images), strict=True):
-            number = int(np.searchsorted(self._ends, image, side="right"))
-            row = image - (int(self._ends[number - 1]) if number else 0)
+        for number, row, view, variant in places:
             shard = self._shard(number)
             tokens.append(shard["tokens"][row, view])
             if self.index.labelled:

@@ -126,7 +126,12 @@ def test_checkpointed_layers_have_the_same_gradients_and_keep_less(tmp_path, ran
             pipe, TokenCache(tmp_path / "tokens"), settings, heldout={}, base="x", gradient_checkpointing=again
         ).train()
         kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.nbytes), x)[1], lambda x: x):
+
+        def keep(tensor, kept=kept):
+            kept.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss, _ = task.loss(0)
         loss.backward()
         found.append((sum(kept), [p.grad.clone() for p in task.parameters() if p.grad is not None]))
