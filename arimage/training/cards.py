@@ -87,7 +87,7 @@ def write_adapter_card(
         return
     task, call = pipe._card
     tags = ["lora", "template:diffusion-lora", "diffusers", "autoregressive"]
-    data = ModelCardData(
+    metadata = ModelCardData(
         **from_base(base),
         library_name="arimage",
         pipeline_tag=task,
@@ -97,7 +97,7 @@ def write_adapter_card(
     )
     name = folder.resolve().name
     text = ADAPTER.format(
-        metadata=data.to_yaml(),
+        metadata=metadata.to_yaml(),
         name=name,
         name_quoted=json.dumps(name),
         base=base,

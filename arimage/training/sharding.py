@@ -5,7 +5,7 @@ import copy
 
 import torch
 from torch import nn
-from torch.distributed import init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
