@@ -1,5 +1,5 @@
-"""The memory of a training step of a language model with and without `--gradient-checkpointing`: the most bytes that its
-tensors have at a time, gradients among them, without the weights. It runs on the CPU, in float32.
+"""The memory of a training step of a language model with and without `--gradient-checkpointing`: the most bytes that
+its tensors have at a time, gradients among them, without the weights. It runs on the CPU, in float32.
 
 python benchmarks/checkpointed_layers.py
 """
