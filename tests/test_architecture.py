@@ -59,7 +59,9 @@ INNER = {
     ],
     "training": [
         "processes",
-        "muon",
+        "optimizer",
+        "checkpoints",
+        "sharding",
         "resuming",
         "loop",
         "tokenizers/quantisers",

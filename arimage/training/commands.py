@@ -19,7 +19,7 @@ from ..cli.options import (
     panels,
     prompt_lines,
 )
-from ..settings.schema import Count, Items, Number, Pixels, Workers, check
+from ..settings.schema import Count, Items, Number, Pixels, Positive, Workers, check
 
 
 train_app = typer.Typer(
@@ -58,7 +58,29 @@ PushToHub = Annotated[
     str | None,
     typer.Option(help="Repository of the Hugging Face Hub that gets what is trained, owner/name; it is made first."),
 ]
+HubToken = Annotated[
+    str | None, typer.Option(help="Token for --push-to-hub. Default: HF_TOKEN, or that of `hf auth login`.")
+]
+Private = Annotated[bool, typer.Option("--private", help="Make the repository of --push-to-hub a private one.")]
+MaxGradNorm = Annotated[float | None, typer.Option(help="Longer gradients are shortened to this norm.")]
+Accumulation = Annotated[int | None, typer.Option("--gradient-accumulation", help="Batches per step.")]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="Keep a checkpoint of every so many steps, next to the newest one.")
+]
+CheckpointsTotalLimit = Annotated[int | None, typer.Option(help="Keep at most this many of them, the newest.")]
+ResumeFrom = Annotated[
+    str | None, typer.Option(help="Kept checkpoint to resume from, as in checkpoint-1000. Default: the newest one.")
+]
 Compile = Annotated[bool, typer.Option(help="Compile the blocks; on a CPU this needs a C++ compiler.")]
+
+
+def check_kept(every: int | None, most: int | None, resume_from: str | None) -> dict:
+    """What the options of checkpoints are for `fit`."""
+    check(Count | None, every, "--checkpoint-every")
+    check(Count | None, most, "--checkpoints-total-limit")
+    if most is not None and every is None:
+        raise ValueError("--checkpoints-total-limit is given, and none are kept: give --checkpoint-every too")
+    return {"checkpoint_every": every, "checkpoints_total_limit": most, "resume_from": resume_from}
 
 
 @train_app.command("tokens")
@@ -158,8 +180,10 @@ def tokens(
 @train_app.command("model")
 @panels(
     data="tokens heldout",
-    training="recipe text_tokenizer start_from steps learning_rate batch_size lora_rank lora_targets workers compile",
-    reports="out report_every log_with push_to_hub dry_run",
+    training="recipe text_tokenizer start_from steps learning_rate batch_size accumulate max_grad_norm lora_rank "
+    "lora_targets seed workers compile gradient_checkpointing fsdp",
+    reports="out validation_prompts report_every log_with checkpoint_every checkpoints_total_limit resume_from "
+    "push_to_hub hub_token private dry_run",
 )
 def train_model(
     tokens: Tokens,
@@ -184,21 +208,40 @@ def train_model(
     ] = None,
     steps: TrainingSteps = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="Highest learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images or videos per process and step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images or videos per process and batch.")] = None,
+    accumulate: Accumulation = None,
+    max_grad_norm: MaxGradNorm = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train an adapter of this rank, not the whole model.")] = None,
     lora_targets: Annotated[
         Literal["attention", "all"] | None, typer.Option(help="What an adapter changes: the attention, or all.")
     ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, batches and noise. Default: the recipe's.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that prepare batches.")] = None,
+    validation_prompts: Annotated[
+        Path | None,
+        typer.Option(help="Text file with one prompt or class per line, for samples.png. Default: held-out ones."),
+    ] = None,
     report_every: Annotated[float, typer.Option(help="Seconds between reports.")] = 900.0,
     log_with: Annotated[
         str | None, typer.Option(help="Tracker that gets the figures too, of accelerate: tensorboard, wandb, ...")
     ] = None,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoints_total_limit: CheckpointsTotalLimit = None,
+    resume_from: ResumeFrom = None,
     push_to_hub: PushToHub = None,
+    hub_token: HubToken = None,
+    private: Private = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the training needs, and do not begin.")
+        bool, typer.Option("--dry-run", help="Print what the training needs, time ten steps, and do not begin.")
     ] = False,
     compile: Compile = False,
+    gradient_checkpointing: Annotated[
+        bool,
+        typer.Option("--gradient-checkpointing", help="Compute a language model's layers twice, for less memory."),
+    ] = False,
+    fsdp: Annotated[
+        bool, typer.Option("--fsdp", help="Divide a whole model's weights over the processes of torchrun.")
+    ] = False,
     device: Device = None,
 ) -> None:
     """Train a model of images or videos on tokens, from random weights or from a trained model; OUT/model is the
@@ -206,6 +249,7 @@ def train_model(
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...
     """
+    from .loop import seconds_per_step
     from .processes import join_processes, processes
     from .resuming import alone_in
     from .tokens.cache import TokenCache
@@ -216,30 +260,44 @@ def train_model(
         check_repository(push_to_hub)
     table = load_token_recipe(recipe)
     check(Number, report_every, "--report-every")
+    kept = check_kept(checkpoint_every, checkpoints_total_limit, resume_from)
+    check(Positive | None, max_grad_norm, "--max-grad-norm")
+    check(Count | None, accumulate, "--gradient-accumulation")
     given = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "workers": workers}
+    given |= {"accumulate": accumulate, "gradient_clip": max_grad_norm, "seed": seed}
     settings = token_settings(table, **given, lora_rank=lora_rank, lora_targets=lora_targets)
+    if fsdp and settings.lora_rank:
+        raise ValueError("--fsdp is for whole models, and an adapter is trained: leave it out")
+    prompts = [] if validation_prompts is None else prompt_lines("--validation-prompts", validation_prompts)
+    more = {"text_tokenizer": text_tokenizer, "compile": compile, "prompts": prompts}
+    more["gradient_checkpointing"] = gradient_checkpointing
+    begin = partial(begin_training, table, settings, tokens, heldout or (), start_from, **more)
     if dry_run:
-        plan = plan_of(table, settings, TokenCache(tokens), start_from, text_tokenizer)
+        chosen = choose_device(device)
+        plan = plan_of(table, settings, TokenCache(tokens), start_from, text_tokenizer, device=chosen)
         for name, value in plan.items():
-            typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value:.2f}")
+            typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+        seconds = seconds_per_step(begin(chosen), settings.optimizer)
+        typer.echo(f"minutes in one process: {seconds * settings.optimizer.steps / 60:.1f}, {seconds:.3f} s per step")
         return
     join_processes()
+    if fsdp and processes()[1] == 1:
+        raise ValueError("--fsdp divides a model over several processes, and this is one: start them with torchrun")
     with alone_in(out):
-        more = {"text_tokenizer": text_tokenizer, "compile": compile}
-        task = begin_training(table, settings, tokens, heldout or (), start_from, choose_device(device), **more)
+        task = begin(choose_device(device))
         first = processes()[0] == 0
         if first:
             typer.echo(task.held_out, err=True)
         if first and push_to_hub is not None:
-            make_repository(push_to_hub)
-        task.fit(out, report_every, log_with)
+            make_repository(push_to_hub, hub_token, private)
+        task.fit(out, report_every, log_with=log_with, sharded=fsdp, **kept)
     trained = out / ("adapter" if settings.lora_rank else "model")
     if not first:
         return
     if settings.best is not None:
         typer.echo(f"{out / 'best'}: lowest loss of {settings.best}, at step {int(task.lowest[1])}")
     if push_to_hub is not None:
-        upload(push_to_hub, trained if settings.best is None else out / "best")
+        upload(push_to_hub, trained if settings.best is None else out / "best", hub_token)
     typer.echo(trained)
 
 
@@ -247,8 +305,9 @@ def train_model(
 @panels(
     pictures="data caption prior prior_prompts prior_share",
     adapter="rank alpha targets",
-    training="steps learning_rate batch_size caption_dropout short_share seed",
-    reports="out validation_prompts decoding report_every push_to_hub",
+    training="steps learning_rate batch_size accumulate max_grad_norm caption_dropout short_share seed",
+    reports="out validation_prompts decoding report_every checkpoint_every checkpoints_total_limit resume_from "
+    "push_to_hub hub_token private",
 )
 def lora(
     data: Annotated[
@@ -268,7 +327,9 @@ def lora(
     ] = "attention",
     steps: Annotated[int, typer.Option(help="Training steps.")] = 500,
     learning_rate: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-4,
-    batch_size: Annotated[int, typer.Option(help="Pictures per step.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Pictures per batch.")] = 8,
+    accumulate: Annotated[int, typer.Option("--gradient-accumulation", help="Batches per step.")] = 1,
+    max_grad_norm: Annotated[float, typer.Option(help="Longer gradients are shortened to this norm.")] = 1.0,
     caption: Annotated[
         str | None,
         typer.Option(help='Caption template, e.g. "{} in blue ink". {} is replaced by the caption of each image.'),
@@ -296,7 +357,12 @@ def lora(
         str | None, typer.Option(callback=check_decodings, help="Decoding of samples.png. Default: the model's.")
     ] = None,
     report_every: Annotated[float, typer.Option(help="Seconds between reports.")] = 300.0,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoints_total_limit: CheckpointsTotalLimit = None,
+    resume_from: ResumeFrom = None,
     push_to_hub: PushToHub = None,
+    hub_token: HubToken = None,
+    private: Private = False,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -305,6 +371,7 @@ def lora(
     OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
     from .adapters.lora import LoraSettings, LoraTask, check_lora, train_lora, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
+    from .cards import data_name
     from .resuming import alone_in
     from .uploading import check_repository, make_repository, upload
 
@@ -313,9 +380,21 @@ def lora(
     if prior is not None and prior_prompts is not None:
         raise ValueError("--prior and --prior-prompts both name old pictures: give one of the two")
     settings = LoraSettings(
-        rank, alpha, targets, steps, learning_rate, batch_size, caption_dropout, prior_share, short_share, seed
+        rank,
+        alpha,
+        targets,
+        steps,
+        learning_rate,
+        batch_size,
+        caption_dropout,
+        prior_share,
+        short_share,
+        seed,
+        check(Count, accumulate, "--gradient-accumulation"),
+        check(Positive, max_grad_norm, "--max-grad-norm"),
     )
     check(Number, report_every, "--report-every")
+    kept = check_kept(checkpoint_every, checkpoints_total_limit, resume_from)
     prompts = [] if validation_prompts is None else prompt_lines("--validation-prompts", validation_prompts)
     pipe = load_pipeline(model, device, dtype, videos=True, continues=True)
     if pipe.abilities.generates_video:
@@ -333,11 +412,11 @@ def lora(
 
             asked = [row["prompt"] for row in read_prompts(prompt_file(prior_prompts))]
             old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
-        parts = {"base": model, "prior": old, "prompts": prompts, "decoding": decoding}
+        parts = {"base": model, "name": data_name(str(data)), "prior": old, "prompts": prompts, "decoding": decoding}
         task = LoraTask(pipe, pictures, settings, **parts)
-        check_lora(task, out)
+        check_lora(task, out, resume_from)
         if push_to_hub is not None:
-            make_repository(push_to_hub)
+            make_repository(push_to_hub, hub_token, private)
         psnr, own = task.report_reconstructions(out)
         typer.echo(
             f"the image tokenizer reproduces these pictures at {psnr:.1f} dB"
@@ -345,9 +424,9 @@ def lora(
         )
         if warning := warning_of_poor_pictures(psnr, own):
             typer.echo(f"warning: {warning}", err=True)
-        train_lora(task, out, report_every)
+        train_lora(task, out, report_every, **kept)
     if push_to_hub is not None:
-        upload(push_to_hub, out / "best")
+        upload(push_to_hub, out / "best", hub_token)
     typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")
 
 

@@ -1,5 +1,5 @@
-"""The training loop that every recipe shares: float32 master weights, moving average, checkpoints, curve and
-samples."""
+"""The training loop that every recipe shares, on accelerate: float32 master weights, moving average, checkpoints,
+curve and samples."""
 
 import dataclasses
 import logging
@@ -9,73 +9,42 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
-from diffusers.training_utils import EMAModel
 from torch import nn
 from tqdm import tqdm
 
 from ..eval.runs.files import to_lines, write_whole
-from ..settings.schema import COMPLETE, Count, Decay, Positive, Rate, Share, Steps, Text
-from .muon import Muon
-from .processes import average, mean_of, processes, seed_networks, wait_for_all
+from .checkpoints import (
+    BEFORE,
+    CHECKPOINT,
+    chosen_checkpoint,
+    keep_checkpoint,
+    load_checkpoint,  # noqa: F401 for those who read a run
+    newest_checkpoint,
+    restore,
+    save_checkpoint,
+)
+from .optimizer import MasterWeights, OptimizerSettings
+from .processes import mean_of, processes, seed_networks, wait_for_all
 from .resuming import alone_in, check_resumed
+from .sharding import Shards, gathered
 
 
-# The newest checkpoint of a run, and the one before.
-CHECKPOINT, BEFORE = "checkpoint.pt", "checkpoint-before.pt"
 # Steps in a row without a finite loss and gradient that end a run.
 MOST_SKIPPED = 10
+# `DistributedDataParallel` reduces gradients while the backward pass runs. Not every process need reach every
+# parameter; buffers that a task computes are its own business.
+TOGETHER = DistributedDataParallelKwargs(
+    find_unused_parameters=True, broadcast_buffers=False, gradient_as_bucket_view=True
+)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW with a linear warm-up, and then a `schedule` that ends at the share `final_share` of `learning_rate`; both
-    begin again at each of `restarts`, a step and its learning rate. A step adds the gradients of `accumulate` batches.
-    `ema_decay` is the decay of the averaged weights.
-
-    Matrices whose names begin like one of `muon` are updated by Muon (https://kellerjordan.github.io/posts/muon/),
-    scaled so that learning rate and weight decay mean what they mean to AdamW.
-    """
-
-    steps: Steps
-    learning_rate: Rate
-    weight_decay: Share = 0.05
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    warmup_steps: Steps = 50
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    final_share: Share = 0.05
-    accumulate: Count = 1
-    restarts: tuple[tuple[Steps, Rate], ...] = ()
-    gradient_clip: Positive = 1.0
-    ema_decay: Share = 0.999
-    muon: tuple[Text, ...] = ()
-    __pydantic_config__ = COMPLETE
-
-    def __post_init__(self):
-        steps = [step for step, _ in self.restarts]
-        if steps != sorted(set(steps)):
-            raise ValueError(f"restarts begin at the steps {steps}: give them in ascending order, each once")
-
-    def learning_rate_at(self, step: int) -> float:
-        start, highest, end = 0, self.learning_rate, self.steps
-        for restart, learning_rate in reversed(self.restarts):
-            if restart > step:
-                end = restart
-            else:
-                start, highest = restart, learning_rate
-                break
-        warmup = min(1.0, (step - start + 1) / min(self.warmup_steps, end - start))
-        progress = min(1.0, (step - start) / (end - start))
-        left = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
-        return highest * warmup * (self.final_share + (1 - self.final_share) * left[self.schedule])
 
 
 class Task(Protocol):
@@ -92,179 +61,23 @@ class Task(Protocol):
         ...
 
 
-class MasterWeights:
-    """float32 copies of a module's parameters for the optimizer, and their exponential moving average (diffusers'
-    `EMAModel`).
+class Step(nn.Module):
+    """The loss of a task as a forward pass, which is what accelerate knows how to spread over processes. Weights that
+    the task holds in the dtype `half`, not None, are in float32 while they are trained: it computes under autocast."""
 
-    `learning_rate_scales` maps the beginnings of parameters' names to factors of their learning rate.
-    """
+    def __init__(self, task: nn.Module, half: torch.dtype | None):
+        super().__init__()
+        self.task, self.half = task, half
 
-    def __init__(
-        self, module: nn.Module, settings: OptimizerSettings, learning_rate_scales: dict[str, float] | None = None
-    ):
-        self.settings = settings
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.parameters = [p for _, p in named]
-        # `EMAModel` averages what requires gradients.
-        self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.parameters]
-        self._moving = EMAModel(self.masters, decay=settings.ema_decay, foreach=True)
-        groups: dict[bool, dict[tuple[float, float], list[torch.Tensor]]] = {False: {}, True: {}}
-        for (name, _), master in zip(named, self.masters, strict=True):
-            decay = settings.weight_decay if master.ndim > 1 else 0.0
-            scale = math.prod(scale for start, scale in (learning_rate_scales or {}).items() if name.startswith(start))
-            by_muon = master.ndim == 2 and name.startswith(tuple(settings.muon))
-            groups[by_muon].setdefault((decay, scale), []).append(master)
-        adam, muon = (
-            [{"params": it, "weight_decay": decay, "scale": scale} for (decay, scale), it in of.items()]
-            for of in groups.values()
-        )
-        self.optimizers = [torch.optim.AdamW(adam, betas=settings.betas, fused=True)]
-        if muon:
-            self.optimizers.append(Muon(muon))
-
-    @torch.no_grad()
-    def collect(self) -> None:
-        """Add the gradients of the parameters to those of the masters, in float32."""
-        for master, parameter in zip(self.masters, self.parameters, strict=True):
-            # Not every step need reach every parameter.
-            if parameter.grad is None:
-                continue
-            gradient, parameter.grad = parameter.grad.float(), None
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-
-    @torch.no_grad()
-    def step(self, step: int) -> bool:
-        """Take a step by the gradients, and clear them. If one of them is not finite, nothing else changes. Returns
-        whether it was taken, which processes that train together agree on."""
-        self.collect()
-        if processes()[1] > 1:
-            # A parameter that this process did not reach may have a gradient in another.
-            for master in self.masters:
-                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
-            average([master.grad for master in self.masters])
-        finite = bool(nn.utils.clip_grad_norm_(self.masters, self.settings.gradient_clip).isfinite())
-        if finite:
-            for optimizer in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = self.settings.learning_rate_at(step) * group["scale"]
-                optimizer.step()
-            torch._foreach_copy_(self.parameters, self.masters)
-            # It depends on the step alone, also in a run that is resumed.
-            self._moving.optimization_step = step
-            self._moving.step(self.masters)
-        self.clear()
-        return finite
-
-    def clear(self) -> None:
-        """Forget the gradients, which take memory."""
-        for weight in (*self.parameters, *self.masters):
-            weight.grad = None
-
-    def check(self, path: Path) -> None:
-        """Refuse to write weights that are not finite.
-
-        Raises:
-            ValueError: naming the checkpoint `path`.
-        """
-        if not all(weight.isfinite().all() for weight in (*self.masters, *self.averages)):
-            raise ValueError(f"the weights are not finite any more: {_remedy(path)}")
-
-    @property
-    def averages(self) -> list[torch.Tensor]:
-        return self._moving.shadow_params
-
-    @torch.no_grad()
-    def load(self, averaged: bool) -> None:
-        """Put the averaged weights, or the current ones, into the module."""
-        torch._foreach_copy_(self.parameters, self.averages if averaged else self.masters)
-
-    def state_dict(self) -> dict:
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
-        masters = [master.detach() for master in self.masters]
-        return {"masters": masters, "averages": self.averages, "optimizers": optimizers}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict) -> None:
-        torch._foreach_copy_(self.masters, state["masters"])
-        torch._foreach_copy_(self.averages, state["averages"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.load(averaged=False)
+    def forward(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        device = next(self.task.parameters()).device.type
+        with torch.autocast(device, self.half, enabled=self.half is not None):
+            return self.task.loss(step)
 
 
-def save_checkpoint(path: Path, state: dict) -> None:
-    """Write `state` so that an interruption leaves either the old file or the new one, and keep the old one too."""
-
-    def write(file: Path) -> None:
-        # Given a path, torch does not say that the disk is full.
-        with open(file, "wb") as opened:
-            torch.save(state, opened)
-
-    write_whole(path, write, before=path.with_name(BEFORE))
-
-
-def newest_checkpoint(out: Path) -> tuple[Path, dict | None]:
-    """The newest checkpoint of a run that can be read, and what it holds; None if there are none.
-
-    Raises:
-        ValueError: if all are damaged.
-    """
-    damaged = None
-    for path in (out / CHECKPOINT, out / BEFORE):
-        if not path.exists():
-            continue
-        try:
-            state = load_checkpoint(path)
-        except ValueError as error:
-            damaged = damaged or error
-            continue
-        if damaged is not None and processes()[0] == 0:
-            logger.warning(f"{out / CHECKPOINT} is damaged: the run goes on from {path.name}, step {state['step']}")
-        return path, state
-    if damaged is not None:
-        raise damaged
-    return out / CHECKPOINT, None
-
-
-def load_checkpoint(path: Path) -> dict:
-    """What a checkpoint holds.
-
-    Raises:
-        ValueError: if the file is damaged, or was written by another version.
-    """
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        _shapes(state["weights"], state["buffers"])
-        if not isinstance(state["step"], int) or not isinstance(state["log"], list):
-            raise TypeError("step or log")
-    except (OSError, MemoryError):
-        raise
-    # A damaged file can raise anything.
-    except Exception as error:
-        raise ValueError(f"{path} is damaged: delete it to train from the start") from error
-    return state
-
-
-def restore(state: dict, weights: MasterWeights, buffers: dict[str, torch.Tensor], where: Path) -> None:
-    """Take over what the checkpoint `where` holds.
-
-    Raises:
-        ValueError: if it was written by another recipe.
-    """
-    if _shapes(state["weights"], state["buffers"]) != _shapes(weights.state_dict(), buffers):
-        raise ValueError(
-            f"{where} was written by a recipe with another model or optimizer: give that recipe or another --out"
-        )
-    weights.load_state_dict(state["weights"])
-    for name, buffer in buffers.items():
-        buffer.copy_(state["buffers"][name])
-
-
-def _shapes(weights: dict, buffers: dict[str, torch.Tensor]) -> tuple:
-    """What the weights and buffers of a checkpoint and of a task must have in common."""
-    groups = [[group["params"] for group in optimizer["param_groups"]] for optimizer in weights["optimizers"]]
-    shapes = [[one.shape for one in weights[name]] for name in ("masters", "averages")]
-    return shapes, groups, {name: it.shape for name, it in buffers.items()}
+def half_of(task: nn.Module) -> torch.dtype | None:
+    """The dtype of the weights that a task trains and holds in half precision; None if there are none."""
+    return next((p.dtype for p in task.parameters() if p.requires_grad and p.dtype != torch.float32), None)
 
 
 @contextmanager
@@ -360,13 +173,14 @@ def begin(
     out: Path,
     learning_rate_scales: dict[str, float] | None = None,
     about: dict[str, Any] | None = None,
+    resume_from: str | None = None,
 ) -> dict | None:
     """The checkpoint that `fit` resumes from, None without one, after a check that the run began with these settings.
 
     Raises:
         ValueError: if it did not, or the checkpoint is damaged or past `settings.steps`.
     """
-    path, state = newest_checkpoint(out)
+    path, state = newest_checkpoint(out) if resume_from is None else chosen_checkpoint(out, resume_from)
     optimizer = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
     every = {
         "task": type(task).__name__,
@@ -400,6 +214,10 @@ def fit(
     about: dict[str, Any] | None = None,
     log_with: str | None = None,
     seed: int = 0,
+    sharded: bool = False,
+    checkpoint_every: int | None = None,
+    checkpoints_total_limit: int | None = None,
+    resume_from: str | None = None,
 ) -> None:
     """Train `task` to `settings.steps` steps and leave the averaged weights in it.
 
@@ -408,6 +226,10 @@ def fit(
     `checkpoint-before.pt`, the one before, which takes its place if it is damaged, `settings.json`, `log.jsonl`,
     `log.png` and the task's pictures. `on_report` is called at each report, while the averaged weights are in `task`;
     `learning_rate_scales` are those of `MasterWeights`; dropout and the like follow from `seed`.
+
+    Every `checkpoint_every` steps the checkpoint is also kept as `checkpoint-STEP.pt`, the newest
+    `checkpoints_total_limit` of them. A run resumes from its newest checkpoint, or from the kept one that is called
+    `resume_from`.
 
     A step whose loss or gradient is not finite changes nothing, and the log counts it. Several in a row end the run.
 
@@ -418,7 +240,8 @@ def fit(
     `log_with` is the name of a tracker of accelerate, as in "tensorboard" or "wandb", that gets the figures too.
 
     Processes that `torchrun` starts, and that called `join_processes`, train together: each takes its own batches, the
-    gradients are averaged, and the first one reports.
+    gradients are averaged, and the first one reports. If `sharded`, the networks of the task, its children, are
+    divided over them, see `Shards`; for a report `task.show` gets whole copies of them by name.
 
     Raises:
         ValueError: if the tracker is unknown or not installed, `torchrun` started several that did not, another
@@ -433,22 +256,49 @@ def fit(
     first = processes()[0] == 0
     tracker = new_tracker(log_with, out) if first and log_with is not None else None
     with alone_in(out):
-        state = begin(task, settings, out, learning_rate_scales, about)
+        state = begin(task, settings, out, learning_rate_scales, about, resume_from)
         start, log = (0, []) if state is None else (state["step"], list(map(finite, state["log"])))
         # Steps that were skipped, and how many of them were the last ones.
         skipped, in_a_row = (0 if state is None else state.get("skipped", 0)), 0
+        half = half_of(task)
+        model = Step(task, half)
+        shards = Shards(model, task, half) if sharded else None
         weights = MasterWeights(task, settings, learning_rate_scales)
+        device = weights.masters[0].device
         buffers = dict(task.named_buffers())
         checkpoint = out / CHECKPOINT
         if state is not None:
             restore(state, weights, buffers, checkpoint)
+        accelerator = Accelerator(
+            gradient_accumulation_steps=settings.accumulate,
+            cpu=device.type == "cpu",
+            device_placement=False,
+            kwargs_handlers=[TOGETHER],
+        )
+
+        def use_masters() -> None:
+            if shards is None:
+                weights.use_masters()
+            else:
+                task.show(dict(task.named_children()))
+                shards.empty()
+
+        def use_averages() -> None:
+            if shards is None:
+                weights.use_averages()
+            else:
+                shards.fill(weights)
+                task.show(shards.copies)
 
         def keep(step: int) -> None:
-            weights.check(checkpoint)
+            weights.check(_remedy(checkpoint))
+            every = gathered(weights.state_dict())
             if first:
                 state = {"step": step, "log": log, "skipped": skipped}
-                save_checkpoint(checkpoint, {**state, "weights": weights.state_dict(), "buffers": buffers})
+                save_checkpoint(checkpoint, {**state, "weights": every, "buffers": buffers})
                 write_whole(out / "log.jsonl", lambda file: file.write_bytes(to_lines(log)))
+                if checkpoint_every is not None and step % checkpoint_every == 0:
+                    keep_checkpoint(out, step, checkpoints_total_limit)
 
         def note(row: dict[str, float]) -> None:
             log.append(finite(row))
@@ -457,21 +307,26 @@ def fit(
                 tracker.log(figures, step=row["step"])
 
         def report(step: int) -> None:
-            weights.check(checkpoint)
-            if not first:
-                return
-            weights.load(averaged=True)
-            task.eval()
-            # Images are generated in other shapes than a model is trained in, too few to compile for.
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                note({"step": step, **task.report(step, out)})
-                if on_report is not None:
-                    on_report()
-            weights.load(averaged=False)
-            task.train()
-            keep(step)
-            plot_log(log, out / "log.png")
+            weights.check(_remedy(checkpoint))
+            if first or sharded:
+                use_averages()
+            if first:
+                task.eval()
+                # Images are generated in other shapes than a model is trained in, too few to compile for.
+                with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                    note({"step": step, **task.report(step, out)})
+                    if on_report is not None:
+                        on_report()
+                task.train()
+            if first or sharded:
+                use_masters()
+                keep(step)
+            if first:
+                plot_log(log, out / "log.png")
 
+        use_masters()
+        if not sharded:
+            model = accelerator.prepare(model)
         task.train()
         last_checkpoint = last_report = began = time.monotonic()
         with (
@@ -484,20 +339,36 @@ def fit(
                 # The random numbers of a step must not depend on an interruption before it.
                 seed_networks(seed, step)
                 before = {name: buffer.clone() for name, buffer in buffers.items()}
-                loss, figures, ended = torch.zeros((), device=weights.masters[0].device), [], None
+                losses, figures, ended = [torch.zeros((), device=device)], [], None
                 with enough_memory():
                     try:
                         for part in range(settings.accumulate):
-                            one, found = task.loss(step * settings.accumulate + part)
-                            (one / settings.accumulate).backward()
-                            weights.collect()
-                            loss += one.detach() / settings.accumulate
-                            figures.append(found)
+                            last = part == settings.accumulate - 1
+                            with nullcontext() if last else accelerator.no_sync(model):
+                                loss, found = model(step * settings.accumulate + part)
+                                losses.append(loss.detach().float() / settings.accumulate)
+                                figures.append(found)
+                                if not last:
+                                    accelerator.backward(loss)
                     except ChildProcessError as error:
+                        # The others wait for its part of the weights: `torchrun` ends them.
+                        if sharded:
+                            raise
                         ended = error
-                    said = torch.stack([loss, *map(loss.new_tensor, map(float, (bool(interrupted), bool(ended))))])
-                    average([said])
-                    mean, stopping, incomplete = said.tolist()
+                    # Before the gradients of all processes are averaged, which is while the last part of the backward
+                    # pass runs, all must have come so far.
+                    now = time.monotonic()
+                    asked = (
+                        bool(interrupted),
+                        bool(ended),
+                        now - last_report > report_every_seconds,
+                        now - last_checkpoint > checkpoint_every_seconds
+                        or (checkpoint_every is not None and (step + 1) % checkpoint_every == 0),
+                    )
+                    said = torch.stack([sum(losses), *map(losses[0].new_tensor, map(float, asked))])
+                    mean, stopping, incomplete, reporting, keeping = accelerator.reduce(said, "mean").tolist()
+                    if not incomplete:
+                        accelerator.backward(loss)
                     taken = not incomplete and math.isfinite(mean) and weights.step(step)
                 if not taken:
                     weights.clear()
@@ -529,11 +400,11 @@ def fit(
                 if stopping:
                     # A report may last longer than the system waits.
                     keep(step + 1)
-                if stopping or time.monotonic() - last_report > report_every_seconds:
+                if stopping or reporting:
                     report(step + 1)
                     last_checkpoint = last_report = time.monotonic()
                 # After the last step a checkpoint would say that the report is there too.
-                elif step + 1 < settings.steps and time.monotonic() - last_checkpoint > checkpoint_every_seconds:
+                elif step + 1 < settings.steps and keeping:
                     keep(step + 1)
                     last_checkpoint = time.monotonic()
                 if stopping:
@@ -545,10 +416,31 @@ def fit(
                     raise KeyboardInterrupt
         if start < settings.steps:
             report(settings.steps)
-        weights.load(averaged=True)
+        use_averages()
         task.eval()
         if tracker is not None:
             tracker.finish()
+
+
+def seconds_per_step(task: Task, settings: OptimizerSettings, count: int = 10) -> float:
+    """How long a step of `fit` takes in this process: the mean of at most `count` of them, after one that is not
+    counted. It changes the weights of the task."""
+    weights = MasterWeights(task, settings)
+    model = Step(task, half_of(task))
+    weights.use_masters()
+    task.train()
+    first = int(settings.steps > 1)
+    taken = min(count + first, settings.steps)
+    began = time.monotonic()
+    with enough_memory():
+        for step in range(taken):
+            if step == first:
+                began = time.monotonic()
+            for part in range(settings.accumulate):
+                loss, _ = model(step * settings.accumulate + part)
+                (loss / settings.accumulate).backward()
+            weights.step(step)
+    return (time.monotonic() - began) / (taken - first)
 
 
 def _remedy(checkpoint: Path) -> str:

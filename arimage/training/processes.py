@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, reduce
+from accelerate.utils import gather_object
 from torch import distributed
 
 
@@ -55,14 +55,6 @@ def wait_for_all() -> None:
     """Wait until every process that trains together is here."""
     if processes()[1] > 1:
         distributed.barrier()
-
-
-@torch.no_grad()
-def average(tensors: list[torch.Tensor]) -> None:
-    """Replace tensors by their averages over the processes that train together."""
-    if processes()[1] > 1:
-        for tensor in tensors:
-            tensor.copy_(reduce(tensor, "mean"))
 
 
 def mean_of(figures: Sequence[dict[str, torch.Tensor]]) -> dict[str, float]:

@@ -11,17 +11,25 @@ import torch
 
 from ..eval.runs.files import space_in
 from ..pipelines.base import ARPipeline
-from .cards import add_metadata
+from .cards import Samples, add_metadata, add_samples
 from .processes import processes
 
 
 def save_float16(pipe: ARPipeline, folder: Path, **metadata: object) -> None:
-    """Save a copy of a pipeline in float16, but for what stays in float32, with `metadata` in its card. A folder that
-    exists is replaced when the new one is complete. Of processes that train together the first one saves."""
+    """`save_trained` in float16."""
+    save_trained(pipe, folder, torch.float16, **metadata)
+
+
+def save_trained(
+    pipe: ARPipeline, folder: Path, dtype: torch.dtype, *, samples: Samples | None = None, **metadata: object
+) -> None:
+    """Save a copy of a pipeline in a dtype, but for what stays in float32, with `metadata` and `samples` in its card.
+    A folder that exists is replaced when the new one is complete. Of processes that train together the first one
+    saves."""
     if processes()[0] > 0:
         return
     halves = {
-        name: copy.deepcopy(part).half() if isinstance(part, torch.nn.Module) else part
+        name: copy.deepcopy(part).to(dtype) if isinstance(part, torch.nn.Module) else part
         for name, part in pipe.components.items()
     }
     _, options = pipe._get_signature_keys(pipe)
@@ -32,6 +40,7 @@ def save_float16(pipe: ARPipeline, folder: Path, **metadata: object) -> None:
     def save(partial: Path) -> None:
         half.save_pretrained(partial)
         add_metadata(partial, **metadata)
+        add_samples(partial, samples)
         # The path that a part was loaded from means nothing elsewhere.
         for file in partial.glob("*/config.json"):
             config = json.loads(file.read_text())

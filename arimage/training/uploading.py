@@ -28,24 +28,24 @@ def check_repository(name: str) -> None:
         raise ValueError(f"--push-to-hub is {name!r}, which no repository can be called: give owner/name") from error
 
 
-def make_repository(name: str) -> None:
-    """Make the repository of a name, unless it exists.
+def make_repository(name: str, token: str | None = None, private: bool = False) -> None:
+    """Make the repository of a name, unless it exists, which asks the Hub before a training whether it may.
 
     Raises:
         ConnectionError: if the Hub refuses, or cannot be reached.
     """
     with _told(name):
-        HfApi().create_repo(name, exist_ok=True)
+        HfApi(token=token).create_repo(name, private=private, exist_ok=True)
 
 
-def upload(name: str, folder: Path) -> None:
+def upload(name: str, folder: Path, token: str | None = None) -> None:
     """Upload what is in a folder.
 
     Raises:
         ConnectionError: if the Hub refuses, or cannot be reached.
     """
     with _told(name):
-        HfApi().upload_folder(repo_id=name, folder_path=folder)
+        HfApi(token=token).upload_folder(repo_id=name, folder_path=folder)
 
 
 @contextmanager

@@ -319,6 +319,50 @@ def test_the_log_has_the_mean_over_the_parts_of_a_step(tmp_path):
     assert mean_of([{"a": torch.tensor(1.0)}, {"a": torch.tensor(2.0), "b": torch.tensor(4.0)}]) == {"a": 1.5, "b": 4}
 
 
+class Half(Line):
+    """A line in bfloat16, which a report uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.reports = self.line.bfloat16(), []
+
+    def report(self, step, out):
+        self.reports.append(self.line(torch.ones(1, 1, dtype=torch.bfloat16)).item())
+        return {}
+
+
+def test_reports_use_averages_and_leave_mixed_precision_as_it_was(tmp_path):
+    often, once = Half(), Half()
+    fit(often, SETTINGS, tmp_path / "often", report_every_seconds=-1.0)
+    fit(once, SETTINGS, tmp_path / "once")
+    states = [load_checkpoint(tmp_path / name / "checkpoint.pt")["weights"] for name in ("often", "once")]
+    for one, other in zip(*(state["masters"] for state in states), strict=True):
+        assert one.dtype == torch.float32 and torch.equal(one, other)
+    # In bfloat16, with the averages of that moment.
+    assert len(often.reports) == 21 and len(set(often.reports)) > 10
+    assert often.line.weight.dtype == torch.bfloat16
+    expected = sum(average.bfloat16() for average in states[0]["averages"]).item()
+    assert often.reports[-1] == pytest.approx(expected, rel=1e-2) == once.reports[0]
+
+
+def test_the_second_moment_falls_again(tmp_path):
+    layer = nn.Linear(1, 1, bias=False).bfloat16()
+    weights = MasterWeights(layer, OptimizerSettings(2000, 1e-6, betas=(0.9, 0.99), warmup_steps=1, weight_decay=0.0))
+    for step in range(600):
+        layer.weight.grad = torch.full_like(layer.weight, 1.0 if step < 100 else 1e-3)
+        weights.step(step)
+    (state,) = weights.optimizers[0].state.values()
+    # Less than a bfloat16 that stays where it is.
+    assert state["exp_avg_sq"].item() < 0.01
+
+
+@pytest.mark.slow
+def test_the_norm_of_a_large_gradient_is_whole(tmp_path):
+    layer = nn.Linear(2**14, 2**14, bias=False)
+    weights = MasterWeights(layer, SETTINGS)
+    assert weights.norm_of([torch.ones_like(layer.weight)]).item() == pytest.approx(2**14, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_processes_that_train_together_agree_on_what_survives(tmp_path):
     together(["training.survive_together"], tmp_path)

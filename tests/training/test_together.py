@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from training.train_together import SETTINGS, Mean
 
 from arimage.training.loop import fit
-from arimage.training.muon import Muon, orthogonalised
 from arimage.training.processes import batch_generator
 
 
@@ -44,26 +42,3 @@ def test_what_trains_in_one_process_is_refused_under_torchrun(tmp_path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="trains in one process: start it without torchrun"):
         fit(Mean(), SETTINGS, tmp_path)
-
-
-@pytest.mark.parametrize("shape", [(8, 20), (20, 8), (12, 12)])
-def test_an_orthogonalised_matrix_keeps_its_singular_vectors(shape):
-    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-    near = left.mT @ orthogonalised(matrices) @ right.mT
-    values = near.diagonal(dim1=1, dim2=2)
-    torch.testing.assert_close(near, values.diag_embed(), atol=1e-4, rtol=0)
-    assert 0.3 < values.min() and values.max() < 1.3
-
-
-def test_muon_agrees_with_that_of_torch():
-    ours, theirs = (nn.Parameter(torch.randn(6, 9, generator=torch.Generator().manual_seed(1))) for _ in range(2))
-    settings = {"lr": 0.01, "weight_decay": 0.05}
-    optimizers = [Muon([ours], **settings), torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **settings)]
-    for step in range(4):
-        gradient = torch.randn(6, 9, generator=torch.Generator().manual_seed(10 + step))
-        for parameter, optimizer in zip((ours, theirs), optimizers, strict=True):
-            parameter.grad = gradient.clone()
-            optimizer.step()
-    # torch computes in bfloat16.
-    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-2)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,8 @@ from ...eval.bench.measure import choose_decodings
 from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...pipelines.adapters.lora import check_peft
 from ...pipelines.base import ARPipeline
-from ...settings.schema import Batch, Positive, Rate, Seed, Share, Steps, Width, checked
-from ..cards import write_adapter_card
+from ...settings.schema import Batch, Count, Positive, Rate, Seed, Share, Steps, Width, checked
+from ..cards import SHEET, Samples, write_adapter_card
 from ..data.pictures import save_grid, to_unit_range
 from ..loop import OptimizerSettings, begin, fit
 from ..losses import condition_of, losses_of
@@ -66,6 +66,8 @@ class LoraSettings:
     prior_share: Part = 0.5
     short_share: Part = 0.5
     seed: Seed = 0
+    accumulate: Count = 1
+    max_grad_norm: Positive = 1.0
 
 
 # Python code makes these settings too, not only the command.
@@ -101,9 +103,17 @@ def add_adapter(component: nn.Module, rank: int, alpha: float, targets: str) -> 
     component.eval()
 
 
-def save_adapter(pipe: ARPipeline, folder: Path, *, base: str, captions: Sequence[str]) -> None:
+def save_adapter(
+    pipe: ARPipeline,
+    folder: Path,
+    *,
+    base: str,
+    captions: Sequence[str],
+    data: str | None = None,
+    samples: Samples | None = None,
+) -> None:
     """Write the adapter of a pipeline's component into a folder, with the model and the captions that it was trained
-    on, and a model card."""
+    on, and a model card with `data` and `samples`."""
     from peft import get_peft_model_state_dict
 
     (key,) = pipe._lora_loadable_modules
@@ -121,7 +131,7 @@ def save_adapter(pipe: ARPipeline, folder: Path, *, base: str, captions: Sequenc
             folder, weight_name=file.name, **parts, base=base, captions=captions
         ),
     )
-    write_adapter_card(pipe, folder, base, next(iter(captions), None))
+    write_adapter_card(pipe, folder, base, next(iter(captions), None), data, samples)
 
 
 def split_pictures(data: Pairs, seed: int) -> tuple[Pairs, Pairs]:
@@ -153,6 +163,7 @@ class LoraTask(nn.Module):
         settings: LoraSettings,
         *,
         base: str,
+        name: str | None = None,
         prior: Pairs | Generated | None = None,
         prompts: Sequence[str] = (),
         decoding: str | None = None,
@@ -160,7 +171,7 @@ class LoraTask(nn.Module):
         super().__init__()
         check_peft()
         heldout, trained = split_pictures(data, settings.seed)
-        self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding)
+        self.settings, self.frozen = settings, SimpleNamespace(pipe=pipe, base=base, decoding=decoding, name=name)
         if decoding is not None:
             # A report is too late to learn that it does not run.
             choose_decodings(pipe, condition_of(pipe, data.captions[:1]), [decoding], {})
@@ -169,7 +180,8 @@ class LoraTask(nn.Module):
         (self.key,) = pipe._lora_loadable_modules
         self.component = SimpleNamespace(it=pipe.components[self.key])
         # More steps train a run further.
-        about = {**of_settings(settings, "steps"), **of_pipeline(pipe)}
+        # What the optimizer has is compared with it.
+        about = {**of_settings(settings, "steps", "accumulate", "max_grad_norm"), **of_pipeline(pipe)}
         torch.manual_seed(settings.seed)
         add_adapter(self.component.it, settings.rank, settings.alpha, settings.targets)
         self.weights = nn.ParameterList([one for one in self.component.it.parameters() if one.requires_grad])
@@ -255,16 +267,17 @@ class LoraTask(nn.Module):
             kept = torch.zeros(len(part), dtype=torch.bool)
             total.append(self.frozen.losses(captions, tokens, kept, tokens.shape[1], generator).mean(1))
         loss = float(torch.cat(total).mean())
+        self.save_sheet(out / SHEET)
         self.save(out / "last")
         if loss < self.best[0]:
             self.best.copy_(torch.tensor([loss, step]))
             self.save(out / "best")
-        self.save_sheet(out / "samples.png")
         return {"held-out loss": loss}
 
     def save(self, folder: Path) -> None:
         known = list(dict.fromkeys([*self.data.captions, *self.heldout.captions]))
-        save_adapter(self.frozen.pipe, folder, base=self.frozen.base, captions=known)
+        frozen, samples = self.frozen, Samples(folder.with_name(SHEET), self.prompts)
+        save_adapter(frozen.pipe, folder, base=frozen.base, captions=known, data=frozen.name, samples=samples)
 
     def save_sheet(self, path: Path) -> None:
         """One column per prompt: the base, the adapter at 0.5 and at 1."""
@@ -299,23 +312,25 @@ def _optimizer(settings: LoraSettings) -> OptimizerSettings:
         learning_rate=settings.learning_rate,
         weight_decay=0.0,
         warmup_steps=20,
+        accumulate=settings.accumulate,
+        gradient_clip=settings.max_grad_norm,
         # Averages over the last fifty steps.
         ema_decay=0.98,
     )
 
 
-def check_lora(task: LoraTask, out: Path) -> None:
+def check_lora(task: LoraTask, out: Path, resume_from: str | None = None) -> None:
     """Check that a run in `out` began with the pictures and settings of `task`.
 
     Raises:
         ValueError: if it did not.
     """
-    begin(task, _optimizer(task.settings), out, about=task.about)
+    begin(task, _optimizer(task.settings), out, about=task.about, resume_from=resume_from)
 
 
-def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -> None:
+def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0, **options: Any) -> None:
     """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
-    shows what they change."""
+    shows what they change. The `options` are those of `fit`."""
     fit(
         task,
         _optimizer(task.settings),
@@ -324,6 +339,7 @@ def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0) -
         log_every=10,
         about=task.about,
         seed=task.settings.seed,
+        **options,
     )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from ...auto import AutoPipeline
+from ...cli.options import fast_dtype
 from ...families import PIPELINES
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
@@ -32,6 +33,8 @@ from .task import TokenSettings, TokenTask
 from .text import new_text_encoder, train_text_tokenizer
 
 
+# What of the optimizer may be given apart from a recipe.
+OF_OPTIMIZER = ("steps", "learning_rate", "accumulate", "gradient_clip")
 # The argument of a transformer that says how many tokens of a text it reads.
 READ = "num_condition_tokens"
 # What the arguments of a transformer have in common with those of the model whose image tokenizer made the tokens.
@@ -57,7 +60,7 @@ def token_settings(recipe: TokenRecipe, **given: Any) -> TokenSettings:
         ValueError: if one is wrong.
     """
     given = {name: value for name, value in given.items() if value is not None}
-    optimizer = {name: given.pop(name) for name in ("steps", "learning_rate") if name in given}
+    optimizer = {name: given.pop(name) for name in OF_OPTIMIZER if name in given}
     changed = check(OptimizerSettings, vars(recipe.optimizer) | optimizer, "the settings")
     return check(TokenSettings, recipe.training | given | {"optimizer": changed}, "table [training]")
 
@@ -352,6 +355,8 @@ def begin_training(
     *,
     text_tokenizer: Path | None = None,
     compile: bool = False,
+    prompts: Sequence[str] = (),
+    gradient_checkpointing: bool = False,
 ) -> TokenTask:
     """The training of a recipe on the cache in the folder `tokens`. No step sees an image of the caches in the folders
     `heldout`, by default some of those in `tokens`, see `hold_out`.
@@ -360,6 +365,9 @@ def begin_training(
         start_from: name or folder of a trained pipeline, whose weights and shape are taken.
         text_tokenizer: folder of the tokenizer of a new text encoder, see `new_text`.
         compile: whether to compile the blocks of the transformer.
+        prompts: what samples are of; by default the captions or classes of held-out images.
+        gradient_checkpointing: whether the layers of a language model are computed again in the backward pass, which
+            takes less memory and more time.
 
     Raises:
         ValueError: if the parts do not fit.
@@ -383,7 +391,8 @@ def begin_training(
         if not isinstance(network, ModelMixin):
             raise ValueError(f"a {type(network).__name__} of transformers is not compiled here: leave out --compile")
         network.compile_repeated_blocks()
-    return TokenTask(pipe, trained, settings, heldout=held, base=start_from)
+    more = {"prompts": prompts, "gradient_checkpointing": gradient_checkpointing}
+    return TokenTask(pipe, trained, settings, heldout=held, base=start_from, **more)
 
 
 def _text_encoder_of(pipe: ARPipeline) -> nn.Module:
@@ -402,14 +411,16 @@ def plan_of(
     cache: TokenCache,
     start_from: str | None = None,
     text_tokenizer: Path | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    """What a training needs: parameters, those that are trained, images or clips, tokens, steps, epochs, FLOP and the
-    bytes of the weights and their optimizer. Activations come on top."""
+    """What a training needs: parameters, those that are trained, images or clips, their size, tokens, steps, epochs,
+    FLOP and the bytes per process, by what they hold. Activations come on top."""
     pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer, fresh=False)
     network = pipe.components[pipe._lora_loadable_modules[0]]
-    parameters = trained = sum(weight.numel() for weight in network.parameters())
+    learning = [network]
     if recipe.text_encoder is not None and not settings.lora_rank:
-        parameters = trained = trained + sum(weight.numel() for weight in _text_encoder_of(pipe).parameters())
+        learning.append(_text_encoder_of(pipe))
+    parameters = trained = sum(weight.numel() for part in learning for weight in part.parameters())
     if settings.lora_rank:
         layers = [network.get_submodule(name) for name in target_names(network, settings.lora_targets)]
         trained = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers)
@@ -417,17 +428,31 @@ def plan_of(
     batch = settings.batch_size * optimizer.accumulate
     images = batch * optimizer.steps
     what = "clip" if "frames" in cache.index.about else "image"
+    height, width = cache.index.about["image_size"]
+    half = fast_dtype(device).itemsize
+    every = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
+    # Parts that do not learn are in float32, what an adapter changes is not.
+    frozen = 4 * (sum(p.numel() for part in every for p in part.parameters()) - parameters)
+    frozen += half * (parameters - trained if settings.lora_rank else 0)
+    parts = {
+        # In float32, and while a step is computed also in the dtype that is fast.
+        "trained weights": (4 + half % 4) * trained,
+        "averaged weights": 4 * trained,
+        "gradients": 4 * trained,
+        "moments of AdamW": 8 * trained,
+        "other weights": frozen,
+    }
     return {
         "parameters": parameters,
         "trained parameters": trained,
         f"{what}s": len(cache),
         f"tokens per {what}": cache.index.shape[0],
+        f"pixels that each {what} is brought to": f"{height} x {width}",
         f"{what}s per step and process": batch,
         "steps": optimizer.steps,
-        "epochs in one process": images / len(cache),
+        "epochs in one process": round(images / len(cache), 2),
         # Two per weight and token forward, two backward, and two for the gradient of a weight that is trained.
         "FLOP": (4 * parameters + 2 * trained) * images * cache.index.shape[0],
-        # Weights in 16 bits, and of the trained ones in float32 masters, averages, two moments and gradients, next to
-        # which the parts of a step have theirs in 16 bits.
-        "bytes": 2 * parameters + (22 if optimizer.accumulate > 1 else 20) * trained,
+        "bytes": sum(parts.values()),
+        **{f"bytes of {name}": value for name, value in parts.items()},
     }

@@ -1,6 +1,6 @@
 """Training of a whole transformer, or of an adapter of it, on a cache of tokens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,20 +11,22 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...cli.options import fast_dtype
 from ...pipelines.base import ARPipeline
 from ...pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from ...settings.schema import COMPLETE, Batch, Count, Number, Positive, Seed, Share, Text, Whole, Workers
 from ..adapters.lora import add_adapter, save_adapter
-from ..cards import data_name, from_base
+from ..cards import SHEET, Samples, data_name, from_base
 from ..data.pictures import save_grid
 from ..loop import OptimizerSettings, fit
 from ..losses import condition_of, losses_of, reads_text
 from ..orders import Orders
 from ..processes import batch_generator, processes
 from ..resuming import digest, of_settings
-from ..saving import save_float16
+from ..saving import save_trained
 from .batches import TokenBatch, TokenBatches
 from .cache import TokenCache
 from .heldout import HELD_OUT, Part, reported
@@ -34,6 +36,8 @@ from .text import CaptionLength, TextVocabulary
 HELD_OUT_LOSS, TRAINED_LOSS = "held-out loss", "loss of trained images"
 # The images of a sheet of samples.
 SHOWN = 8
+# The folder of the run in OUT.
+RUN = "transformer"
 # All but cuDNN's, which refuses some shapes of masks.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # What learns at the learning rate of the text.
@@ -110,6 +114,8 @@ class TokenTask(nn.Module):
         *,
         heldout: Mapping[str, TokenCache | Part],
         base: str | None = None,
+        prompts: Sequence[str] = (),
+        gradient_checkpointing: bool = False,
     ):
         super().__init__()
         (self.key,) = pipe._lora_loadable_modules
@@ -121,6 +127,13 @@ class TokenTask(nn.Module):
         if settings.best is not None and settings.best not in heldout:
             names = f"those are {', '.join(heldout)}" if any(heldout) else "there is none: give --heldout"
             raise ValueError(f"best is {settings.best!r}, which is not the name of a held-out set, and {names}")
+        if prompts:
+            # A report is too late to learn that one is no class.
+            if not reads_text(pipe):
+                raise ValueError(
+                    f"--validation-prompts is given, and this {type(pipe).__name__} reads none: leave it out"
+                )
+            pipe.prepare(**condition_of(pipe, list(prompts)))
         self.settings, sets = settings, dict(heldout) or {"": cache}
         # Not modules: what is in it is neither trained nor part of a checkpoint.
         self.frozen = SimpleNamespace(
@@ -133,6 +146,8 @@ class TokenTask(nn.Module):
             # The samples of a report are of its images.
             heldout=next(iter(sets.values())),
             base=base,
+            prompts=list(prompts),
+            checkpointed=checkpointed_layers(network) if gradient_checkpointing else [],
             data=data_name(cache.index.about["data"]),
             batches=None,
             next=None,
@@ -145,6 +160,7 @@ class TokenTask(nn.Module):
         }
         dtype = fast_dtype(pipe._execution_device.type)
         nn.Module.to(network, dtype=dtype)
+        self.frozen.dtype = dtype
         if settings.lora_rank:
             torch.manual_seed(settings.seed)
             add_adapter(network, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
@@ -192,7 +208,7 @@ class TokenTask(nn.Module):
 
     def report(self, step: int, out: Path) -> dict[str, float]:
         """The loss of each held-out set, and OUT/best where that is the lowest so far."""
-        frozen, figures = self.frozen, {}
+        frozen, figures, lowest = self.frozen, {}, False
         what = "clip" if frozen.pipe.abilities.generates_video else "picture"
         for name, held in frozen.sets.items():
             loss, count = self._judge(held)
@@ -205,8 +221,10 @@ class TokenTask(nn.Module):
                 figures[f"{HELD_OUT_LOSS}, {name}"] = loss
             if name == self.settings.best and loss < self.lowest[0]:
                 self.lowest.copy_(torch.tensor([loss, step]))
-                self._save(out.with_name("best"))
-        self._save_samples(out / "samples.png")
+                lowest = True
+        self._save_samples(out / SHEET)
+        if lowest:
+            self._save(out.with_name("best"), out / SHEET)
         return figures
 
     def _judge(self, heldout: TokenCache | Part) -> tuple[float, int]:
@@ -220,11 +238,20 @@ class TokenTask(nn.Module):
         losses = torch.cat(found)
         return float(losses.mean(1).mean()), losses.shape[1]
 
-    def _save_samples(self, path: Path) -> None:
-        pipe, heldout = self.frozen.pipe, self.frozen.heldout
-        images = torch.linspace(0, len(heldout) - 1, min(SHOWN, len(heldout))).long().tolist()
+    def _shown(self) -> tuple[torch.Tensor, list[str]]:
+        """The tokens of the held-out images that samples are next to, and what the samples are of."""
+        prompts, heldout = self.frozen.prompts, self.frozen.heldout
+        count = len(heldout)
+        if prompts:
+            images = [number % count for number in range(len(prompts))]
+        else:
+            images = torch.linspace(0, count - 1, min(SHOWN, count)).long().tolist()
         tokens, captions = heldout.read(images, [0] * len(images))
-        given = condition_of(pipe, captions) if reads_text(pipe) else {}
+        return tokens, prompts or captions
+
+    def _save_samples(self, path: Path) -> None:
+        pipe, (tokens, prompts) = self.frozen.pipe, self._shown()
+        given = condition_of(pipe, prompts) if reads_text(pipe) else {}
         if isinstance(pipe, CosmosPipeline) and not pipe.begins_with_text:
             # Such a model continues videos: here the first map of each.
             given["tokens"] = tokens.unflatten(1, pipe.transformer.config.shape)[:, :1]
@@ -240,34 +267,43 @@ class TokenTask(nn.Module):
         save_grid(shown, path, columns)
 
     def save(self, out: Path) -> None:
-        """Write OUT/model, the pipeline in float16, or OUT/adapter."""
-        self._save(out / ("adapter" if self.settings.lora_rank else "model"))
+        """Write OUT/model, the pipeline in the dtype that it is trained in, or OUT/adapter."""
+        self._save(out / ("adapter" if self.settings.lora_rank else "model"), out / RUN / SHEET)
 
-    def _save(self, folder: Path) -> None:
-        """Write the pipeline or the adapter. Of processes that train together the first one does."""
+    def _save(self, folder: Path, sheet: Path) -> None:
+        """Write the pipeline or the adapter, with a sheet of samples. Of processes that train together the first one
+        does."""
         if processes()[0]:
             return
-        base = self.frozen.base
+        frozen, base = self.frozen, self.frozen.base
+        names = frozen.pipe.class_names
+        of = [text if names is None or not text.isdigit() else names[int(text)] for text in self._shown()[1]]
+        samples = Samples(sheet, of)
         if self.settings.lora_rank:
-            save_adapter(self.frozen.pipe, folder, base=base, captions=[])
+            save_adapter(frozen.pipe, folder, base=base, captions=[], data=frozen.data, samples=samples)
         else:
             begun = {} if base is None else from_base(base)
-            save_float16(self.frozen.pipe, folder, **begun, datasets=[self.frozen.data])
+            save_trained(frozen.pipe, folder, frozen.dtype, samples=samples, **begun, datasets=[frozen.data])
 
-    def fit(self, out: Path, report_every_seconds: float = 900.0, log_with: str | None = None) -> None:
-        """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. `log_with` is
-        that of `fit`."""
+    def show(self, networks: dict[str, nn.Module]) -> None:
+        """Let the pipeline have these networks, of which training divides others over several processes."""
+        for name, network in networks.items():
+            setattr(self.frozen.pipe, name, network)
+
+    def fit(self, out: Path, report_every_seconds: float = 900.0, **options: Any) -> None:
+        """Train, or resume, and leave the averaged weights in the pipeline; every report saves them. The `options` are
+        those of `fit`."""
         with sdpa_kernel(ATTENTION):
             fit(
                 self,
                 self.settings.optimizer,
-                out / "transformer",
+                out / RUN,
                 learning_rate_scales=self.learning_rate_scales,
                 report_every_seconds=report_every_seconds,
                 about=self.about,
                 on_report=lambda: self.save(out),
-                log_with=log_with,
                 seed=self.settings.seed,
+                **options,
             )
         self.save(out)
 
@@ -275,4 +311,22 @@ class TokenTask(nn.Module):
         """Also after a report, which leaves an adapter without gradients."""
         for weight in getattr(self, "weights", ()):
             weight.requires_grad_(mode)
-        return super().train(mode)
+        super().train(mode)
+        # The network of an adapter is not trained, and has no dropout: only the layers ask for the mode.
+        for layer in self.frozen.checkpointed:
+            layer.training = mode
+        return self
+
+
+def checkpointed_layers(network: nn.Module) -> list[nn.Module]:
+    """The layers of a language model, which from now on keep nothing for the backward pass but what they read.
+
+    Raises:
+        ValueError: if it is none of transformers.
+    """
+    if not isinstance(network, PreTrainedModel) or not network.supports_gradient_checkpointing:
+        raise ValueError(
+            f"--gradient-checkpointing is for language models, and this is a {type(network).__name__}: leave it out"
+        )
+    network.gradient_checkpointing_enable({"use_reentrant": False})
+    return [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer)]

@@ -151,6 +151,19 @@ def test_every_family_learns_its_images(made, tmp_path, pipeline):
     assert trained("bee", output_type="pt").images.isfinite().all()
 
 
+@pytest.mark.every(2)
+@pytest.mark.parametrize("pipeline", FAMILIES)
+def test_every_family_trains_in_mixed_precision(made, tmp_path, pipeline, monkeypatch):
+    path = recipe(tmp_path, pipeline, steps=2)
+    train(path, made / f"{pipeline}-tokens", tmp_path / "float32")
+    monkeypatch.setattr("arimage.training.tokens.task.fast_dtype", lambda device: torch.bfloat16)
+    task = train(path, made / f"{pipeline}-tokens", tmp_path / "half")
+    assert next(task.parameters()).dtype == torch.bfloat16
+    state = state_of(tmp_path / "half")["weights"]
+    assert {master.dtype for master in state["masters"]} == {torch.float32}
+    assert losses_in(tmp_path / "half")[-1] == pytest.approx(losses_in(tmp_path / "float32")[-1], rel=0.05)
+
+
 def test_captions_are_trained_with_the_text_encoder_of_the_tokens(tmp_path):
     pipe = tiny_llamagen.text_pipeline()
     pipe.save_pretrained(tmp_path / "model")
@@ -160,7 +173,7 @@ def test_captions_are_trained_with_the_text_encoder_of_the_tokens(tmp_path):
     trained = AutoPipeline.from_pretrained(tmp_path / "run" / "model")
     assert trained.transformer.config.conditioning == "text" and trained.num_classes is None
     text = trained.text_encoder.state_dict()
-    assert all(torch.equal(text[name], value.half()) for name, value in pipe.text_encoder.state_dict().items())
+    assert all(torch.equal(text[name], value) for name, value in pipe.text_encoder.state_dict().items())
     assert task.frozen.network is task.transformer and trained("picture 1", output_type="pt").images.isfinite().all()
 
 
@@ -219,11 +232,11 @@ def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
         train(path, tmp_path / "tokens", tmp_path / "run")
 
 
-def check_processes(path, tokens, folder, module="arimage.cli.main"):
+def check_processes(path, tokens, folder, module="arimage.cli.main", options=()):
     """Two processes, which call the `main` of a module, end with the weights and the loss of one."""
     pipeline = PIPELINES[load_token_recipe(path).pipeline]
     train(path, tokens, folder / "run1")
-    words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2]
+    words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2, *options]
     modules = ["arimage.training.tokens.recipe", f"arimage.{pipeline}", module]
     together(modules, *words, "--out", folder / "run2")
     one, two = (state_of(folder / f"run{count}")["weights"]["averages"] for count in (1, 2))
@@ -239,6 +252,24 @@ def test_two_processes_train_as_one(made, tmp_path):
     tokens = made / "LlamaGenPipeline-tokens"
     check_processes(recipe(tmp_path, learning_rate=1e-3), tokens, tmp_path, "training.train_together")
     check_batches(tmp_path / "run2")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_divided_over_two_processes_trains_as_one(made, tmp_path):
+    tokens = made / "LlamaGenPipeline-tokens"
+    path = recipe(tmp_path, learning_rate=1e-3, muon=["transformer.blocks."])
+    check_processes(path, tokens, tmp_path, options=["--fsdp", "--checkpoint-every", 5])
+    one, two = (AutoPipeline.from_pretrained(tmp_path / run / "model") for run in ("run1", "run2"))
+    ours = two.transformer.state_dict()
+    for name, weight in one.transformer.state_dict().items():
+        torch.testing.assert_close(ours[name].float(), weight.float(), atol=1e-3, rtol=0)
+    # A run that goes on from what was kept.
+    whole = state_of(tmp_path / "run2")["weights"]["masters"]
+    words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2, "--fsdp"]
+    modules = ["arimage.training.tokens.recipe", "arimage.cli.main"]
+    together(modules, *words, "--out", tmp_path / "run2", "--resume-from", "checkpoint-5")
+    for a, b in zip(whole, state_of(tmp_path / "run2")["weights"]["masters"], strict=True):
+        assert torch.equal(a, b)
 
 
 def test_accumulated_batches_are_one_large_batch(made, tmp_path):
@@ -389,13 +420,14 @@ def test_an_adapter_is_trained_by_the_same_command(made, tmp_path, capsys, monke
     ]
     words += ["--start-from", base, "--lora-rank", 2, "--device", "cpu", "--steps", 5, "--push-to-hub", "me/adapter"]
     pushed = []
-    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda hub, name, exist_ok: pushed.append(name))
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda hub, name, **given: pushed.append((name, given)))
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda hub, **given: pushed.append(given))
     monkeypatch.setattr(sys, "argv", ["arimage", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert not end.value.code and capsys.readouterr().out.strip().endswith("adapter")
-    assert pushed == ["me/adapter", {"repo_id": "me/adapter", "folder_path": tmp_path / "run" / "adapter"}]
+    made_first = ("me/adapter", {"private": False, "exist_ok": True})
+    assert pushed == [made_first, {"repo_id": "me/adapter", "folder_path": tmp_path / "run" / "adapter"}]
     pipe = AutoPipeline.from_pretrained(base)
     plain = pipe(class_labels=3, generator=torch.Generator().manual_seed(0), output_type="pt").images
     pipe.load_lora_weights(tmp_path / "run" / "adapter")
