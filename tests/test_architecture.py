@@ -300,7 +300,7 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
         ("arimage/app/engine/engine.py", "from ..server.schemas import Fields"),
         ("arimage/app/server/app.py", "from ..demo import links"),
         ("arimage/training/loop.py", "from .recipe import Recipe"),
-        ("arimage/training/texts/text.py", "from ..recipe import Recipe"),
+        ("arimage/training/data/pictures.py", "from ..recipe import TokenRecipe"),
         ("arimage/eval/metrics/features.py", "from ..runs.generate import Run"),
         ("arimage/eval/runs/files.py", "from .manifest import make_manifest"),
         ("arimage/eval/report.py", "from .turns import bench"),

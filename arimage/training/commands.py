@@ -180,10 +180,12 @@ def tokens(
 @train_app.command("model")
 @panels(
     data="tokens heldout",
-    training="recipe text_tokenizer start_from steps learning_rate batch_size accumulate max_grad_norm lora_rank "
-    "lora_targets seed workers compile gradient_checkpointing fsdp",
-    reports="out validation_prompts report_every log_with checkpoint_every checkpoints_total_limit resume_from "
-    "push_to_hub hub_token private dry_run",
+    training="recipe text_tokenizer start_from steps learning_rate batch_size accumulate max_grad_norm",
+    adapter="lora_rank lora_targets",
+    machine="seed workers compile gradient_checkpointing fsdp dry_run",
+    reports="out validation_prompts report_every log_with",
+    checkpoints="checkpoint_every checkpoints_total_limit resume_from",
+    hub="push_to_hub hub_token private",
 )
 def train_model(
     tokens: Tokens,
@@ -306,8 +308,9 @@ def train_model(
     pictures="data caption prior prior_prompts prior_share",
     adapter="rank alpha targets",
     training="steps learning_rate batch_size accumulate max_grad_norm caption_dropout short_share seed",
-    reports="out validation_prompts decoding report_every checkpoint_every checkpoints_total_limit resume_from "
-    "push_to_hub hub_token private",
+    reports="out validation_prompts decoding report_every",
+    checkpoints="checkpoint_every checkpoints_total_limit resume_from",
+    hub="push_to_hub hub_token private",
 )
 def lora(
     data: Annotated[

@@ -192,7 +192,7 @@ def test_a_missing_model_is_refused_in_one_sentence(refused, tmp_path):
         ["serve", "--model"],
         ["app", "--model"],
         ["eval", "generate", "--out", "run", "--model"],
-        ["train", "drafter", "--out", "run", "--data", "x", "--heldout", "x", "--model"],
+        ["train", "drafter", "--out", "run", "--tokens", "x", "--model"],
     ],
 )
 def test_a_path_that_does_not_exist_is_reported_by_every_command(refused, command, name):
@@ -203,9 +203,12 @@ def test_missing_files_of_training_and_converters_are_refused(refused):
     data = ["--data", "absent.parquet", "--heldout", "absent.parquet", "--out", "run"]
     files = ["--transformer", "absent.pt", "--tokenizer", "absent.pt", "--out", "made"]
     for command, sentence in (
-        (["train", "tokenizer", *data], "absent.parquet"),
-        (["train", "transformer", *data], "has no trained tokenizer"),
-        (["train", "all", *data, "--recipe", "nonesuch"], "unknown recipe nonesuch"),
+        (["train", "tokenizer", *data, "--recipe", "imagenet-vq-16"], "absent.parquet"),
+        (["train", "tokenizer", *data, "--recipe", "nonesuch"], "unknown recipe nonesuch"),
+        (
+            ["train", "drafter", "--model", "emoji-llamagen", "--tokens", "absent", "--out", "run"],
+            "absent has no tokens.json",
+        ),
         (["convert", "llamagen", "--image-size", "16", *files], "absent.pt is not a file"),
         (["convert", "var", *files], "absent.pt is not a file"),
         (["convert", "anole", tiny_chameleon.FIXTURE, "--out", "made"], "holds no image decoder"),

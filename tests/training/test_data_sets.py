@@ -302,7 +302,7 @@ def test_given_classes_are_matched_by_name(tmp_path):
     [
         ["train", "tokens", "--data", "", "--out", "x"],
         ["train", "tokens", "--data", "x", "--out="],
-        ["train", "tokenizer", "--data", "", "--heldout", "y", "--out", "x"],
+        ["train", "tokenizer", "--recipe", "imagenet-vq-16", "--data", "", "--heldout", "y", "--out", "x"],
         ["train", "lora", "--data", "", "--out", "x"],
         ["eval", "score", ""],
         ["eval", "score", ".", "--ref", ""],

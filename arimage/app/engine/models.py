@@ -1,7 +1,7 @@
 """Loads the models of an engine, and describes their abilities."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class ModelInfo:
     references: int
     order: str | None
     class_names: list[str] | None
-    names: dict[str, str]
+    names: Mapping[str, str]
     examples: list[str]
     gallery: Path | None = None
 

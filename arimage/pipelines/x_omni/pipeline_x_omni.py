@@ -2,7 +2,7 @@
 reads them."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from transformers import CLIPTextModel, CLIPTokenizer, PreTrainedTokenizerBase, 
 from ...decoding import Layout
 from ..abilities import TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
-from ..call import GenerationCall, RunOptions
+from ..call import GenerationCall
 from ..kinds.hybrid import HybridPipeline
 from ..output import ImagePipelineOutput
 from ..text.checks import as_texts, check_one_of, check_sides
@@ -127,17 +127,16 @@ class XOmniPipeline(HybridPipeline):
     def prompts(self) -> XOmniPrompts:
         return XOmniPrompts(self.text_tokenizer, self.language_model.config)
 
-    def generate(self, call: GenerationCall, options: RunOptions) -> Any:
-        if options.output_type != "latent":
-            missing = [name for name in DECODER if getattr(self, name) is None]
-            if missing:
-                raise ValueError(
-                    f"this pipeline has no {missing[0]} for its decoder: hand your FluxPipeline to "
-                    'XOmniPipeline.from_pipe, or ask for tokens with output_type="latent"'
-                )
-            if None in call.conditions:
-                raise ValueError('the decoder reads prompts as text: give prompt, or output_type="latent"')
-        return super().generate(call, options)
+    def _check_decoder(self, has_text: bool) -> None:
+        """Refuse a call for images where a part of the decoder, or the text that it reads, is missing."""
+        missing = [name for name in DECODER if getattr(self, name) is None]
+        if missing:
+            raise ValueError(
+                f"this pipeline has no {missing[0]} for its decoder: hand your FluxPipeline to "
+                'XOmniPipeline.from_pipe, or ask for tokens with output_type="latent"'
+            )
+        if not has_text:
+            raise ValueError('the decoder reads prompts as text: give prompt, or output_type="latent"')
 
     def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         # Two latents a token along each side.
@@ -216,7 +215,7 @@ class XOmniPipeline(HybridPipeline):
         latents = latents / config.scaling_factor + (config.shift_factor or 0)
         return self.vae.decode(latents.to(self.vae.dtype)).sample
 
-    @pipeline_call(EXAMPLE, ImagePipelineOutput)
+    @pipeline_call(EXAMPLE, ImagePipelineOutput, reads=("output_type",))
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -251,6 +250,8 @@ class XOmniPipeline(HybridPipeline):
             {common}
         """
         check_one_of(prompt=prompt, input_ids=input_ids)
+        if common.pop("output_type", "latent") != "latent":
+            self._check_decoder(has_text=prompt is not None)
         if negative_prompt is not None and negative_input_ids is not None:
             raise ValueError("give either a negative_prompt or negative_input_ids")
         prompts, device = self.prompts, self._execution_device

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
 from arimage.pipelines.kinds.class_or_text import last_state
+from arimage.pipelines.text.known import KNOWN_CAPTIONS
 from arimage.training.data.pictures import to_unit_range
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.tokenizers import tokenizer as tokenizer_module
@@ -382,9 +383,9 @@ def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, da
 def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp_path, monkeypatch):
     out, *_ = trained
     (tmp_path / "tokenizer").symlink_to(out / "tokenizer")
-    KnownCaptions(
-        {"blue disc": [], "red disc": []}, unlearned={"red disc": ["a red disc"], "green disc": ["green disc"]}
-    ).save(tmp_path)
+    unlearned = {"red disc": ["a red disc"], "green disc": ["green disc"]}
+    known = KnownCaptions({"blue disc": [], "red disc": []}, unlearned=unlearned)
+    (tmp_path / KNOWN_CAPTIONS).write_text(known.to_text())
     seen = {}
 
     def run(task_run):
