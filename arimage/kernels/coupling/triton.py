@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..noise import constants
+from ..noise import key_of
 from ..noise.triton import NEXT, exponentials_of, place_of, uniform_of
 
 
@@ -208,14 +208,14 @@ def sample(weights, uniform):
 def sample_at(weights, seeds, positions, steps, purpose):
     tokens, size = torch.empty_like(positions), weights.shape[-1]
     yield tokens
-    place = seeds, positions, steps, tokens, constants.key_of(purpose), positions.shape[1]
+    place = seeds, positions, steps, tokens, key_of(purpose), positions.shape[1]
     sample_at_kernel[(positions.numel(),)](weights, *place, size, **_blocks(size), num_warps=8)
 
 
 def race_at(weights, seeds, positions, steps, purpose):
     tokens, size = torch.empty_like(positions), weights.shape[-1]
     yield tokens
-    place = seeds, positions, steps, tokens, constants.key_of(purpose), positions.shape[1]
+    place = seeds, positions, steps, tokens, key_of(purpose), positions.shape[1]
     block = min(1024, triton.next_power_of_2(triton.cdiv(size, 2)))
     race_at_kernel[(positions.numel(),)](weights, *place, size, block=block, num_warps=8)
 
@@ -224,7 +224,7 @@ def couple_at(p, q, x, seeds, positions, steps, purpose):
     y, kept, size = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool), p.shape[-1]
     noise = torch.empty(*x.shape, 3, dtype=torch.float32, device=x.device)
     yield y, kept, noise
-    place = seeds, positions, steps, y, kept.view(torch.uint8), noise, constants.key_of(purpose)
+    place = seeds, positions, steps, y, kept.view(torch.uint8), noise, key_of(purpose)
     couple_at_kernel[(x.numel(),)](p, q, x, *place, x.numel() // len(seeds), size, **_blocks(size), num_warps=8)
 
 

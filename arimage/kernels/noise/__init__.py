@@ -13,12 +13,26 @@ import torch
 from torch import library
 
 from ..operation import operation
-from . import constants
-from .constants import signed
 
 
-_POSITION, _STEP, _BLOCK, _SEED = map(signed, (constants.POSITION, constants.STEP, constants.BLOCK, constants.SEED))
-_FIRST, _SECOND = signed(constants.FIRST), signed(constants.SECOND)
+_MULTIPLIER = 0xD1342543DE82EF95
+# Unsigned words of 64 bits.
+POSITION, STEP, BLOCK, PURPOSE, SEED = (pow(_MULTIPLIER, power, 1 << 64) for power in range(1, 6))
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def signed(word: int) -> int:
+    """The same 64 bits as an int64."""
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def key_of(purpose: int) -> int:
+    """The key of a purpose, as an int64."""
+    return signed((purpose + 1) * PURPOSE)
+
+
+_POSITION, _STEP, _BLOCK, _SEED = map(signed, (POSITION, STEP, BLOCK, SEED))
+_FIRST, _SECOND = signed(FIRST), signed(SECOND)
 
 
 def splitmix(words: torch.LongTensor) -> torch.LongTensor:
@@ -39,7 +53,7 @@ def _words(
     seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor | None, purpose: int, count: int
 ) -> torch.Tensor:
     """Words of 32 bits [B, Q, count] as int32."""
-    keys = seeds * _SEED + constants.key_of(purpose)
+    keys = seeds * _SEED + key_of(purpose)
     if steps is not None:
         keys = keys.add(steps, alpha=_STEP)
     places = keys[:, None].add(positions, alpha=_POSITION)[..., None]

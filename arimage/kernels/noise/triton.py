@@ -6,11 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from . import constants
+from . import BLOCK, FIRST, POSITION, SECOND, SEED, STEP, key_of
 
 
-_POSITION, _STEP, _SEED = (tl.constexpr(c) for c in (constants.POSITION, constants.STEP, constants.SEED))
-_BLOCK, _FIRST, _SECOND = (tl.constexpr(c) for c in (constants.BLOCK, constants.FIRST, constants.SECOND))
+_POSITION, _STEP, _SEED = (tl.constexpr(c) for c in (POSITION, STEP, SEED))
+_BLOCK, _FIRST, _SECOND = (tl.constexpr(c) for c in (BLOCK, FIRST, SECOND))
 NEXT = _BLOCK
 
 
@@ -121,7 +121,7 @@ def _numbers(kind, seeds, positions, steps, purpose, count):
     yield numbers
     pairs = triton.cdiv(count, 2)
     block = min(512, triton.next_power_of_2(pairs))
-    sizes = positions.shape[1], constants.key_of(purpose), count
+    sizes = positions.shape[1], key_of(purpose), count
     grid = positions.numel(), triton.cdiv(pairs, block)
     noise_kernel[grid](seeds, positions, steps, numbers, *sizes, kind=kind, block=block)
 

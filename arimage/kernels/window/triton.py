@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ..cursor.triton import count_step
-from ..noise import constants
+from ..noise import key_of
 from ..noise.triton import place_of, uniform_of
 
 
@@ -195,7 +195,7 @@ def slide_window(positions, fresh, tokens, q, p, end, *rest):
     images, slots, vocab_size = q.shape
     state = positions, fresh.view(torch.uint8), tokens, q, p, end
     drafting = start, start_sums, forced, neighbour, jumps, context, last
-    numbers = uniform, seeds, steps, constants.key_of(purpose), (0, 0) if uniform is None else uniform.stride()
+    numbers = uniform, seeds, steps, key_of(purpose), (0, 0) if uniform is None else uniform.stride()
     sizes = tokens.stride(0), slots, window, vocab_size, size, 0 if context is None else context.shape[1]
     options = {"bits": vocab_size.bit_length(), "block": min(4096, triton.next_power_of_2(vocab_size))}
     slide_window_kernel[(images, window)](*state, *drafting, *numbers, *sizes, **options, num_warps=8)

@@ -7,8 +7,7 @@ import torch
 
 from arimage.decoding.contract import noise
 from arimage.decoding.contract.noise import Purpose
-from arimage.kernels.noise import _words, constants, splitmix
-from arimage.kernels.noise.constants import signed
+from arimage.kernels.noise import _words, constants, signed, splitmix
 
 
 def uniforms(seeds, positions, purpose, step, count):
