@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
 from ...models.mixin import ModelMixin
@@ -58,10 +59,12 @@ class XOmniProjector(ModelMixin, ConfigMixin):
         self.blocks = nn.ModuleList(ResBlock(channels, norm_num_groups) for _ in range(num_blocks))
         self.embed = None if decoder_dim is None else nn.Linear(channels, decoder_dim, bias=False)
 
+    @apply_forward_hook
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all tokens [V, codebook_dim]."""
         return vectors_of(self.codebook)
 
+    @apply_forward_hook
     def features(self, tokens: torch.LongTensor) -> torch.Tensor:
         """Semantic features [B, channels, h, w] of tokens [B, h, w]."""
         hidden = self.conv_in(self.codebook(tokens).permute(0, 3, 1, 2))

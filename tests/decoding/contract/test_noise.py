@@ -7,7 +7,7 @@ import torch
 
 from arimage.decoding.contract import noise
 from arimage.decoding.contract.noise import Purpose
-from arimage.kernels.noise import _words, constants, signed, splitmix
+from arimage.kernels.noise import BLOCK, POSITION, PURPOSE, SEED, STEP, _words, signed, splitmix
 
 
 def uniforms(seeds, positions, purpose, step, count):
@@ -33,7 +33,7 @@ def test_a_number_is_that_of_the_documented_sum():
     sampled = uniforms(torch.tensor([seed]), torch.tensor([[position]]), purpose, step, 5)
     words = []
     for block in range(3):
-        factors = constants.SEED, constants.POSITION, constants.STEP, constants.PURPOSE, constants.BLOCK
+        factors = SEED, POSITION, STEP, PURPOSE, BLOCK
         values = seed, position, step, purpose + 1, block
         total = sum(factor * value for factor, value in zip(factors, values, strict=True))
         word = splitmix(torch.tensor([signed(total)])).item() % 2**64
