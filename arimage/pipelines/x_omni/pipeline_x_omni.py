@@ -277,7 +277,7 @@ class XOmniPipeline(HybridPipeline):
             negative = prompts.headers(*branches[0])
         check_negatives("negative_prompt", len(negative[0]), count)
         ids, mask = stack([*branches, *([negative] if call.guided else [])], 0, device)
-        language_model, codebook = self.on_device(self.language_model), self.projector.code_vectors()
+        codebook, language_model = self.projector.code_vectors(), self.on_device(self.language_model)
         bound = bind_prompts(language_model, ids, mask, Layout(grid), codebook, branches=1 + call.guided)
         call.bind(bound)
         call.conditions = [text for text in texts for _ in range(call.num_images_per_prompt)]
