@@ -343,7 +343,7 @@ def test_heldout_tokens_of_other_classes_are_refused_before_any_step(made, tmp_p
 
 
 # Each network, whole or by an adapter. Those of Emu3 and Anole are of the kind of Janus and Lumina.
-QUICK = {("janus", 0), ("lumina", 2), ("randar", 0), ("lpd", 2)}
+QUICK = {("janus", 0), ("lumina", 2), ("randar", 0), ("lpd", 2), ("rar-class", 0)}
 
 
 @pytest.mark.every(4)
@@ -351,7 +351,7 @@ QUICK = {("janus", 0), ("lumina", 2), ("randar", 0), ("lpd", 2)}
     ("family", "rank"),
     [
         pytest.param(family, rank, marks=() if (family, rank) in QUICK else pytest.mark.slow)
-        for family in ("janus", "emu3", "lumina", "anole", "randar", "lpd")
+        for family in ("janus", "emu3", "lumina", "anole", "randar", "lpd", "rar-class")
         for rank in (0, 2)
     ],
 )
