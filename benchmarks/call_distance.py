@@ -2,6 +2,7 @@
 runs through, how deep they are nested, and Python calls per forward pass.
 
 python benchmarks/call_distance.py
+python benchmarks/call_distance.py --files
 python benchmarks/call_distance.py --model icons-arpg --prompt "a heart" --decoding ar
 """
 
@@ -21,7 +22,7 @@ class Distance:
     """Counts calls of functions of arimage by `sys.setprofile`."""
 
     def __init__(self):
-        self.functions, self.files, self.deepest, self.calls = set(), set(), [], 0
+        self.functions, self.files, self.deepest, self.calls = set(), {}, [], 0
         self._stack = []
 
     def __call__(self, frame, event, argument):
@@ -34,8 +35,8 @@ class Distance:
             return
         self.calls += 1
         self._stack.append(f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_qualname}")
+        self.files.setdefault(code.co_filename, self._stack[-1])
         self.functions.add((code.co_filename, code.co_firstlineno))
-        self.files.add(code.co_filename)
         if len(self._stack) > len(self.deepest):
             self.deepest = list(self._stack)
 
@@ -46,6 +47,11 @@ def main() -> None:
     parser.add_argument("--prompt", default="a red heart")
     parser.add_argument("--decoding", default="ar")
     parser.add_argument("--deepest", action="store_true", help="print the deepest stack")
+    parser.add_argument(
+        "--files",
+        action="store_true",
+        help="print the files in the order in which they are reached, each by a function",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     pipe = arimage.AutoPipeline.from_pretrained(options.model)
@@ -67,6 +73,8 @@ def main() -> None:
     print(f"files: {len(distance.files)}")
     print(f"frames: {len(distance.deepest)}")
     print(f"Python calls per forward pass: {distance.calls / passes:.0f}")
+    if options.files:
+        print("\n".join(distance.files.values()))
     if options.deepest:
         print("\n".join(distance.deepest))
 
