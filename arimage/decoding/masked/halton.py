@@ -20,18 +20,22 @@ from .tokens import Evaluate, MaskedTokenState, given_tokens
 _State = TypeVar("_State", bound=MaskedTokenState)
 
 
-@lru_cache(maxsize=8)
 def halton_order(rows: int, columns: int | None = None) -> torch.LongTensor:
     """The places [N] of a grid in the order of the Halton sequence of the bases 2 (rows) and 3 (columns), each when a
     point of the sequence first falls into it. `columns` are as many as `rows` by default."""
-    columns = rows if columns is None else columns
+    return torch.from_numpy(_halton_places(rows, rows if columns is None else columns))
+
+
+# Not of tensors, which may be fake.
+@lru_cache(maxsize=8)
+def _halton_places(rows: int, columns: int) -> np.ndarray:
     size, order, count = rows * columns, np.empty(0, np.int64), 0
     while len(order) < size:
         count = 2 * count or 4 * size
         points = np.arange(1, count + 1)
         places = _cells(points, 2, rows) * columns + _cells(points, 3, columns)
         order = places[np.sort(np.unique(places, return_index=True)[1])]
-    return torch.from_numpy(order)
+    return order
 
 
 def _cells(points: np.ndarray, base: int, count: int) -> np.ndarray:
