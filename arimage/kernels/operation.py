@@ -1,4 +1,4 @@
-"""An operation: its definition in torch, its kernels in Triton, and the operator of `torch.library` that has both."""
+"""An operation: its definition in torch, its kernels in Triton, and the custom operator of torch that has both."""
 
 import inspect
 from collections.abc import Callable

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from torch import library
 
 from arimage.kernels.window import Drafting
 
@@ -130,4 +131,4 @@ def test_what_kernels_fill_has_the_shapes_of_the_definition(function):
     pytest.importorskip("triton", reason="triton is not installed")
     importlib.import_module(f"arimage.kernels.{dict(map(reversed, FUNCTIONS))[function]}")
     operator = getattr(torch.ops.arimage, function).default
-    torch.library.opcheck(operator, arguments(function), test_utils=("test_schema", "test_faketensor"))
+    library.opcheck(operator, arguments(function), test_utils=("test_schema", "test_faketensor"))

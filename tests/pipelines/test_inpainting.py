@@ -38,8 +38,8 @@ def to_pil(image):
 
 CELLS = [(0, 1), (1, 1), (2, 3), (3, 3)]
 MASK = mask_of(*CELLS)
-DRAWN = torch.zeros(GRID, GRID, dtype=torch.bool)
-DRAWN[tuple(zip(*CELLS, strict=True))] = True
+GENERATED = torch.zeros(GRID, GRID, dtype=torch.bool)
+GENERATED[tuple(zip(*CELLS, strict=True))] = True
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_each_image_is_what_it_is_alone(pipe, decoding):
     for i, prompt in enumerate(PROMPTS):
         alone = pipe(prompt, image=images[i], mask_image=masks[i], generator=seeded(7 + i), **settings).tokens
         assert torch.equal(batch[i], alone[0])
-    assert torch.equal(batch[0, ~DRAWN], codes_of(pipe, images[:1])[0, ~DRAWN])
+    assert torch.equal(batch[0, ~GENERATED], codes_of(pipe, images[:1])[0, ~GENERATED])
 
 
 def test_greedy_codes_are_the_greatest_logits_given_all_codes_before(class_pipe):
@@ -81,8 +81,8 @@ def test_greedy_codes_are_the_greatest_logits_given_all_codes_before(class_pipe)
             tokens.flatten(1), **condition, unconditional=torch.ones(2, dtype=torch.bool)
         )
     greatest = (none + 3 * (logits - none)).argmax(-1).view_as(tokens)
-    assert torch.equal(tokens[:, DRAWN], greatest[:, DRAWN])
-    assert not torch.equal(tokens[:, ~DRAWN], greatest[:, ~DRAWN])
+    assert torch.equal(tokens[:, GENERATED], greatest[:, GENERATED])
+    assert not torch.equal(tokens[:, ~GENERATED], greatest[:, ~GENERATED])
 
 
 @pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
@@ -122,7 +122,7 @@ def test_images_of_a_prompt_share_its_image(pipe):
     images, masks = random_images(2), [MASK, mask_of((3, 3))]
     settings = {"num_images_per_prompt": 2, "generator": seeded(0), **LATENT}
     tokens = pipe(PROMPTS, image=images, mask_image=masks, **settings).tokens
-    assert torch.equal(tokens[:2][:, ~DRAWN], codes_of(pipe, images[:1])[:, ~DRAWN].expand(2, -1))
+    assert torch.equal(tokens[:2][:, ~GENERATED], codes_of(pipe, images[:1])[:, ~GENERATED].expand(2, -1))
     assert torch.equal(tokens[2:].flatten(1)[:, :-1], codes_of(pipe, images[1:]).flatten(1)[:, :-1].expand(2, -1))
     assert not torch.equal(tokens[0], tokens[1])
 

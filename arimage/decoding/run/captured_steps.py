@@ -146,7 +146,7 @@ class CapturedSteps:
             return kept
 
     def give_back(self, captured: "CapturedState") -> None:
-        """Keep a state, whose lanes are all idle, until a call takes it, or there is no room for it."""
+        """Keep a state whose lanes are all free for the calls to come, if there is room for it."""
         with self._lock:
             if not captured.keeps or captured.failed or captured.program is not self.program:
                 return

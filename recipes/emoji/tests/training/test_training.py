@@ -191,10 +191,10 @@ def test_a_data_set_is_decoded_filtered_and_resized(data):
 
 def test_images_are_drawn_in_proportion_to_their_weights(data):
     images = load_captioned_images(data, SIZE, styles=["flat"])
-    drawn = images.draw(9000, torch.Generator().manual_seed(0))
-    discs = torch.tensor(["disc" in name for name in images.names])[drawn].float().mean()
+    sampled = images.draw(9000, torch.Generator().manual_seed(0))
+    discs = torch.tensor(["disc" in name for name in images.names])[sampled].float().mean()
     assert abs(discs - 2 / 3) < 0.03
-    assert torch.equal(drawn, images.draw(9000, torch.Generator().manual_seed(0)))
+    assert torch.equal(sampled, images.draw(9000, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("column", COLUMNS)
