@@ -231,7 +231,7 @@ class DraftTreeDecoding(DecodingMethod):
             values, tokens = probabilities.topk(width, dim=-1)
             return tokens, values
         count = probabilities.shape[1] * width
-        noise = uniforms(state.seeds, at, Purpose.SIBLING, state.steps, count)
+        noise = uniforms(state.seeds, at, state.steps, Purpose.SIBLING, count)
         # The shape of the tree must not depend on the sampled tokens.
         factors = 0.5 ** torch.arange(1, width + 1, device=probabilities.device)
         tokens = sample_siblings(probabilities, noise.unflatten(-1, (-1, width))[:, 0])
@@ -260,7 +260,7 @@ class DraftTreeDecoding(DecodingMethod):
         if self._samples_first:
             tokens = sample_at(probabilities, state.seeds, after, None, Purpose.SAMPLE)
             return tokens.gather(1, tree.parents[:, 1:]) == tree.tokens[:, 1:], tokens
-        noise = uniforms(state.seeds, after, Purpose.VERIFY, state.steps, state.shape.width + 1)
+        noise = uniforms(state.seeds, after, state.steps, Purpose.VERIFY, state.shape.width + 1)
         if self._tests_at_once:
             return verify_drafts(probabilities, tree, noise, state.accepts)
         children, groups = state.shape.children(tree)

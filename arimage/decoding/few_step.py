@@ -123,7 +123,7 @@ class FewStepDecoding(DecodingMethod):
         noise = model.noise
         if noise is None:
             positions = torch.arange(model.num_tokens, device=model.device).expand(len(seeds), -1)
-            noise = normals(seeds, positions, Purpose.NOISE, None, model.codebook.shape[1])
+            noise = normals(seeds, positions, None, Purpose.NOISE, model.codebook.shape[1])
         passes = self.passes(model)
         state = FewStepState.open(model, sampling, seeds, None, noise=noise, vectors=noise.clone(), passes=passes)
         self.step(state)

@@ -183,8 +183,8 @@ class FlowDecoding(DecodingMethod):
         assert model.codebook is not None
         ranks = torch.arange(model.num_tokens, device=model.device).expand(len(seeds), -1)
         _, sums = start_distribution(model, sampling, len(seeds))
-        guesses = torch.searchsorted(sums, uniforms(seeds, ranks, Purpose.START, None, 1)[..., 0], right=True)
-        return guesses, normals(seeds, ranks, Purpose.NOISE, None, model.codebook.shape[1]), 0
+        guesses = torch.searchsorted(sums, uniforms(seeds, ranks, None, Purpose.START, 1)[..., 0], right=True)
+        return guesses, normals(seeds, ranks, None, Purpose.NOISE, model.codebook.shape[1]), 0
 
     def step(self, state: FlowState) -> None:
         offsets = torch.arange(state.window, device=state.seeds.device)

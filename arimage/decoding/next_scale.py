@@ -197,7 +197,7 @@ class NextScaleDecoding(DecodingMethod):
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         if self.more_smooth:
             ratio = scale / max(len(model.scales) - 1, 1)
-            gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, None, model.vocab_size).log()
+            gumbel = -exponentials(state.seeds, positions, None, Purpose.GUMBEL, model.vocab_size).log()
             temperature = max(0.27 * (1 - 0.95 * ratio), 0.005)
             weights = ((probabilities.log() * (1 + ratio) + gumbel) / temperature).softmax(-1)
             tokens = weights.argmax(-1)

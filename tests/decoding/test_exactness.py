@@ -325,7 +325,7 @@ def keep_survivors(rule):
 
     class Broken(SpeculativeJacobiDecoding):
         def _refresh(self, state, positions, drafts, verified, p, q):
-            noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
+            noise = uniforms(state.seeds, positions, state.steps, Purpose.VERIFY, 2)
             p_x, q_x = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))
             return torch.where(rule(p_x / q_x, noise[..., 0]), drafts, sample(p, noise[..., 1]))
 

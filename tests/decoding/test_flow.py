@@ -83,8 +83,8 @@ def too_few_steps(probabilities, noise, codebook):
     return flow(probabilities, noise, codebook, 1)
 
 
-def noise_of_the_first_token(seeds, positions, purpose, steps, count):
-    return normals(seeds, torch.zeros_like(positions), purpose, steps, count)
+def noise_of_the_first_token(seeds, positions, steps, purpose, count):
+    return normals(seeds, torch.zeros_like(positions), steps, purpose, count)
 
 
 @pytest.mark.parametrize(

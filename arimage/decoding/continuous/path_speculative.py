@@ -93,7 +93,7 @@ class PathSpeculativeDecoding(DecodingMethod):
         diffusion = sampling.num_diffusion_steps
         means = model.denoise_paths(paths[:, :, 1:], conditions, guidance, diffusion)
         state.head_calls += 1
-        numbers = uniforms(state.seeds, positions[:, :-1], Purpose.VERIFY, state.steps, 1)[..., 0].log()
+        numbers = uniforms(state.seeds, positions[:, :-1], state.steps, Purpose.VERIFY, 1)[..., 0].log()
         passes = numbers <= log_ratio(paths[:, :-1], means[:, :-1], drafted, state.stds)
         # Whether all earlier drafts were accepted; the first rejected one is sampled again.
         reached = torch.cat([torch.ones_like(passes[:, :1]), passes.cumprod(1).bool()], dim=1)

@@ -104,7 +104,7 @@ class LazyJacobiDecoding(DecodingMethod):
         p = state.probabilities(logits, queried, ended)
         images = torch.arange(len(slots), device=slots.device)[:, None]
         q = state.draft_probabilities[images, slots]
-        noise = uniforms(state.seeds, queried, Purpose.VERIFY, state.steps, 2)
+        noise = uniforms(state.seeds, queried, state.steps, Purpose.VERIFY, 2)
         # A draft may only be decided if everything between the cursor and the draft is evaluated too.
         run = (queried == cursor + torch.arange(count, device=slots.device)) > ended
         y, leading = couple_window(p, q, x, noise, run)

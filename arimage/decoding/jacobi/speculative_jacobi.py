@@ -87,7 +87,7 @@ class JacobiState(WindowState):
 
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
         if self.levels:
-            noise = normals(self.seeds, positions, Purpose.NOISE, None, self.vectors.shape[-1])
+            noise = normals(self.seeds, positions, None, Purpose.NOISE, self.vectors.shape[-1])
             self._write(torch.where(entered, positions, self.model.num_tokens), self.levels, noise)
 
     def noisy(self, positions: torch.LongTensor) -> dict[str, torch.Tensor]:

@@ -199,7 +199,7 @@ class ConfidenceDecoding(DecodingMethod):
             sampling = sampling.replaced(temperature=temperature / self.sharpness)
             probabilities = sampling.probabilities(logits, places)
         if published.gumbel or self.max_gumbel is not None:
-            numbers = exponentials(state.seeds, places, Purpose.SAMPLE, steps, model.vocab_size)
+            numbers = exponentials(state.seeds, places, steps, Purpose.SAMPLE, model.vocab_size)
             if self.max_gumbel is not None:
                 numbers = numbers.clamp(min=math.exp(-self.max_gumbel))
             # The largest logarithm of a probability plus Gumbel noise.
@@ -208,7 +208,7 @@ class ConfidenceDecoding(DecodingMethod):
             tokens = sample_at(probabilities, state.seeds, places, steps, Purpose.SAMPLE)
         ratings = plain.gather(-1, tokens[..., None])[..., 0].clamp(min=1e-20).log()
         if noise:
-            gumbel = -exponentials(state.seeds, places, Purpose.GUMBEL, steps, 1)[..., 0].log()
+            gumbel = -exponentials(state.seeds, places, steps, Purpose.GUMBEL, 1)[..., 0].log()
             if (self.noise_schedule or published.noise_schedule) == "linear":
                 gumbel = gumbel * (1 - share[:, None])
             ratings = ratings + noise * by_lane(temperature) * gumbel

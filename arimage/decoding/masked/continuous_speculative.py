@@ -119,9 +119,9 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         paths = (own_stds[1:].log() - draft_stds[1:].log()).sum((0, -1))
         p, q = own_stds[0], draft_stds[0]
         off = -((drafts - own) / (self.heat * p)).square().sum(-1) / 2
-        numbers = uniforms(state.seeds, positions, Purpose.VERIFY, None, 1 + TRIES)
+        numbers = uniforms(state.seeds, positions, None, Purpose.VERIFY, 1 + TRIES)
         accepted = numbers[..., 0].log() < off + (q.log() - p.log()).sum(-1) + paths
-        noise = normals(state.seeds, positions, Purpose.CANDIDATE, None, TRIES * own.shape[-1])
+        noise = normals(state.seeds, positions, None, Purpose.CANDIDATE, TRIES * own.shape[-1])
         again = own[..., None, :] + p[..., None, :] * noise.unflatten(-1, (TRIES, -1))
         of_own = -((again - own[..., None, :]) / p[..., None, :]).square().sum(-1) / 2 - p.log().sum(-1, keepdim=True)
         of_draft = -((again - drafts[..., None, :]) / q[..., None, :]).square().sum(-1) / 2

@@ -112,7 +112,7 @@ class HaltonDecoding(DecodingMethod):
         order, size = halton_order(*model.layout.shape).to(seeds.device), model.num_tokens
         ranks = torch.arange(size, device=seeds.device).expand(len(seeds), -1)
         if self.randomize:
-            share = uniforms(seeds, torch.zeros_like(seeds)[:, None], Purpose.ORDER, None, 1)[..., 0]
+            share = uniforms(seeds, torch.zeros_like(seeds)[:, None], None, Purpose.ORDER, 1)[..., 0]
             ranks = (ranks - (size * share).long()) % size
         state = open_sets(
             model,

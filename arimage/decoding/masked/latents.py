@@ -143,7 +143,7 @@ def denoise(
     stds = []
 
     def noise(step: int) -> torch.FloatTensor:
-        return normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, step), model.dim)
+        return normals(state.seeds, positions, torch.full_like(state.seeds, step), Purpose.DENOISE, model.dim)
 
     tokens = noise(last)
     for step in reversed(range(last)):

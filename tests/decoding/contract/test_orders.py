@@ -75,7 +75,7 @@ def spread(noise, sizes, known):
 @pytest.mark.parametrize(("name", "sizes"), [("farthest", [N]), ("locality", GROUPS)])
 def test_orders_are_those_of_the_definition_bit_by_bit(name, sizes):
     seeds = torch.arange(200) - 100
-    noise = uniforms(seeds, torch.arange(N).expand(200, -1), Purpose.ORDER, None, 1)[..., 0]
+    noise = uniforms(seeds, torch.arange(N).expand(200, -1), None, Purpose.ORDER, 1)[..., 0]
     known = torch.rand(200, N, generator=torch.Generator().manual_seed(0)) < 0.2
     for given in (torch.zeros_like(known), known):
         assert torch.equal(order_of(name, SHAPE, seeds, GROUPS, given), spread(noise, sizes, given))
