@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,8 @@ from ..contract.distribution import Sampling
 from ..contract.models import BoundModel, MaskedTokenModel
 from ..contract.noise import Purpose, uniforms
 from ..contract.settings import check_number, check_settings
-from ..contract.supports import DecodingMethod
 from .sets import has_few_shapes, open_sets
-from .tokens import Evaluate, MaskedTokenState, given_tokens
-
-
-_State = TypeVar("_State", bound=MaskedTokenState)
+from .tokens import Evaluate, MaskedTokenState, TokenSampler, given_tokens
 
 
 def halton_order(rows: int, columns: int | None = None) -> torch.LongTensor:
@@ -48,7 +44,7 @@ def _cells(points: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class HaltonDecoding(DecodingMethod):
+class HaltonDecoding(TokenSampler):
     """Generate sets of masked tokens in the order of a Halton sequence, as in Halton-MaskGIT
     (https://arxiv.org/abs/2503.17076): tokens of one set, which are sampled independently of each other, are far from
     each other. One forward pass per set; the sets grow by the arccos schedule.
@@ -77,7 +73,6 @@ class HaltonDecoding(DecodingMethod):
     warmup_steps: int = 0
 
     exact = True
-    needs = {"masked_tokens": ()}
 
     def __post_init__(self):
         check_settings(self, {"steps": 1, "warmup_steps": 0}, choices={"randomize": (False, True)})
@@ -92,23 +87,9 @@ class HaltonDecoding(DecodingMethod):
         return too_many_steps(self.steps, model)
 
     def num_steps(self, model: MaskedTokenModel) -> int:
-        """The number of forward passes for images of this model."""
         return self.steps or min(32, model.num_tokens)
 
-    def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
-        """Decide the first set."""
-        state = self.open(model, sampling, seeds, MaskedTokenState)
-        self.step(state)
-        return state
-
-    def step(self, state: MaskedTokenState) -> None:
-        if not state.over:
-            self.decide(state, lambda places: state.model.forward(state.tokens, places))
-
-    def open(
-        self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type[_State]
-    ) -> _State:
-        """A state in which only the given tokens are decided."""
+    def open(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type) -> Any:
         order, size = halton_order(*model.layout.shape).to(seeds.device), model.num_tokens
         ranks = torch.arange(size, device=seeds.device).expand(len(seeds), -1)
         if self.randomize:
@@ -127,11 +108,7 @@ class HaltonDecoding(DecodingMethod):
         state.give(sampling)
         return state
 
-    def plan(self, state: MaskedTokenState) -> None:
-        """Called once it is known which steps belong to groups. Nothing depends on it."""
-
     def decide(self, state: MaskedTokenState, evaluate: Evaluate, last: torch.LongTensor | None = None) -> None:
-        """Decide the next set, whose logits `evaluate` returns. `last` is for samplers that choose places."""
         places, live = state.next_set(*state.undecided)
         logits = evaluate(torch.where(live, places, state.model.num_tokens))
         sampling = state.sampling.replaced(temperature=state.sampling.temperature / self._factor(state))

@@ -13,7 +13,7 @@ from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod
 from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding
-from .tokens import MaskedTokenState
+from .tokens import MaskedTokenState, TokenSampler
 
 
 Pass = Literal["full", "keeping", "partial"]
@@ -75,7 +75,7 @@ class MLCache(DecodingMethod):
         check_settings(self, {"steps": 1, "interval": 1})
         for name, least in (("warmup", 0), ("ratio", 1e-6)):
             check_number(self, name, least, 1 - 1e-6)
-        if not isinstance(self.sampler, HaltonDecoding | ConfidenceDecoding):
+        if not isinstance(self.sampler, TokenSampler):
             raise ValueError(f"sampler is {self.sampler!r}: give a HaltonDecoding or a ConfidenceDecoding")
 
     def misfit(self, model: MaskedTokenModel) -> str | None:
@@ -86,7 +86,7 @@ class MLCache(DecodingMethod):
         return self._sampler.num_steps(model)
 
     @property
-    def _sampler(self) -> HaltonDecoding | ConfidenceDecoding:
+    def _sampler(self) -> TokenSampler:
         return replace(self.sampler, steps=self.steps or self.sampler.steps)
 
     def is_full(self, step: int, steps: int) -> bool:

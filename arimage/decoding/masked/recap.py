@@ -13,7 +13,7 @@ from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding, too_many_steps
 from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
 from .sets import GroupState, group_steps, groups_of, has_few_shapes
-from .tokens import GroupTokenState
+from .tokens import GroupTokenState, TokenSampler
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ReCAP(DecodingMethod):
         )
         if self.steps is not None and self.full_steps is not None and self.full_steps > self.steps:
             raise ValueError(f"full_steps is {self.full_steps}: give at most {self.steps}, the number of all steps")
-        if not isinstance(self.sampler, HaltonDecoding | ConfidenceDecoding):
+        if not isinstance(self.sampler, TokenSampler):
             raise ValueError(f"sampler is {self.sampler!r}: give a HaltonDecoding or a ConfidenceDecoding")
         if isinstance(self.sampler, ConfidenceDecoding) and self.sampler.redraw_known:
             raise ValueError("redraw_known is true, and a partial step evaluates few tokens: leave it out for ReCAP")
@@ -99,7 +99,7 @@ class ReCAP(DecodingMethod):
         return self._sampler.num_steps(model)
 
     @property
-    def _sampler(self) -> HaltonDecoding | ConfidenceDecoding:
+    def _sampler(self) -> TokenSampler:
         return replace(self.sampler, steps=self.steps or self.sampler.steps)
 
     def start(

@@ -1,5 +1,4 @@
-"""Decoding steps that are compiled with `torch.compile`, captured in CUDA graphs, and replayed in one call after the
-other."""
+"""Decoding steps that are compiled, captured in CUDA graphs, and replayed in one call after the other."""
 
 import contextlib
 import copy
@@ -19,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..contract.admission import held_tensors
-from ..contract.state import DecodingState, LockstepState
+from ..contract.state import DecodingState, LockstepState, held_tensors
 from ..contract.supports import Decoding
 from .step_key import Program, StepKey
 
@@ -43,9 +41,8 @@ _ON_GPU = {"force_pointwise_cat": True}
 
 @dataclass
 class Place:
-    """Where steps are captured: one stream and one memory pool for all graphs that run on one stream. Graphs may share
-    the pool, because none of them reads what another left there. CUDA records whatever is launched on a capturing
-    stream, so one thread at a time uses it, with the `lock`."""
+    """Where steps are captured: one stream and one memory pool for all graphs that run on one stream, since none reads
+    what another left there. CUDA records whatever is launched on a capturing stream, so its users take the `lock`."""
 
     stream: torch.cuda.Stream
     pool: Any = field(default_factory=torch.cuda.graph_pool_handle)
@@ -53,12 +50,12 @@ class Place:
 
 
 class CapturedSteps:
-    """The steps of a pipeline's calls: forward pass, sampling and bookkeeping, perhaps compiled into one graph without
-    a break, and on a CUDA device captured, see `CapturedState`.
+    """The steps of a pipeline's calls: forward pass, sampling and bookkeeping, compiled or not, and on a CUDA device
+    captured, see `CapturedState`.
 
-    A batch takes a state from here, and gives it back when its images are finished. States that are here are kept for
-    calls with the same `StepKey`. One in use is not here, so calls of several threads, or inside each other, never
-    share one. A copy, or a pickled one, has the same settings and keeps nothing.
+    A batch takes a state from here, and gives it back for calls with the same `StepKey` when its images are finished.
+    A state in use is not here, so calls of several threads, or inside each other, never share one. A copy has the same
+    settings and keeps nothing.
 
     Every pair of decoding and batch size has its own compiled function, so that a long-running process never reaches
     PyTorch's recompilation limit, which counts per function. The limit is raised from 8 to 1,024 for the whole
@@ -216,15 +213,12 @@ class CapturedState:
     from then on.
 
     A replay runs the same kernels on the same memory, without Python, so the tensors of the state, its model and its
-    cache must stay the same objects while their contents change. If a capture fails, which changes nothing, the steps
-    go on without graphs.
+    cache stay the same objects while their contents change. If a capture fails, the steps go on without graphs.
 
-    A shape is captured when it comes for the third time, in place of an eager step: a capture records what that step
-    would have launched, and its first replay launches it. So the kernels of a call are those of an eager one, none is
-    launched twice, and what comes on top is, per shape, that the host waits for the device once and CUDA builds the
-    graph. In a state whose images are all at the same step (next-scale, groups, sets), most shapes come once per
-    image. They are captured when they come for the second time, which is usually in the second call of the kind:
-    a single call captures nothing that it would not replay, and its states are kept with what they have counted.
+    A shape is captured when it comes for the third time, in place of an eager step, which its first replay launches:
+    so a call launches the kernels of an eager one, none of them twice. In a state whose images are all at the same
+    step (next-scale, groups, sets), where most shapes come once per image, it is captured when it comes for the second
+    time, usually in the second call: a single call captures nothing that it would not replay.
 
     Args:
         steps: where it is from.
