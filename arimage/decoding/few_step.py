@@ -10,7 +10,7 @@ from ..kernels.coupling import sample_at
 from .contract.distribution import Sampling
 from .contract.models import VectorModel
 from .contract.noise import Purpose, normals
-from .contract.settings import check_settings
+from .contract.settings import check_settings, check_several
 from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
 from .next_scale import scale_sampling, stack_of_scales
@@ -84,14 +84,10 @@ class FewStepDecoding(DecodingMethod):
     needs = {"vectors": ()}
 
     def __post_init__(self):
-        starts = self.starts if isinstance(self.starts, list | tuple) else [self.starts]
-        whole = all(isinstance(start, int) and not isinstance(start, bool) for start in starts)
-        if not whole or not starts or starts[0] != 0 or sorted({*starts}) != [*starts]:
-            raise ValueError(f"starts is {self.starts!r}: give ascending whole numbers of which the first is 0")
-        # JSON has lists only.
-        object.__setattr__(self, "starts", tuple(starts))
+        sentence = "give ascending whole numbers of which the first is 0"
+        check_several(self, "starts", int, lambda first: first[:1] == (0,) and sorted({*first}) == [*first], sentence)
         check_settings(self, {"codes_until": 0, "teacher_start": 0})
-        if self.teacher_start is not None and (len(starts) < 2 or self.teacher_start >= starts[1]):
+        if self.teacher_start is not None and (len(self.starts) < 2 or self.teacher_start >= self.starts[1]):
             raise ValueError(
                 f"teacher_start is {self.teacher_start}: give less than the second of starts, {self.starts!r}"
             )

@@ -11,7 +11,7 @@ from ...kernels.coupling import sample_at
 from ..contract.distribution import Sampling
 from ..contract.models import BoundModel, MaskedTokenModel
 from ..contract.noise import Purpose, uniforms
-from ..contract.settings import check_number, check_settings
+from ..contract.settings import check_number, check_settings, check_several
 from .sets import has_few_shapes, open_sets
 from .tokens import Evaluate, MaskedTokenState, TokenSampler, given_tokens
 
@@ -77,11 +77,10 @@ class HaltonDecoding(TokenSampler):
     def __post_init__(self):
         check_settings(self, {"steps": 1, "warmup_steps": 0}, choices={"randomize": (False, True)})
         check_number(self, "sharpness_power", 0)
-        factors = self.sharpness if isinstance(self.sharpness, list | tuple) else ()
-        if len(factors) != 2 or not all(type(one) in (int, float) and 0 < one <= 1e6 for one in factors):
-            raise ValueError(f"sharpness is {self.sharpness!r}: give two numbers above 0")
-        # JSON has lists only.
-        object.__setattr__(self, "sharpness", tuple(map(float, factors)))
+        sentence = "give two numbers above 0"
+        check_several(
+            self, "sharpness", float, lambda both: len(both) == 2 and all(0 < one <= 1e6 for one in both), sentence
+        )
 
     def misfit(self, model: MaskedTokenModel) -> str | None:
         return too_many_steps(self.steps, model)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from ..contract.distribution import LatentSampling, Sampling, by_lane
 from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, random_orders
+from ..contract.settings import check_several
 from ..contract.state import not_finite
 from ..contract.supports import DecodingMethod
 from .sets import MULTIPLE, MaskedState, TokenSet, has_few_shapes, masked_counts, open_sets, rounded_up
@@ -179,14 +180,9 @@ class MaskedDecoding(DecodingMethod):
     needs = {"masked_latents": ()}
 
     def __post_init__(self):
-        steps = self.diffusion_steps
-        if steps is None:
-            return
-        whole = isinstance(steps, list | tuple) and all(type(count) is int and count >= 2 for count in steps)
-        if not whole or len(steps) != 2:
-            raise ValueError(f"diffusion_steps is {steps!r}: give two whole numbers of at least 2, or None")
-        # JSON has lists only.
-        object.__setattr__(self, "diffusion_steps", tuple(steps))
+        if self.diffusion_steps is not None:
+            sentence = "give two whole numbers of at least 2, or None"
+            check_several(self, "diffusion_steps", int, lambda both: len(both) == 2 and min(both) >= 2, sentence)
 
     @property
     def exact(self) -> bool:

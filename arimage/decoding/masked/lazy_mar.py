@@ -7,7 +7,7 @@ import torch
 
 from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel
-from ..contract.settings import check_settings
+from ..contract.settings import check_settings, check_several
 from ..contract.supports import DecodingMethod
 from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
 from .sets import MULTIPLE, few, has_few_shapes, rounded_up
@@ -80,11 +80,14 @@ class LazyMAR(DecodingMethod):
     def __post_init__(self):
         check_settings(self, {"first": 1, "every": 1, "layer": 0, "extra": 0, "head_every": 1})
         if self.fractions is not None:
-            shares = self.fractions if isinstance(self.fractions, list | tuple) else (self.fractions,)
-            if not shares or not all(type(share) in (int, float) and 0 <= share <= 1 for share in shares):
-                raise ValueError(f"fractions is {self.fractions!r}: give numbers from 0 to 1, one for each step")
-            # JSON has lists only.
-            object.__setattr__(self, "fractions", tuple(map(float, shares)))
+            sentence = "give numbers from 0 to 1, one for each step"
+            check_several(
+                self,
+                "fractions",
+                float,
+                lambda shares: shares != () and all(0 <= one <= 1 for one in shares),
+                sentence,
+            )
 
     def misfit(self, model: MaskedLatentModel) -> str | None:
         if self.layer >= model.num_layers:

@@ -7,7 +7,7 @@ import torch
 
 from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel, MaskedTokenModel
-from ..contract.settings import check_settings
+from ..contract.settings import check_settings, check_several
 from ..contract.supports import DecodingMethod
 from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding, too_many_steps
@@ -83,10 +83,9 @@ class ReCAP(DecodingMethod):
             steps = getattr(self, name)
             if steps is None:
                 continue
-            parts = tuple(steps) if isinstance(steps, list | tuple) else (steps,)
-            if not all(type(part) is int and part >= 1 for part in parts) or sum(parts) < 2:
-                raise ValueError(f"{name} is {steps!r}: give a whole number of at least 2, several, or None")
-            # JSON has lists only.
+            sentence = "give a whole number of at least 2, several, or None"
+            check_several(self, name, int, lambda parts: min(parts, default=0) >= 1 and sum(parts) >= 2, sentence)
+            parts = getattr(self, name)
             object.__setattr__(self, name, parts if len(parts) > 1 else sum(parts))
 
     def misfit(self, model: MaskedLatentModel | MaskedTokenModel) -> str | None:
