@@ -3,10 +3,8 @@
 import pytest
 import torch
 from families import EVERY, condition_of, flat, having, quick, seeded
-from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode
-from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
+from arimage.decoding import LineCacheDecoding, Sampling, decode
 
 
 SEEDS = torch.arange(3)
@@ -59,16 +57,6 @@ def test_a_token_sees_the_tokens_that_are_kept(family, guidance):
     assert torch.equal(tokens[:, :full], generate(pipe, "ar", guidance=guidance)[:, :full])
 
 
-@pytest.mark.parametrize(("lines", "size"), [(2, 8), (3, 12), (8, 32), (None, 32)])
-def test_the_cache_has_as_many_rows(lines, size):
-    network = tiny_llamagen.transformer("class", grid=4)
-    model = LlamaGenTokenModel(network, {"class_labels": torch.tensor([1, 3])}, Layout((16, 4)), guided=True)
-    with torch.no_grad():
-        state = LineCacheDecoding(lines).start(model, Sampling(guidance_scale=2.0), SEEDS[:2])
-        # One token of condition and one place for what is thrown away, in 16 places.
-        assert [stack.shape for stack in state.cache.stacks] == 2 * [(2, 4, 2, 16 + size, 8)]
-
-
 def replaced_by_hand(tokens, shape, lines):
     """The row of the token in each slot [B][lines * columns] after all tokens [B, N] but the last were fed."""
     columns, recent = shape[-1], min(shape[-2] if len(shape) == 3 else 1, lines - 1)
@@ -102,23 +90,6 @@ def test_known_tokens_are_kept(table_model):
     forced = torch.randint(-1, 3, (3, 12), generator=torch.Generator().manual_seed(0))
     tokens = decode(model, LineCacheDecoding(2), Sampling(forced=forced), SEEDS).tokens
     assert torch.equal(torch.where(forced < 0, tokens, forced), tokens)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("interval", [8, pytest.param(1, marks=pytest.mark.slow)])
-def test_attention_is_limited_to_what_is_filled(interval):
-    model = LlamaGenTokenModel(
-        tiny_llamagen.transformer("class"), {"class_labels": torch.tensor([1])}, Layout((30, 10))
-    )
-    decoding, limits = LineCacheDecoding(10), []
-    state = decoding.start(model, Sampling(), SEEDS[:1])
-    while not state.finished.all():
-        if len(limits) % interval == 0:
-            state.limit_attention(interval)
-        assert int(state.cursor - 1) < state.cache.attended_slots or state.cache.attended_slots == 100
-        limits.append(state.cache.attended_slots)
-        decoding.step(state)
-    assert set(limits) == {64, 100}
 
 
 @pytest.mark.parametrize(

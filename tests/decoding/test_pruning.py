@@ -9,7 +9,7 @@ from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.decoding import NextScaleDecoding, Sampling, decode
 from arimage.models.conditions import with_unconditional
-from arimage.models.pruning import Pruning, fed_cells, only
+from arimage.models.pruning import Pruning, only
 from arimage.pipelines.infinity.scale_model import InfinityScaleModel
 from arimage.pipelines.infinity.schedules import SCHEDULES
 
@@ -59,18 +59,6 @@ def test_the_cells_that_differ_most_are_fed_and_the_others_change_as_their_place
     for row, fed in enumerate([[2, 7, 9], [0, 1, 15]]):
         expected[row, fed] = 9.0
     torch.testing.assert_close(restored, expected)
-
-
-def test_under_autocast_the_layers_give_another_dtype_than_that_of_the_change():
-    pruning = Pruning(kept=2, first=0, stop=2, shape=(2, 2), source=(2, 2), change=torch.ones(1, 4, 5))
-    hidden, passed = torch.zeros(1, 4, 5, dtype=torch.bfloat16), torch.full((1, 2, 5), 9.0, dtype=torch.bfloat16)
-    restored = pruning.restore(hidden, passed, torch.tensor([[0, 3]]))
-    assert restored.dtype == torch.bfloat16 and restored[0, :, 0].tolist() == [9, 1, 1, 9]
-
-
-def test_at_least_one_cell_is_fed():
-    assert fed_cells([1, 4, 9, 16], None) == [1, 4, 9, 16]
-    assert fed_cells([1, 4, 9, 16], {2: 0.999, 3: 0.4}) == [1, 4, 1, 10]
 
 
 # Whole images
@@ -155,17 +143,6 @@ def test_known_tokens_stay_and_the_others_follow_them(bound):
     state = decode(model, HALF, replace(SHARP, forced=known), SEEDS)
     assert torch.equal(state.tokens[known >= 0], known[known >= 0]) and state.decided.all()
     assert torch.equal(decode(model, HALF, replace(SHARP, forced=plain.tokens), SEEDS).tokens, plain.tokens)
-
-
-@torch.no_grad()
-def test_smooth_pictures_are_pruned_too(bound):
-    model = bound(ROWS)
-    decoding = replace(HALF, more_smooth=True)
-    if model.codebook is None:
-        assert "more_smooth" in decoding.supports(model)
-        return
-    smooth = decode(model, decoding, SHARP, SEEDS)
-    assert smooth.finished.all() and not torch.equal(smooth.latents, decode(model, HALF, SHARP, SEEDS).latents)
 
 
 @torch.no_grad()

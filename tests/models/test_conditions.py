@@ -86,14 +86,6 @@ def test_prefixes_of_different_length_end_together():
     assert long.seen.int().tolist()[1::3] == [[0, 0, 1, 1]] * 2
 
 
-def test_queries_see_the_prefix_of_their_row_and_the_image():
-    image = torch.tensor([[[1, 0, 0], [1, 1, 0]]] * 3, dtype=torch.bool)
-    keys = guided().visible_keys(3, image)
-    assert keys.shape == (6, 2, 6)
-    assert keys[0].int().tolist() == [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
-    assert keys[4].int().tolist() == [[0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]]
-
-
 @pytest.mark.parametrize(
     ("names", "ids", "copies"),
     [
@@ -114,21 +106,6 @@ def test_embeddings_are_compared_by_what_they_were_made_of(names, ids, copies):
     merged, found = conditions.to_prefill(3)
     assert list(found) == copies
     assert all(torch.equal(merged[name][found], value) for name, value in values.items())
-
-
-def test_embeddings_are_not_read(monkeypatch):
-    """Nor is anything else where no two conditions can be equal."""
-    read, cpu = [], torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: read.append(tensor.dtype) or cpu(tensor))
-    for values, branches, names in (
-        (with_unconditional({name: value[:1] for name, value in VALUES.items()}), 2, (["a"], [None])),
-        ({"labels": torch.tensor([4])}, 1, ()),
-        (VALUES, 1, ()),
-    ):
-        Conditions(values, branches).merge(*names)
-    assert read == []
-    Conditions(with_unconditional(VALUES), 2).merge(*NAMES)
-    assert read == [torch.int64]
 
 
 @pytest.mark.parametrize("check", [check_image, check_raster])

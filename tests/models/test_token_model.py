@@ -56,15 +56,6 @@ def test_writing_again_overwrites(bound):
     assert torch.equal(chain(model, cache, codes, 0, FED), expected)
 
 
-def test_padding_leaves_nothing_behind(bound):
-    model, cache, codes = bound
-    before = cache.stacks[0][:, :, :, cache.places[:-1]].clone()
-    positions = torch.full((BATCH, 3), -1)
-    logits = model.forward(codes[:, :3], positions, cache)
-    assert torch.equal(cache.stacks[0][:, :, :, cache.places[:-1]], before)
-    assert not logits.isnan().any()
-
-
 def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
     model, cache, codes = bound
     other = model.prefill(BATCH, scratch=4)[0]
@@ -85,11 +76,6 @@ def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
 
     cache.move(slots, positions)
     assert torch.allclose(chain(model, cache, codes, 4, 6), expected_after, atol=1e-5)
-
-
-def test_conditions_and_images_must_be_as_many(bound):
-    with pytest.raises(ValueError, match="batch_size"):
-        bound[0].prefill(3)
 
 
 @torch.no_grad()

@@ -3,12 +3,8 @@
 import pytest
 import torch
 
-from arimage.decoding import AutoregressiveDecoding, Sampling, decode
 from arimage.decoding.run import batch
 from arimage.decoding.run.batch import AHEAD, Watch
-
-
-SEEDS = torch.arange(3)
 
 
 class OnCuda(torch.Tensor):
@@ -46,11 +42,3 @@ def test_the_host_reads_the_copy_of_some_steps_before(waits):
         seen.append(looks.look().tolist())
     assert seen == [[step - AHEAD >= 2, step - AHEAD >= 5] for step in range(9)]
     assert waits == [None] * AHEAD + list(range(9 - AHEAD))
-
-
-def test_the_loop_ends_with_the_last_image(table_model):
-    steps = []
-    state = decode(
-        table_model(), AutoregressiveDecoding(), Sampling(), SEEDS, lambda _, step: bool(steps.append(step))
-    )
-    assert steps == list(range(1, state.forward_passes + 1)) == [1, 2, 3, 4]
