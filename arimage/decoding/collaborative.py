@@ -25,7 +25,7 @@ class CollaborativeState(ScaleState):
         return False
 
     @property
-    def step_shape(self) -> None:
+    def step_variant(self) -> None:
         return None
 
     def keep_latents(self) -> None:

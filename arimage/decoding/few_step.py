@@ -45,7 +45,7 @@ class FewStepState(LockstepState):
             super().stack_sampling()
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         # The teacher allocates a cache.
         return self.taken if all(network == "student" for network, _, _ in self.passes) else None
 

@@ -150,12 +150,12 @@ def parse_decoding(text: str) -> tuple[str, dict]:
             raise ValueError(f"{text!r} has the setting {item!r}: write it as key=value, as in sjd-coupled:window=16")
         key, parsed = key.strip(), _parse_value(value.strip())
         setting, _, part = key.partition(".")
-        place, name_there = settings, key
+        target, name_there = settings, key
         if setting in PARTS:
-            place, name_there = settings.setdefault(setting, {}), part or "method"
-        if name_there in place:
+            target, name_there = settings.setdefault(setting, {}), part or "method"
+        if name_there in target:
             raise ValueError(f"{text!r} has the setting {key!r} twice: give it once")
-        place[name_there] = parsed
+        target[name_there] = parsed
     return name, settings
 
 

@@ -182,7 +182,7 @@ def test_other_streams_have_graphs_of_their_own(monkeypatch):
         call(pipe, "ar")
         monkeypatch.setattr(card.Stream, "cuda_stream", 1)
         call(pipe, "ar")
-        assert device.captures == 2 and len(pipe._compiled._places) == 2
+        assert device.captures == 2 and len(pipe._compiled._streams) == 2
 
 
 # Threads

@@ -52,7 +52,7 @@ class PathState(CursorState):
     conditions: torch.Tensor | None
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         # Where conditions are kept, the host reads how many paths are sampled again.
         return None if self.conditions is not None else (self.window, self.cache.attended_slots)
 

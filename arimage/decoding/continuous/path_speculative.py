@@ -23,7 +23,7 @@ class PathDraftState(PathState):
     draft_cache: Any
 
     @property
-    def step_shape(self) -> None:
+    def step_variant(self) -> None:
         return None
 
 

@@ -217,9 +217,9 @@ class DecodingState:
         return False
 
     @property
-    def step_shape(self) -> Hashable:
-        """A key of all that the host decides about the next step, such as its shapes: steps with equal keys launch the
-        same kernels. None where the host reads the device, or allocates memory that stays."""
+    def step_variant(self) -> Hashable:
+        """All that the host decides about the next step, such as the shapes of its tensors: steps of one variant
+        launch the same kernels. None where the host reads the device, or allocates memory that stays."""
         return self.cache.attended_slots
 
     @property
@@ -245,7 +245,7 @@ class DecodingState:
         """
 
     def adapt(self) -> None:
-        """Called by the loop on the host every few steps; may change the shapes of the next steps."""
+        """Called by the loop on the host every few steps; may change the variant of the next steps."""
 
     # What it says about its images, to callbacks, previews and statistics.
 
@@ -350,7 +350,7 @@ class LockstepState(DecodingState):
         return self.taken == self.num_steps
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         return self.taken
 
 

@@ -56,7 +56,7 @@ class WindowState(CursorState):
     neighbour: torch.LongTensor | None
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         return self.window, self.cache.attended_slots
 
     @property

@@ -13,7 +13,7 @@ from ..contract.models import MaskedTokenModel
 from ..contract.noise import Purpose, exponentials
 from ..contract.settings import check_number, check_settings
 from .halton import too_many_steps
-from .sets import MULTIPLE, TokenSet, has_few_shapes, open_sets, rounded_up
+from .sets import MULTIPLE, TokenSet, has_few_sizes, open_sets, rounded_up
 from .tokens import Evaluate, MaskedTokenState, TokenSampler, given_tokens
 
 
@@ -115,7 +115,7 @@ class ConfidenceDecoding(TokenSampler):
             order,
             given_tokens(sampling),
             lambda count: _counts(count, steps, schedule),
-            few_shapes=has_few_shapes(seeds),
+            few_sizes=has_few_sizes(seeds),
         )
         state.give(sampling)
         return state
@@ -131,7 +131,7 @@ class ConfidenceDecoding(TokenSampler):
         rated.reverse()
         if self.redraw_known:
             rated = [size] * len(rated)
-        if has_few_shapes(state.seeds):
+        if has_few_sizes(state.seeds):
             rated = [rounded_up(number, MULTIPLE, size) for number in rated]
         state.sets = [RatedSet(**vars(each), rated=number) for each, number in zip(state.sets, rated, strict=True)]
 
@@ -196,8 +196,8 @@ class ConfidenceDecoding(TokenSampler):
 
 def _linspace(steps: int) -> np.ndarray:
     """`torch.linspace(0, 1, steps)`, whose numbers are rounded once each."""
-    step, places = float(np.float32(1 / max(steps - 1, 1))), np.arange(steps)
-    return np.where(places < steps // 2, step * places, 1 - step * (steps - 1 - places)).astype(np.float32)
+    step, numbers = float(np.float32(1 / max(steps - 1, 1))), np.arange(steps)
+    return np.where(numbers < steps // 2, step * numbers, 1 - step * (steps - 1 - numbers)).astype(np.float32)
 
 
 def _counts(tokens: int, steps: int, schedule: str) -> list[int]:

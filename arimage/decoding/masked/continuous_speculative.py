@@ -23,7 +23,7 @@ class DraftedState(MaskedLatentState):
     """A `MaskedLatentState` whose steps decide several sets."""
 
     @property
-    def step_shape(self) -> None:
+    def step_variant(self) -> None:
         return None
 
 

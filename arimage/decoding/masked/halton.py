@@ -12,7 +12,7 @@ from ..contract.distribution import Sampling
 from ..contract.models import BoundModel, MaskedTokenModel
 from ..contract.noise import Purpose, uniforms
 from ..contract.settings import check_number, check_settings, check_several
-from .sets import has_few_shapes, open_sets
+from .sets import has_few_sizes, open_sets
 from .tokens import Evaluate, MaskedTokenState, TokenSampler, given_tokens
 
 
@@ -102,7 +102,7 @@ class HaltonDecoding(TokenSampler):
             order[ranks].flip(1),
             given_tokens(sampling),
             lambda count: _counts(count, self.num_steps(model)),
-            few_shapes=has_few_shapes(seeds),
+            few_sizes=has_few_sizes(seeds),
         )
         state.give(sampling)
         return state

@@ -14,7 +14,7 @@ from ..contract.noise import Purpose, normals, random_orders
 from ..contract.settings import check_several
 from ..contract.state import not_finite
 from ..contract.supports import DecodingMethod
-from .sets import MULTIPLE, MaskedState, TokenSet, has_few_shapes, masked_counts, open_sets, rounded_up
+from .sets import MULTIPLE, MaskedState, TokenSet, has_few_sizes, masked_counts, open_sets, rounded_up
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def open_masked(
     seeds: torch.LongTensor,
     state_class: type[_State],
     *,
-    few_shapes: bool = False,
+    few_sizes: bool = False,
     **buffers,
 ) -> _State:
-    """A state in which only the given tokens are decided. With `few_shapes`, sets are padded to few sizes. `buffers`
+    """A state in which only the given tokens are decided. With `few_sizes`, sets are padded to few sizes. `buffers`
     are the fields that `state_class` adds.
 
     Raises:
@@ -80,12 +80,12 @@ def open_masked(
         order,
         given,
         partial(masked_counts, steps=steps),
-        few_shapes=few_shapes,
+        few_sizes=few_sizes,
         known_buffer=F.pad(known, (0, 1)),
         **buffers,
     )
     visible = [size - min(counts) for counts in zip(*state.schedules, strict=True)][:-1]
-    if few_shapes:
+    if few_sizes:
         visible = [rounded_up(number, MULTIPLE, size) for number in visible]
     state.sets = [
         LatentSet(each.count, visible=number, diffusion_steps=sampling.num_diffusion_steps)
@@ -195,7 +195,7 @@ class MaskedDecoding(DecodingMethod):
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds, MaskedLatentState, few_shapes=has_few_shapes(seeds))
+        state = open_masked(model, sampling, seeds, MaskedLatentState, few_sizes=has_few_sizes(seeds))
         if self.diffusion_steps is not None:
             first, last = self.diffusion_steps
             shares = [k / max(state.num_steps - 1, 1) for k in range(state.num_steps)]

@@ -10,7 +10,7 @@ from ..contract.models import MaskedLatentModel
 from ..contract.settings import check_settings, check_several
 from ..contract.supports import DecodingMethod
 from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
-from .sets import MULTIPLE, few, has_few_shapes, rounded_up
+from .sets import MULTIPLE, few, has_few_sizes, rounded_up
 
 
 # The published shares of rows, by the number of the step.
@@ -110,15 +110,15 @@ class LazyMAR(DecodingMethod):
                 f"num_inference_steps is {steps}, and fractions has {len(fractions)} numbers: give at most as many "
                 "steps, or LazyMAR more fractions"
             )
-        few_shapes = has_few_shapes(seeds)
-        state = open_masked(model, sampling, seeds, LazyState, few_shapes=few_shapes)
-        self._plan(state, fractions, few_shapes)
+        few_sizes = has_few_sizes(seeds)
+        state = open_masked(model, sampling, seeds, LazyState, few_sizes=few_sizes)
+        self._plan(state, fractions, few_sizes)
         if any(each.new for each in state.sets):
             state.cache = model.open_context(len(seeds), lazy=True)
         self.step(state)
         return state
 
-    def _plan(self, state: LazyState, fractions: Sequence[float], few_shapes: bool) -> None:
+    def _plan(self, state: LazyState, fractions: Sequence[float], few_sizes: bool) -> None:
         """Choose which steps of a new state are lazy, and how many rows they evaluate."""
         width = state.model.num_rows
         lazy = [not self.is_refresh(step) for step in range(state.num_steps)]
@@ -133,7 +133,7 @@ class LazyMAR(DecodingMethod):
         ]
         new = [is_lazy * max(own[step - 1] for own in counts) for step, is_lazy in enumerate(lazy)]
         most = [max(numbers) for numbers in zip(*rows, strict=True)]
-        if few_shapes:
+        if few_sizes:
             new, most = few(new), [rounded_up(number, MULTIPLE, width) for number in most]
         state.sets = [
             LazySet(**vars(each), new=new, rows=rows) for each, new, rows in zip(state.sets, new, most, strict=True)

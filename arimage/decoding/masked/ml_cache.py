@@ -30,8 +30,8 @@ class CachedState(MaskedTokenState):
     passes: tuple[Pass, ...] = field(default=(), kw_only=True)
 
     @property
-    def step_shape(self):
-        return None if self.over else (self.passes[self.taken], super().step_shape)
+    def step_variant(self):
+        return None if self.over else (self.passes[self.taken], super().step_variant)
 
 
 @dataclass(frozen=True)

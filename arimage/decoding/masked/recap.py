@@ -12,7 +12,7 @@ from ..contract.supports import DecodingMethod
 from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding, too_many_steps
 from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
-from .sets import GroupState, group_steps, groups_of, has_few_shapes
+from .sets import GroupState, group_steps, groups_of, has_few_sizes
 from .tokens import GroupTokenState, TokenSampler
 
 
@@ -119,8 +119,8 @@ class ReCAP(DecodingMethod):
                 num_inference_steps=self.steps or sampling.num_inference_steps,
                 num_diffusion_steps=self.denoising_steps or sampling.num_diffusion_steps,
             )
-            few_shapes = has_few_shapes(seeds)
-            state = open_masked(model, sampling, seeds, GroupLatentState, few_shapes=few_shapes)
+            few_sizes = has_few_sizes(seeds)
+            state = open_masked(model, sampling, seeds, GroupLatentState, few_sizes=few_sizes)
             groups = self._group(state, sampling.num_inference_steps)
             _decide_in_raster_order(state, groups)
             fewer = self.partial_denoising_steps or halved(sampling.num_diffusion_steps)
@@ -136,7 +136,7 @@ class ReCAP(DecodingMethod):
         if full > steps:
             raise ValueError(f"full_steps is {full}: give at most {steps}, the number of all steps")
         groups = groups_of(state.num_steps, full, self.partial_steps)
-        group_steps(state, groups, few_shapes=has_few_shapes(state.seeds))
+        group_steps(state, groups, few_sizes=has_few_sizes(state.seeds))
         return groups
 
     def step(self, state: GroupLatentState | GroupTokenState) -> None:

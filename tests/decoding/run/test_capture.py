@@ -123,7 +123,7 @@ def test_other_threads_use_the_device_during_a_capture(device):
         thread.start()
         thread.join()
 
-    state = SimpleNamespace(step_shape=(), head_calls=0, seeds=there)
+    state = SimpleNamespace(step_variant=(), head_calls=0, seeds=there)
     captured = CapturedState(CapturedSteps(compiles=False), SimpleNamespace(step=step), state, keeps=False)
     for _ in range(WARM_UP + 1):
         captured.step()
