@@ -82,9 +82,6 @@ class DraftTreeDecoding(DecodingMethod):
         width: number of children of a node, and of nodes per level that have children, >= 1.
         nodes: number of drafts that a step verifies, >= 1.
         acceptance: the test of a draft, as in `SpeculativeJacobiDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     drafter: Drafter | None = field(default=None, repr=False)

@@ -71,9 +71,6 @@ class FewStepDecoding(DecodingMethod):
         teacher_start: before the second pass of the student, the teacher generates the levels from this one to
             `starts[1]`, one forward pass each. A raster model takes one more to read the tokens before them. Only the
             teacher uses the sampling settings. At 0 the first pass of the student is left out.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     starts: tuple[int, ...] = (0,)

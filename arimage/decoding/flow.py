@@ -115,9 +115,6 @@ class FlowDecoding(DecodingMethod):
     Attributes:
         window: guesses per step, >= 1.
         starts: the levels from which the forward passes of the student generate, see `FewStepDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 32

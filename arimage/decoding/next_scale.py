@@ -117,9 +117,6 @@ class NextScaleDecoding(DecodingMethod):
             (https://arxiv.org/abs/2503.23367), except that cells are chosen once per scale, before the first layer,
             and not in each of most layers. The first two scales cannot be pruned, nor, in films, the first of the last
             clip and those before it. Not exact, and without a bound.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     more_smooth: bool = False

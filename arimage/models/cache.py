@@ -59,7 +59,7 @@ class SlottedCache(RowCache):
     """A cache whose tokens are written at any slot.
 
     Along the third dimension of the keys lie the prompt, padded on the left; the row ends; the scratch slots; one
-    place for what is thrown away; and the image slots, of which queries attend to the first `attended_slots`.
+    entry for what is thrown away; and the image slots, of which queries attend to the first `attended_slots`.
 
     Attributes:
         prompt: how many tokens the prompts have.
@@ -85,7 +85,7 @@ class SlottedCache(RowCache):
         self.prefix_end, self.size, self.attended_slots = self.first - between, self.first + slots, slots
         indices = torch.arange(self.prefix_end + len(owners), self.size, device=owners.device)
         self.index_of = indices.roll(-scratch - 1)
-        # The slot at each place after the prompt. Padding has the last, nowhere, and sees it: no row of a mask is
+        # The slot at each index after the prompt. Padding has the last, nowhere, and sees it: no row of a mask is
         # empty.
         self._slots = torch.cat([owners, torch.arange(len(indices), device=owners.device).roll(scratch + 1)])
 

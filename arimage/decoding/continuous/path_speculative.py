@@ -40,9 +40,6 @@ class PathSpeculativeDecoding(DecodingMethod):
 
     Attributes:
         window: drafts per step, >= 1.
-
-    Raises:
-        ValueError: if the setting is not among these.
     """
 
     window: int = 4

@@ -352,9 +352,6 @@ class LatentSampling(Sampling):
             equal parts of the training steps, from the least noise to the most.
         forced: float32 [B, N, D], given tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled tokens depend on
             all given tokens.
-
-    Raises:
-        ValueError: if a setting is out of its range.
     """
 
     per_lane: ClassVar[Sequence[str]] = ("guidance_scale", "temperature", "forced")

@@ -148,7 +148,8 @@ class Decoding(Protocol):
 
 
 class DecodingMethod:
-    """Base class of the decodings of this package, which derives `supports` from `needs`.
+    """Base class of the decodings of this package, which derives `supports` from `needs`. A setting that is out of its
+    range is a `ValueError` that names it.
 
     Attributes:
         needs: the kinds of model that the decoding can run on, each with what it needs from such a model.

@@ -49,9 +49,6 @@ class LazyJacobiDecoding(DecodingMethod):
             videos, where a step may decide far more than 16.
         tokens: the largest number of drafts evaluated per step.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 64

@@ -60,9 +60,6 @@ class ParallelJacobiDecoding(DecodingMethod):
             12.
         refresh: how undecided drafts are sampled again: "independent" of the old ones as in the paper, or "coupled" to
             them, so that as many as possible stay the same.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 16

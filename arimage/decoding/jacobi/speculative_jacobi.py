@@ -176,9 +176,6 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             happen right after a token that the step before has replaced. 4 is a good number. Exact whatever the
             neighbours say, since drafts are verified with the distribution that they were sampled from. Needs the
             coupled refresh, without `reuse`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int | Literal["auto"] = 32

@@ -56,9 +56,6 @@ class TreeJacobiDecoding(DecodingMethod):
         width: drafts for the token at the cursor, >= 2.
         depth: tokens of each additional branch, >= 1.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 32

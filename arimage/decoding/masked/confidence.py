@@ -64,9 +64,6 @@ class ConfidenceDecoding(TokenSampler):
             taken, >= 0: the Gumbel noise whose cut makes probable tokens more probable. None does not cut it, which is
             exact. 5.54 comes near the images of Lumina-DiMOO's authors, who sample in bfloat16, but does not round as
             they do.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None

@@ -47,9 +47,6 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         window: sets that the drafter decides per forward pass of the model, >= 1.
         target_share: the share of the sets that the model decides alone at the beginning, 0 to 1.
         heat: factor on the width of the normal distributions in the test, above 0. 1 rejects nearly all drafts.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 4

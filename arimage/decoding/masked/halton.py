@@ -61,9 +61,6 @@ class HaltonDecoding(TokenSampler):
             above 1 make tokens likelier that are likely.
         sharpness_power: the power that the interpolated factors are raised to.
         warmup_steps: so many first steps have half of their factor.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None

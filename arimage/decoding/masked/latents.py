@@ -170,9 +170,6 @@ class MaskedDecoding(DecodingMethod):
         diffusion_steps: the number of denoising steps of the first set and of the last set, interpolated linearly
             between them, as in DiSA (https://arxiv.org/abs/2505.20297): the more tokens are known, the fewer steps are
             needed. Not exact, and without a bound. None uses the number of the sampling settings for all sets.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     diffusion_steps: tuple[int, int] | None = None

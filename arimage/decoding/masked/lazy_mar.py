@@ -62,9 +62,6 @@ class LazyMAR(DecodingMethod):
         extra: at least so many rows are evaluated besides those of new tokens and of the tokens to decide.
         head_every: every so many denoising steps, and in the first one of a token, the whole head is evaluated.
         fractions: at least this share of all rows is evaluated, one number for each step. None takes the published 64.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     first: int = 5

@@ -57,9 +57,6 @@ class MLCache(DecodingMethod):
         interval: from there on every so many steps one is full, >= 1.
         ratio: the share of rows that a partial step does not evaluate, between 0 and 1.
         sampler: which tokens a step decides.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None

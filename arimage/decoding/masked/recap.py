@@ -53,9 +53,6 @@ class ReCAP(DecodingMethod):
         keep_buffers: whether partial steps also reuse what the full step kept of the rows that do not stand for a
             place, such as those that carry the class, which makes them cheaper. The authors' images are made without.
         sampler: the decoding of tokens that are not continuous.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None
