@@ -7,9 +7,6 @@ from families import EVERY, condition_of, flat, having, quick, seeded
 from arimage.decoding import LineCacheDecoding, Sampling, decode
 
 
-SEEDS = torch.arange(3)
-
-
 class Checked(LineCacheDecoding):
     """Compares every forward pass with one that has the keys and values of all tokens, and sees those that are
     kept."""
@@ -83,13 +80,6 @@ def test_the_token_most_like_its_column_is_replaced(table_model, shape, lines):
     assert state.rows.tolist() == replaced_by_hand(state.tokens, shape, lines)
     # Where there is a choice, images differ in it.
     assert (len(set(map(tuple, state.rows.tolist()))) > 1) == (lines == 4)
-
-
-def test_known_tokens_are_kept(table_model):
-    model = table_model(grid=(6, 2), vocab_size=3, truncated=True)
-    forced = torch.randint(-1, 3, (3, 12), generator=torch.Generator().manual_seed(0))
-    tokens = decode(model, LineCacheDecoding(2), Sampling(forced=forced), SEEDS).tokens
-    assert torch.equal(torch.where(forced < 0, tokens, forced), tokens)
 
 
 @pytest.mark.parametrize(

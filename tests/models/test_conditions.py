@@ -68,24 +68,6 @@ def test_another_number_of_images_is_refused(merged):
         conditions.to_prefill(6)
 
 
-def test_replaced_rows_see_other_prefixes_in_place():
-    conditions, other = guided(), guided(((1, 0), (1, 0), (1, 0)))
-    seen = conditions.seen
-    assert not conditions.put(torch.tensor([2, 0]), other.take(torch.tensor([0, 1])))
-    assert conditions.seen is seen and seen.int().tolist() == [[1, 0], [1, 1], [1, 0], [1, 1], [1, 1], [1, 1]]
-
-
-def test_prefixes_of_different_length_end_together():
-    short, long = guided(), Conditions(VALUES, seen=torch.tensor([[1, 1, 0, 1]] * 3, dtype=torch.bool))
-    long = Conditions(with_unconditional(VALUES), 2, torch.cat([long.seen, long.seen]))
-    assert long.take(torch.tensor([0])).put(torch.tensor([0]), short.take(torch.tensor([1]))) is False
-    images = torch.tensor([1])
-    assert short.put(images, long.take(images)) and short.prefix_length == 4
-    assert short.seen.int().tolist()[:3] == [[0, 0, 0, 1], [1, 1, 0, 1], [0, 0, 0, 1]]
-    long.put(images, guided().take(images))
-    assert long.seen.int().tolist()[1::3] == [[0, 0, 1, 1]] * 2
-
-
 @pytest.mark.parametrize(
     ("names", "ids", "copies"),
     [

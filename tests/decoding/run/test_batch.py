@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from decoding.conftest import some_order
 from decoding.contract.test_state import EVERY_PRESET, model_for
 from decoding.test_next_scale import ScaleTable
 from presets import FOR_TOKENS, quick
@@ -11,7 +10,6 @@ from arimage.decoding import (
     AutoregressiveDecoding,
     Sampling,
     SpeculativeJacobiDecoding,
-    TreeJacobiDecoding,
     decode,
     decoding_from_name,
     decoding_from_text,
@@ -70,28 +68,6 @@ def test_every_image_is_that_of_its_own_run(table_model, preset):
         found, batch = run(model, decoding, Sampling(), SEEDS[:7], size, at_once=at_once)
         check(found, expected)
         assert batch.running == []
-
-
-@pytest.mark.every(6)
-@EVERY_PRESET
-def test_known_tokens_are_those_of_each_image(table_model, preset):
-    model, decoding = model_for(preset, table_model), decoding_from_name(preset)
-    forced = torch.where(torch.rand(len(SEEDS), 6) < 0.4, torch.randint(0, 3, (len(SEEDS), 6)), -1)
-    sampling = Sampling(forced=forced)
-    found, _ = run(model, decoding, sampling, SEEDS, 3)
-    check(found, alone(model, decoding, sampling, SEEDS))
-    assert all((found[image][0] == known)[known >= 0].all() for image, known in enumerate(forced))
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("order", ["random", "spread-out"])
-@pytest.mark.parametrize(
-    "decoding", [SpeculativeJacobiDecoding(4, init="left"), TreeJacobiDecoding(4, 2, 2, "above")], ids=str
-)
-def test_every_image_keeps_its_order(table_model, decoding, order):
-    model = table_model(grid=(2, 3), order=some_order(order, (2, 3), len(SEEDS)))
-    found, _ = run(model, decoding, Sampling(), SEEDS, 4)
-    check(found, alone(model, decoding, Sampling(), SEEDS))
 
 
 @pytest.mark.every(2)
