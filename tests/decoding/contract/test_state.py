@@ -15,6 +15,7 @@ from arimage.decoding import (
 
 
 SEEDS = torch.arange(5)
+EVERY_PRESET = pytest.mark.parametrize("preset", quick(FOR_TOKENS))
 NAN, INF = float("nan"), float("inf")
 
 
