@@ -106,9 +106,7 @@ class FlowDecoding(DecodingMethod):
     guesses; guesses only save forward passes.
 
     Exact up to the numerical integration of the flow: with 12 steps, the probabilities given the noise differ from
-    those with 48 steps by a total variation of 0.0001 where all 1,024 tokens of a small LlamaGen are equally probable,
-    and of 0.000002 with its own probabilities at temperature 1 (means over 150 noise vectors).
-
+    those with 48 steps by a total variation of 0.0001 where all 1,024 tokens of a small LlamaGen are equally probable.
     It also runs on a teacher alone; the first guesses are then random. The forward passes of the student are counted
     as `student_passes`, not as `forward_passes`.
 

@@ -33,11 +33,10 @@ class LazyJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding that evaluates only the drafts that may change; exact for every setting.
 
     With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window do not change from step to
-    step. A step evaluates the first `chain` drafts after an image's cursor, which it may decide, and further ahead the
-    drafts with a neighbour that has changed since they were evaluated, at most `tokens` in all. So drafts far ahead
-    settle before the cursor arrives, for the cost of a window of `tokens`. The neighbours of a draft are the previous
-    token and the tokens around it in the image that are generated earlier (in a video, also the same place one frame
-    earlier).
+    step. A step evaluates the first `chain` drafts after an image's cursor, which it may decide, and further ahead
+    those with a neighbour that has changed since they were evaluated, at most `tokens` in all. The neighbours of a
+    draft are the previous token and the tokens around it in the image that are generated earlier (in a video, also the
+    same place one frame earlier).
 
     This is exact for two reasons: whether a draft is evaluated depends only on changes before it, never on its own
     value or on later ones; and the step that decides a draft evaluates everything between the cursor and the draft.

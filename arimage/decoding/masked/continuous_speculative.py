@@ -39,10 +39,6 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
     of two different paths, so it accepts tokens near those that the model would have sampled. A rejected token is
     sampled again around the model's own.
 
-    Example: in a model of two tokens, their correlation is 0.61 with one forward pass per token and 0.57 with the
-    drafter alone, but 0.03 in one window of this decoding, though two thirds of the drafts are accepted
-    (`tests/decoding/masked/test_latents.py`).
-
     Attributes:
         window: sets that the drafter decides per forward pass of the model, >= 1.
         target_share: the share of the sets that the model decides alone at the beginning, 0 to 1.

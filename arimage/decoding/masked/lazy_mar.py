@@ -48,12 +48,11 @@ class LazyMAR(DecodingMethod):
 
     The first steps are refreshes, ordinary forward passes, and later every few steps are. All others are lazy: they
     encode only the tokens that the step before decided. The last layers of the decoder evaluate only the rows of new
-    tokens, those of the tokens to decide, and those that have changed most. Under guidance a lazy step evaluates
-    only the branch with the condition; the other one is as far from it as in the last refresh. The head reuses the
-    outputs of its blocks in the same way, in all steps.
-
-    Sets, orders, noise and guidance are those of `MaskedDecoding`. The defaults are the authors' settings for 64
-    steps. With `every` and `head_every` 1 the images are those of `MaskedDecoding`.
+    tokens, those of the tokens to decide, and those that have changed most. Under guidance a lazy step evaluates only
+    the branch with the condition; the other one is as far from it as in the last refresh. The head reuses the outputs
+    of its blocks in the same way, in all steps. Sets, orders, noise and guidance are those of `MaskedDecoding`. The
+    defaults are the authors' settings for 64 steps. With `every` and `head_every` 1 the images are those of
+    `MaskedDecoding`.
 
     Attributes:
         first: refreshes at the beginning, >= 1.

@@ -46,10 +46,8 @@ class MLCache(DecodingMethod):
     is seen by others only once its row is evaluated again. Rows of which a model keeps no logits are evaluated in
     every step.
 
-    The number of rows is that of the released code where no two largest logits are equal: those up to the quantile of
-    `1 - ratio`. If some are equal at the end, the first ones are taken, where the released code takes all.
-
-    With `interval` 1 the tokens are those of the sampler.
+    The rows are those up to the quantile of `1 - ratio`, as in the released code, which takes all of equal ones at the
+    end, where this takes the first. With `interval` 1 the tokens are those of the sampler.
 
     Attributes:
         steps: all steps, full and partial; None takes those of the sampler.

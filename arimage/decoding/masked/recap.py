@@ -32,12 +32,9 @@ class ReCAP(DecodingMethod):
     and values of all other places, masked or not, are those of the full step. So the places outside of a group do not
     see what the group has decided before.
 
-    Which tokens belong to a group is known before it begins: with `MaskedDecoding` and `HaltonDecoding` the next ones
-    in the order of the image, with `ConfidenceDecoding` those that the full step rates highest. Continuous tokens of a
-    group are decided in raster order, as in the authors' code, others as by the sampler.
-
-    Example: in a model of three tokens, the last one depends on the second with a slope of 1.8, but of 1.4 if both are
-    in one group: the place of the first token has not seen the second (`tests/decoding/masked/test_reuse.py`).
+    The tokens of a group are known before it begins: with `MaskedDecoding` and `HaltonDecoding` the next ones in the
+    order of the image, with `ConfidenceDecoding` those that the full step rates highest. Continuous tokens of a group
+    are decided in raster order, as in the authors' code, others as by the sampler.
 
     With `full_steps` as many as there are steps the images are those of the other decoding, except that linear
     guidance of continuous tokens is at its full scale in the last step.
