@@ -188,3 +188,10 @@ def test_a_drafter_of_its_own_is_used_but_not_written(table_model, monkeypatch):
     assert decode(table_model(**GRID), decoding, Sampling(top_k=1), SEEDS).forward_passes == 1 + math.ceil(7 / 6)
     with pytest.raises(ValueError, match="drafter"):
         decoding_to_dict(decoding)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 200, pytest.param(1024, marks=pytest.mark.slow)])
+def test_a_chain_has_all_its_ancestors(depth):
+    shape = TreeShape(depth, 1, depth, 2, torch.device("cpu"))
+    parents = torch.arange(-1, depth).clamp(min=0)[None]
+    assert torch.equal(shape.ancestors(parents)[0, :, 1:], torch.ones(depth + 1, depth + 1).tril().bool()[:, 1:])

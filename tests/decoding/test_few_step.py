@@ -71,3 +71,11 @@ def test_what_is_not_finite_is_an_error_that_names_the_image(broken):
     model.predict = spoiled
     with pytest.raises(ValueError, match="images 1 "):
         decode(model, FewStepDecoding(), Sampling(), SEEDS)
+
+
+def test_a_step_after_the_end_changes_nothing():
+    decoding = FewStepDecoding(codes_until=0)
+    state = decode(Doubling(), decoding, Sampling(), torch.arange(3))
+    tokens, steps = state.tokens.clone(), state.steps.clone()
+    decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and torch.equal(state.steps, steps) and state.finished.all()

@@ -156,3 +156,11 @@ def test_models_and_sizes_that_do_not_fit_are_refused():
     assert "one token after the other" in GroupDecoding().supports(TableModel())
     with pytest.raises(ValueError, match="groups have 7 tokens"):
         decode(GroupTable(), GroupDecoding((3, 4)), Sampling(), torch.arange(2))
+
+
+def test_a_step_after_the_end_changes_nothing():
+    decoding = GroupDecoding((1, 3))
+    state = decode(GroupTable(), decoding, Sampling(), torch.arange(3))
+    tokens, steps = state.tokens.clone(), state.steps.clone()
+    decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and torch.equal(state.steps, steps) and state.finished.all()

@@ -171,6 +171,7 @@ def test_the_first_two_scales_and_models_that_cannot_are_refused(bound):
     message = f"pruned holds {most + 1} shares: give at most {most}"
     assert message in NextScaleDecoding(pruned=(0.5,) * (most + 1)).supports(model)
     assert "give at most 1" in NextScaleDecoding(pruned=(0.5, 0.5), stop_after=3).supports(model)
+    assert model.codebook is not None or "more_smooth" in replace(HALF, more_smooth=True).supports(model)
     model.prunes = False
     assert NextScaleDecoding().supports(model) is None
     with pytest.raises(ValueError, match="it cannot leave out cells"):

@@ -95,3 +95,14 @@ def test_models_of_one_grid_refuse_others_before_it(check):
     check(Layout((2, 3)), "this model")
     with pytest.raises(ValueError, match="before the image: this model generates one grid only"):
         check(Layout((2, 3), before=[(1, 2)]), "this model")
+
+
+def test_prefixes_of_different_length_end_together():
+    short, long = guided(), Conditions(VALUES, seen=torch.tensor([[1, 1, 0, 1]] * 3, dtype=torch.bool))
+    long = Conditions(with_unconditional(VALUES), 2, torch.cat([long.seen, long.seen]))
+    assert long.take(torch.tensor([0])).put(torch.tensor([0]), short.take(torch.tensor([1]))) is False
+    images = torch.tensor([1])
+    assert short.put(images, long.take(images)) and short.prefix_length == 4
+    assert short.seen.int().tolist()[:3] == [[0, 0, 0, 1], [1, 1, 0, 1], [0, 0, 0, 1]]
+    long.put(images, guided().take(images))
+    assert long.seen.int().tolist()[1::3] == [[0, 0, 1, 1]] * 2

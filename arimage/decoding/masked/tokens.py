@@ -54,13 +54,13 @@ class TokenSampler(DecodingMethod):
 
     def num_steps(self, model: MaskedTokenModel) -> int:
         """The number of forward passes for images of this model."""
-        raise NotImplementedError
+        ...
 
     def open(
         self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type[_State]
     ) -> _State:
         """A state in which only the given tokens are decided."""
-        raise NotImplementedError
+        ...
 
     def plan(self, state: MaskedTokenState) -> None:
         """Called once it is known which steps belong to groups."""
@@ -68,7 +68,7 @@ class TokenSampler(DecodingMethod):
     def decide(self, state: MaskedTokenState, evaluate: Evaluate, last: torch.LongTensor | None = None) -> None:
         """Decide the next set, given a function from places to their logits. The `last` [B] undecided tokens, by
         default none, do not belong to it."""
-        raise NotImplementedError
+        ...
 
     def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
         """Decide the first set."""

@@ -228,3 +228,13 @@ def test_tokens_that_are_not_finite_are_an_error():
     model.head.output_projection.bias.data[0] = torch.inf
     with pytest.raises(ValueError, match="not finite"):
         generate(model, [1, 2, 3])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mar", "mar-disa", "recap", "lazy-mar"])
+def test_steps_after_the_end_change_nothing(name):
+    decoding = decoding_from_name(name)
+    state = decode(mar(), decoding, sampling(), torch.arange(3))
+    tokens, calls = state.tokens.clone(), state.head_calls
+    decoding.step(state)
+    assert torch.equal(state.tokens, tokens) and state.head_calls == calls
