@@ -80,23 +80,3 @@ def test_the_token_most_like_its_column_is_replaced(table_model, shape, lines):
     assert state.rows.tolist() == replaced_by_hand(state.tokens, shape, lines)
     # Where there is a choice, images differ in it.
     assert (len(set(map(tuple, state.rows.tolist()))) > 1) == (lines == 4)
-
-
-@pytest.mark.parametrize(
-    ("family", "settings", "message"),
-    [
-        ("arpg", {"order": "raster"}, "its cache keeps every token"),
-        ("randar", {"order": "raster"}, "its cache keeps every token"),
-        ("arpg", {}, "not in raster order"),
-        ("cosmos-blocks", {}, "predicts whole blocks"),
-        ("var-class", {}, "generates whole scales"),
-        ("mar", {}, "its tokens are continuous"),
-        ("latent-llama", {}, "its tokens are continuous"),
-        ("llamagen-dd", {}, "generates vectors"),
-    ],
-)
-def test_other_models_are_refused(family, settings, message):
-    pipe = EVERY[family]()
-    assert "line-cache" not in pipe.decoding_names
-    with pytest.raises(ValueError, match=message):
-        pipe(**condition_of(pipe), decoding="line-cache", **settings)
