@@ -41,7 +41,7 @@ class PerfectDrafts(SpeculativeJacobiDecoding):
             logits = state.model.forward(tokens, torch.where(at <= last, before, -1), state.cache)
             p = state.sampling.probabilities(logits, at.clamp(max=last))
             q = self.share * p + (1 - self.share) * state.sampling.uniform(at.clamp(max=last), p.shape[-1])
-            noise = uniforms(state.seeds, at, Purpose.REFRESH, state.steps, 1)[..., 0]
+            noise = uniforms(state.seeds, at, state.steps, Purpose.REFRESH, 1)[..., 0]
             state.write_tokens(positions, here, sample(q, noise).expand_as(positions))
             torch.where(here[..., None], q, state.draft_probabilities, out=state.draft_probabilities)
 

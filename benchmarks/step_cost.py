@@ -365,7 +365,7 @@ def token_cost(bound: Bound, decoding, batch: int) -> Cost:
 
 def step(decoding, state) -> Iterator[bool]:
     """Take a step; see `count`."""
-    replayed = state.step_shape is not None
+    replayed = state.step_variant is not None
     decoding.step(state)
     yield replayed
 

@@ -21,16 +21,17 @@ def stub(package: ModuleType) -> str:
     names: dict[str, list[str]] = {}
     for name, module in package._exports().items():
         names.setdefault(module, []).append(name)
-    lines = ["# Written by tools/exports.py.", ""]
+    lines = ["# Written by tools/exports.py.", "# ruff: noqa: I001", ""]
     for module in sorted(names):
         # Constants, classes, functions, as the imports of other files.
         listed = sorted(names[module], key=lambda name: (not name.isupper(), not name[0].isupper(), name.lower()))
+        # A name "as" itself is exported.
+        listed = [f"{name} as {name}" for name in listed]
         line = f"from {PACKAGES[package]}{module} import {', '.join(listed)}"
         if len(line) > LINE_LENGTH:
             line = "\n".join([f"from {PACKAGES[package]}{module} import (", *map("    {},".format, listed), ")"])
         lines.append(line)
     lines += ["", "__version__: str"] if "__version__" in package.__all__ else []
-    lines += ["", "__all__ = [", *(f'    "{name}",' for name in package.__all__), "]"]
     return "\n".join([*lines, ""])
 
 

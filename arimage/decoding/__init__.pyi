@@ -1,103 +1,55 @@
 # Written by tools/exports.py.
+# ruff: noqa: I001
 
-from .acceptance import ExactAcceptance, GroupAcceptance, NeighbourAcceptance
-from .autoregressive import AutoregressiveDecoding
-from .collaborative import CollaborativeDecoding
-from .continuous.path_jacobi import PathJacobiDecoding
-from .continuous.path_speculative import PathSpeculativeDecoding
-from .contract.distribution import LatentSampling, Sampling
-from .contract.layout import Layout
+from .acceptance import (
+    ExactAcceptance as ExactAcceptance,
+    GroupAcceptance as GroupAcceptance,
+    NeighbourAcceptance as NeighbourAcceptance,
+)
+from .autoregressive import AutoregressiveDecoding as AutoregressiveDecoding
+from .collaborative import CollaborativeDecoding as CollaborativeDecoding
+from .continuous.path_jacobi import PathJacobiDecoding as PathJacobiDecoding
+from .continuous.path_speculative import PathSpeculativeDecoding as PathSpeculativeDecoding
+from .contract.distribution import LatentSampling as LatentSampling, Sampling as Sampling
+from .contract.layout import Layout as Layout
 from .contract.models import (
-    CausalLatentModel,
-    GroupModel,
-    LatentModel,
-    MaskedLatentModel,
-    MaskedTokenModel,
-    ScaleModel,
-    TokenModel,
-    VectorModel,
+    CausalLatentModel as CausalLatentModel,
+    GroupModel as GroupModel,
+    LatentModel as LatentModel,
+    MaskedLatentModel as MaskedLatentModel,
+    MaskedTokenModel as MaskedTokenModel,
+    ScaleModel as ScaleModel,
+    TokenModel as TokenModel,
+    VectorModel as VectorModel,
 )
-from .contract.orders import order_of
-from .contract.state import DecodingState
-from .contract.supports import Decoding
-from .draft_tree import DraftTreeDecoding
-from .few_step import FewStepDecoding
-from .flow import FlowDecoding
-from .group import GroupDecoding
-from .jacobi.lazy_jacobi import LazyJacobiDecoding
-from .jacobi.parallel_jacobi import ParallelJacobiDecoding
-from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding
-from .jacobi.tree_jacobi import TreeJacobiDecoding
-from .line_cache import LineCacheDecoding
-from .masked.confidence import ConfidenceDecoding
-from .masked.continuous_speculative import ContinuousSpeculativeDecoding
-from .masked.halton import HaltonDecoding, halton_order
-from .masked.latents import MaskedDecoding
-from .masked.lazy_mar import LazyMAR
-from .masked.ml_cache import MLCache
-from .masked.recap import ReCAP
-from .names import PRESETS, Order, parse_decoding
-from .next_scale import NextScaleDecoding
+from .contract.orders import order_of as order_of
+from .contract.state import DecodingState as DecodingState
+from .contract.supports import Decoding as Decoding
+from .draft_tree import DraftTreeDecoding as DraftTreeDecoding
+from .few_step import FewStepDecoding as FewStepDecoding
+from .flow import FlowDecoding as FlowDecoding
+from .group import GroupDecoding as GroupDecoding
+from .jacobi.lazy_jacobi import LazyJacobiDecoding as LazyJacobiDecoding
+from .jacobi.parallel_jacobi import ParallelJacobiDecoding as ParallelJacobiDecoding
+from .jacobi.speculative_jacobi import SpeculativeJacobiDecoding as SpeculativeJacobiDecoding
+from .jacobi.tree_jacobi import TreeJacobiDecoding as TreeJacobiDecoding
+from .line_cache import LineCacheDecoding as LineCacheDecoding
+from .masked.confidence import ConfidenceDecoding as ConfidenceDecoding
+from .masked.continuous_speculative import ContinuousSpeculativeDecoding as ContinuousSpeculativeDecoding
+from .masked.halton import HaltonDecoding as HaltonDecoding, halton_order as halton_order
+from .masked.latents import MaskedDecoding as MaskedDecoding
+from .masked.lazy_mar import LazyMAR as LazyMAR
+from .masked.ml_cache import MLCache as MLCache
+from .masked.recap import ReCAP as ReCAP
+from .names import PRESETS as PRESETS, Order as Order, parse_decoding as parse_decoding
+from .next_scale import NextScaleDecoding as NextScaleDecoding
 from .presets import (
-    decoding_from_dict,
-    decoding_from_name,
-    decoding_from_text,
-    decoding_names,
-    decoding_to_dict,
-    decoding_to_text,
+    decoding_from_dict as decoding_from_dict,
+    decoding_from_name as decoding_from_name,
+    decoding_from_text as decoding_from_text,
+    decoding_names as decoding_names,
+    decoding_to_dict as decoding_to_dict,
+    decoding_to_text as decoding_to_text,
 )
-from .run.batch import decode
-from .zipar import ZipARDecoding
-
-__all__ = [
-    "AutoregressiveDecoding",
-    "CausalLatentModel",
-    "CollaborativeDecoding",
-    "ConfidenceDecoding",
-    "ContinuousSpeculativeDecoding",
-    "Decoding",
-    "DecodingState",
-    "DraftTreeDecoding",
-    "ExactAcceptance",
-    "FewStepDecoding",
-    "FlowDecoding",
-    "GroupAcceptance",
-    "GroupDecoding",
-    "GroupModel",
-    "HaltonDecoding",
-    "LatentModel",
-    "LatentSampling",
-    "Layout",
-    "LazyJacobiDecoding",
-    "LazyMAR",
-    "LineCacheDecoding",
-    "MLCache",
-    "MaskedDecoding",
-    "MaskedLatentModel",
-    "MaskedTokenModel",
-    "NeighbourAcceptance",
-    "NextScaleDecoding",
-    "Order",
-    "PRESETS",
-    "ParallelJacobiDecoding",
-    "PathJacobiDecoding",
-    "PathSpeculativeDecoding",
-    "ReCAP",
-    "Sampling",
-    "ScaleModel",
-    "SpeculativeJacobiDecoding",
-    "TokenModel",
-    "TreeJacobiDecoding",
-    "VectorModel",
-    "ZipARDecoding",
-    "decode",
-    "decoding_from_dict",
-    "decoding_from_name",
-    "decoding_from_text",
-    "decoding_names",
-    "decoding_to_dict",
-    "decoding_to_text",
-    "halton_order",
-    "order_of",
-    "parse_decoding",
-]
+from .run.batch import decode as decode
+from .zipar import ZipARDecoding as ZipARDecoding

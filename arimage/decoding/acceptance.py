@@ -78,9 +78,6 @@ class GroupAcceptance:
         max_probability_gap: the probability of tokens in G differs from p[x] by less than this.
         max_distance: the codebook vectors of tokens in G are closer than this to that of x, in the codebook's own
             scale.
-
-    Raises:
-        ValueError: if a setting is out of its range.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("codebook",)
@@ -135,9 +132,6 @@ class NeighbourAcceptance:
             the codebook that the papers use, 1,000 of 16,384.
         delta: >= 0.
         relative: whether delta is a share of p[x] rather than a probability.
-
-    Raises:
-        ValueError: if a setting is out of its range.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("codebook",)

@@ -25,7 +25,7 @@ class CollaborativeState(ScaleState):
         return False
 
     @property
-    def step_shape(self) -> None:
+    def step_variant(self) -> None:
         return None
 
     def keep_latents(self) -> None:
@@ -49,9 +49,6 @@ class CollaborativeDecoding(DecodingMethod):
     Attributes:
         drafter_scales: the number of maps that the model generates, 1 .. K - 1 of K; None is all but the last two.
         more_smooth: as in `NextScaleDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     drafter_scales: int | None = None

@@ -31,7 +31,7 @@ class DraftTreeState(CursorState):
         shape: the size of the trees.
         fed_tokens: int64 [B, L], the tokens that the last step decided, which the drafter is fed in the next step; the
             last one at the end.
-        places: int64 [B, 2, L], their positions, and those of the tokens before them; -1 before the first one.
+        fed_at: int64 [B, 2, L], their positions, and those of the tokens before them; -1 before the first one.
         features: [G, B, L, D], from which these tokens were sampled.
         drafter, drafter_cache: the drafter and its cache.
         accepts: the test of a draft.
@@ -44,7 +44,7 @@ class DraftTreeState(CursorState):
     model: FeatureModel
     shape: TreeShape
     fed_tokens: torch.LongTensor
-    places: torch.LongTensor
+    fed_at: torch.LongTensor
     features: torch.FloatTensor
     drafter: DraftModel
     drafter_cache: Any
@@ -82,9 +82,6 @@ class DraftTreeDecoding(DecodingMethod):
         width: number of children of a node, and of nodes per level that have children, >= 1.
         nodes: number of drafts that a step verifies, >= 1.
         acceptance: the test of a draft, as in `SpeculativeJacobiDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     drafter: Drafter | None = field(default=None, repr=False)
@@ -130,7 +127,7 @@ class DraftTreeDecoding(DecodingMethod):
             cursor=torch.ones_like(seeds),
             shape=shape,
             fed_tokens=seeds.new_zeros(len(seeds), shape.length),
-            places=F.pad(seeds.new_tensor([[0], [-1]]), (shape.length - 1, 0), value=-1).repeat(len(seeds), 1, 1),
+            fed_at=F.pad(seeds.new_tensor([[0], [-1]]), (shape.length - 1, 0), value=-1).repeat(len(seeds), 1, 1),
             features=F.pad(features[:, :, None], (0, 0, shape.length - 1, 0)),
             drafter=drafter,
             drafter_cache=drafter.open_cache(len(seeds), shape.scratch),
@@ -170,8 +167,8 @@ class DraftTreeDecoding(DecodingMethod):
             tokens[:, :-1] = tree.tokens.gather(1, path[:, 1:])
 
         state.advance(state.cursor + counts[:, -1])
-        torch.add(state.cursor[:, None, None], shape.columns, out=state.places)
-        decided, nodes = state.places.masked_fill_((counts == 0)[:, None], -1).unbind(1)
+        torch.add(state.cursor[:, None, None], shape.columns, out=state.fed_at)
+        decided, nodes = state.fed_at.masked_fill_((counts == 0)[:, None], -1).unbind(1)
         state.token_buffer.scatter_(1, decided.remainder(size + 1), tokens)
         state.cache.move(slots.gather(1, path), nodes)
         index = path[None, :, :, None].expand(len(features), -1, -1, features.shape[-1])
@@ -191,7 +188,7 @@ class DraftTreeDecoding(DecodingMethod):
         shape, size = state.shape, state.model.num_tokens
         width, best = shape.width, shape.all
         logits, features = state.drafter.forward(
-            state.fed_tokens, state.features, state.places[:, 0], state.drafter_cache
+            state.fed_tokens, state.features, state.fed_at[:, 0], state.drafter_cache
         )
         logits, features = logits[:, :, -1:], features[:, :, -1:]
         levels, drafted, weights = [], [], None
@@ -231,7 +228,7 @@ class DraftTreeDecoding(DecodingMethod):
             values, tokens = probabilities.topk(width, dim=-1)
             return tokens, values
         count = probabilities.shape[1] * width
-        noise = uniforms(state.seeds, at, Purpose.SIBLING, state.steps, count)
+        noise = uniforms(state.seeds, at, state.steps, Purpose.SIBLING, count)
         # The shape of the tree must not depend on the sampled tokens.
         factors = 0.5 ** torch.arange(1, width + 1, device=probabilities.device)
         tokens = sample_siblings(probabilities, noise.unflatten(-1, (-1, width))[:, 0])
@@ -260,7 +257,7 @@ class DraftTreeDecoding(DecodingMethod):
         if self._samples_first:
             tokens = sample_at(probabilities, state.seeds, after, None, Purpose.SAMPLE)
             return tokens.gather(1, tree.parents[:, 1:]) == tree.tokens[:, 1:], tokens
-        noise = uniforms(state.seeds, after, Purpose.VERIFY, state.steps, state.shape.width + 1)
+        noise = uniforms(state.seeds, after, state.steps, Purpose.VERIFY, state.shape.width + 1)
         if self._tests_at_once:
             return verify_drafts(probabilities, tree, noise, state.accepts)
         children, groups = state.shape.children(tree)

@@ -10,7 +10,7 @@ from ..kernels.coupling import sample_at
 from .contract.distribution import Sampling
 from .contract.models import VectorModel
 from .contract.noise import Purpose, normals
-from .contract.settings import check_settings
+from .contract.settings import check_settings, check_several
 from .contract.state import LockstepState
 from .contract.supports import DecodingMethod
 from .next_scale import scale_sampling, stack_of_scales
@@ -45,7 +45,7 @@ class FewStepState(LockstepState):
             super().stack_sampling()
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         # The teacher allocates a cache.
         return self.taken if all(network == "student" for network, _, _ in self.passes) else None
 
@@ -71,9 +71,6 @@ class FewStepDecoding(DecodingMethod):
         teacher_start: before the second pass of the student, the teacher generates the levels from this one to
             `starts[1]`, one forward pass each. A raster model takes one more to read the tokens before them. Only the
             teacher uses the sampling settings. At 0 the first pass of the student is left out.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     starts: tuple[int, ...] = (0,)
@@ -84,14 +81,10 @@ class FewStepDecoding(DecodingMethod):
     needs = {"vectors": ()}
 
     def __post_init__(self):
-        starts = self.starts if isinstance(self.starts, list | tuple) else [self.starts]
-        whole = all(isinstance(start, int) and not isinstance(start, bool) for start in starts)
-        if not whole or not starts or starts[0] != 0 or sorted({*starts}) != [*starts]:
-            raise ValueError(f"starts is {self.starts!r}: give ascending whole numbers of which the first is 0")
-        # JSON has lists only.
-        object.__setattr__(self, "starts", tuple(starts))
+        sentence = "give ascending whole numbers of which the first is 0"
+        check_several(self, "starts", int, lambda first: first[:1] == (0,) and sorted({*first}) == [*first], sentence)
         check_settings(self, {"codes_until": 0, "teacher_start": 0})
-        if self.teacher_start is not None and (len(starts) < 2 or self.teacher_start >= starts[1]):
+        if self.teacher_start is not None and (len(self.starts) < 2 or self.teacher_start >= self.starts[1]):
             raise ValueError(
                 f"teacher_start is {self.teacher_start}: give less than the second of starts, {self.starts!r}"
             )
@@ -123,7 +116,7 @@ class FewStepDecoding(DecodingMethod):
         noise = model.noise
         if noise is None:
             positions = torch.arange(model.num_tokens, device=model.device).expand(len(seeds), -1)
-            noise = normals(seeds, positions, Purpose.NOISE, None, model.codebook.shape[1])
+            noise = normals(seeds, positions, None, Purpose.NOISE, model.codebook.shape[1])
         passes = self.passes(model)
         state = FewStepState.open(model, sampling, seeds, None, noise=noise, vectors=noise.clone(), passes=passes)
         self.step(state)

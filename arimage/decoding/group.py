@@ -62,9 +62,6 @@ class GroupDecoding(DecodingMethod):
             the code of the model's authors; with "constant", all tokens use `guidance_scale`.
         attention: which tokens of its own group a token attends to once the group is decided: as in the authors' code
             ("published"; for ARPG and LPD the whole group), or only earlier ones ("causal"; ARPG is trained this way).
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     groups: int | tuple[int, ...] = 32

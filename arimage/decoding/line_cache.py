@@ -40,9 +40,6 @@ class LineCacheDecoding(DecodingMethod):
     Attributes:
         lines: how many rows of tokens the cache has, >= 2; None is a quarter of the rows, but at least 8. A video has
             the rows of all its frames.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     lines: int | None = None

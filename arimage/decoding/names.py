@@ -14,190 +14,82 @@ Order = Literal["raster", "random", "farthest", "locality"]
 
 
 class Preset(NamedTuple):
-    """A named decoding: its method, the settings that differ from the method's defaults, whether it is exact, a
-    one-line summary, and the arXiv number of its paper."""
+    """A named decoding: its method, the settings that differ from the method's defaults, whether it is exact, the
+    arXiv number of its paper or "", and a one-line summary."""
 
     method: str
     settings: dict
     exact: bool
+    paper: str
     summary: str
-    paper: str = ""
 
 
+# fmt: off
 PRESETS = {
-    "ar": Preset("AutoregressiveDecoding", {}, True, "one token per forward pass"),
-    "sjd": Preset(
-        "SpeculativeJacobiDecoding",
-        {"refresh": "independent"},
-        True,
-        "drafts a window, verifies it in one forward pass, samples the rest again",
-        "2410.01699",
-    ),
-    "sjd-coupled": Preset(
-        "SpeculativeJacobiDecoding",
-        {"refresh": "coupled"},
-        True,
-        "like sjd, but a draft that is sampled again keeps its token as often as possible, so right guesses survive",
-        "2510.24211",
-    ),
-    "sjd-gumbel": Preset(
-        "SpeculativeJacobiDecoding",
-        {"refresh": "gumbel"},
-        True,
-        "like sjd, but drafts that are sampled again keep their Gumbel noise",
-        "2510.24211",
-    ),
-    "sjd2": Preset(
-        "SpeculativeJacobiDecoding",
-        {"levels": 1},
-        True,
-        "like sjd-coupled, with drafts that a trained denoiser makes from noise",
-        "2510.08994",
-    ),
-    "sjd-tree": Preset(
-        "TreeJacobiDecoding",
-        {},
-        True,
-        "like sjd-coupled, with several drafts for the next token, each with a branch",
-        "2603.18599",
-    ),
-    "sjd-lazy": Preset(
-        "LazyJacobiDecoding",
-        {},
-        True,
-        "like sjd-coupled, with a long window that is evaluated only where something changed",
-    ),
-    "sjd++": Preset(
-        "SpeculativeJacobiDecoding",
-        {"refresh": "independent", "reuse": 0.8},
-        False,
-        "like sjd, but drafts whose probability held are kept",
-        "2512.07503",
-    ),
-    "gsd": Preset(
-        "SpeculativeJacobiDecoding",
-        {"acceptance": {"method": "GroupAcceptance"}},
-        False,
-        "like sjd-coupled, accepting by groups of similar tokens",
-        "2508.07747",
-    ),
-    "lantern": Preset(
-        "SpeculativeJacobiDecoding",
-        {"acceptance": {"method": "NeighbourAcceptance"}},
-        False,
-        "like sjd-coupled, accepting by the nearest tokens up to a probability",
-        "2410.03355",
-    ),
-    "lantern++": Preset(
-        "SpeculativeJacobiDecoding",
-        {"acceptance": {"method": "NeighbourAcceptance", "neighbours": 10, "delta": 1.0, "relative": True}},
-        False,
-        "like lantern, up to a multiple of the draft's own probability",
-        "2502.06352",
-    ),
-    "eagle": Preset("DraftTreeDecoding", {}, True, "a trained drafter proposes a tree of tokens", "2406.16858"),
-    "eagle-lantern": Preset(
-        "DraftTreeDecoding",
-        {"acceptance": {"method": "NeighbourAcceptance"}},
-        False,
-        "like eagle, accepting by the nearest tokens",
-        "2410.03355",
-    ),
-    "zipar": Preset("ZipARDecoding", {}, False, "begins a row before the row above is complete", "2412.04062"),
-    "pjd": Preset(
-        "ParallelJacobiDecoding", {}, False, "speculative Jacobi decoding in several rows at once", "2606.05703"
-    ),
-    "line-cache": Preset(
-        "LineCacheDecoding", {}, False, "one token per forward pass, with a cache of a few rows", "2512.04857"
-    ),
-    "groups": Preset(
-        "GroupDecoding", {}, False, "all tokens of a group in one forward pass, of a model for any order", "2503.10568"
-    ),
-    "next-scale": Preset(
-        "NextScaleDecoding", {}, True, "all tokens of a map in one forward pass, from coarse to fine", "2404.02905"
-    ),
-    "fastvar": Preset(
-        "NextScaleDecoding",
-        {"pruned": (0.5,)},
-        False,
-        "like next-scale, but half of the cells of the last map are not fed",
-        "2503.23367",
-    ),
-    "code": Preset(
-        "CollaborativeDecoding", {}, False, "like next-scale, the last maps by a smaller model", "2411.17787"
-    ),
-    "few-step": Preset(
-        "FewStepDecoding", {}, False, "a distilled model turns noise into all tokens in a few passes", "2412.17153"
-    ),
-    "path-jacobi": Preset(
-        "PathJacobiDecoding",
-        {"coupling": "path"},
-        True,
-        "like sjd-coupled of continuous tokens, but whole denoising paths are tested first",
-    ),
-    "path-speculative": Preset(
-        "PathSpeculativeDecoding", {}, True, "a smaller model drafts continuous tokens with their denoising paths"
-    ),
-    "flow": Preset(
-        "FlowDecoding", {}, True, "a distilled model guesses all tokens, and its teacher verifies them", "2412.17153"
-    ),
-    "mar": Preset(
-        "MaskedDecoding",
-        {},
-        True,
-        "sets of continuous tokens in a random order, each in one forward pass",
-        "2406.11838",
-    ),
-    "mar-disa": Preset(
-        "MaskedDecoding",
-        {"diffusion_steps": (50, 5)},
-        False,
-        "like mar, with fewer and fewer denoising steps",
-        "2505.20297",
-    ),
-    "recap": Preset(
-        "ReCAP",
-        {},
-        False,
-        "like mar or halton, but every other forward pass of the second half evaluates few tokens",
-        "2505.19089",
-    ),
-    "lazy-mar": Preset(
-        "LazyMAR",
-        {},
-        False,
-        "like mar, but most forward passes evaluate only what changed, without guidance's second branch",
-        "2503.12450",
-    ),
-    "halton": Preset(
-        "HaltonDecoding",
-        {},
-        True,
-        "sets of tokens that are far from each other, each set in one forward pass",
-        "2503.17076",
-    ),
-    "confidence": Preset(
-        "ConfidenceDecoding",
-        {},
-        True,
-        "in each forward pass those tokens that the model is most certain of",
-        "2202.04200",
-    ),
-    "ml-cache": Preset(
-        "MLCache",
-        {},
-        False,
-        "like confidence, but most forward passes evaluate only the rows that the model is least certain of",
-        "2510.06308",
-    ),
-    "cspd": Preset(
-        "ContinuousSpeculativeDecoding",
-        {},
-        False,
-        "like mar, a smaller model drafts several sets per forward pass, which does not see them",
-        "2411.11925",
-    ),
+    "ar": Preset("AutoregressiveDecoding", {}, True, "", "one token per forward pass"),
+    "sjd": Preset("SpeculativeJacobiDecoding", {"refresh": "independent"}, True, "2410.01699",
+        "drafts a window, verifies it in one forward pass, samples the rest again"),
+    "sjd-coupled": Preset("SpeculativeJacobiDecoding", {"refresh": "coupled"}, True, "2510.24211",
+        "like sjd, but a draft that is sampled again keeps its token as often as possible, so right guesses survive"),
+    "sjd-gumbel": Preset("SpeculativeJacobiDecoding", {"refresh": "gumbel"}, True, "2510.24211",
+        "like sjd, but drafts that are sampled again keep their Gumbel noise"),
+    "sjd2": Preset("SpeculativeJacobiDecoding", {"levels": 1}, True, "2510.08994",
+        "like sjd-coupled, with drafts that a trained denoiser makes from noise"),
+    "sjd-tree": Preset("TreeJacobiDecoding", {}, True, "2603.18599",
+        "like sjd-coupled, with several drafts for the next token, each with a branch"),
+    "sjd-lazy": Preset("LazyJacobiDecoding", {}, True, "",
+        "like sjd-coupled, with a long window that is evaluated only where something changed"),
+    "sjd++": Preset("SpeculativeJacobiDecoding", {"refresh": "independent", "reuse": 0.8}, False, "2512.07503",
+        "like sjd, but drafts whose probability held are kept"),
+    "gsd": Preset("SpeculativeJacobiDecoding", {"acceptance": {"method": "GroupAcceptance"}}, False, "2508.07747",
+        "like sjd-coupled, accepting by groups of similar tokens"),
+    "lantern": Preset("SpeculativeJacobiDecoding", {"acceptance": {"method": "NeighbourAcceptance"}}, False,
+        "2410.03355", "like sjd-coupled, accepting by the nearest tokens up to a probability"),
+    "lantern++": Preset("SpeculativeJacobiDecoding",
+        {"acceptance": {"method": "NeighbourAcceptance", "neighbours": 10, "delta": 1.0, "relative": True}}, False,
+        "2502.06352", "like lantern, up to a multiple of the draft's own probability"),
+    "eagle": Preset("DraftTreeDecoding", {}, True, "2406.16858", "a trained drafter proposes a tree of tokens"),
+    "eagle-lantern": Preset("DraftTreeDecoding", {"acceptance": {"method": "NeighbourAcceptance"}}, False,
+        "2410.03355", "like eagle, accepting by the nearest tokens"),
+    "zipar": Preset("ZipARDecoding", {}, False, "2412.04062", "begins a row before the row above is complete"),
+    "pjd": Preset("ParallelJacobiDecoding", {}, False, "2606.05703",
+        "speculative Jacobi decoding in several rows at once"),
+    "line-cache": Preset("LineCacheDecoding", {}, False, "2512.04857",
+        "one token per forward pass, with a cache of a few rows"),
+    "groups": Preset("GroupDecoding", {}, False, "2503.10568",
+        "all tokens of a group in one forward pass, of a model for any order"),
+    "next-scale": Preset("NextScaleDecoding", {}, True, "2404.02905",
+        "all tokens of a map in one forward pass, from coarse to fine"),
+    "fastvar": Preset("NextScaleDecoding", {"pruned": (0.5,)}, False, "2503.23367",
+        "like next-scale, but half of the cells of the last map are not fed"),
+    "code": Preset("CollaborativeDecoding", {}, False, "2411.17787",
+        "like next-scale, the last maps by a smaller model"),
+    "few-step": Preset("FewStepDecoding", {}, False, "2412.17153",
+        "a distilled model turns noise into all tokens in a few passes"),
+    "path-jacobi": Preset("PathJacobiDecoding", {"coupling": "path"}, True, "",
+        "like sjd-coupled of continuous tokens, but whole denoising paths are tested first"),
+    "path-speculative": Preset("PathSpeculativeDecoding", {}, True, "",
+        "a smaller model drafts continuous tokens with their denoising paths"),
+    "flow": Preset("FlowDecoding", {}, True, "2412.17153",
+        "a distilled model guesses all tokens, and its teacher verifies them"),
+    "mar": Preset("MaskedDecoding", {}, True, "2406.11838",
+        "sets of continuous tokens in a random order, each in one forward pass"),
+    "mar-disa": Preset("MaskedDecoding", {"diffusion_steps": (50, 5)}, False, "2505.20297",
+        "like mar, with fewer and fewer denoising steps"),
+    "recap": Preset("ReCAP", {}, False, "2505.19089",
+        "like mar or halton, but every other forward pass of the second half evaluates few tokens"),
+    "lazy-mar": Preset("LazyMAR", {}, False, "2503.12450",
+        "like mar, but most forward passes evaluate only what changed, without guidance's second branch"),
+    "halton": Preset("HaltonDecoding", {}, True, "2503.17076",
+        "sets of tokens that are far from each other, each set in one forward pass"),
+    "confidence": Preset("ConfidenceDecoding", {}, True, "2202.04200",
+        "in each forward pass those tokens that the model is most certain of"),
+    "ml-cache": Preset("MLCache", {}, False, "2510.06308",
+        "like confidence, but most forward passes evaluate only the rows that the model is least certain of"),
+    "cspd": Preset("ContinuousSpeculativeDecoding", {}, False, "2411.11925",
+        "like mar, a smaller model drafts several sets per forward pass, which does not see them"),
 }
+# fmt: on
 ACCEPTANCES = ("ExactAcceptance", "GroupAcceptance", "NeighbourAcceptance")
 # Settings that have settings of their own, and what each may be.
 PARTS = {"acceptance": ACCEPTANCES, "sampler": ("HaltonDecoding", "ConfidenceDecoding")}
@@ -258,12 +150,12 @@ def parse_decoding(text: str) -> tuple[str, dict]:
             raise ValueError(f"{text!r} has the setting {item!r}: write it as key=value, as in sjd-coupled:window=16")
         key, parsed = key.strip(), _parse_value(value.strip())
         setting, _, part = key.partition(".")
-        place, name_there = settings, key
+        target, name_there = settings, key
         if setting in PARTS:
-            place, name_there = settings.setdefault(setting, {}), part or "method"
-        if name_there in place:
+            target, name_there = settings.setdefault(setting, {}), part or "method"
+        if name_there in target:
             raise ValueError(f"{text!r} has the setting {key!r} twice: give it once")
-        place[name_there] = parsed
+        target[name_there] = parsed
     return name, settings
 
 

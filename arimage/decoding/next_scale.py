@@ -1,7 +1,6 @@
 """Next-scale decoding: all tokens of a map in one forward pass, from the coarsest map to the finest."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import TypeVar
 
 import torch
@@ -10,7 +9,7 @@ from ..kernels.coupling import sample_at
 from .contract.distribution import PER_SCALE, Sampling
 from .contract.models import ScaleModel
 from .contract.noise import Purpose, exponentials
-from .contract.settings import check_settings
+from .contract.settings import check_settings, check_several
 from .contract.state import LockstepState
 from .contract.supports import DecodingMethod, Needs
 
@@ -118,9 +117,6 @@ class NextScaleDecoding(DecodingMethod):
             (https://arxiv.org/abs/2503.23367), except that cells are chosen once per scale, before the first layer,
             and not in each of most layers. The first two scales cannot be pruned, nor, in films, the first of the last
             clip and those before it. Not exact, and without a bound.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     more_smooth: bool = False
@@ -133,11 +129,8 @@ class NextScaleDecoding(DecodingMethod):
         return {"scales": ("pruning",) if self.pruned else ()}
 
     def __post_init__(self):
-        shares = self.pruned if isinstance(self.pruned, list | tuple) else [self.pruned]
-        if not all(isinstance(share, Real) and not isinstance(share, bool) and 0 <= share < 1 for share in shares):
-            raise ValueError(f"pruned is {self.pruned!r}: give numbers from 0 to less than 1, one per scale")
-        # JSON has lists only.
-        object.__setattr__(self, "pruned", tuple(shares))
+        sentence = "give numbers from 0 to less than 1, one per scale"
+        check_several(self, "pruned", float, lambda shares: all(0 <= share < 1 for share in shares), sentence)
         check_settings(self, dict.fromkeys(_COUNTS, 1), {"more_smooth": (True, False)})
 
     @property
@@ -197,7 +190,7 @@ class NextScaleDecoding(DecodingMethod):
         probabilities = state.probabilities(logits, positions, sampling=sampling)
         if self.more_smooth:
             ratio = scale / max(len(model.scales) - 1, 1)
-            gumbel = -exponentials(state.seeds, positions, Purpose.GUMBEL, None, model.vocab_size).log()
+            gumbel = -exponentials(state.seeds, positions, None, Purpose.GUMBEL, model.vocab_size).log()
             temperature = max(0.27 * (1 - 0.95 * ratio), 0.005)
             weights = ((probabilities.log() * (1 + ratio) + gumbel) / temperature).softmax(-1)
             tokens = weights.argmax(-1)

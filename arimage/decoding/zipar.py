@@ -39,9 +39,6 @@ class ZipARDecoding(DecodingMethod):
         adaptive: draft a row's first token when the row above has `window` tokens, and begin the row only once the
             draft is accepted given one more token. A rejected draft is replaced by a sample from the residual
             distribution, and the row waits for another token, which takes more steps.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int | None = None

@@ -13,7 +13,7 @@ class RowCache:
     """Base of the caches: keys and values of the images of one call.
 
     Images are the B images of the call. Rows are what attention sees: the images, under guidance followed by the same
-    images without a condition. Slots name the places of tokens as decodings do: slot 0 holds the first image token,
+    images without a condition. Slots number the tokens as decodings do: slot 0 holds the first image token,
     and -1 is nowhere.
 
     Attributes:
@@ -22,8 +22,7 @@ class RowCache:
         attended: how many keys the queries of the current forward pass attend to, which is the width of their mask.
         prefix_end: where the prompt ends along the third dimension of the keys. All slots lie after it.
         branches: rows per image.
-        places: int64 [slots + 1], where each slot lies along the third dimension of the keys; the last entry is
-            nowhere.
+        index_of: int64 [slots + 1], the index of each slot along the third dimension of the keys; the last is nowhere.
     """
 
     keys: Sequence[torch.Tensor]
@@ -31,7 +30,7 @@ class RowCache:
     attended: int
     prefix_end: int
     branches: int
-    places: torch.LongTensor
+    index_of: torch.LongTensor
     # See `Cache`.
     finds_ends = False
 
@@ -49,25 +48,25 @@ class RowCache:
 
     def index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] along the third dimension of the keys of slots [B, Q]; -1 is nowhere."""
-        return self.places[slots].repeat(self.branches, 1)
+        return self.index_of[slots].repeat(self.branches, 1)
 
     def rows(self, images: torch.LongTensor) -> torch.LongTensor:
         """The rows [branches * M] of `images` [M]."""
         return rows_of(images, self.branches, len(self.keys[0]) // self.branches)
 
 
-class PlacedCache(RowCache):
+class SlottedCache(RowCache):
     """A cache whose tokens are written at any slot.
 
     Along the third dimension of the keys lie the prompt, padded on the left; the row ends; the scratch slots; one
-    place for what is thrown away; and the image slots, of which queries attend to the first `attended_slots`.
+    entry for what is thrown away; and the image slots, of which queries attend to the first `attended_slots`.
 
     Attributes:
         prompt: how many tokens the prompts have.
         slots, scratch: how many slots the image and the trees have, numbered 0 .. slots + scratch - 1.
         owners: int64 [E], the slot that each row end belongs to.
         first: the place of the image's first slot.
-        size: how many places there are. After a prefill that fills no image slots, only the first `first` are
+        size: the third dimension of the keys. After a prefill that fills no image slots, only the first `first` are
             allocated, see `allocate`.
         attended_slots: to how many of the image slots forward passes attend, all by default. They may feed lower slots
             only.
@@ -84,11 +83,11 @@ class PlacedCache(RowCache):
         # On a GPU, attention copies a mask in every layer unless its rows begin at multiples of 16.
         self.first = -(-(prompt + between) // 16) * 16
         self.prefix_end, self.size, self.attended_slots = self.first - between, self.first + slots, slots
-        places = torch.arange(self.prefix_end + len(owners), self.size, device=owners.device)
-        self.places = places.roll(-scratch - 1)
-        # The slot at each place after the prompt. Padding has the last, nowhere, and sees it: no row of a mask is
+        indices = torch.arange(self.prefix_end + len(owners), self.size, device=owners.device)
+        self.index_of = indices.roll(-scratch - 1)
+        # The slot at each index after the prompt. Padding has the last, nowhere, and sees it: no row of a mask is
         # empty.
-        self._slots = torch.cat([owners, torch.arange(len(places), device=owners.device).roll(scratch + 1)])
+        self._slots = torch.cat([owners, torch.arange(len(indices), device=owners.device).roll(scratch + 1)])
 
     def write_next_at(self, index: torch.LongTensor, attended: int | None = None) -> None:
         """Let the next forward pass write at `index` [rows, Q] and attend to the first `attended` keys, by default to
@@ -105,20 +104,20 @@ class PlacedCache(RowCache):
         """Let the next forward pass write the tokens start .. stop - 1, by default all, of `count` prompts of `length`
         tokens, and attend to those before `stop`."""
         begin, stop = self.prefix_end - length, length if stop is None else stop
-        index = torch.arange(begin + start, begin + stop, device=self.places.device)
+        index = torch.arange(begin + start, begin + stop, device=self.index_of.device)
         self.write_next_at(index.expand(count, -1), begin + stop)
 
     def slots_of(self, positions: torch.LongTensor, slots: torch.LongTensor | None) -> torch.LongTensor:
         """The slots [B, Q] of queries; that of padding is the last, nowhere. See `TokenModel.forward`."""
         own = positions if slots is None else torch.where(positions < 0, -1, slots)
-        return own.remainder(len(self.places))
+        return own.remainder(len(self.index_of))
 
     def seen(self, slots: torch.LongTensor, visible: torch.BoolTensor | None) -> torch.BoolTensor:
         """The keys between the prompt and the last attended slot that queries at `slots` [B, Q] see, bool [B, Q, K];
         see `TokenModel.forward`. A row end is seen where its owner is."""
         if visible is None:
             return self._slots[: self.first + self.attended_slots - self.prefix_end] <= slots[..., None]
-        nowhere = (slots == len(self.places) - 1)[..., None]
+        nowhere = (slots == len(self.index_of) - 1)[..., None]
         parts = [visible[..., self.slots :], nowhere, visible[..., : self.attended_slots]]
         if len(self.owners):
             parts.insert(0, visible[..., self.owners])
@@ -194,7 +193,7 @@ class StackedCache(RowCache):
 
     @property
     def allocated(self) -> int:
-        """How many places there are so far."""
+        """The third dimension of the keys so far."""
         return self.keys[0].shape[2]
 
     def allocate(self) -> None:
@@ -205,7 +204,7 @@ class StackedCache(RowCache):
     def move(self, source: torch.LongTensor, target: torch.LongTensor) -> None:
         """Copy the slots `source` [B, M] to the slots `target` [B, M]; a target of -1 copies nowhere."""
         images = torch.arange(len(source), device=source.device)[:, None]
-        source, target = self.places[source], self.places[target]
+        source, target = self.index_of[source], self.index_of[target]
         for stack in self.stacks:
             branches = stack.unflatten(1, (self.branches, -1))
             branches[:, :, images, :, target] = branches[:, :, images, :, source]
@@ -219,39 +218,23 @@ class StackedCache(RowCache):
         self._set_stacks(*(stack[:, rows] for stack in self.stacks))
 
 
-class SlotCache(StackedCache, PlacedCache):
+class SlotCache(StackedCache, SlottedCache):
     """A cache of a prompt, an image and a tree.
 
     Args:
+        shape: layers, rows, heads, head_dim.
         prefix_length, slots, scratch: how many slots the prompt, the image and the tree have.
         filled: how many of the image slots to allocate for the prefill, which attends to these only; None for all.
         branches: 1, or 2 if the images are there once with and once without a condition.
     """
 
     def __init__(
-        self,
-        layers: int,
-        rows: int,
-        heads: int,
-        head_dim: int,
-        *,
-        prefix_length: int,
-        slots: int,
-        scratch: int = 0,
-        filled: int | None = None,
-        **settings,
+        self, *shape: int, prefix_length: int, slots: int, scratch: int = 0, filled: int | None = None, **settings
     ):
         self.lay_out(prefix_length, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
         self._all, self.attended_slots = slots, slots if filled is None else filled
-        super().__init__(
-            layers,
-            rows,
-            heads,
-            head_dim,
-            size=self.first + self.attended_slots,
-            prefix_end=self.prefix_end,
-            **settings,
-        )
+        size = self.first + self.attended_slots
+        super().__init__(*shape, size=size, prefix_end=self.prefix_end, **settings)
 
     def allocate(self) -> None:
         if self.allocated < self.size:
@@ -314,22 +297,11 @@ class GrowingCache(ScaleCache):
 
     first: int
 
-    def __init__(
-        self,
-        layers: int,
-        rows: int,
-        heads: int,
-        head_dim: int,
-        *,
-        prefix_length: int,
-        slots: int,
-        filled: int | None = None,
-        **settings,
-    ):
+    def __init__(self, *shape: int, prefix_length: int, slots: int, filled: int | None = None, **settings):
         self.size = prefix_length + slots + 1
         width = self.size if filled is None else min(prefix_length + filled, self.size)
-        super().__init__(layers, rows, heads, head_dim, size=width, prefix_end=prefix_length, **settings)
-        self.places = torch.arange(prefix_length, self.size, device=self.stacks[0].device)
+        super().__init__(*shape, size=width, prefix_end=prefix_length, **settings)
+        self.index_of = torch.arange(prefix_length, self.size, device=self.stacks[0].device)
         self.conditions = None
 
     def write_next_at(self, first: int, count: int) -> None:
@@ -344,11 +316,11 @@ class GrowingCache(ScaleCache):
         return self.attended < self.size or self.first == self.size - 1
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
+        """See `SlottedCache.write`. `keys` and `values` may be those of the first rows only."""
         rows, end = len(keys), min(self.attended, self.size - 1)
         attended = []
         for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
-            # See `PlacedCache.write`.
+            # See `SlottedCache.write`.
             cached[:rows, :, self.first : end] = states[:, :, : end - self.first].detach()
             kept, rest = cached[:rows, :, :end], states[:, :, end - self.first :]
             attended.append(torch.cat([kept, rest.to(kept.dtype)], dim=2) if self.attended > end else kept)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import Cache
 
-from .cache import PlacedCache
+from .cache import SlottedCache
 
 
 def cache_argument(decoder: nn.Module) -> str:
@@ -19,7 +19,7 @@ def cache_argument(decoder: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(type(module).forward).parameters else "past_key_values"
 
 
-class LanguageCache(PlacedCache, Cache):
+class LanguageCache(SlottedCache, Cache):
     """A cache of the prompts, the image, its row ends and a tree. It is allocated with the first keys: all layers with
     their device and dtype, or layer by layer.
 
@@ -62,9 +62,9 @@ class LanguageCache(PlacedCache, Cache):
         in_scratch = torch.arange(slots, slots + scratch if has_row_ends else slots, device=device)
         self.lay_out(places, slots, scratch, torch.cat([inner_ends, in_scratch]))
         # The place of each slot's row end; nowhere if it has none.
-        self._row_end_of = torch.full_like(self.places, self.first - 1)
+        self._row_end_of = torch.full_like(self.index_of, self.first - 1)
         self._row_end_of[self.owners] = self.prefix_end + torch.arange(len(self.owners), device=device)
-        self.row_ends = torch.zeros(batch_size, len(self.places), dtype=torch.bool, device=device)
+        self.row_ends = torch.zeros(batch_size, len(self.index_of), dtype=torch.bool, device=device)
         self.row_ends[:, inner_ends] = True
         self._together = together
         self._width = self.first if compact else self.size
@@ -104,7 +104,7 @@ class LanguageCache(PlacedCache, Cache):
         """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies
         nowhere."""
         images = torch.arange(len(source), device=source.device)[:, None]
-        source, target = (torch.cat([self.places[at], self._row_end_of[at]], dim=1) for at in (source, target))
+        source, target = (torch.cat([self.index_of[at], self._row_end_of[at]], dim=1) for at in (source, target))
         for stack in self._stacks:
             at, source_at, target_at = (index.to(stack.device) for index in (images, source, target))
             branches = stack.unflatten(1, (self.branches, -1))

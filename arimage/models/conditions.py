@@ -189,11 +189,7 @@ def rows_of(images: torch.LongTensor, branches: int, count: int) -> torch.LongTe
 
 
 def check_image(layout, family: str) -> None:
-    """Refuse a `Layout` that is not an image alone.
-
-    Raises:
-        ValueError: if the layout has three dimensions, or grids before the image.
-    """
+    """Raise a `ValueError` if a `Layout` has three dimensions, or grids before the image."""
     if len(layout.shape) != 2:
         raise ValueError(f"layout has shape {layout.shape}: {family} generates images, give (rows, columns)")
     if layout.before:
@@ -201,11 +197,7 @@ def check_image(layout, family: str) -> None:
 
 
 def check_raster(layout, family: str) -> None:
-    """Refuse a `Layout` that is not an image alone in raster order.
-
-    Raises:
-        ValueError: if the layout has three dimensions, an order, or grids before the image.
-    """
+    """Raise a `ValueError` if a `Layout` has three dimensions, an order, or grids before the image."""
     check_image(layout, family)
     if layout.order is not None:
         raise ValueError(f"layout has an order: {family} generates in raster order only, give none")

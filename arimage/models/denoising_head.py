@@ -199,7 +199,7 @@ class DiffusionTables:
         return math.exp((self.log_variances[step] + math.log(self.betas[step])) / 4)
 
     def transition(
-        self, step: int, tokens: torch.Tensor, noise: torch.Tensor, place: torch.Tensor
+        self, step: int, tokens: torch.Tensor, noise: torch.Tensor, share: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation [..., D] of the tokens after `step`, from the tokens before it and the two
         predictions of a `DenoisingHead`, all [..., D] in float32."""
@@ -207,7 +207,7 @@ class DiffusionTables:
         clean = kept**-0.5 * tokens - (1 / kept - 1) ** 0.5 * noise
         mean = self.mean_of_clean[step] * clean + self.mean_of_noisy[step] * tokens
         least, largest = self.log_variances[step], math.log(self.betas[step])
-        log_variance = least + (place + 1) / 2 * (largest - least)
+        log_variance = least + (share + 1) / 2 * (largest - least)
         return mean, torch.exp(0.5 * log_variance)
 
 

@@ -269,7 +269,7 @@ class LanguageTokenModel(BoundTokenModel):
         by_end[..., :count] &= there & (end_slots >= 0)[..., None]
         # An unknown token carries no information, unlike its row end.
         keys = torch.arange(cache.prefix_end, cache.first + cache.attended_slots, device=self.device)
-        unknown = torch.where(tokens.gather(1, after) < 0, cache.places[end_slots], -1)
+        unknown = torch.where(tokens.gather(1, after) < 0, cache.index_of[end_slots], -1)
         by_end &= keys != unknown[..., None]
         return torch.cat([seen, by_end], dim=1)
 

@@ -35,11 +35,7 @@ OTHERS = ("*.json", "*.jinja", "*.model", "*.py", "merges.txt", "vocab.txt", "ad
 
 
 def check_safe(safe_serialization: bool) -> None:
-    """Refuse to write pickles.
-
-    Raises:
-        ValueError: if `safe_serialization` is False.
-    """
+    """Raise a `ValueError` if pickles are to be written."""
     if not safe_serialization:
         raise ValueError(
             "safe_serialization is False, but only .safetensors files are loaded, since others may run code: leave it "
@@ -128,12 +124,8 @@ def _exchange(folder: Path, new: Path, old: Path, written: set[Path], replaced: 
 
 
 def upload(part: Any, folder: Path, *, repo_id: str | None = None, private: bool | None = None, **options) -> None:
-    """Upload a saved folder to the Hub, as `save_pretrained(push_to_hub=True)` of diffusers does.
-
-    Args:
-        part: the pipeline or component in it.
-        options: of `_upload_folder` of diffusers: `token`, `commit_message` and `create_pr`.
-    """
+    """Upload the saved folder of a pipeline or component to the Hub, as `save_pretrained(push_to_hub=True)` of
+    diffusers does, with the options of its `_upload_folder`: `token`, `commit_message` and `create_pr`."""
     token = options.get("token")
     repository = hub_utils.create_repo(
         repo_id or folder.absolute().name, exist_ok=True, private=private, token=token
@@ -150,21 +142,13 @@ def _hook(module: nn.Module, name: str) -> Any:
 
 
 def check_no_disk(options: Mapping[str, Any]) -> None:
-    """Refuse to offload weights to disk.
-
-    Raises:
-        ValueError: if the options of offloading by groups ask for it.
-    """
+    """Raise a `ValueError` if options of offloading by groups ask for weights on disk."""
     if options.get("offload_to_disk_path") is not None:
         raise ValueError(f"offload_to_disk_path is {options['offload_to_disk_path']!r}, {DISK}")
 
 
 def check_without_disk(name: str, module: nn.Module) -> None:
-    """Refuse a component with weights that diffusers offloads to disk.
-
-    Raises:
-        ValueError: if there are some.
-    """
+    """Raise a `ValueError` if diffusers offloads weights of a component to disk."""
     for part in module.modules():
         hook = _hook(part, _GROUP_OFFLOADING)
         if hook is not None and hook.config.offload_to_disk_path is not None:
@@ -172,15 +156,8 @@ def check_without_disk(name: str, module: nn.Module) -> None:
 
 
 def check_savable(name: str, module: nn.Module) -> None:
-    """Refuse to save weights that are not those of the component.
-
-    Args:
-        name: what the error calls the component.
-
-    Raises:
-        ValueError: if layerwise casting has rounded them, they are in float8, or they are offloaded layer by layer
-            or to disk.
-    """
+    """Raise a `ValueError` if the weights of a component, which the error calls `name`, are not its own: rounded by
+    layerwise casting, in float8, with adapters, or offloaded layer by layer or to disk."""
     check_without_disk(name, module)
     # Of a library that loads its quantised weights itself.
     packed = getattr(module, "hf_quantizer", None) is not None

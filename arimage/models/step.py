@@ -52,7 +52,7 @@ class StepPlaces:
         return cls(
             table=table,
             positions=positions.flatten(),
-            index=cache.places[slots] if index is None else index,
+            index=cache.index_of[slots] if index is None else index,
             seen=seen,
             prefix_end=cache.prefix_end,
             first=cache.first,
@@ -74,7 +74,7 @@ def embed(
 ) -> tuple[torch.Tensor, StepPlaces]:
     """The embeddings [R, hidden_size] of `tokens` [B, M] of all branches, and where they are; see
     `TokenModel.forward`. `places` are the rows of the table, by default the `positions`."""
-    hidden, last, index = embedding(tokens, positions, slots, cache.places, layer.weight, cache.branches)
+    hidden, last, index = embedding(tokens, positions, slots, cache.index_of, layer.weight, cache.branches)
     return hidden, StepPlaces.of(cache, table, seen, positions if places is None else places, last, index, visible)
 
 

@@ -38,11 +38,7 @@ TEXT = "a quokka on a unicycle"
 
 
 def check_tokenizer_files(folder: Path, kind: type) -> None:
-    """Refuse a folder that lacks a file of its tokenizer: transformers makes another tokenizer of what is left.
-
-    Raises:
-        ValueError: if a file is missing.
-    """
+    """Raise a `ValueError` if a folder lacks a file of its tokenizer: transformers makes another one of the rest."""
     needed = ["tokenizer_config.json"]
     if issubclass(kind, PreTrainedTokenizerFast | ProcessorMixin) and not any(folder.glob("*.model")):
         needed.append("tokenizer.json")

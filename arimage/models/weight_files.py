@@ -119,11 +119,7 @@ def one_line(error: BaseException) -> str:
 
 
 def check_present(folder: Path) -> None:
-    """Refuse a component without a folder.
-
-    Raises:
-        ValueError: if it is missing.
-    """
+    """Raise a `ValueError` if the folder of a component is missing."""
     if not folder.is_dir():
         raise ValueError(
             f"{folder} is missing, the folder of a component in model_index.json: save the pipeline again"
@@ -131,24 +127,14 @@ def check_present(folder: Path) -> None:
 
 
 def check_layers(config: dict, path: Path) -> int:
-    """The largest number of layers in a configuration and the tables in it.
-
-    Raises:
-        ValueError: if one is out of its range.
-    """
+    """The largest number of layers in a configuration and the tables in it. A `ValueError` if one is out of range."""
     parts = [config, *filter(lambda value: isinstance(value, dict), config.values())]
     return max(check(Depth, part, path).most for part in parts)
 
 
 def check_config(folder: Path, kind: type) -> tuple[dict, int]:
-    """Check what the config.json of a component says before the component is built.
-
-    Returns:
-        The configuration, and the largest number of layers in it.
-
-    Raises:
-        ValueError: if it cannot be read, or a setting is out of its range.
-    """
+    """The configuration of a component, and the largest number of layers in it, before the component is built. A
+    `ValueError` if it cannot be read, or a setting is out of its range."""
     path = folder / "config.json"
     config = read_object(path)
     layers = check_layers(config, path)
@@ -201,15 +187,12 @@ def check_component(folder: Path, kind: type, variant: str | None = None) -> Non
 def check_found(
     found: Mapping[str, Iterable], source: str | os.PathLike, files: Mapping[str, Path] = MappingProxyType({})
 ) -> None:
-    """Refuse what diffusers or transformers found to be wrong with the weights of a component.
+    """Raise a `ValueError` if diffusers or transformers `found` a weight missing, unexpected or of another shape.
 
     Args:
         found: what `from_pretrained` returns with `output_loading_info`.
         source: the folder or repository of the component.
         files: the file of each weight, as far as it is known.
-
-    Raises:
-        ValueError: if a weight is missing, unexpected or of another shape.
     """
     for problem, words in PROBLEMS.items():
         for key in sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[problem]):

@@ -11,7 +11,7 @@ from card import DEVICE, CardError, Tape, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage.decoding import AutoregressiveDecoding
-from arimage.decoding.run.captured_steps import CapturedSteps, Place
+from arimage.decoding.run.captured_steps import CapturedSteps, CaptureStream
 
 
 class Recorder(TorchDispatchMode):
@@ -46,7 +46,7 @@ class CapturedOnCpu(CapturedSteps):
 
     def function_of(self, decoding, state):
         step, _ = super().function_of(decoding, state)
-        return step, Place(torch.cuda.Stream())
+        return step, CaptureStream(torch.cuda.Stream())
 
     def fail(self, decoding, state, error):
         raise CardError("a capture failed") from error

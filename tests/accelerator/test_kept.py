@@ -5,7 +5,7 @@ import weakref
 
 import card
 import pytest
-from accelerator.runs import PROMPTS, call, differences, equal, fixed_step_times, fresh, pipeline
+from accelerator.runs import PROMPTS, call, differences, equal, fresh, pipeline
 from families import EVERY, flat, seeded
 
 from arimage.decoding import AutoregressiveDecoding
@@ -78,15 +78,6 @@ def test_images_join_and_leave_kept_rows_without_a_capture():
             assert equal(one["tokens"], found["tokens"])
             captures.append(device.captures)
     assert captures == [1, 1]
-
-
-@pytest.mark.slow
-def test_a_window_that_adapts_starts_again_with_every_call():
-    with fixed_step_times():
-        expected = three_calls(pipeline("llamagen-text", "cpu"), "sjd-coupled:window=auto")
-        with card.card():
-            found = three_calls(pipeline("llamagen-text", "replayed"), "sjd-coupled:window=auto")
-    assert differences(expected, found) == []
 
 
 @pytest.mark.slow

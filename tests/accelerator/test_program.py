@@ -28,11 +28,6 @@ def wrap(block, patch):
     block.feed_forward = Twice(block.feed_forward)
 
 
-def patch_forward(block, patch):
-    plain = block.feed_forward.forward
-    block.feed_forward.forward = lambda hidden: 2 * plain(hidden)
-
-
 def patch_class(block, patch):
     kind = type(block.feed_forward)
     plain = kind.forward
@@ -43,24 +38,11 @@ def parametrized(block, patch):
     parametrize.register_parametrization(block.attention.out_proj, "weight", Half())
 
 
-def other_epsilon(block, patch):
-    for norm in (block.attention_norm, block.feed_forward_norm):
-        norm.eps = 10.0
-
-
-def other_forward_again(block, patch):
-    block.attention_norm.forward = lambda hidden: hidden / 2
-
-
 def tokens(pipe):
     return call(pipe, "ar", 2)["tokens"].elem
 
 
-CHANGES = [wrap, patch_forward, patch_class, parametrized, other_epsilon, other_forward_again]
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [wrap, patch_class, parametrized])
 def test_a_changed_module_is_not_replayed_as_it_was(change, monkeypatch):
     pipe = fresh()
     with card.card() as device:
@@ -86,6 +68,7 @@ class Layer(nn.Module):
     [
         lambda layer: layer.inner.eval(),
         lambda layer: setattr(layer.inner, "p", 0.25),
+        lambda layer: setattr(layer.inner, "forward", torch.nn.functional.relu),
         lambda layer: setattr(layer, "inner", nn.Dropout()),
         lambda layer: setattr(layer, "weight", nn.Parameter(torch.zeros(2))),
         lambda layer: layer.half(),

@@ -1,6 +1,5 @@
 """`window="auto"`: exact whatever it picks, and it picks what decides most a second."""
 
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +9,9 @@ from decoding.test_exactness import assert_follows
 from arimage.decoding import Sampling, SpeculativeJacobiDecoding, decode, decoding_from_name
 from arimage.decoding.jacobi.adaptive_window import LOSS, AdaptiveWindow
 from arimage.decoding.jacobi.step_seconds import SIZES, TABLE, _time, step_seconds
-from arimage.decoding.jacobi.window import resize_window
 from arimage.decoding.run import batch
 from arimage.decoding.run.batch import INTERVAL
-from arimage.decoding.run.captured_steps import WARM_UP, CapturedSteps
+from arimage.decoding.run.captured_steps import CapturedSteps
 from arimage.kernels.timings import table_path
 
 
@@ -89,26 +87,6 @@ def test_steps_are_timed_once_for_a_network_and_batch_size(table_model, timed):
     assert timed(model, lambda size: 1.0, made, batch_size=4) is not seconds and made
 
 
-def test_compiled_steps_are_timed_apart(table_model, timed):
-    model, made = table_model(grid=(2, 5), vocab_size=2), []
-    eager = timed(model, lambda size: 2.0, made)
-    replayed = str(CapturedSteps(mode="reduce-overhead"))
-    assert replayed == "compiled with dynamic=False, fullgraph=True, mode=default"
-    assert timed(model, lambda size: 1.0, made, how=replayed) == dict.fromkeys([1, 2, 4, 8], 1.0)
-    assert timed(model, lambda size: 0.5, made, how=str(CapturedSteps(backend="eager")))[1] == 0.5
-    assert timed(model, lambda size: 1.0, made) is eager and eager[1] == 2.0
-
-
-def test_warming_up_and_capturing_do_not_count(table_model, timed):
-    taken = Counter()
-
-    def cost(size):
-        taken[size] += 1
-        return 1.0 if taken[size] > WARM_UP + 1 else 100.0
-
-    assert timed(table_model(grid=(2, 5), vocab_size=2), cost, []) == dict.fromkeys([1, 2, 4, 8], 1.0)
-
-
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "cpu"])
 def test_the_clock_waits_for_the_device(kind, monkeypatch):
     waited = []
@@ -138,12 +116,6 @@ def test_the_steps_that_run_are_timed(table_model):
     known = decode(model, decoding, Sampling(), seeds, captured_steps=Recording())
     assert torch.equal(known.tokens, measured.tokens) and torch.equal(known.accepted, measured.accepted)
     assert len(taken) - count == known.forward_passes - 1 < count - (known.forward_passes - 1)
-
-
-def test_windows_that_cannot_pay_are_not_timed(table_model, timed):
-    model, made = table_model(grid=(2, 5), vocab_size=2), []
-    timed(model, lambda size: size / 100, made)
-    assert set(made) == {1, 2}
 
 
 def test_seconds_are_remembered_on_disk(table_model, timed):
@@ -181,32 +153,3 @@ def test_whatever_window_is_picked_images_follow_the_joint_distribution(table_mo
     decoding = SpeculativeJacobiDecoding("auto", refresh, levels=levels)
     state = decode(model, decoding, Sampling(top_p=0.9), torch.arange(size))
     assert_follows(state.tokens, model.joint(Sampling(top_p=0.9)), 2)
-
-
-def test_the_same_seeds_give_the_same_images_again(table_model):
-    model, seeds = table_model(grid=(2, 5), vocab_size=3), torch.arange(6)
-    decoding = decoding_from_name("sjd-coupled", window="auto")
-    first, second = (decode(model, decoding, Sampling(), seeds) for _ in range(2))
-    assert torch.equal(first.tokens, second.tokens) and first.decided.all()
-    assert first.forward_passes == second.forward_passes <= 10
-
-
-def test_a_shorter_window_keeps_its_drafts_and_a_longer_one_drafts_more(table_model, monkeypatch):
-    model = table_model(grid=(2, 5), vocab_size=3)
-    adaptive = SpeculativeJacobiDecoding("auto")
-    monkeypatch.setattr("arimage.decoding.jacobi.speculative_jacobi.step_seconds", lambda *_: {1: 9.0, 8: 1.0})
-    monkeypatch.setattr(AdaptiveWindow, "_best", lambda *_: 8)
-    state = adaptive.start(model, Sampling(), torch.arange(4))
-    state.time_steps(adaptive.step, "")
-    assert state.window == 8 and state.positions.sort(1).values[:, :8].tolist() == [list(range(1, 9))] * 4
-    # What a step records, so that the drafts of the window differ from those that enter it.
-    state.draft_probabilities[:, :8] = torch.rand(4, 8, 3).softmax(-1)
-    tokens, probabilities = state.tokens.clone(), state.draft_probabilities.clone()
-    resize_window(state, 3)
-    assert state.window == 3
-    assert torch.equal(state.draft_probabilities[:, :3], probabilities[:, :3]) and torch.equal(state.tokens, tokens)
-    resize_window(state, 8)
-    assert state.window == 8
-    assert torch.equal(state.draft_probabilities[:, :3], probabilities[:, :3])
-    assert torch.equal(state.tokens[:, :4], tokens[:, :4])
-    assert torch.allclose(state.draft_probabilities[:, 3:8], torch.tensor(1 / 3))

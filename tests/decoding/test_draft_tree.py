@@ -54,25 +54,6 @@ def tree_of(scores, nodes, positions=(3, 4, 5)):
 FEW = [[0.9, 0.5, 0.1], [0.3, 0.2, 0.0], [0.4, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
-def test_the_candidates_with_the_highest_scores_are_verified():
-    shape, tree = tree_of(FEW, 5)
-    assert tree.tokens.tolist() == [[4, 5, 6, 11, 8, 9]] and not tree.ended.any()
-    assert tree.parents.tolist() == [[0, 0, 0, 2, 1, 1]] and tree.positions.tolist() == [[3, 4, 4, 5, 5, 5]]
-    assert tree.depths.tolist() == [[1, 2, 2, 3, 3, 3]] and tree.ranks.tolist() == [[0, 0, 1, 0, 0, 1]]
-    seen = [[0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 1]]
-    assert shape.ancestors(tree.parents)[0, :, 1:].int().tolist() == seen
-    children, groups = shape.children(tree)
-    assert children[0, :3].tolist() == [[5, 6, -1], [8, 9, -1], [11, -1, -1]] and (children[0, 3:] == -1).all()
-    assert groups[0, :3].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 200, pytest.param(1024, marks=pytest.mark.slow)])
-def test_a_chain_has_all_its_ancestors(depth):
-    shape = TreeShape(depth, 1, depth, 2, torch.device("cpu"))
-    parents = torch.arange(-1, depth).clamp(min=0)[None]
-    assert torch.equal(shape.ancestors(parents)[0, :, 1:], torch.ones(depth + 1, depth + 1).tril().bool()[:, 1:])
-
-
 @pytest.mark.parametrize("acceptance", [ExactAcceptance(), NeighbourAcceptance(4, 0.4), GroupAcceptance(4)])
 def test_drafts_are_tested_at_once_as_one_after_another(table_model, acceptance):
     model, (shape, tree) = table_model(vocab_size=17, grid=(1, 2)), tree_of(FEW, 8)
@@ -207,3 +188,10 @@ def test_a_drafter_of_its_own_is_used_but_not_written(table_model, monkeypatch):
     assert decode(table_model(**GRID), decoding, Sampling(top_k=1), SEEDS).forward_passes == 1 + math.ceil(7 / 6)
     with pytest.raises(ValueError, match="drafter"):
         decoding_to_dict(decoding)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 200, pytest.param(1024, marks=pytest.mark.slow)])
+def test_a_chain_has_all_its_ancestors(depth):
+    shape = TreeShape(depth, 1, depth, 2, torch.device("cpu"))
+    parents = torch.arange(-1, depth).clamp(min=0)[None]
+    assert torch.equal(shape.ancestors(parents)[0, :, 1:], torch.ones(depth + 1, depth + 1).tril().bool()[:, 1:])

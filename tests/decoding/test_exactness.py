@@ -233,15 +233,6 @@ def test_known_tokens_of_blocks_are_kept(table_model):
         assert_follows(tokens, model.joint_given(Sampling(), forced), model.vocab_size)
 
 
-def test_the_newest_tokens_are_those_of_a_block(table_model):
-    model, decoding = table_model(**BLOCKS[3], block=3), AutoregressiveDecoding()
-    state = decoding.start(model, Sampling(), torch.arange(2))
-    for first in (0, 3):
-        ranks = torch.arange(9)
-        assert (state.newest == ((ranks >= first) & (ranks < first + 3))).all()
-        decoding.step(state)
-
-
 def test_the_check_rejects_a_block_that_was_not_verified(table_model, monkeypatch):
     def one_too_far(positions, kept, *arguments):
         rejected = torch.where(kept, 6, positions).amin(1, keepdim=True)
@@ -275,15 +266,6 @@ def test_models_that_do_not_fit_are_refused(table_model, reason, decoding):
     assert reason in decoding.supports(model)
     with pytest.raises(ValueError, match=f"{type(decoding).__name__}.*{reason}"):
         decode(model, decoding, Sampling(), torch.arange(2))
-
-
-def test_pairwise_meets_every_pair_with_few_choices():
-    settings = {"a": [1, 2, 3], "b": [1, 2, 3], "c": [1, 2, 3], "d": [1, 2]}
-    chosen, few = pairwise(settings), each_once(settings)
-    for (first, xs), (second, ys) in itertools.combinations(settings.items(), 2):
-        assert {(choice[first], choice[second]) for choice in chosen} == set(itertools.product(xs, ys))
-    assert {name: {choice[name] for choice in few} for name in settings} == {k: {*v} for k, v in settings.items()}
-    assert len(few) < len(chosen) <= 12 and pairwise({"a": [1, 2]}) == [{"a": 1}, {"a": 2}]
 
 
 # The exactness of flow has tests of its own.
@@ -325,7 +307,7 @@ def keep_survivors(rule):
 
     class Broken(SpeculativeJacobiDecoding):
         def _refresh(self, state, positions, drafts, verified, p, q):
-            noise = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 2)
+            noise = uniforms(state.seeds, positions, state.steps, Purpose.VERIFY, 2)
             p_x, q_x = (values.gather(-1, drafts[..., None]).squeeze(-1) for values in (p, q))
             return torch.where(rule(p_x / q_x, noise[..., 0]), drafts, sample(p, noise[..., 1]))
 

@@ -33,7 +33,7 @@ class Doubling:
 def test_every_pass_gets_the_noise_again_and_keeps_what_is_before_its_start():
     model = Doubling()
     state = decode(model, FewStepDecoding(starts=(0, 1, 2), codes_until=2), Sampling(), SEEDS)
-    noise = normals(SEEDS, torch.arange(6).expand(3, -1), Purpose.NOISE, None, 2)
+    noise = normals(SEEDS, torch.arange(6).expand(3, -1), None, Purpose.NOISE, 2)
     (first, _), (second, _), (third, _) = model.fed
     assert [start for _, start in model.fed] == [0, 1, 3]
     assert torch.equal(first, noise)

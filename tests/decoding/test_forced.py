@@ -9,7 +9,6 @@ from presets import FOR_TOKENS, quick
 
 from arimage.decoding import (
     DraftTreeDecoding,
-    LazyJacobiDecoding,
     Sampling,
     SpeculativeJacobiDecoding,
     decode,
@@ -81,16 +80,6 @@ def test_no_window_changes_the_distribution(table_model, settings):
     assert_each_follows(table_model(**GRID, branches=2), SpeculativeJacobiDecoding(**settings), FORCED[4:], 5_000, "")
 
 
-def test_it_is_not_the_distribution_given_the_tokens_after(table_model):
-    # What a token is likely to be, knowing what follows, is another distribution: the check must reject it.
-    model, size, given = table_model(**GRID), 1_000, torch.tensor([-1, 2, 0, -1])
-    tokens = sample_images(model, DECODINGS["ar"], Sampling(forced=given.expand(size, -1)), size)
-    fits = (model.joint_given(Sampling(), given.tolist()) > 0).double()
-    conditioned = model.joint(Sampling()) * fits
-    with pytest.raises(AssertionError, match="chi-square|total variation"):
-        assert_follows(tokens, conditioned / conditioned.sum(), 3)
-
-
 def test_forced_tokens_come_out_and_the_others_are_sampled(decoding):
     decoding, model = decoding
 
@@ -106,18 +95,6 @@ def test_forced_tokens_come_out_and_the_others_are_sampled(decoding):
     assert torch.equal(tokens(forced), tokens(None))
     forced[:, ::3] = 2
     assert torch.equal(tokens(forced, allowed=torch.tensor([True, True, False])) == 2, forced == 2)
-
-
-@pytest.mark.parametrize("init", ["uniform", "left", "above"])
-@pytest.mark.parametrize("method", [SpeculativeJacobiDecoding, LazyJacobiDecoding])
-def test_a_run_of_forced_tokens_takes_one_step_per_window(table_model, method, init):
-    model = table_model(**LARGER)
-    decoding = method(window=4, init=init) if method is SpeculativeJacobiDecoding else method(8, 4, 4, init)
-    forced = some_forced(model, 3, share=1.0)
-    # One token by the prefill, then four per step.
-    assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes == 1 + 3
-    forced[:, 9:] = -1
-    assert decode(model, decoding, Sampling(forced=forced), SEEDS[:3]).forward_passes <= 1 + 2 + 3
 
 
 def test_known_tokens_take_one_forward_pass(table_model):

@@ -80,14 +80,6 @@ def test_an_image_does_not_depend_on_its_batch(table_model, decoding):
         assert (state.steps == model.num_tokens).all()
 
 
-@pytest.mark.every(3)
-def test_the_order_of_a_batch_does_not_matter(table_model, decoding):
-    model = table_model(**GRID)
-    order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
-    state, shuffled = (decode(model, decoding, Sampling(), seeds) for seeds in (SEEDS, SEEDS[order]))
-    assert torch.equal(state.tokens[order], shuffled.tokens)
-
-
 ONE_OF_EACH = [AutoregressiveDecoding(), *(SpeculativeJacobiDecoding(10, refresh) for refresh in REFRESHES)]
 
 
@@ -122,16 +114,6 @@ def test_greedy_tokens_are_those_of_the_greatest_logits(table_model, decoding, b
         state = decode(model, decoding, Sampling(guidance_scale=3.0, top_k=1), SEEDS[:batch_size])
         assert torch.equal(state.tokens, greedy(model, 3.0).expand(batch_size, -1))
         assert state.forward_passes <= model.num_tokens
-
-
-@pytest.mark.parametrize("settings", jacobi(), ids=str)
-def test_a_window_larger_than_the_image_is_one_as_large(table_model, settings):
-    model = table_model(**GRID)
-    as_large, larger = (
-        decode(model, SpeculativeJacobiDecoding(window, **settings), Sampling(), SEEDS) for window in (8, 99)
-    )
-    assert torch.equal(as_large.tokens, larger.tokens)
-    assert as_large.forward_passes == larger.forward_passes
 
 
 @pytest.mark.parametrize("decoding", [*ONE_OF_EACH, *DECODINGS[-6:]], ids=str)

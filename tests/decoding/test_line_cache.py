@@ -3,13 +3,8 @@
 import pytest
 import torch
 from families import EVERY, condition_of, flat, having, quick, seeded
-from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.decoding import Layout, LineCacheDecoding, Sampling, decode
-from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
-
-
-SEEDS = torch.arange(3)
+from arimage.decoding import LineCacheDecoding, Sampling, decode
 
 
 class Checked(LineCacheDecoding):
@@ -59,16 +54,6 @@ def test_a_token_sees_the_tokens_that_are_kept(family, guidance):
     assert torch.equal(tokens[:, :full], generate(pipe, "ar", guidance=guidance)[:, :full])
 
 
-@pytest.mark.parametrize(("lines", "size"), [(2, 8), (3, 12), (8, 32), (None, 32)])
-def test_the_cache_has_as_many_rows(lines, size):
-    network = tiny_llamagen.transformer("class", grid=4)
-    model = LlamaGenTokenModel(network, {"class_labels": torch.tensor([1, 3])}, Layout((16, 4)), guided=True)
-    with torch.no_grad():
-        state = LineCacheDecoding(lines).start(model, Sampling(guidance_scale=2.0), SEEDS[:2])
-        # One token of condition and one place for what is thrown away, in 16 places.
-        assert [stack.shape for stack in state.cache.stacks] == 2 * [(2, 4, 2, 16 + size, 8)]
-
-
 def replaced_by_hand(tokens, shape, lines):
     """The row of the token in each slot [B][lines * columns] after all tokens [B, N] but the last were fed."""
     columns, recent = shape[-1], min(shape[-2] if len(shape) == 3 else 1, lines - 1)
@@ -95,47 +80,3 @@ def test_the_token_most_like_its_column_is_replaced(table_model, shape, lines):
     assert state.rows.tolist() == replaced_by_hand(state.tokens, shape, lines)
     # Where there is a choice, images differ in it.
     assert (len(set(map(tuple, state.rows.tolist()))) > 1) == (lines == 4)
-
-
-def test_known_tokens_are_kept(table_model):
-    model = table_model(grid=(6, 2), vocab_size=3, truncated=True)
-    forced = torch.randint(-1, 3, (3, 12), generator=torch.Generator().manual_seed(0))
-    tokens = decode(model, LineCacheDecoding(2), Sampling(forced=forced), SEEDS).tokens
-    assert torch.equal(torch.where(forced < 0, tokens, forced), tokens)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("interval", [8, pytest.param(1, marks=pytest.mark.slow)])
-def test_attention_is_limited_to_what_is_filled(interval):
-    model = LlamaGenTokenModel(
-        tiny_llamagen.transformer("class"), {"class_labels": torch.tensor([1])}, Layout((30, 10))
-    )
-    decoding, limits = LineCacheDecoding(10), []
-    state = decoding.start(model, Sampling(), SEEDS[:1])
-    while not state.finished.all():
-        if len(limits) % interval == 0:
-            state.limit_attention(interval)
-        assert int(state.cursor - 1) < state.cache.attended_slots or state.cache.attended_slots == 100
-        limits.append(state.cache.attended_slots)
-        decoding.step(state)
-    assert set(limits) == {64, 100}
-
-
-@pytest.mark.parametrize(
-    ("family", "settings", "message"),
-    [
-        ("arpg", {"order": "raster"}, "its cache keeps every token"),
-        ("randar", {"order": "raster"}, "its cache keeps every token"),
-        ("arpg", {}, "not in raster order"),
-        ("cosmos-blocks", {}, "predicts whole blocks"),
-        ("var-class", {}, "generates whole scales"),
-        ("mar", {}, "its tokens are continuous"),
-        ("latent-llama", {}, "its tokens are continuous"),
-        ("llamagen-dd", {}, "generates vectors"),
-    ],
-)
-def test_other_models_are_refused(family, settings, message):
-    pipe = EVERY[family]()
-    assert "line-cache" not in pipe.decoding_names
-    with pytest.raises(ValueError, match=message):
-        pipe(**condition_of(pipe), decoding="line-cache", **settings)

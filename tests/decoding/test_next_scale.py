@@ -16,7 +16,6 @@ from arimage.decoding import (
     Sampling,
     decode,
     decoding_from_name,
-    next_scale,
 )
 from arimage.decoding.contract.cache import ImageCache
 from arimage.pipelines.infinitystar.guidance import projected_guidance
@@ -168,18 +167,6 @@ def test_the_work_of_an_image_is_that_of_its_scales_so_far():
     assert short.work.tolist() == [1.0] * 8
 
 
-def test_the_check_rejects_tokens_of_a_map_that_share_their_noise(monkeypatch):
-    shared = next_scale.sample_at
-
-    def same_noise(probabilities, seeds, positions, *rest):
-        return shared(probabilities, seeds, positions[:, :1].expand(-1, positions.shape[1]), *rest)
-
-    monkeypatch.setattr(next_scale, "sample_at", same_noise)
-    model = ScaleTable()
-    with pytest.raises(AssertionError, match="chi-square|total variation"):
-        assert_follows(sample_images(model, NextScaleDecoding(), Sampling(), 20_000), model.joint(Sampling()), 3)
-
-
 def test_free_tokens_follow_their_distribution_given_the_maps_before_and_forced_tokens_stand():
     model, forced = ScaleTable(), torch.tensor([[-1, 2, -1, -1, 0]])
     joint = model.joint(Sampling(forced=forced))
@@ -261,15 +248,6 @@ def test_an_image_of_a_batch_is_that_of_its_condition_alone(bound, smooth):
         alone = decode(bound([row]), decoding, SHARP, SEEDS[row : row + 1])
         assert torch.equal(alone.tokens[0], batch.tokens[row])
         torch.testing.assert_close(alone.latents[0], batch.latents[row], atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_any_dtype_decodes(bound, dtype):
-    expected = decode(bound([0, 1, 2]), NextScaleDecoding(), SHARP, SEEDS[:3])
-    state = decode(bound([0, 1, 2], dtype=dtype), NextScaleDecoding(), SHARP, SEEDS[:3])
-    assert state.latents.dtype == torch.float32 and state.latents.isfinite().all() and state.finished.all()
-    assert dtype != torch.float64 or torch.equal(state.tokens, expected.tokens)
 
 
 # Settings per scale

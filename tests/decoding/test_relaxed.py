@@ -171,36 +171,6 @@ def test_a_draft_is_kept_as_often_as_defined(acceptance, relax, seed):
     )
 
 
-def bound(acceptance, relax, p, q):
-    """The total variation that the docstrings promise not to exceed at one token."""
-    distance = (p - q).abs().sum() / 2
-    if isinstance(acceptance, ExactAcceptance):
-        return min(distance, 1 - 1 / relax)
-    if isinstance(acceptance, NeighbourAcceptance) and acceptance.relative:
-        return min(distance, 1 - 1 / (relax * (1 + acceptance.delta)))
-    if isinstance(acceptance, NeighbourAcceptance):
-        return (q - p).clamp(0, acceptance.delta).sum()
-    return distance
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize(("acceptance", "relax"), TESTS, ids=str)
-def test_the_distribution_of_a_token_is_as_far_off_as_claimed_and_no_other_residual_is_nearer(acceptance, relax):
-    generator = torch.Generator().manual_seed(0)
-    for seed in range(20):
-        p, q, codebook = random_case(seed)
-        rates = keep_rates(acceptance, relax, p, q, codebook)
-        distance = (relaxed_distribution(rates, p, q) - p).abs().sum() / 2
-        assert abs(distance - (q * rates - p).clamp(min=0).sum()) < 1e-12
-        assert distance < bound(acceptance, relax, p, q) + 1e-12
-        if relax == 1 and acceptance.exact:
-            assert distance < 1e-12
-        for _ in range(20):
-            other = torch.empty_like(p).exponential_(generator=generator) ** 3
-            other = relaxed_distribution(rates, p, q, other / other.sum())
-            assert (other - p).abs().sum() / 2 > distance - 1e-12
-
-
 # The distribution of an image.
 
 

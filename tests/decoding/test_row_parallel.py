@@ -9,7 +9,6 @@ from decoding.pairwise import each_once
 from decoding.test_exactness import assert_follows
 from pipelines.llamagen import tiny as tiny_llamagen
 
-import arimage.decoding.jacobi.parallel_jacobi as parallel_jacobi
 from arimage.decoding import (
     AutoregressiveDecoding,
     Layout,
@@ -18,7 +17,6 @@ from arimage.decoding import (
     ZipARDecoding,
     decode,
 )
-from arimage.kernels.coupling import couple_at, sample
 from arimage.models.llama_blocks import rotary_table
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
@@ -175,17 +173,6 @@ def test_parallel_jacobi_is_exact_for_a_model_that_looks_left_and_above(table_mo
     model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
     tokens = sample_images(model, ParallelJacobiDecoding(window, context, refresh), Sampling(), 5_000)
     assert follows(tokens, model.joint(Sampling()))
-
-
-def test_the_check_rejects_drafts_that_are_sampled_again_from_the_target(table_model, monkeypatch):
-    def sampled_again(p, q, x, *place):
-        _, kept, noise = couple_at(p, q, x, *place)
-        return torch.where(kept, x, sample(p, noise[..., 1])), kept, noise
-
-    monkeypatch.setattr(parallel_jacobi, "couple_at", sampled_again)
-    model = look_only_at(table_model(grid=(3, 3), vocab_size=2, truncated=True), LEFT_AND_ABOVE)
-    tokens = sample_images(model, ParallelJacobiDecoding(3, 1), Sampling(), 5_000)
-    assert not follows(tokens, model.joint(Sampling()))
 
 
 @pytest.mark.parametrize(("window", "adaptive"), [(1, True), (2, False)])

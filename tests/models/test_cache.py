@@ -67,7 +67,7 @@ def filled(kind):
 def image_slots(cache):
     """Keys and values of the image slots, [2, layers, rows, heads, slots, head_dim]."""
     both = torch.stack([torch.stack(list(layers)) for layers in (cache.keys, cache.values)])
-    return both[:, :, :, :, cache.places[:SLOTS]]
+    return both[:, :, :, :, cache.index_of[:SLOTS]]
 
 
 KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language", "language of one stack"])
@@ -77,7 +77,7 @@ KINDS = pytest.mark.parametrize("kind", ["slots", "growing", "language", "langua
 def test_queries_attend_to_all_that_was_written(kind):
     cache, given, attended = filled(kind)
     assert attended.shape[4] == cache.attended
-    places = torch.cat([torch.arange(cache.prefix_end - PREFIX, cache.prefix_end), cache.places[:SLOTS]])
+    places = torch.cat([torch.arange(cache.prefix_end - PREFIX, cache.prefix_end), cache.index_of[:SLOTS]])
     assert torch.equal(attended[..., places, :], given)
     attended[..., places, :] = 0
     assert not attended.any()

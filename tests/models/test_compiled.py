@@ -4,20 +4,14 @@ import pytest
 import tiny
 import torch
 from models.test_language_model import FIRST_CODE, GRID, pad_left
-from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from arimage.decoding import Layout, NextScaleDecoding, Sampling, SpeculativeJacobiDecoding, decode
+from arimage.decoding import Layout, Sampling, SpeculativeJacobiDecoding, decode
 from arimage.models.compiled import compiled_like
 from arimage.models.language_model import LanguageTokenModel, code_head
-from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
-from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 SEEDS = torch.arange(2)
-SAMPLING = Sampling(guidance_scale=2.0, top_k=1)
-LABELS = {"class_labels": torch.tensor([1, 3])}
 
 
 class Counting:
@@ -41,42 +35,6 @@ def counting():
     torch.compiler.reset()
     yield Counting()
     torch.compiler.reset()
-
-
-def compiled(module, how, backend):
-    if how == "in place":
-        module.compile(backend=backend)
-        return module
-    return torch.compile(module, backend=backend)
-
-
-def llamagen(transformer):
-    model = LlamaGenTokenModel(transformer, LABELS, Layout((4, 4)), guided=True)
-    return decode(model, SpeculativeJacobiDecoding(window=4), SAMPLING, SEEDS)
-
-
-def var(transformer):
-    model = VARScaleModel(transformer, tiny.scale_tokenizer(), LABELS, guided=True)
-    return decode(model, NextScaleDecoding(), SAMPLING, SEEDS)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("family", "how"),
-    [
-        ("llamagen", "in place"),
-        pytest.param("var", "around", marks=pytest.mark.slow),
-        pytest.param("llamagen", "around", marks=pytest.mark.slow),
-        pytest.param("var", "in place", marks=pytest.mark.slow),
-    ],
-)
-def test_every_forward_pass_is_that_of_the_compiled_transformer(family, how, counting):
-    make, decoded = {"llamagen": (tiny_llamagen.transformer, llamagen), "var": (tiny_var.transformer, var)}[family]
-    expected = decoded(make("class"))
-    state = decoded(compiled(make("class"), how, counting))
-    assert torch.equal(state.tokens, expected.tokens)
-    assert counting.graphs > 0 and counting.runs == state.forward_passes
 
 
 def language_model():

@@ -68,32 +68,6 @@ def test_another_number_of_images_is_refused(merged):
         conditions.to_prefill(6)
 
 
-def test_replaced_rows_see_other_prefixes_in_place():
-    conditions, other = guided(), guided(((1, 0), (1, 0), (1, 0)))
-    seen = conditions.seen
-    assert not conditions.put(torch.tensor([2, 0]), other.take(torch.tensor([0, 1])))
-    assert conditions.seen is seen and seen.int().tolist() == [[1, 0], [1, 1], [1, 0], [1, 1], [1, 1], [1, 1]]
-
-
-def test_prefixes_of_different_length_end_together():
-    short, long = guided(), Conditions(VALUES, seen=torch.tensor([[1, 1, 0, 1]] * 3, dtype=torch.bool))
-    long = Conditions(with_unconditional(VALUES), 2, torch.cat([long.seen, long.seen]))
-    assert long.take(torch.tensor([0])).put(torch.tensor([0]), short.take(torch.tensor([1]))) is False
-    images = torch.tensor([1])
-    assert short.put(images, long.take(images)) and short.prefix_length == 4
-    assert short.seen.int().tolist()[:3] == [[0, 0, 0, 1], [1, 1, 0, 1], [0, 0, 0, 1]]
-    long.put(images, guided().take(images))
-    assert long.seen.int().tolist()[1::3] == [[0, 0, 1, 1]] * 2
-
-
-def test_queries_see_the_prefix_of_their_row_and_the_image():
-    image = torch.tensor([[[1, 0, 0], [1, 1, 0]]] * 3, dtype=torch.bool)
-    keys = guided().visible_keys(3, image)
-    assert keys.shape == (6, 2, 6)
-    assert keys[0].int().tolist() == [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]]
-    assert keys[4].int().tolist() == [[0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]]
-
-
 @pytest.mark.parametrize(
     ("names", "ids", "copies"),
     [
@@ -116,23 +90,19 @@ def test_embeddings_are_compared_by_what_they_were_made_of(names, ids, copies):
     assert all(torch.equal(merged[name][found], value) for name, value in values.items())
 
 
-def test_embeddings_are_not_read(monkeypatch):
-    """Nor is anything else where no two conditions can be equal."""
-    read, cpu = [], torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: read.append(tensor.dtype) or cpu(tensor))
-    for values, branches, names in (
-        (with_unconditional({name: value[:1] for name, value in VALUES.items()}), 2, (["a"], [None])),
-        ({"labels": torch.tensor([4])}, 1, ()),
-        (VALUES, 1, ()),
-    ):
-        Conditions(values, branches).merge(*names)
-    assert read == []
-    Conditions(with_unconditional(VALUES), 2).merge(*NAMES)
-    assert read == [torch.int64]
-
-
 @pytest.mark.parametrize("check", [check_image, check_raster])
 def test_models_of_one_grid_refuse_others_before_it(check):
     check(Layout((2, 3)), "this model")
     with pytest.raises(ValueError, match="before the image: this model generates one grid only"):
         check(Layout((2, 3), before=[(1, 2)]), "this model")
+
+
+def test_prefixes_of_different_length_end_together():
+    short, long = guided(), Conditions(VALUES, seen=torch.tensor([[1, 1, 0, 1]] * 3, dtype=torch.bool))
+    long = Conditions(with_unconditional(VALUES), 2, torch.cat([long.seen, long.seen]))
+    assert long.take(torch.tensor([0])).put(torch.tensor([0]), short.take(torch.tensor([1]))) is False
+    images = torch.tensor([1])
+    assert short.put(images, long.take(images)) and short.prefix_length == 4
+    assert short.seen.int().tolist()[:3] == [[0, 0, 0, 1], [1, 1, 0, 1], [0, 0, 0, 1]]
+    long.put(images, guided().take(images))
+    assert long.seen.int().tolist()[1::3] == [[0, 0, 1, 1]] * 2

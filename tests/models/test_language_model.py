@@ -132,19 +132,6 @@ def test_logits_are_those_of_the_explicit_sequence(network, chunk, guided, row_e
     close(torch.cat(found, dim=2), expected_logits(network, codes, guided, row_end))
 
 
-def test_a_row_end_costs_no_forward_pass_and_the_last_none_at_all(network):
-    model, codes = bind(network), random_codes()
-    decoder, fed = network[0], []
-    cache, _ = model.prefill(len(PROMPTS))
-    with_hook = decoder.register_forward_pre_hook(
-        lambda module, args, kwargs: fed.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
-    )
-    positions = torch.arange(model.num_tokens).expand(len(PROMPTS), -1)
-    model.forward(codes, positions, cache)
-    with_hook.remove()
-    assert fed == [model.num_tokens + GRID[0] - 1]
-
-
 @pytest.mark.parametrize("static", [False, True])
 def test_writing_again_overwrites_and_padding_leaves_nothing_behind(network, static):
     model, codes, other = bind(network, static=static), random_codes(), random_codes(1)
@@ -266,14 +253,6 @@ def test_any_grid(network, grid):
     assert torch.equal((2 * logits - unguided).argmax(-1), expected[0])
 
 
-def test_norms_behind_the_layers(network):
-    swin = decoder_of("chameleon", swin_norm=True), network[1]
-    codes, model = random_codes(), bind(swin)
-    cache, _ = model.prefill(len(PROMPTS))
-    positions = torch.arange(model.num_tokens - 1).expand(len(PROMPTS), -1)
-    close(model.forward(codes[:, :-1], positions, cache), expected_logits(swin, codes)[:, :, 1:])
-
-
 def test_a_packed_head_makes_all_logits():
     class Packed(torch.nn.Module):
         weight = torch.randint(-100, 100, (VOCABULARY, 4), dtype=torch.int8)
@@ -355,36 +334,6 @@ def test_what_does_not_fit_is_refused(network):
     for layout in (Layout((2, 3, 4)), Layout((1, 2), torch.tensor([[1, 0]]))):
         with pytest.raises(ValueError, match="layout"):
             LanguageTokenModel(decoder, input_ids=ids, **{**arguments, "layout": layout})
-
-
-def test_equal_prompts_are_prefilled_once(network):
-    decoder, lm_head = network
-    ids, mask = pad_left([*PROMPTS, NEGATIVE, NEGATIVE, NEGATIVE])
-    found, rows = [], []
-    ids, mask = (values.repeat_interleave(2, 0) for values in (ids, mask))
-    for merge in (True, False):
-        model = LanguageTokenModel(
-            decoder,
-            embed=lambda tokens: decoder.embed_tokens(tokens + FIRST_CODE),
-            head=code_head(lm_head, FIRST_CODE, CODES),
-            layout=Layout(GRID),
-            input_ids=ids,
-            attention_mask=mask,
-            row_end=ROW_END,
-            branches=2,
-        )
-        if merge:
-            model.merge_prompts()
-        hook = decoder.register_forward_pre_hook(
-            lambda module, args, kwargs: rows.append(len(kwargs["inputs_embeds"])), with_kwargs=True
-        )
-        cache, logits = model.prefill(6)
-        tokens, positions = random_codes().repeat(2, 1)[:, :7], torch.arange(7).expand(6, -1)
-        found.append((logits, model.forward(tokens, positions, cache)))
-        hook.remove()
-    for actual, expected in zip(*found, strict=True):
-        close(actual, expected)
-    assert rows == [4, 12, 12, 12]
 
 
 def with_forward(decoder, name):

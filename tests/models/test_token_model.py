@@ -1,7 +1,6 @@
 """The cache's side of the `TokenModel` contract: slots, visibility, padding and moves, on a tiny guided LlamaGen."""
 
 import pytest
-import tiny
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
@@ -56,15 +55,6 @@ def test_writing_again_overwrites(bound):
     assert torch.equal(chain(model, cache, codes, 0, FED), expected)
 
 
-def test_padding_leaves_nothing_behind(bound):
-    model, cache, codes = bound
-    before = cache.stacks[0][:, :, :, cache.places[:-1]].clone()
-    positions = torch.full((BATCH, 3), -1)
-    logits = model.forward(codes[:, :3], positions, cache)
-    assert torch.equal(cache.stacks[0][:, :, :, cache.places[:-1]], before)
-    assert not logits.isnan().any()
-
-
 def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
     model, cache, codes = bound
     other = model.prefill(BATCH, scratch=4)[0]
@@ -85,40 +75,3 @@ def test_a_branch_in_scratch_slots_is_a_chain_once_it_is_moved(bound):
 
     cache.move(slots, positions)
     assert torch.allclose(chain(model, cache, codes, 4, 6), expected_after, atol=1e-5)
-
-
-def test_conditions_and_images_must_be_as_many(bound):
-    with pytest.raises(ValueError, match="batch_size"):
-        bound[0].prefill(3)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["class", "text"])
-def test_equal_conditions_are_prefilled_once(kind):
-    transformer, rows = tiny_llamagen.transformer(kind), []
-    if kind == "class":
-        condition = {"class_labels": torch.tensor([1, 3])}
-    else:
-        # The prompts differ in length, and so do the rows without their texts.
-        embeds = torch.randn(2, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
-        mask = torch.arange(tiny.TEXT_LENGTH) >= torch.tensor([[4], [9]])
-        condition = {"prompt_embeds": embeds, "prompt_attention_mask": mask.long()}
-    prompts = [0, 1, 0, 0, 1, 0]
-    condition = {name: value[prompts] for name, value in condition.items()}
-    transformer.blocks[0].register_forward_hook(lambda *call: rows.append(len(call[-1])))
-    tokens, positions = torch.randint(tiny.CODES, (6, 5)), torch.arange(5).expand(6, -1)
-    found = []
-    for merge in (True, False):
-        model = LlamaGenTokenModel(transformer, condition, Layout((4, 4)), guided=True)
-        if merge:
-            model.merge_prompts(prompts)
-        cache, logits, features = model.prefill(6, return_features=True)
-        found.append((logits, features, model.forward(tokens, positions, cache)))
-    for actual, expected in zip(*found, strict=True):
-        torch.testing.assert_close(actual, expected)
-    assert rows == [3 if kind == "class" else 4, 12, 12, 12]
-    some = torch.tensor([5, 2])
-    model.take(some).prefill(2)
-    model.merge_prompts(prompts)
-    model.take(some).prefill(2)
-    assert rows[4:] == [4, 2]

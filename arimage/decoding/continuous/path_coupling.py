@@ -52,7 +52,7 @@ class PathState(CursorState):
     conditions: torch.Tensor | None
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         # Where conditions are kept, the host reads how many paths are sampled again.
         return None if self.conditions is not None else (self.window, self.cache.attended_slots)
 
@@ -106,7 +106,7 @@ def start_paths(
     size = model.num_tokens + window
     every = torch.arange(size, device=model.device).expand(len(seeds), -1)
     noise = [
-        normals(seeds, every, Purpose.DENOISE, torch.full_like(seeds, step), model.dim) for step in range(steps + 1)
+        normals(seeds, every, torch.full_like(seeds, step), Purpose.DENOISE, model.dim) for step in range(steps + 1)
     ]
     paths = torch.stack(noise, dim=2)
     branches, *_, width = conditions.shape
@@ -213,7 +213,7 @@ def reflect_paths(
     guidance, held = state.guidance(positions), state.row(state.held, positions)[..., None]
     before, means = state.row(state.paths, positions), state.row(state.means, positions)
     steps = means.shape[2]
-    numbers = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, steps).log()
+    numbers = uniforms(state.seeds, positions, state.steps, Purpose.VERIFY, steps).log()
     path, new_means, kept = [before[:, :, -1]], [], held[..., 0]
     for step in reversed(range(steps)):
         mean, _ = state.model.denoise(step, path[-1], conditions, guidance, state.sampling.num_diffusion_steps)
@@ -240,7 +240,7 @@ def test_paths(
     paths, means = state.row(state.paths, positions), state.row(state.means, positions)
     guidance, diffusion = state.guidance(positions), state.sampling.num_diffusion_steps
     new_means = state.model.denoise_paths(paths[:, :, 1:], conditions, guidance, diffusion)
-    numbers = uniforms(state.seeds, positions, Purpose.VERIFY, state.steps, 1)[..., 0].log()
+    numbers = uniforms(state.seeds, positions, state.steps, Purpose.VERIFY, 1)[..., 0].log()
     kept = held & (numbers <= log_ratio(paths, new_means, means, state.stds))
     state.head_calls += 1
     assert state.conditions is not None
@@ -284,7 +284,7 @@ def sample_again(
         at = positions[todo][:, None]
         # A step number that no pass and no other try uses.
         count = state.steps[todo[0]] + tries * len(state.accepted)
-        more = normals(state.seeds[todo[0]], at, Purpose.CANDIDATE, count, CANDIDATES * size * dim)
+        more = normals(state.seeds[todo[0]], at, count, Purpose.CANDIDATE, CANDIDATES * size * dim)
         chosen = [part.repeat_interleave(CANDIDATES) for part in todo]
         queries = torch.cat([images, chosen[0]]), torch.cat([slots, chosen[1]])
         found, found_means, _ = sample_paths(
@@ -306,7 +306,7 @@ def sample_again(
             drafted = draft_means(found[:, :, 1:], todo[0][:, None], todo[1][:, None])
             state.head_calls += 1
             ratio = log_ratio(found, drafted, found_means, state.stds[todo[0]]).exp()
-            numbers = uniforms(state.seeds[todo[0]], at, Purpose.REFRESH, count, CANDIDATES)[:, 0]
+            numbers = uniforms(state.seeds[todo[0]], at, count, Purpose.REFRESH, CANDIDATES)[:, 0]
             # Paths that are not finite pass, so that the loop ends and the image is refused later.
             passes = ~(numbers < ratio)
             hit, first = passes.any(1), passes.to(torch.uint8).argmax(1)

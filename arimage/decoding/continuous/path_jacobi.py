@@ -30,9 +30,6 @@ class PathJacobiDecoding(DecodingMethod):
             their densities, all steps in one call, and replaces rejected ones by rejection sampling from the residual
             distribution, 32 candidates at a time. This takes more arithmetic, a number of calls that depends on the
             data, and a read of the device per step.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 32

@@ -23,7 +23,7 @@ class PathDraftState(PathState):
     draft_cache: Any
 
     @property
-    def step_shape(self) -> None:
+    def step_variant(self) -> None:
         return None
 
 
@@ -40,9 +40,6 @@ class PathSpeculativeDecoding(DecodingMethod):
 
     Attributes:
         window: drafts per step, >= 1.
-
-    Raises:
-        ValueError: if the setting is not among these.
     """
 
     window: int = 4
@@ -93,7 +90,7 @@ class PathSpeculativeDecoding(DecodingMethod):
         diffusion = sampling.num_diffusion_steps
         means = model.denoise_paths(paths[:, :, 1:], conditions, guidance, diffusion)
         state.head_calls += 1
-        numbers = uniforms(state.seeds, positions[:, :-1], Purpose.VERIFY, state.steps, 1)[..., 0].log()
+        numbers = uniforms(state.seeds, positions[:, :-1], state.steps, Purpose.VERIFY, 1)[..., 0].log()
         passes = numbers <= log_ratio(paths[:, :-1], means[:, :-1], drafted, state.stds)
         # Whether all earlier drafts were accepted; the first rejected one is sampled again.
         reached = torch.cat([torch.ones_like(passes[:, :1]), passes.cumprod(1).bool()], dim=1)

@@ -27,8 +27,7 @@ class Cache(ImageCache, Protocol):
         attended_slots: forward passes attend to the first `attended_slots` of the N slots, and may write to those
             only. All by default.
         finds_ends: whether the last forward pass found on the device which slots are in use. Then `attended_slots` is
-            all
-            slots, and stays so: steps launch the same kernels however far the images are.
+            all slots, and stays so: steps launch the same kernels however far the images are.
     """
 
     attended_slots: int

@@ -40,10 +40,16 @@ def _is_number(value, kind) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _are_numbers(value: Any, least: float) -> bool:
-    """Whether it is a number from `least` to `LARGEST`, or several."""
-    numbers: Sequence[Any] = value if isinstance(value, tuple) and value else [value]
-    return all(_is_number(one, Real) and least <= one <= LARGEST for one in numbers)
+# Of each number: its kind and range, and what is right.
+_RANGES = {
+    "guidance_scale": (Real, 0, LARGEST, f"a number from 0 to {LARGEST:g}; 1 disables guidance"),
+    "temperature": (Real, 1e-6, LARGEST, f"a number from 1e-6 to {LARGEST:g}, or top_k=1 for greedy decoding"),
+    "top_k": (Integral, 0, LARGEST, f"a whole number from 1 to {LARGEST}, or 0 for all tokens"),
+    "top_p": (Real, math.ulp(0), 1, "a probability above 0 and up to 1"),
+    "min_p": (Real, 0, 1, "a number from 0 to 1; 0 keeps all tokens"),
+    "guided_tokens": (Integral, 0, LARGEST, "a number of tokens, or None for all"),
+    "guidance_scale_pow": (Real, 0, LARGEST, f"a number from 0 to {LARGEST:g}; 0 is constant guidance"),
+}
 
 
 def by_lane(setting, dims: int = 2):
@@ -100,29 +106,13 @@ class Sampling:
         for name in PER_SCALE:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        scale, temperature, allowed = self.guidance_scale, self.temperature, self.allowed
-        if not _are_numbers(scale, 0):
-            raise ValueError(f"guidance_scale is {scale!r}: give a number from 0 to {LARGEST:g}; 1 disables guidance")
-        if not _are_numbers(temperature, 1e-6):
-            raise ValueError(
-                f"temperature is {temperature!r}: give a number from 1e-6 to {LARGEST:g}, or top_k=1 for greedy "
-                "decoding"
-            )
-        if not (_is_number(self.top_k, Integral) and 0 <= self.top_k <= LARGEST):
-            raise ValueError(f"top_k is {self.top_k!r}: give a whole number from 1 to {LARGEST}, or 0 for all tokens")
-        if not (_is_number(self.top_p, Real) and 0 < self.top_p <= 1):
-            raise ValueError(f"top_p is {self.top_p!r}: give a probability above 0 and up to 1")
-        if not (_is_number(self.min_p, Real) and 0 <= self.min_p <= 1):
-            raise ValueError(f"min_p is {self.min_p!r}: give a number from 0 to 1; 0 keeps all tokens")
-        if self.guided_tokens is not None and not (
-            _is_number(self.guided_tokens, Integral) and 0 <= self.guided_tokens <= LARGEST
-        ):
-            raise ValueError(f"guided_tokens is {self.guided_tokens!r}: give a number of tokens, or None for all")
-        power = self.guidance_scale_pow
-        if not (_is_number(power, Real) and 0 <= power <= LARGEST):
-            raise ValueError(
-                f"guidance_scale_pow is {power!r}: give a number from 0 to {LARGEST:g}; 0 is constant guidance"
-            )
+        for name, (kind, least, most, remedy) in _RANGES.items():
+            value = getattr(self, name)
+            numbers = value if name in PER_SCALE and isinstance(value, tuple) and value else (value,)
+            fit = all(_is_number(one, kind) and least <= one <= most for one in numbers)
+            if not fit and (name != "guided_tokens" or value is not None):
+                raise ValueError(f"{name} is {value!r}: give {remedy}")
+        power, allowed = self.guidance_scale_pow, self.allowed
         if power > 0 and self.guidance_length is None:
             raise ValueError(f"guidance_scale_pow is {power!r}: give guidance_length, the tokens of an image")
         if allowed is not None and not (
@@ -352,9 +342,6 @@ class LatentSampling(Sampling):
             equal parts of the training steps, from the least noise to the most.
         forced: float32 [B, N, D], given tokens of a `MaskedLatentModel`, NaN = to be sampled. Sampled tokens depend on
             all given tokens.
-
-    Raises:
-        ValueError: if a setting is out of its range.
     """
 
     per_lane: ClassVar[Sequence[str]] = ("guidance_scale", "temperature", "forced")

@@ -21,9 +21,8 @@ class BoundModel(Protocol):
         num_tokens: N tokens per image.
         device: where its tensors live.
         network: the network that runs the forward passes; tables and measured times are stored per network.
-        compact: whether `prefill` returns a cache with only the slots that it fills, so that images which are `put`
-            into another cache take little memory of their own; `ImageCache.allocate` allocates the others. The loop
-            sets it. A model without a cache ignores it.
+        compact: whether `prefill` returns a cache with only the slots that it fills, for images that are `put` into
+            another cache; `ImageCache.allocate` allocates the others. The loop sets it.
     """
 
     num_tokens: int
@@ -49,20 +48,17 @@ class BoundModel(Protocol):
 
 
 class TokenModel(BoundModel, Protocol):
-    """A model that predicts one token after another.
-
-    Tokens are addressed by rank, the order in which they are generated; `layout` knows the place of each rank in the
-    image. Logits have the dtype of the network.
+    """A model that predicts one token after another. Tokens are addressed by rank, the order in which they are
+    generated. Logits have the dtype of the network.
 
     Attributes:
         vocab_size: V tokens, ids 0 .. V - 1.
         layout: the `Layout` of the tokens. Where it has an order, the model is an `OrderedModel`.
         block: how many consecutive ranks are predicted together, 1 in most models; a divisor of N. A token is
             conditioned on the tokens before its block, so tokens of one block are independent of each other.
-        codebook: the vectors of the tokens in the image tokenizer [V, D], for decodings that compare tokens by them;
-            None where they are not known.
-        drafter: a `Drafter` trained for this model, which is then a `FeatureModel`; None where there is none.
-        neighbours: a `Neighbours` trained for this model; None where there is none.
+        codebook: the vectors of the tokens in the image tokenizer [V, D]; None where they are not known.
+        drafter: a `Drafter` trained for this model, which is then a `FeatureModel`, or None.
+        neighbours: a `Neighbours` trained for this model, or None.
         denoises: whether it is a `DenoisingModel`.
         predicts_groups: whether it is a `GroupModel`.
         context: int64 [B, rows * columns], the tokens of the frame before the first one, where the videos continue
@@ -90,10 +86,8 @@ class TokenModel(BoundModel, Protocol):
 
     def prefill(self, batch_size: int, scratch: int = 0) -> tuple[Cache, torch.Tensor]:
         """Return a cache of N + `scratch` slots that holds the condition, and the logits [G, B, V] of rank 0; where
-        `block` is larger than 1, the logits [G, B, block, V] of the first block.
-
-        G is 1, or 2 under guidance: conditional, then unconditional.
-        """
+        `block` is larger than 1, the logits [G, B, block, V] of the first block. G is 1, or 2 under guidance:
+        conditional, then unconditional."""
         ...
 
     def forward(
@@ -111,11 +105,9 @@ class TokenModel(BoundModel, Protocol):
         Keys and values go to slot `slots[b, j]`, by default the rank itself; writing again overwrites, so a rejected
         draft needs no rollback. A query attends to the slots from 0 to its own, or to those given by `visible` [B, Q,
         N + scratch]. A position of -1 is padding: it is not cached, and its logits are undefined. A token of -1 is not
-        known yet; the model substitutes a stand-in. Without `slots`, the Q queries of an image, padding aside, have
-        different ranks that lie within Q consecutive ones.
-
-        Where `block` is larger than 1, whole blocks are fed, in any order, and a query also attends to the rest of its
-        own block; there are no scratch slots, and `visible` is not given.
+        known yet; the model substitutes a stand-in. Without `slots`, the Q queries of an image have different ranks
+        within Q consecutive ones. Where `block` is larger than 1, whole blocks are fed, in any order, without
+        `visible` and scratch slots, and a query also attends to the rest of its own block.
         """
         ...
 
@@ -145,22 +137,11 @@ class FeatureModel(TokenModel, Protocol):
     """A `TokenModel` with a drafter. With `return_features`, its methods return one more value, the features that the
     logits were computed from: [G, B, D] and [G, B, Q, D]."""
 
-    def prefill(self, batch_size: int, scratch: int = 0, *, return_features: bool = False) -> Any:
-        """As `TokenModel.prefill`."""
-        ...
+    def prefill(self, batch_size: int, scratch: int = 0, *, return_features: bool = False) -> Any: ...
 
     def forward(
-        self,
-        tokens: torch.LongTensor,
-        positions: torch.LongTensor,
-        cache: Any,
-        *,
-        visible: torch.BoolTensor | None = None,
-        slots: torch.LongTensor | None = None,
-        return_features: bool = False,
-    ) -> Any:
-        """As `TokenModel.forward`."""
-        ...
+        self, tokens: torch.LongTensor, positions: torch.LongTensor, cache: Any, *, return_features=False, **options
+    ) -> Any: ...
 
 
 class DenoisingModel(TokenModel, Protocol):
@@ -172,14 +153,13 @@ class DenoisingModel(TokenModel, Protocol):
         positions: torch.LongTensor,
         cache: Any,
         *,
-        visible: torch.BoolTensor | None = None,
-        slots: torch.LongTensor | None = None,
         vectors: torch.FloatTensor | None = None,
         noise: torch.FloatTensor | None = None,
+        **options,
     ) -> torch.Tensor:
-        """As `TokenModel.forward`, but a query whose `noise` t [B, Q] is in (0, 1] reads its `vectors` [B, Q, D] in
-        place of its token: (1 - t) x + t e, where x is the vector of a token in the `normalised` codebook and e is
-        Gaussian noise. The logits of queries that attend to no noise are those of `TokenModel.forward`."""
+        """As `TokenModel.forward`, but a query whose `noise` t [B, Q] is in (0, 1] reads in place of its token its
+        `vectors` [B, Q, D], (1 - t) x + t e with the vector x of a token in the `normalised` codebook and Gaussian
+        noise e. The logits of queries that attend to no noise are those of `TokenModel.forward`."""
         ...
 
 
@@ -194,14 +174,14 @@ class GroupModel(TokenModel, Protocol):
     def forward_group(
         self, tokens: torch.LongTensor, rank: int, count: int, cache: Any, *, causal: bool = False
     ) -> torch.Tensor:
-        """Feed `tokens` [B, T] of the T ranks from `rank` on, after all earlier tokens have been fed; return the
-        logits [G, B, count, V] of the `count` ranks after them. The fed tokens attend to each other as in the authors'
-        code. If `causal`, each attends to earlier ones only, as if they were fed one at a time."""
+        """Feed `tokens` [B, T] of the T ranks from `rank` on, after all earlier ones; return the logits
+        [G, B, count, V] of the `count` ranks after them. The fed tokens attend to each other as in the authors' code,
+        or, if `causal`, each to earlier ones only."""
         ...
 
     def guidance_progress(self, rank: int, count: int) -> torch.FloatTensor:
-        """The progress [count] of the authors' linear guidance schedule for the group of `count` ranks from `rank` on:
-        0 means a scale of 1, and 1 the full scale."""
+        """The progress [count] of the authors' linear guidance schedule for the `count` ranks from `rank` on, from 0
+        (a scale of 1) to 1 (the full scale)."""
         ...
 
 
@@ -220,10 +200,8 @@ class ConfidenceSettings:
 
 class MaskedTokenModel(BoundModel, Protocol):
     """A model of tokens that are decided in any order, a set of them in each forward pass. Every token attends to all
-    others, decided or not.
-
-    Each of its layers has R rows: the N places of the image first, in raster order, then rows that stand for
-    something else, such as a text.
+    others, decided or not. Each of its layers has R rows: the N places of the image in raster order, then rows that
+    stand for something else, such as a text.
 
     Attributes:
         vocab_size: V tokens, ids 0 .. V - 1.
@@ -252,23 +230,19 @@ class MaskedTokenModel(BoundModel, Protocol):
         context: Any = None,
     ) -> torch.Tensor:
         """The logits [G, B, Q, V] at `places` [B, Q], given the tokens [B, N], -1 where they are not decided. A place
-        of N is padding, whose logits are undefined.
+        of N is padding, whose logits are undefined. G is 1, or 2 under guidance: conditional, then unconditional.
 
         Without `rows` all rows are evaluated, and a `context` keeps what they computed. Of `rows` [B, M] or
-        [G, B, M], only these are evaluated, and replace what the context kept of them; in each layer they attend to
-        all rows of the context. A row of R is padding. `places` are among the rows, unless the context keeps logits:
-        then the logits of places that are not are those it kept.
-
-        G is 1, or 2 under guidance: conditional, then unconditional.
+        [G, B, M], padded with R, only these are evaluated, attend to all rows of the context, and replace what it kept
+        of them. `places` are among the rows, unless the context keeps logits, which are then those of other places.
         """
         ...
 
 
 class ScaleModel(BoundModel, Protocol):
-    """A next-scale model of K token maps, from coarse to fine.
-
-    Its input for a scale is made from latents [B, D, *shape], the sum of all maps before it. A bit of a model that
-    predicts bits is a token of a vocabulary of 2; a cell of a map then has several tokens.
+    """A next-scale model of K token maps, from coarse to fine. Its input for a scale is made from latents
+    [B, D, *shape], the sum of all maps before it. A bit of a model that predicts bits is a token of a vocabulary of 2;
+    a cell of a map then has several tokens.
 
     Attributes:
         scales: the shape of each of the K maps in cells, (rows, columns) or (frames, rows, columns).
@@ -281,8 +255,7 @@ class ScaleModel(BoundModel, Protocol):
             "constant" is s.
         codebook: the vectors of the tokens in the image tokenizer [V, D], float32; None for a model that predicts
             bits.
-        refiner: a smaller model of the same maps, bound to the same images, for collaborative decoding; None where
-            there is none.
+        refiner: a smaller model of the same maps, bound to the same images, or None.
         prunes: whether `prefill` takes `pruned`.
     """
 
@@ -308,23 +281,17 @@ class ScaleModel(BoundModel, Protocol):
     ) -> tuple[ImageCache, torch.FloatTensor]:
         """Feed the scales 0 .. k in one forward pass, where `latents` holds the latents after each of the first k
         scales; return a cache that holds the condition and these scales, and the logits [G, B, n, V] of the n tokens
-        of scale k.
+        of scale k. G is 1, or 2 under guidance: conditional, then unconditional.
 
-        G is 1, or 2 under guidance: conditional, then unconditional.
-
-        A model that `prunes` also takes `pruned`: for each of some consecutive scales of the last clip, from the third
-        of all and the second of the clip on at the earliest, the share of its cells, 0 <= share < 1, that later calls
-        of `forward` do not feed. The hidden states of such a cell change by as much as those at its place in the last
-        scale of which all cells are fed.
+        A model that `prunes` also takes `pruned`: for some consecutive scales of the last clip, from the third of all
+        and the second of the clip on, the share of cells, 0 <= share < 1, that later calls of `forward` do not feed.
+        The hidden states of such a cell change as those at its place in the last scale of which all cells are fed.
         """
         ...
 
     def forward(self, scale: int, latents: torch.FloatTensor, cache: Any, *, guided: bool = True) -> torch.FloatTensor:
         """Feed `scale`, the next one in the cache, given the `latents` after the previous scale; return its logits
-        [G, B, n, V].
-
-        Without `guided` only the conditional branch is fed, and G is 1. No later scale can be guided then.
-        """
+        [G, B, n, V]. Without `guided` only the conditional branch is fed, and no later scale can be guided."""
         ...
 
     def guide(
@@ -333,8 +300,8 @@ class ScaleModel(BoundModel, Protocol):
         guidance_scale: float | torch.FloatTensor,
         temperature: float | torch.FloatTensor,
     ) -> torch.FloatTensor | None:
-        """The logits [1, B, n, V] of a scale after guidance and temperature, one number each or one per lane [B], of
-        its `logits` [2, B, n, V], in a model with guidance of its own. None leaves both to `Sampling`."""
+        """The logits [1, B, n, V] after guidance and temperature, one number each or one per lane [B], of the `logits`
+        [2, B, n, V] of a scale, in a model with guidance of its own. None leaves both to `Sampling`."""
         ...
 
     def vectors(self, scale: int, tokens: torch.LongTensor) -> torch.FloatTensor:
@@ -356,10 +323,9 @@ class VectorModel(BoundModel, Protocol):
         vocab_size: V tokens, ids 0 .. V - 1.
         layout: the `Layout` of the tokens; None for maps.
         codebook: the vectors of the tokens in the image tokenizer [V, D], float32.
-        codes_until: the checkpoint was tuned to use codes before this level and vectors from it on; None where it
-            names none.
+        codes_until: the checkpoint was tuned to use codes before this level and vectors from it on; may be None.
         noise: the noise that the images are generated from, float32 [B, N, D]; None derives it from their seeds.
-        teacher: the model that it was distilled from, bound to the same images; None where there is none.
+        teacher: the model that it was distilled from, bound to the same images, or None.
     """
 
     kind: ClassVar[Literal["vectors"]]
@@ -374,9 +340,8 @@ class VectorModel(BoundModel, Protocol):
     def teacher(self) -> TokenModel | ScaleModel | None: ...
 
     def predict(self, vectors: torch.FloatTensor, start: int) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """Return the vectors [B, N, D] of all tokens and the logits [B, N, V] of their codes. The input `vectors` [B,
-        N, D] holds the vectors of the tokens before `start`, and noise from it on. The outputs before `start` are
-        undefined."""
+        """Return the vectors [B, N, D] of all tokens and the logits [B, N, V] of their codes, given the `vectors`
+        [B, N, D] of the tokens before `start`, and noise from it on. The outputs before `start` are undefined."""
         ...
 
 
@@ -411,7 +376,7 @@ class MaskedLatentModel(LatentModel, Protocol):
     Attributes:
         num_rows: how many rows each of its layers has: those of the tokens, and those that stand for the condition.
         num_layers: the layers of the part that evaluates all rows.
-        drafter: a smaller model of the same tokens, bound to the same images; None where there is none.
+        drafter: a smaller model of the same tokens, bound to the same images, or None.
     """
 
     kind: ClassVar[Literal["masked_latents"]]
@@ -435,11 +400,8 @@ class MaskedLatentModel(LatentModel, Protocol):
         context: Any = None,
     ) -> torch.Tensor:
         """Conditioning vectors [G, B, N, C] of the denoising head for every token, given the `visible` [B, N] ones of
-        the tokens [B, N, D], at most `count` per image. `padded` means that some images may have fewer. A `context`
-        keeps what passes over a part of the places need.
-
-        G is 1, or 2 under guidance: conditional, then unconditional.
-        """
+        the tokens [B, N, D], `count` per image, or, if `padded`, at most so many. A `context` keeps what passes over a
+        part of the places need. G is 1, or 2 under guidance: conditional, then unconditional."""
         ...
 
     def forward_places(
@@ -454,14 +416,10 @@ class MaskedLatentModel(LatentModel, Protocol):
         padded: bool = False,
         keep_buffers: bool = False,
     ) -> torch.Tensor:
-        """As `forward`, but evaluates only `places` [B, Q], and returns their conditioning vectors [G, B, Q, C]. All
-        other places, visible or not, are as the last `forward` with this `context` left them, so the result is not
-        that of `forward`, unless these are all places.
-
-        Places come in any order, but visible ones first, at most `known` per image. These were not visible in the last
-        `forward`, and all other visible ones were. A place of N is padding. With `keep_buffers`, the inputs that stand
-        for the condition are left out, too.
-        """
+        """As `forward`, but evaluates only `places` [B, Q], padded with N, and returns their conditioning vectors
+        [G, B, Q, C]. All other places, and with `keep_buffers` the inputs that stand for the condition, are as the
+        last `forward` with this `context` left them. Visible places come first, at most `known` per image: those that
+        have become visible since."""
         ...
 
     def forward_lazily(
@@ -479,14 +437,13 @@ class MaskedLatentModel(LatentModel, Protocol):
         padded: bool = False,
     ) -> torch.Tensor:
         """The conditioning vectors [G, B, Q, C] of the invisible `places` [B, Q], as LazyMAR computes them
-        (https://arxiv.org/abs/2503.12450). Under guidance the differences between the branches are those of the last
-        `forward` with this `context`, and only the conditional branch is evaluated.
+        (https://arxiv.org/abs/2503.12450). Under guidance only the conditional branch is evaluated, and the other one
+        is as far from it as in the last `forward` with this `context`. Places are padded with N.
 
         Of the visible tokens only those at `new` [B, M] are encoded, which have become visible since the last pass
-        with this context. The layers up to `layer` attend from all rows. From there on only `rows` [B] are
-        evaluated, at most `most` per image: those of `new` and `places`, and those whose values in this layer are
-        least like the last ones, by the mean cosine over heads. The keys and values of all others stay as they are. A
-        place of N is padding.
+        with this context. The layers up to `layer` attend from all rows, later ones evaluate only `rows` [B], at most
+        `most`: those of `new` and `places`, and those whose values in this layer are least like the last ones, by the
+        mean cosine over heads. The keys and values of all others stay.
         """
         ...
 
@@ -502,9 +459,9 @@ class MaskedLatentModel(LatentModel, Protocol):
         whole: bool,
         fresh: bool,
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """As `denoise`, but only `whole` steps evaluate all of the head. In others only the conditional branch is
-        evaluated, with what its inner layers changed and, unless `fresh`, its outer ones computed in the last such
-        step of the chain. `kept`, which is empty before the first step, holds these."""
+        """As `denoise`, but only `whole` steps evaluate all of the head. Others evaluate the conditional branch, with
+        what its inner layers changed and, unless `fresh`, its outer ones computed in the last whole step. `kept`,
+        empty before the first step, holds these."""
         ...
 
 
@@ -514,8 +471,7 @@ class CausalLatentModel(LatentModel, Protocol):
 
     Attributes:
         noisy: whether all of these standard deviations are above 0.
-        drafter: a smaller model of the same tokens and the same standard deviations, bound to the same images; None
-            where there is none.
+        drafter: a smaller model of the same tokens and standard deviations, bound to the same images, or None.
     """
 
     kind: ClassVar[Literal["causal_latents"]]
@@ -532,9 +488,8 @@ class CausalLatentModel(LatentModel, Protocol):
         ...
 
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: Any) -> torch.Tensor:
-        """Feed the token `tokens[b, j]` [D] of rank `positions[b, j]`; return the conditions [G, B, Q, C] of the ranks
-        after them. A query attends to the slots from 0 to its own. As in `TokenModel.forward`, writing again
-        overwrites, and a position of -1 is padding."""
+        """As `TokenModel.forward`, for the token `tokens[b, j]` [D] of rank `positions[b, j]`: the conditions
+        [G, B, Q, C] of the ranks after them."""
         ...
 
     def denoise_paths(
@@ -593,7 +548,7 @@ class DraftModel(Protocol):
         visible: torch.BoolTensor | None = None,
         slots: torch.LongTensor | None = None,
     ) -> tuple[torch.Tensor, torch.FloatTensor]:
-        """Feed `tokens[b, j]` of rank `positions[b, j]` with the features [G, B, Q, D] that the logits of that rank
-        were computed from (by the model or by the drafter); return predicted logits [G, B, Q, V] and features
-        [G, B, Q, D] of the ranks after them. `visible` and `slots` are as in `TokenModel.forward`."""
+        """As `TokenModel.forward`, with the features [G, B, Q, D] that the logits of the fed ranks were computed from,
+        by the model or by the drafter; return logits [G, B, Q, V] and features [G, B, Q, D] of the ranks after
+        them."""
         ...

@@ -29,7 +29,7 @@ def order_of(
     if name == "raster":
         return None
     count = shape[0] * shape[1]
-    noise = uniforms(seeds, torch.arange(count, device=seeds.device).expand(len(seeds), -1), Purpose.ORDER, None, 1)
+    noise = uniforms(seeds, torch.arange(count, device=seeds.device).expand(len(seeds), -1), None, Purpose.ORDER, 1)
     noise = noise[..., 0]
     if name == "random":
         return noise.argsort(dim=1)

@@ -1,5 +1,6 @@
 """Checks of settings, shared by the decodings."""
 
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -41,3 +42,18 @@ def check_number(decoding, name: str, smallest: float, largest: float = 1e6) -> 
     number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else None
     if number is None or not smallest <= number <= largest:
         raise ValueError(f"{name} is {value!r}: give a number from {smallest} to {largest:g}")
+
+
+def check_several(decoding, name: str, kind: type, fits: Callable[[tuple], bool], sentence: str) -> None:
+    """Check a setting of several numbers, of `kind` int or float, that `fits`. A list or one number becomes a tuple,
+    since JSON has lists only.
+
+    Raises:
+        ValueError: naming the setting, with the `sentence`.
+    """
+    value = getattr(decoding, name)
+    several = tuple(value) if isinstance(value, list | tuple) else (value,)
+    kinds = (int, kind)
+    if not all(isinstance(one, kinds) and not isinstance(one, bool) for one in several) or not fits(several):
+        raise ValueError(f"{name} is {value!r}: {sentence}")
+    object.__setattr__(decoding, name, tuple(map(kind, several)))

@@ -1,22 +1,23 @@
-"""The state of a decoding: what has been decided, what it reports, and what the loop asks of it."""
+"""The state of a decoding: what has been decided, what it reports, how images enter, and what the loop asks of it."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ...kernels.cursor import advance
-from .admission import Admission
 from .distribution import Sampling
 from .models import Model
 
 
 @dataclass
-class DecodingState(Admission):
+class DecodingState:
     """A batch of B images of N tokens that are being decoded. All tensors are allocated once, and steps write them in
-    place. How images enter is its `Admission`.
+    place. A finished image is replaced by another from what the state declares about its fields: one that holds no
+    tensor is the model, the sampling settings, or in `caches` or one of the three after it.
 
     Attributes:
         model, sampling, seeds: the model, how to sample, and one seed per image (int64 [B]).
@@ -30,14 +31,33 @@ class DecodingState(Admission):
         invalid: bool [B], whether any probabilities of the image were not finite.
         head_calls: sequential calls of denoising heads so far; 0 for models without one.
         student_passes: forward passes of a student that drafted these images at the start.
+        refillable: whether finished images may be replaced by others while the rest goes on, see `put`.
+        image_dims: the batch dimension of those tensors where it is not the first.
+        shared: the tensors that all images share, which have no batch dimension.
+        caches: the fields that hold caches; None where there is none.
+        structure: the values that steps are made for, hashable: images may use a state one after another only if these
+            are equal.
+        renewed: the values that further images bring with them, see `restart`.
+        settled: the values that follow from the decoding and the network, or that `put` of the class takes care of.
     """
 
+    model: Model
+    sampling: Sampling
+    seeds: torch.LongTensor
     cache: Any
     token_buffer: torch.LongTensor
     finished: torch.BoolTensor
     steps: torch.LongTensor
     accepted: torch.LongTensor
     invalid: torch.BoolTensor
+
+    refillable: ClassVar[bool] = True
+    image_dims: ClassVar[dict[str, int]] = {"accepted": 1}
+    shared: ClassVar[frozenset[str]] = frozenset()
+    caches: ClassVar[tuple[str, ...]] = ("cache",)
+    structure: ClassVar[frozenset[str]] = frozenset()
+    renewed: ClassVar[frozenset[str]] = frozenset()
+    settled: ClassVar[frozenset[str]] = frozenset()
 
     # Set by decodings of models with a denoising head.
     head_calls = 0
@@ -111,6 +131,83 @@ class DecodingState(Admission):
         """Finish all images as they are: further steps change nothing."""
         self.finished.fill_(True)
 
+    # How images enter.
+
+    def starter(self, decoding: Any) -> Any:
+        """The decoding to `start` further images with, so that they can be `put` into this state, which `decoding`
+        opened."""
+        return decoding
+
+    def put(self, images: torch.LongTensor, other: Self) -> bool:
+        """Replace the `images` [M] with the images of `other`, a state of M images that the same decoding has
+        started with the same network. Everything is written in place. Returns True if prompts or sampling settings did
+        not fit, so that captured steps no longer apply.
+
+        Raises:
+            ValueError: if the images have settings that cannot be in one batch with these.
+        """
+        sampling, self.sampling = self.sampling, self.sampling.join(images, other.sampling, len(self.seeds))
+        for name in self.caches:
+            theirs = getattr(other, name)
+            if theirs is None:
+                setattr(self, name, None)
+            else:
+                getattr(self, name).put(images, theirs)
+        for name, dim, values in self.per_image():
+            theirs = getattr(other, name)
+            if dim == 0 and values.ndim > 1:
+                # The states may have different numbers of spare columns.
+                values = values[:, : theirs.shape[1]]
+            values.index_copy_(dim, images, theirs)
+        for name in self.shared:
+            getattr(self, name).copy_(getattr(other, name))
+        # Two calls of `decode` may have one model.
+        replaced = self.model is not other.model and self.model.put(images, other.model)  # pyright: ignore[reportArgumentType] of the same kind
+        return replaced or self.sampling is not sampling
+
+    def restart(self, images: torch.LongTensor, other: Self) -> bool:
+        """`put` into a state whose images are all finished."""
+        for name in self.renewed:
+            setattr(self, name, getattr(other, name))
+        return self.put(images, other)
+
+    def select(self, images: torch.LongTensor) -> None:
+        """Make image j the former image `images[j]`, [M], to drop images or to make room for others."""
+        for name, dim, values in list(self.per_image()):
+            setattr(self, name, values.index_select(dim, images))
+        self.model, self.sampling = self.model.take(images), self.sampling.take(images)
+        for cache in self._caches():
+            cache.expand(images)
+
+    def allocate(self) -> None:
+        """Allocate what steps need; see `ImageCache`."""
+        for cache in self._caches():
+            cache.allocate()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the state holds: its tensors, those of its caches and of its sampling settings, and the
+        conditions of its images."""
+        storages = (each.untyped_storage() for each in held_tensors(self))
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+    @property
+    def shapes(self) -> tuple:
+        """The shapes of its tensors, but for the number of images, and their dtypes."""
+        return tuple(
+            (name, values.dtype, values.shape[:dim], values.shape[dim + 1 :]) for name, dim, values in self.per_image()
+        )
+
+    def per_image(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """The tensors with a batch dimension: name, batch dimension, tensor."""
+        for item in fields(self):
+            values = getattr(self, item.name)
+            if isinstance(values, torch.Tensor) and item.name not in self.shared:
+                yield item.name, self.image_dims.get(item.name, 0), values
+
+    def _caches(self) -> list[Any]:
+        return [cache for name in self.caches if (cache := getattr(self, name)) is not None]
+
     # What the loop asks on the host between steps.
 
     @property
@@ -120,9 +217,9 @@ class DecodingState(Admission):
         return False
 
     @property
-    def step_shape(self) -> Hashable:
-        """A key of all that the host decides about the next step, such as its shapes: steps with equal keys launch the
-        same kernels. None where the host reads the device, or allocates memory that stays."""
+    def step_variant(self) -> Hashable:
+        """All that the host decides about the next step, such as the shapes of its tensors: steps of one variant
+        launch the same kernels. None where the host reads the device, or allocates memory that stays."""
         return self.cache.attended_slots
 
     @property
@@ -148,7 +245,7 @@ class DecodingState(Admission):
         """
 
     def adapt(self) -> None:
-        """Called by the loop on the host every few steps; may change the shapes of the next steps."""
+        """Called by the loop on the host every few steps; may change the variant of the next steps."""
 
     # What it says about its images, to callbacks, previews and statistics.
 
@@ -253,7 +350,7 @@ class LockstepState(DecodingState):
         return self.taken == self.num_steps
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         return self.taken
 
 
@@ -272,3 +369,22 @@ def captured_multiple(most: int) -> int:
     """What the attention limits of captured steps are multiples of: a quarter of `most` slots, so that there are few
     captures."""
     return -(-most // 256) * 64
+
+
+def held_tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in an object, its attributes and containers. The weights of networks belong to others."""
+    waiting, seen, found = [value], set(), []
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, nn.Module | type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        else:
+            waiting += getattr(value, "__dict__", {}).values()
+    return found

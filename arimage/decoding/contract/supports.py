@@ -1,6 +1,6 @@
 """Which decoding can run on which model: what each decoding needs, and the message that names what a model lacks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -72,67 +72,36 @@ def traits_of(model: Model) -> Traits:
 
 
 Need = Literal[
-    "raster",
-    "one grid",
-    "single tokens",
-    "one order",
-    "groups",
-    "frames",
-    "noise",
-    "drafter",
-    "denoiser",
-    "neighbours",
-    "codebook",
-    "refiner",
-    "pruning",
-    "token teacher",
-]
+    "raster", "one grid", "single tokens", "one order", "groups", "frames", "noise", "drafter", "denoiser",
+    "neighbours", "codebook", "refiner", "pruning", "token teacher",
+]  # fmt: skip
 Needs = Mapping[Kind, tuple[Need, ...]]
 """The kinds of model that a decoding can run on, each with what it needs from such a model."""
 
-_LACKING: dict[Need, tuple[Callable[[Traits], bool], str]] = {
-    "raster": (lambda traits: traits.raster, "its tokens are not in raster order"),
-    "one grid": (
-        lambda traits: traits.one_grid,
-        "it generates several grids of tokens: use ar, sjd-coupled or the like",
-    ),
-    "single tokens": (
-        lambda traits: traits.block == 1,
-        "it predicts whole blocks of tokens: use ar, or sjd-coupled with a window that is a number",
-    ),
-    "one order": (
-        lambda traits: not traits.groups,
-        "it generates in any order, for which its cache keeps every token: use ar, sjd-coupled or the like",
-    ),
-    "groups": (lambda traits: traits.groups, "it predicts one token after the other: use sjd-coupled or the like"),
-    "frames": (
-        lambda traits: traits.frames,
-        'init "previous" copies from the frame before, and it generates images',
-    ),
-    "noise": (
-        lambda traits: traits.noisy,
-        "its last denoising step adds no noise, so that two paths never meet: use ar, or another sampler",
-    ),
-    "drafter": (
-        lambda traits: traits.drafter,
-        "it has no drafter: give the pipeline one (`arimage train drafter` trains one for LlamaGen)",
-    ),
-    "denoiser": (
-        lambda traits: traits.denoiser,
-        "it has no denoiser: train one with `arimage train denoiser`, or set levels to 0",
-    ),
-    "neighbours": (
-        lambda traits: traits.neighbours,
-        "it has no model of neighbours: fit one with `arimage train neighbours`, or set corrections to 0",
-    ),
-    "codebook": (lambda traits: traits.codebook, "it has no codebook, whose vectors this decoding compares"),
-    "refiner": (lambda traits: traits.refiner, "it has no refiner: give the pipeline a second, smaller model"),
-    "pruning": (lambda traits: traits.prunes, "it cannot leave out cells of a scale: use next-scale without pruned"),
-    "token teacher": (
-        lambda traits: traits.teacher == "tokens",
-        "it needs the teacher of the student, one that generates token by token: give the pipeline one",
-    ),
-}
+# Of each need: a trait, the value that it must have, and what is said of models that have another.
+_LACKING: dict[Need, tuple[str, Any, str]] = {
+    "raster": ("raster", True, "its tokens are not in raster order"),
+    "one grid": ("one_grid", True, "it generates several grids of tokens: use ar, sjd-coupled or the like"),
+    "single tokens": ("block", 1,
+        "it predicts whole blocks of tokens: use ar, or sjd-coupled with a window that is a number"),
+    "one order": ("groups", False,
+        "it generates in any order, for which its cache keeps every token: use ar, sjd-coupled or the like"),
+    "groups": ("groups", True, "it predicts one token after the other: use sjd-coupled or the like"),
+    "frames": ("frames", True, 'init "previous" copies from the frame before, and it generates images'),
+    "noise": ("noisy", True,
+        "its last denoising step adds no noise, so that two paths never meet: use ar, or another sampler"),
+    "drafter": ("drafter", True,
+        "it has no drafter: give the pipeline one (`arimage train drafter` trains one for LlamaGen)"),
+    "denoiser": ("denoiser", True,
+        "it has no denoiser: train one with `arimage train denoiser`, or set levels to 0"),
+    "neighbours": ("neighbours", True,
+        "it has no model of neighbours: fit one with `arimage train neighbours`, or set corrections to 0"),
+    "codebook": ("codebook", True, "it has no codebook, whose vectors this decoding compares"),
+    "refiner": ("refiner", True, "it has no refiner: give the pipeline a second, smaller model"),
+    "pruning": ("prunes", True, "it cannot leave out cells of a scale: use next-scale without pruned"),
+    "token teacher": ("teacher", "tokens",
+        "it needs the teacher of the student, one that generates token by token: give the pipeline one"),
+}  # fmt: skip
 _REMEDIES: dict[Kind, str] = {
     "tokens": "it generates token by token: use ar, sjd-coupled or the like",
     "masked_tokens": "it generates tokens in any order, many in one forward pass: use halton or confidence",
@@ -148,7 +117,7 @@ def missing(needs: Needs, traits: Traits) -> str | None:
     if traits.kind not in needs:
         return _REMEDIES[traits.kind]
     lacking = (_LACKING[need] for need in needs[traits.kind])
-    return next((sentence for has, sentence in lacking if not has(traits)), None)
+    return next((sentence for trait, value, sentence in lacking if getattr(traits, trait) != value), None)
 
 
 class Decoding(Protocol):
@@ -176,11 +145,11 @@ class Decoding(Protocol):
     def step(self, state: Any) -> None:
         """Take one forward pass of the model. `state` is updated in place, and nothing is read on the host. Once all
         images are finished, a step changes nothing."""
-        ...
 
 
 class DecodingMethod:
-    """Base class of the decodings of this package, which derives `supports` from `needs`.
+    """Base class of the decodings of this package, which derives `supports` from `needs`. A setting that is out of its
+    range is a `ValueError` that names it.
 
     Attributes:
         needs: the kinds of model that the decoding can run on, each with what it needs from such a model.

@@ -33,11 +33,10 @@ class LazyJacobiDecoding(DecodingMethod):
     """Coupled speculative Jacobi decoding that evaluates only the drafts that may change; exact for every setting.
 
     With coupled drafts (https://arxiv.org/abs/2510.24211) most drafts of a long window do not change from step to
-    step. A step evaluates the first `chain` drafts after an image's cursor, which it may decide, and further ahead the
-    drafts with a neighbour that has changed since they were evaluated, at most `tokens` in all. So drafts far ahead
-    settle before the cursor arrives, for the cost of a window of `tokens`. The neighbours of a draft are the previous
-    token and the tokens around it in the image that are generated earlier (in a video, also the same place one frame
-    earlier).
+    step. A step evaluates the first `chain` drafts after an image's cursor, which it may decide, and further ahead
+    those with a neighbour that has changed since they were evaluated, at most `tokens` in all. The neighbours of a
+    draft are the previous token and the tokens around it in the image that are generated earlier (in a video, also the
+    same place one frame earlier).
 
     This is exact for two reasons: whether a draft is evaluated depends only on changes before it, never on its own
     value or on later ones; and the step that decides a draft evaluates everything between the cursor and the draft.
@@ -49,9 +48,6 @@ class LazyJacobiDecoding(DecodingMethod):
             videos, where a step may decide far more than 16.
         tokens: the largest number of drafts evaluated per step.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 64
@@ -104,7 +100,7 @@ class LazyJacobiDecoding(DecodingMethod):
         p = state.probabilities(logits, queried, ended)
         images = torch.arange(len(slots), device=slots.device)[:, None]
         q = state.draft_probabilities[images, slots]
-        noise = uniforms(state.seeds, queried, Purpose.VERIFY, state.steps, 2)
+        noise = uniforms(state.seeds, queried, state.steps, Purpose.VERIFY, 2)
         # A draft may only be decided if everything between the cursor and the draft is evaluated too.
         run = (queried == cursor + torch.arange(count, device=slots.device)) > ended
         y, leading = couple_window(p, q, x, noise, run)

@@ -50,9 +50,8 @@ class ParallelJacobiDecoding(DecodingMethod):
     So a token follows the model's distribution given the earlier tokens that are decided when it is verified: tokens
     further right in the row above may be missing, and a row that begins early does so without the token before it. If
     no token depends on the missing ones, the images follow the model's own distribution. Otherwise there is no bound:
-    on a random table over 2 x 3 tokens with a vocabulary of 2 and a window of 3, the total variation is 0.19 with a
-    context of 1 and 0.05 with 2. With a context of a full row it is exact: speculative Jacobi decoding row by row. A
-    video has the rows of all its frames.
+    on a random table of 2 x 3 tokens with a window of 3, the total variation is 0.19 with a context of 1 and 0.05 with
+    2. With a context of a full row it is exact. A video has the rows of all its frames.
 
     Attributes:
         window: drafts per row, >= 1.
@@ -60,9 +59,6 @@ class ParallelJacobiDecoding(DecodingMethod):
             12.
         refresh: how undecided drafts are sampled again: "independent" of the old ones as in the paper, or "coupled" to
             them, so that as many as possible stay the same.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 16

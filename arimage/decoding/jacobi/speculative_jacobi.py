@@ -87,7 +87,7 @@ class JacobiState(WindowState):
 
     def enter(self, positions: torch.LongTensor, entered: torch.BoolTensor) -> None:
         if self.levels:
-            noise = normals(self.seeds, positions, Purpose.NOISE, None, self.vectors.shape[-1])
+            noise = normals(self.seeds, positions, None, Purpose.NOISE, self.vectors.shape[-1])
             self._write(torch.where(entered, positions, self.model.num_tokens), self.levels, noise)
 
     def noisy(self, positions: torch.LongTensor) -> dict[str, torch.Tensor]:
@@ -130,13 +130,9 @@ class SpeculativeJacobiDecoding(DecodingMethod):
 
     A step evaluates `window` drafts after an image's cursor. The leading accepted drafts are decided; the first
     rejected one is replaced by a sample from the residual distribution and decided too. The remaining drafts are
-    sampled again from the probabilities just computed. Every image has its own cursor, so images do not wait for each
-    other.
-
-    For a model that predicts blocks of tokens, a step decides whole blocks, up to and including the block of the first
-    rejected draft: the other tokens of that block do not depend on the rejected one, so each is accepted or replaced
-    on its own. Exact then refers to the model's own distribution, in which the tokens of a block are independent of
-    each other given the tokens before the block.
+    sampled again from the probabilities just computed. Every image has its own cursor. For a model that predicts
+    blocks of tokens, a step decides whole blocks, up to and including that of the first rejected draft, whose other
+    tokens do not depend on it: each is accepted or replaced on its own.
 
     A relaxed test only changes which drafts are decided, not how the others are sampled again, so a draft follows its
     recorded distribution whatever the test. It applies only to drafts that the model has evaluated before, so it needs
@@ -148,14 +144,13 @@ class SpeculativeJacobiDecoding(DecodingMethod):
 
     Attributes:
         window: drafts per step, >= 1; 1 is autoregressive decoding. It is rounded up to whole blocks. "auto" uses the
-            size that decides the most tokens per second: the duration of a step, compiled or not, is measured in the
-            first call of a model with a batch size and stored on disk (see `step_seconds`), and the accepted drafts
-            are counted in every call. This is exact too, but the same seed may give another image on another machine
-            or in another batch. Not for models that predict blocks.
+            size that decides the most tokens per second, by the duration of a step, measured in the first call of a
+            model with a batch size and stored on disk, and the drafts accepted in this call. This is exact too, but
+            the same seed may give another image on another machine or in another batch. Not for models that predict
+            blocks.
         refresh: how undecided drafts are sampled again: "independent" of the old ones (the original method); "coupled"
-            to them, so that as many as possible stay the same and the next step verifies drafts with a familiar
-            context (the maximal coupling of https://arxiv.org/abs/2510.24211); or with "gumbel" noise that is fixed
-            per position (its other coupling).
+            to them, so that as many as possible stay the same (the maximal coupling of
+            https://arxiv.org/abs/2510.24211); or with "gumbel" noise that is fixed per position (its other coupling).
         init: the draft at a position that enters the window: a sample from the "uniform" distribution; the "common"
             token, likeliest at most of the first places before any is decided, for models in any order that predict
             groups; or a copy of the token to the "left", "above", or, in a video, at the same place in the "previous"
@@ -169,16 +164,11 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             recorded for it. None disables it.
         levels: for how many steps a draft is fed as noise, less each time, before it is fed as a token; 0 disables it.
             The model needs a denoiser, which acts on noisy drafts only (in https://arxiv.org/abs/2510.08994 the model
-            itself is fine-tuned). Exact whatever the denoiser does, since a token is only decided when there is no
-            noise before it.
+            itself is fine-tuned). Exact, since a token is only decided when there is no noise before it.
         corrections: how often, after a forward pass, undecided drafts are sampled again to fit the tokens that are
-            next to them now, by a small model of neighbours, which the model needs; 0 disables it. Most rejections
-            happen right after a token that the step before has replaced. 4 is a good number. Exact whatever the
-            neighbours say, since drafts are verified with the distribution that they were sampled from. Needs the
-            coupled refresh, without `reuse`.
-
-    Raises:
-        ValueError: if a setting is not among these.
+            next to them now, by a small model of neighbours, which the model needs; 0 disables it, 4 is a good number.
+            Exact, since drafts are verified with the distribution that they were sampled from. Needs the coupled
+            refresh, without `reuse`.
     """
 
     window: int | Literal["auto"] = 32

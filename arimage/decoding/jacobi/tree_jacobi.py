@@ -56,9 +56,6 @@ class TreeJacobiDecoding(DecodingMethod):
         width: drafts for the token at the cursor, >= 2.
         depth: tokens of each additional branch, >= 1.
         init: the draft at a position that enters the window, as in `SpeculativeJacobiDecoding`.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 32
@@ -118,7 +115,7 @@ class TreeJacobiDecoding(DecodingMethod):
         # The draft at the cursor is the first sample from its distribution; its siblings are sampled here.
         head = last % window
         q = state.draft_probabilities[images, head][:, 0]
-        noise = uniforms(state.seeds, cursor, Purpose.SIBLING, state.steps, 2 * self.width)[:, 0]
+        noise = uniforms(state.seeds, cursor, state.steps, Purpose.SIBLING, 2 * self.width)[:, 0]
         siblings = sample_siblings(q, noise[:, : self.width - 1], state.token_buffer.gather(1, cursor)[:, 0])
 
         counting = torch.arange(size, device=cursor.device)

@@ -56,7 +56,7 @@ class WindowState(CursorState):
     neighbour: torch.LongTensor | None
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         return self.window, self.cache.attended_slots
 
     @property
@@ -253,7 +253,7 @@ def draft_uniformly(state, positions: torch.LongTensor) -> tuple[torch.LongTenso
 
 def _numbers(state, positions: torch.LongTensor) -> torch.FloatTensor:
     """The random numbers [B, W] in [0, 1) of drafts at `positions` [B, W]."""
-    return uniforms(state.seeds, positions, Purpose.START, state.steps, 1)[..., 0]
+    return uniforms(state.seeds, positions, state.steps, Purpose.START, 1)[..., 0]
 
 
 def _neighbours(model: TokenModel, batch_size: int, init: Init) -> torch.LongTensor:

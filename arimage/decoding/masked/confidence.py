@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,15 +12,13 @@ from ..contract.distribution import Sampling, by_lane
 from ..contract.models import MaskedTokenModel
 from ..contract.noise import Purpose, exponentials
 from ..contract.settings import check_number, check_settings
-from ..contract.supports import DecodingMethod
 from .halton import too_many_steps
-from .sets import MULTIPLE, TokenSet, has_few_shapes, open_sets, rounded_up
-from .tokens import Evaluate, MaskedTokenState, given_tokens
+from .sets import MULTIPLE, TokenSet, has_few_sizes, open_sets, rounded_up
+from .tokens import Evaluate, MaskedTokenState, TokenSampler, given_tokens
 
 
 Schedule = Literal["arccos", "cosine", "linear", "square", "root", "maskgit"]
 Slope = Literal["linear", "constant"]
-_State = TypeVar("_State", bound=MaskedTokenState)
 
 _KNOWN = {
     "arccos": lambda share: 1 - np.arccos(share) / np.float32(np.pi / 2),
@@ -39,7 +37,7 @@ class RatedSet(TokenSet):
 
 
 @dataclass(frozen=True)
-class ConfidenceDecoding(DecodingMethod):
+class ConfidenceDecoding(TokenSampler):
     """Generate sets of masked tokens, first those that the model is most certain of, as in MaskGIT
     (https://arxiv.org/abs/2202.04200). A step samples a token at every masked place, rates each by the logarithm of
     its probability plus Gumbel noise, and decides those with the highest ratings. One forward pass per step.
@@ -66,9 +64,6 @@ class ConfidenceDecoding(DecodingMethod):
             taken, >= 0: the Gumbel noise whose cut makes probable tokens more probable. None does not cut it, which is
             exact. 5.54 comes near the images of Lumina-DiMOO's authors, who sample in bfloat16, but does not round as
             they do.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None
@@ -79,8 +74,6 @@ class ConfidenceDecoding(DecodingMethod):
     sharpness: float = 1.0
     redraw_known: bool = False
     max_gumbel: float | None = None
-
-    needs = {"masked_tokens": ()}
 
     def __post_init__(self):
         slopes = (None, *get_args(Slope))
@@ -102,28 +95,13 @@ class ConfidenceDecoding(DecodingMethod):
         return too_many_steps(most, model)
 
     def num_steps(self, model: MaskedTokenModel) -> int:
-        """The number of forward passes for images of this model."""
         steps = self.steps or model.published.steps
         return steps if self._schedule(model) == "maskgit" else min(steps, model.num_tokens)
 
     def _schedule(self, model: MaskedTokenModel) -> str:
         return self.schedule or model.published.schedule
 
-    def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
-        """Decide the first set."""
-        state = self.open(model, sampling, seeds, MaskedTokenState)
-        self.plan(state)
-        self.step(state)
-        return state
-
-    def step(self, state: MaskedTokenState) -> None:
-        if not state.over:
-            self.decide(state, lambda places: state.model.forward(state.tokens, places))
-
-    def open(
-        self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type[_State]
-    ) -> _State:
-        """A state in which only the given tokens are decided."""
+    def open(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type) -> Any:
         order = torch.arange(model.num_tokens, device=seeds.device).repeat(len(seeds), 1)
         steps, schedule = self.num_steps(model), self._schedule(model)
         state = open_sets(
@@ -134,13 +112,13 @@ class ConfidenceDecoding(DecodingMethod):
             order,
             given_tokens(sampling),
             lambda count: _counts(count, steps, schedule),
-            few_shapes=has_few_shapes(seeds),
+            few_sizes=has_few_sizes(seeds),
         )
         state.give(sampling)
         return state
 
     def plan(self, state: MaskedTokenState) -> None:
-        """Called once it is known which steps belong to groups: how many tokens each step rates."""
+        """Find how many tokens each step rates."""
         size, schedules, rated, stop = state.model.num_tokens, state.schedules, [], state.num_steps
         for step in reversed(range(state.num_steps)):
             # A partial step rates what is left of its group.
@@ -150,13 +128,11 @@ class ConfidenceDecoding(DecodingMethod):
         rated.reverse()
         if self.redraw_known:
             rated = [size] * len(rated)
-        if has_few_shapes(state.seeds):
+        if has_few_sizes(state.seeds):
             rated = [rounded_up(number, MULTIPLE, size) for number in rated]
         state.sets = [RatedSet(**vars(each), rated=number) for each, number in zip(state.sets, rated, strict=True)]
 
     def decide(self, state: MaskedTokenState, evaluate: Evaluate, last: torch.LongTensor | None = None) -> None:
-        """Decide the next set, given a function from places to their logits. The `last` [B] undecided tokens, by
-        default none, are not rated."""
         model, sampling, each = state.model, state.sampling, state.sets[state.taken]
         assert isinstance(each, RatedSet)
         size, device = model.num_tokens, state.seeds.device
@@ -199,7 +175,7 @@ class ConfidenceDecoding(DecodingMethod):
             sampling = sampling.replaced(temperature=temperature / self.sharpness)
             probabilities = sampling.probabilities(logits, places)
         if published.gumbel or self.max_gumbel is not None:
-            numbers = exponentials(state.seeds, places, Purpose.SAMPLE, steps, model.vocab_size)
+            numbers = exponentials(state.seeds, places, steps, Purpose.SAMPLE, model.vocab_size)
             if self.max_gumbel is not None:
                 numbers = numbers.clamp(min=math.exp(-self.max_gumbel))
             # The largest logarithm of a probability plus Gumbel noise.
@@ -208,7 +184,7 @@ class ConfidenceDecoding(DecodingMethod):
             tokens = sample_at(probabilities, state.seeds, places, steps, Purpose.SAMPLE)
         ratings = plain.gather(-1, tokens[..., None])[..., 0].clamp(min=1e-20).log()
         if noise:
-            gumbel = -exponentials(state.seeds, places, Purpose.GUMBEL, steps, 1)[..., 0].log()
+            gumbel = -exponentials(state.seeds, places, steps, Purpose.GUMBEL, 1)[..., 0].log()
             if (self.noise_schedule or published.noise_schedule) == "linear":
                 gumbel = gumbel * (1 - share[:, None])
             ratings = ratings + noise * by_lane(temperature) * gumbel
@@ -217,8 +193,8 @@ class ConfidenceDecoding(DecodingMethod):
 
 def _linspace(steps: int) -> np.ndarray:
     """`torch.linspace(0, 1, steps)`, whose numbers are rounded once each."""
-    step, places = float(np.float32(1 / max(steps - 1, 1))), np.arange(steps)
-    return np.where(places < steps // 2, step * places, 1 - step * (steps - 1 - places)).astype(np.float32)
+    step, numbers = float(np.float32(1 / max(steps - 1, 1))), np.arange(steps)
+    return np.where(numbers < steps // 2, step * numbers, 1 - step * (steps - 1 - numbers)).astype(np.float32)
 
 
 def _counts(tokens: int, steps: int, schedule: str) -> list[int]:

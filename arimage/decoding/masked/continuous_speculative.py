@@ -23,7 +23,7 @@ class DraftedState(MaskedLatentState):
     """A `MaskedLatentState` whose steps decide several sets."""
 
     @property
-    def step_shape(self) -> None:
+    def step_variant(self) -> None:
         return None
 
 
@@ -39,17 +39,10 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
     of two different paths, so it accepts tokens near those that the model would have sampled. A rejected token is
     sampled again around the model's own.
 
-    Example: in a model of two tokens, their correlation is 0.61 with one forward pass per token and 0.57 with the
-    drafter alone, but 0.03 in one window of this decoding, though two thirds of the drafts are accepted
-    (`tests/decoding/masked/test_latents.py`).
-
     Attributes:
         window: sets that the drafter decides per forward pass of the model, >= 1.
         target_share: the share of the sets that the model decides alone at the beginning, 0 to 1.
         heat: factor on the width of the normal distributions in the test, above 0. 1 rejects nearly all drafts.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     window: int = 4
@@ -119,9 +112,9 @@ class ContinuousSpeculativeDecoding(DecodingMethod):
         paths = (own_stds[1:].log() - draft_stds[1:].log()).sum((0, -1))
         p, q = own_stds[0], draft_stds[0]
         off = -((drafts - own) / (self.heat * p)).square().sum(-1) / 2
-        numbers = uniforms(state.seeds, positions, Purpose.VERIFY, None, 1 + TRIES)
+        numbers = uniforms(state.seeds, positions, None, Purpose.VERIFY, 1 + TRIES)
         accepted = numbers[..., 0].log() < off + (q.log() - p.log()).sum(-1) + paths
-        noise = normals(state.seeds, positions, Purpose.CANDIDATE, None, TRIES * own.shape[-1])
+        noise = normals(state.seeds, positions, None, Purpose.CANDIDATE, TRIES * own.shape[-1])
         again = own[..., None, :] + p[..., None, :] * noise.unflatten(-1, (TRIES, -1))
         of_own = -((again - own[..., None, :]) / p[..., None, :]).square().sum(-1) / 2 - p.log().sum(-1, keepdim=True)
         of_draft = -((again - drafts[..., None, :]) / q[..., None, :]).square().sum(-1) / 2

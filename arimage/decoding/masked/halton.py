@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +11,9 @@ from ...kernels.coupling import sample_at
 from ..contract.distribution import Sampling
 from ..contract.models import BoundModel, MaskedTokenModel
 from ..contract.noise import Purpose, uniforms
-from ..contract.settings import check_number, check_settings
-from ..contract.supports import DecodingMethod
-from .sets import has_few_shapes, open_sets
-from .tokens import Evaluate, MaskedTokenState, given_tokens
-
-
-_State = TypeVar("_State", bound=MaskedTokenState)
+from ..contract.settings import check_number, check_settings, check_several
+from .sets import has_few_sizes, open_sets
+from .tokens import Evaluate, MaskedTokenState, TokenSampler, given_tokens
 
 
 def halton_order(rows: int, columns: int | None = None) -> torch.LongTensor:
@@ -48,7 +44,7 @@ def _cells(points: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class HaltonDecoding(DecodingMethod):
+class HaltonDecoding(TokenSampler):
     """Generate sets of masked tokens in the order of a Halton sequence, as in Halton-MaskGIT
     (https://arxiv.org/abs/2503.17076): tokens of one set, which are sampled independently of each other, are far from
     each other. One forward pass per set; the sets grow by the arccos schedule.
@@ -65,9 +61,6 @@ class HaltonDecoding(DecodingMethod):
             above 1 make tokens likelier that are likely.
         sharpness_power: the power that the interpolated factors are raised to.
         warmup_steps: so many first steps have half of their factor.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None
@@ -77,42 +70,26 @@ class HaltonDecoding(DecodingMethod):
     warmup_steps: int = 0
 
     exact = True
-    needs = {"masked_tokens": ()}
 
     def __post_init__(self):
         check_settings(self, {"steps": 1, "warmup_steps": 0}, choices={"randomize": (False, True)})
         check_number(self, "sharpness_power", 0)
-        factors = self.sharpness if isinstance(self.sharpness, list | tuple) else ()
-        if len(factors) != 2 or not all(type(one) in (int, float) and 0 < one <= 1e6 for one in factors):
-            raise ValueError(f"sharpness is {self.sharpness!r}: give two numbers above 0")
-        # JSON has lists only.
-        object.__setattr__(self, "sharpness", tuple(map(float, factors)))
+        sentence = "give two numbers above 0"
+        check_several(
+            self, "sharpness", float, lambda both: len(both) == 2 and all(0 < one <= 1e6 for one in both), sentence
+        )
 
     def misfit(self, model: MaskedTokenModel) -> str | None:
         return too_many_steps(self.steps, model)
 
     def num_steps(self, model: MaskedTokenModel) -> int:
-        """The number of forward passes for images of this model."""
         return self.steps or min(32, model.num_tokens)
 
-    def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
-        """Decide the first set."""
-        state = self.open(model, sampling, seeds, MaskedTokenState)
-        self.step(state)
-        return state
-
-    def step(self, state: MaskedTokenState) -> None:
-        if not state.over:
-            self.decide(state, lambda places: state.model.forward(state.tokens, places))
-
-    def open(
-        self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type[_State]
-    ) -> _State:
-        """A state in which only the given tokens are decided."""
+    def open(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type) -> Any:
         order, size = halton_order(*model.layout.shape).to(seeds.device), model.num_tokens
         ranks = torch.arange(size, device=seeds.device).expand(len(seeds), -1)
         if self.randomize:
-            share = uniforms(seeds, torch.zeros_like(seeds)[:, None], Purpose.ORDER, None, 1)[..., 0]
+            share = uniforms(seeds, torch.zeros_like(seeds)[:, None], None, Purpose.ORDER, 1)[..., 0]
             ranks = (ranks - (size * share).long()) % size
         state = open_sets(
             model,
@@ -122,16 +99,12 @@ class HaltonDecoding(DecodingMethod):
             order[ranks].flip(1),
             given_tokens(sampling),
             lambda count: _counts(count, self.num_steps(model)),
-            few_shapes=has_few_shapes(seeds),
+            few_sizes=has_few_sizes(seeds),
         )
         state.give(sampling)
         return state
 
-    def plan(self, state: MaskedTokenState) -> None:
-        """Called once it is known which steps belong to groups. Nothing depends on it."""
-
     def decide(self, state: MaskedTokenState, evaluate: Evaluate, last: torch.LongTensor | None = None) -> None:
-        """Decide the next set, whose logits `evaluate` returns. `last` is for samplers that choose places."""
         places, live = state.next_set(*state.undecided)
         logits = evaluate(torch.where(live, places, state.model.num_tokens))
         sampling = state.sampling.replaced(temperature=state.sampling.temperature / self._factor(state))

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from ..contract.distribution import LatentSampling, Sampling, by_lane
 from ..contract.models import MaskedLatentModel
 from ..contract.noise import Purpose, normals, random_orders
+from ..contract.settings import check_several
 from ..contract.state import not_finite
 from ..contract.supports import DecodingMethod
-from .sets import MULTIPLE, MaskedState, TokenSet, has_few_shapes, masked_counts, open_sets, rounded_up
+from .sets import MULTIPLE, MaskedState, TokenSet, has_few_sizes, masked_counts, open_sets, rounded_up
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ def open_masked(
     seeds: torch.LongTensor,
     state_class: type[_State],
     *,
-    few_shapes: bool = False,
+    few_sizes: bool = False,
     **buffers,
 ) -> _State:
-    """A state in which only the given tokens are decided. With `few_shapes`, sets are padded to few sizes. `buffers`
+    """A state in which only the given tokens are decided. With `few_sizes`, sets are padded to few sizes. `buffers`
     are the fields that `state_class` adds.
 
     Raises:
@@ -79,12 +80,12 @@ def open_masked(
         order,
         given,
         partial(masked_counts, steps=steps),
-        few_shapes=few_shapes,
+        few_sizes=few_sizes,
         known_buffer=F.pad(known, (0, 1)),
         **buffers,
     )
     visible = [size - min(counts) for counts in zip(*state.schedules, strict=True)][:-1]
-    if few_shapes:
+    if few_sizes:
         visible = [rounded_up(number, MULTIPLE, size) for number in visible]
     state.sets = [
         LatentSet(each.count, visible=number, diffusion_steps=sampling.num_diffusion_steps)
@@ -143,7 +144,7 @@ def denoise(
     stds = []
 
     def noise(step: int) -> torch.FloatTensor:
-        return normals(state.seeds, positions, Purpose.DENOISE, torch.full_like(state.seeds, step), model.dim)
+        return normals(state.seeds, positions, torch.full_like(state.seeds, step), Purpose.DENOISE, model.dim)
 
     tokens = noise(last)
     for step in reversed(range(last)):
@@ -169,9 +170,6 @@ class MaskedDecoding(DecodingMethod):
         diffusion_steps: the number of denoising steps of the first set and of the last set, interpolated linearly
             between them, as in DiSA (https://arxiv.org/abs/2505.20297): the more tokens are known, the fewer steps are
             needed. Not exact, and without a bound. None uses the number of the sampling settings for all sets.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     diffusion_steps: tuple[int, int] | None = None
@@ -179,14 +177,9 @@ class MaskedDecoding(DecodingMethod):
     needs = {"masked_latents": ()}
 
     def __post_init__(self):
-        steps = self.diffusion_steps
-        if steps is None:
-            return
-        whole = isinstance(steps, list | tuple) and all(type(count) is int and count >= 2 for count in steps)
-        if not whole or len(steps) != 2:
-            raise ValueError(f"diffusion_steps is {steps!r}: give two whole numbers of at least 2, or None")
-        # JSON has lists only.
-        object.__setattr__(self, "diffusion_steps", tuple(steps))
+        if self.diffusion_steps is not None:
+            sentence = "give two whole numbers of at least 2, or None"
+            check_several(self, "diffusion_steps", int, lambda both: len(both) == 2 and min(both) >= 2, sentence)
 
     @property
     def exact(self) -> bool:
@@ -199,7 +192,7 @@ class MaskedDecoding(DecodingMethod):
             ValueError: if there are more steps than tokens.
         """
         assert isinstance(sampling, LatentSampling)
-        state = open_masked(model, sampling, seeds, MaskedLatentState, few_shapes=has_few_shapes(seeds))
+        state = open_masked(model, sampling, seeds, MaskedLatentState, few_sizes=has_few_sizes(seeds))
         if self.diffusion_steps is not None:
             first, last = self.diffusion_steps
             shares = [k / max(state.num_steps - 1, 1) for k in range(state.num_steps)]

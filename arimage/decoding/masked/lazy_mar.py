@@ -7,10 +7,10 @@ import torch
 
 from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel
-from ..contract.settings import check_settings
+from ..contract.settings import check_settings, check_several
 from ..contract.supports import DecodingMethod
 from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
-from .sets import MULTIPLE, few, has_few_shapes, rounded_up
+from .sets import MULTIPLE, few, has_few_sizes, rounded_up
 
 
 # The published shares of rows, by the number of the step.
@@ -48,12 +48,11 @@ class LazyMAR(DecodingMethod):
 
     The first steps are refreshes, ordinary forward passes, and later every few steps are. All others are lazy: they
     encode only the tokens that the step before decided. The last layers of the decoder evaluate only the rows of new
-    tokens, those of the tokens to decide, and those that have changed most. Under guidance a lazy step evaluates
-    only the branch with the condition; the other one is as far from it as in the last refresh. The head reuses the
-    outputs of its blocks in the same way, in all steps.
-
-    Sets, orders, noise and guidance are those of `MaskedDecoding`. The defaults are the authors' settings for 64
-    steps. With `every` and `head_every` 1 the images are those of `MaskedDecoding`.
+    tokens, those of the tokens to decide, and those that have changed most. Under guidance a lazy step evaluates only
+    the branch with the condition; the other one is as far from it as in the last refresh. The head reuses the outputs
+    of its blocks in the same way, in all steps. Sets, orders, noise and guidance are those of `MaskedDecoding`. The
+    defaults are the authors' settings for 64 steps. With `every` and `head_every` 1 the images are those of
+    `MaskedDecoding`.
 
     Attributes:
         first: refreshes at the beginning, >= 1.
@@ -62,9 +61,6 @@ class LazyMAR(DecodingMethod):
         extra: at least so many rows are evaluated besides those of new tokens and of the tokens to decide.
         head_every: every so many denoising steps, and in the first one of a token, the whole head is evaluated.
         fractions: at least this share of all rows is evaluated, one number for each step. None takes the published 64.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     first: int = 5
@@ -80,11 +76,14 @@ class LazyMAR(DecodingMethod):
     def __post_init__(self):
         check_settings(self, {"first": 1, "every": 1, "layer": 0, "extra": 0, "head_every": 1})
         if self.fractions is not None:
-            shares = self.fractions if isinstance(self.fractions, list | tuple) else (self.fractions,)
-            if not shares or not all(type(share) in (int, float) and 0 <= share <= 1 for share in shares):
-                raise ValueError(f"fractions is {self.fractions!r}: give numbers from 0 to 1, one for each step")
-            # JSON has lists only.
-            object.__setattr__(self, "fractions", tuple(map(float, shares)))
+            sentence = "give numbers from 0 to 1, one for each step"
+            check_several(
+                self,
+                "fractions",
+                float,
+                lambda shares: shares != () and all(0 <= one <= 1 for one in shares),
+                sentence,
+            )
 
     def misfit(self, model: MaskedLatentModel) -> str | None:
         if self.layer >= model.num_layers:
@@ -107,15 +106,15 @@ class LazyMAR(DecodingMethod):
                 f"num_inference_steps is {steps}, and fractions has {len(fractions)} numbers: give at most as many "
                 "steps, or LazyMAR more fractions"
             )
-        few_shapes = has_few_shapes(seeds)
-        state = open_masked(model, sampling, seeds, LazyState, few_shapes=few_shapes)
-        self._plan(state, fractions, few_shapes)
+        few_sizes = has_few_sizes(seeds)
+        state = open_masked(model, sampling, seeds, LazyState, few_sizes=few_sizes)
+        self._plan(state, fractions, few_sizes)
         if any(each.new for each in state.sets):
             state.cache = model.open_context(len(seeds), lazy=True)
         self.step(state)
         return state
 
-    def _plan(self, state: LazyState, fractions: Sequence[float], few_shapes: bool) -> None:
+    def _plan(self, state: LazyState, fractions: Sequence[float], few_sizes: bool) -> None:
         """Choose which steps of a new state are lazy, and how many rows they evaluate."""
         width = state.model.num_rows
         lazy = [not self.is_refresh(step) for step in range(state.num_steps)]
@@ -130,7 +129,7 @@ class LazyMAR(DecodingMethod):
         ]
         new = [is_lazy * max(own[step - 1] for own in counts) for step, is_lazy in enumerate(lazy)]
         most = [max(numbers) for numbers in zip(*rows, strict=True)]
-        if few_shapes:
+        if few_sizes:
             new, most = few(new), [rounded_up(number, MULTIPLE, width) for number in most]
         state.sets = [
             LazySet(**vars(each), new=new, rows=rows) for each, new, rows in zip(state.sets, new, most, strict=True)

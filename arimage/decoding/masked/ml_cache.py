@@ -13,7 +13,7 @@ from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod
 from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding
-from .tokens import MaskedTokenState
+from .tokens import MaskedTokenState, TokenSampler
 
 
 Pass = Literal["full", "keeping", "partial"]
@@ -30,8 +30,8 @@ class CachedState(MaskedTokenState):
     passes: tuple[Pass, ...] = field(default=(), kw_only=True)
 
     @property
-    def step_shape(self):
-        return None if self.over else (self.passes[self.taken], super().step_shape)
+    def step_variant(self):
+        return None if self.over else (self.passes[self.taken], super().step_variant)
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ class MLCache(DecodingMethod):
     is seen by others only once its row is evaluated again. Rows of which a model keeps no logits are evaluated in
     every step.
 
-    The number of rows is that of the released code where no two largest logits are equal: those up to the quantile of
-    `1 - ratio`. If some are equal at the end, the first ones are taken, where the released code takes all.
-
-    With `interval` 1 the tokens are those of the sampler.
+    The rows are those up to the quantile of `1 - ratio`, as in the released code, which takes all of equal ones at the
+    end, where this takes the first. With `interval` 1 the tokens are those of the sampler.
 
     Attributes:
         steps: all steps, full and partial; None takes those of the sampler.
@@ -57,9 +55,6 @@ class MLCache(DecodingMethod):
         interval: from there on every so many steps one is full, >= 1.
         ratio: the share of rows that a partial step does not evaluate, between 0 and 1.
         sampler: which tokens a step decides.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None
@@ -75,7 +70,7 @@ class MLCache(DecodingMethod):
         check_settings(self, {"steps": 1, "interval": 1})
         for name, least in (("warmup", 0), ("ratio", 1e-6)):
             check_number(self, name, least, 1 - 1e-6)
-        if not isinstance(self.sampler, HaltonDecoding | ConfidenceDecoding):
+        if not isinstance(self.sampler, TokenSampler):
             raise ValueError(f"sampler is {self.sampler!r}: give a HaltonDecoding or a ConfidenceDecoding")
 
     def misfit(self, model: MaskedTokenModel) -> str | None:
@@ -86,7 +81,7 @@ class MLCache(DecodingMethod):
         return self._sampler.num_steps(model)
 
     @property
-    def _sampler(self) -> HaltonDecoding | ConfidenceDecoding:
+    def _sampler(self) -> TokenSampler:
         return replace(self.sampler, steps=self.steps or self.sampler.steps)
 
     def is_full(self, step: int, steps: int) -> bool:

@@ -7,13 +7,13 @@ import torch
 
 from ..contract.distribution import LatentSampling, Sampling
 from ..contract.models import MaskedLatentModel, MaskedTokenModel
-from ..contract.settings import check_settings
+from ..contract.settings import check_settings, check_several
 from ..contract.supports import DecodingMethod
 from .confidence import ConfidenceDecoding
 from .halton import HaltonDecoding, too_many_steps
 from .latents import LatentSet, MaskedLatentState, conditions_of, denoise, open_masked, write_set
-from .sets import GroupState, group_steps, groups_of, has_few_shapes
-from .tokens import GroupTokenState
+from .sets import GroupState, group_steps, groups_of, has_few_sizes
+from .tokens import GroupTokenState, TokenSampler
 
 
 @dataclass
@@ -32,12 +32,9 @@ class ReCAP(DecodingMethod):
     and values of all other places, masked or not, are those of the full step. So the places outside of a group do not
     see what the group has decided before.
 
-    Which tokens belong to a group is known before it begins: with `MaskedDecoding` and `HaltonDecoding` the next ones
-    in the order of the image, with `ConfidenceDecoding` those that the full step rates highest. Continuous tokens of a
-    group are decided in raster order, as in the authors' code, others as by the sampler.
-
-    Example: in a model of three tokens, the last one depends on the second with a slope of 1.8, but of 1.4 if both are
-    in one group: the place of the first token has not seen the second (`tests/decoding/masked/test_reuse.py`).
+    The tokens of a group are known before it begins: with `MaskedDecoding` and `HaltonDecoding` the next ones in the
+    order of the image, with `ConfidenceDecoding` those that the full step rates highest. Continuous tokens of a group
+    are decided in raster order, as in the authors' code, others as by the sampler.
 
     With `full_steps` as many as there are steps the images are those of the other decoding, except that linear
     guidance of continuous tokens is at its full scale in the last step.
@@ -53,9 +50,6 @@ class ReCAP(DecodingMethod):
         keep_buffers: whether partial steps also reuse what the full step kept of the rows that do not stand for a
             place, such as those that carry the class, which makes them cheaper. The authors' images are made without.
         sampler: the decoding of tokens that are not continuous.
-
-    Raises:
-        ValueError: if a setting is not among these.
     """
 
     steps: int | None = None
@@ -75,7 +69,7 @@ class ReCAP(DecodingMethod):
         )
         if self.steps is not None and self.full_steps is not None and self.full_steps > self.steps:
             raise ValueError(f"full_steps is {self.full_steps}: give at most {self.steps}, the number of all steps")
-        if not isinstance(self.sampler, HaltonDecoding | ConfidenceDecoding):
+        if not isinstance(self.sampler, TokenSampler):
             raise ValueError(f"sampler is {self.sampler!r}: give a HaltonDecoding or a ConfidenceDecoding")
         if isinstance(self.sampler, ConfidenceDecoding) and self.sampler.redraw_known:
             raise ValueError("redraw_known is true, and a partial step evaluates few tokens: leave it out for ReCAP")
@@ -83,10 +77,9 @@ class ReCAP(DecodingMethod):
             steps = getattr(self, name)
             if steps is None:
                 continue
-            parts = tuple(steps) if isinstance(steps, list | tuple) else (steps,)
-            if not all(type(part) is int and part >= 1 for part in parts) or sum(parts) < 2:
-                raise ValueError(f"{name} is {steps!r}: give a whole number of at least 2, several, or None")
-            # JSON has lists only.
+            sentence = "give a whole number of at least 2, several, or None"
+            check_several(self, name, int, lambda parts: min(parts, default=0) >= 1 and sum(parts) >= 2, sentence)
+            parts = getattr(self, name)
             object.__setattr__(self, name, parts if len(parts) > 1 else sum(parts))
 
     def misfit(self, model: MaskedLatentModel | MaskedTokenModel) -> str | None:
@@ -99,7 +92,7 @@ class ReCAP(DecodingMethod):
         return self._sampler.num_steps(model)
 
     @property
-    def _sampler(self) -> HaltonDecoding | ConfidenceDecoding:
+    def _sampler(self) -> TokenSampler:
         return replace(self.sampler, steps=self.steps or self.sampler.steps)
 
     def start(
@@ -120,8 +113,8 @@ class ReCAP(DecodingMethod):
                 num_inference_steps=self.steps or sampling.num_inference_steps,
                 num_diffusion_steps=self.denoising_steps or sampling.num_diffusion_steps,
             )
-            few_shapes = has_few_shapes(seeds)
-            state = open_masked(model, sampling, seeds, GroupLatentState, few_shapes=few_shapes)
+            few_sizes = has_few_sizes(seeds)
+            state = open_masked(model, sampling, seeds, GroupLatentState, few_sizes=few_sizes)
             groups = self._group(state, sampling.num_inference_steps)
             _decide_in_raster_order(state, groups)
             fewer = self.partial_denoising_steps or halved(sampling.num_diffusion_steps)
@@ -137,7 +130,7 @@ class ReCAP(DecodingMethod):
         if full > steps:
             raise ValueError(f"full_steps is {full}: give at most {steps}, the number of all steps")
         groups = groups_of(state.num_steps, full, self.partial_steps)
-        group_steps(state, groups, few_shapes=has_few_shapes(state.seeds))
+        group_steps(state, groups, few_sizes=has_few_sizes(state.seeds))
         return groups
 
     def step(self, state: GroupLatentState | GroupTokenState) -> None:

@@ -67,7 +67,7 @@ class MaskedState(LockstepState):
         return len(self.sets)
 
     @property
-    def step_shape(self) -> Hashable:
+    def step_variant(self) -> Hashable:
         return None if self.over else self.sets[self.taken]
 
     def next_set(self, before: torch.LongTensor, after: torch.LongTensor) -> tuple[torch.LongTensor, torch.BoolTensor]:
@@ -94,7 +94,7 @@ def rounded_up(number: int, multiple: int, most: int) -> int:
     return min(-(-number // multiple) * multiple, most)
 
 
-def has_few_shapes(seeds: torch.LongTensor) -> bool:
+def has_few_sizes(seeds: torch.LongTensor) -> bool:
     """Whether steps may be captured, so that sets should have few sizes."""
     return seeds.device.type != "cpu"
 
@@ -113,7 +113,7 @@ def open_sets(
     given: torch.BoolTensor | None,
     counts: Callable[[int], list[int]],
     *,
-    few_shapes: bool,
+    few_sizes: bool,
     **buffers,
 ) -> _State:
     """A state in which only the `given` [B, N] places are decided.
@@ -121,7 +121,7 @@ def open_sets(
     Args:
         order: the places of each image [B, N], the last of which are decided first.
         counts: the number of undecided tokens before each step and after the last one, of so many.
-        few_shapes: whether sets are padded to few sizes.
+        few_sizes: whether sets are padded to few sizes.
         buffers: the fields that `state_class` adds.
     """
     unknown = [model.num_tokens] * len(seeds)
@@ -141,8 +141,8 @@ def open_sets(
         order=order,
         masked=torch.tensor(schedules, device=seeds.device).T.contiguous(),
         schedules=schedules,
-        sets=[TokenSet(size) for size in (few(sizes) if few_shapes else sizes)],
-        padded=few_shapes or given is not None,
+        sets=[TokenSet(size) for size in (few(sizes) if few_sizes else sizes)],
+        padded=few_sizes or given is not None,
         **buffers,
     )
 
@@ -175,7 +175,7 @@ def groups_of(steps: int, full: int, partial: int) -> list[range]:
     return [range(first, end) for first, end in pairwise(starts)]
 
 
-def group_steps(state: GroupState, groups: list[range], *, few_shapes: bool) -> None:
+def group_steps(state: GroupState, groups: list[range], *, few_sizes: bool) -> None:
     """Let the steps of a new state belong to `groups`."""
     schedules = state.schedules
 
@@ -186,7 +186,7 @@ def group_steps(state: GroupState, groups: list[range], *, few_shapes: bool) -> 
     of_step = [group for group in groups for _ in group]
     sizes = [most(group.start, group.stop) if len(group) > 1 else 0 for group in of_step]
     known = [most(group.start, step) for step, group in enumerate(of_step)]
-    if few_shapes:
+    if few_sizes:
         sizes, known = few(sizes), few(known)
     state.sets = [
         replace(each, group=size, known=min(has, size))

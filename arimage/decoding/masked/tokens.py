@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from ..contract.distribution import Sampling
 from ..contract.models import MaskedTokenModel
+from ..contract.supports import DecodingMethod
 from .sets import GroupState, MaskedState
 
 
@@ -41,6 +43,43 @@ class GroupTokenState(GroupState, MaskedTokenState):
 
 Evaluate = Callable[[torch.LongTensor], torch.Tensor]
 """From places [B, Q], N where there is none, to their logits [G, B, Q, V]."""
+_State = TypeVar("_State", bound=MaskedTokenState)
+
+
+class TokenSampler(DecodingMethod):
+    """Base of the decodings that decide a set of tokens in each forward pass. Others decide with one of these, but
+    evaluate less."""
+
+    needs = {"masked_tokens": ()}
+
+    def num_steps(self, model: MaskedTokenModel) -> int:
+        """The number of forward passes for images of this model."""
+        ...
+
+    def open(
+        self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor, state_class: type[_State]
+    ) -> _State:
+        """A state in which only the given tokens are decided."""
+        ...
+
+    def plan(self, state: MaskedTokenState) -> None:
+        """Called once it is known which steps belong to groups."""
+
+    def decide(self, state: MaskedTokenState, evaluate: Evaluate, last: torch.LongTensor | None = None) -> None:
+        """Decide the next set, given a function from places to their logits. The `last` [B] undecided tokens, by
+        default none, do not belong to it."""
+        ...
+
+    def start(self, model: MaskedTokenModel, sampling: Sampling, seeds: torch.LongTensor) -> MaskedTokenState:
+        """Decide the first set."""
+        state = self.open(model, sampling, seeds, MaskedTokenState)
+        self.plan(state)
+        self.step(state)
+        return state
+
+    def step(self, state: MaskedTokenState) -> None:
+        if not state.over:
+            self.decide(state, lambda places: state.model.forward(state.tokens, places))
 
 
 def given_tokens(sampling: Sampling) -> torch.BoolTensor | None:

@@ -1,5 +1,4 @@
-"""Decoding steps that are compiled with `torch.compile`, captured in CUDA graphs, and replayed in one call after the
-other."""
+"""Decoding steps that are compiled, captured in CUDA graphs, and replayed in one call after the other."""
 
 import contextlib
 import copy
@@ -19,21 +18,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..contract.admission import held_tensors
-from ..contract.state import DecodingState, LockstepState
+from ..contract.state import DecodingState, LockstepState, held_tensors
 from ..contract.supports import Decoding
 from .step_key import Program, StepKey
 
 
 logger = logging.getLogger(__name__)
 
-# How many steps of a shape are taken before one is captured: in them steps are compiled, and libraries allocate their
-# workspaces. The second number is for states whose images are all at the same step, where most shapes come once per
-# image.
+# How many steps of a variant are taken before one is captured: in them steps are compiled, and libraries allocate
+# their workspaces. The second number is for states whose images are all at the same step.
 WARM_UP, WARM_UP_ONCE = 2, 1
 # How many bytes kept states may take, and which share of the memory that a CUDA device has left without them.
 KEPT_BYTES, KEPT_SHARE = 8 << 30, 0.5
-# How often a step of one decoding and batch size may be compiled: every scale or group has its own shapes.
+# How often a step of one decoding and batch size may be compiled: every scale or group has its own variants.
 _RECOMPILATIONS = 1024
 # Steps are captured here, since the CUDA graphs of inductor exclude functions that mutate their inputs.
 _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
@@ -42,10 +39,9 @@ _ON_GPU = {"force_pointwise_cat": True}
 
 
 @dataclass
-class Place:
-    """Where steps are captured: one stream and one memory pool for all graphs that run on one stream. Graphs may share
-    the pool, because none of them reads what another left there. CUDA records whatever is launched on a capturing
-    stream, so one thread at a time uses it, with the `lock`."""
+class CaptureStream:
+    """What steps are captured on: one stream and one memory pool for all graphs that run on one stream, since none
+    reads what another left there. CUDA records whatever is launched on it meanwhile, so its users take the `lock`."""
 
     stream: torch.cuda.Stream
     pool: Any = field(default_factory=torch.cuda.graph_pool_handle)
@@ -53,12 +49,12 @@ class Place:
 
 
 class CapturedSteps:
-    """The steps of a pipeline's calls: forward pass, sampling and bookkeeping, perhaps compiled into one graph without
-    a break, and on a CUDA device captured, see `CapturedState`.
+    """The steps of a pipeline's calls: forward pass, sampling and bookkeeping, compiled or not, and on a CUDA device
+    captured, see `CapturedState`.
 
-    A batch takes a state from here, and gives it back when its images are finished. States that are here are kept for
-    calls with the same `StepKey`. One in use is not here, so calls of several threads, or inside each other, never
-    share one. A copy, or a pickled one, has the same settings and keeps nothing.
+    A batch takes a state from here, and gives it back for calls with the same `StepKey` when its images are finished.
+    A state in use is not here, so calls of several threads, or inside each other, never share one. A copy has the same
+    settings and keeps nothing.
 
     Every pair of decoding and batch size has its own compiled function, so that a long-running process never reaches
     PyTorch's recompilation limit, which counts per function. The limit is raised from 8 to 1,024 for the whole
@@ -91,7 +87,7 @@ class CapturedSteps:
         self._functions: dict[Hashable, Callable] = {}
         self._uncapturable: set[Hashable] = set()
         # By device and by the stream that replays the graphs.
-        self._places: dict[Hashable, Place] = {}
+        self._streams: dict[Hashable, CaptureStream] = {}
         # What is kept, and with it what is in use.
         self._kept: OrderedDict[StepKey, CapturedState] = OrderedDict()
         self._states: weakref.WeakSet[CapturedState] = weakref.WeakSet()
@@ -118,7 +114,7 @@ class CapturedSteps:
 
     @property
     def uncaptured(self) -> int:
-        """How many shapes of steps have not come often enough to be captured."""
+        """How many variants of steps have not come often enough to be captured."""
         with self._lock:
             return sum(each.uncaptured for each in list(self._states))
 
@@ -137,7 +133,7 @@ class CapturedSteps:
         """A kept state for the images of `state`, which `decoding` has started and which gets so many `lanes`. If
         there is none, `state` itself."""
         # Its steps can be captured, and its model says what images must have in common to use it one after another.
-        keeps = state.model.put_key is not None and not state.over and state.step_shape is not None
+        keeps = state.model.put_key is not None and not state.over and state.step_variant is not None
         with self._lock:
             kept = self._kept.pop(StepKey.of(decoding, lanes, self.program, state), None) if keeps else None
             if kept is None:
@@ -170,8 +166,8 @@ class CapturedSteps:
             self._kept.clear()
             return any_left
 
-    def function_of(self, decoding: Decoding, state: DecodingState) -> tuple[Callable, Place | None]:
-        """What takes a step of `state`, and where it is captured, if it is."""
+    def function_of(self, decoding: Decoding, state: DecodingState) -> tuple[Callable, CaptureStream | None]:
+        """What takes a step of `state`, and on what it is captured, if it is."""
         key, step = (type(decoding), len(state.seeds)), decoding.step
         with self._lock:
             if self.compiles:
@@ -182,9 +178,9 @@ class CapturedSteps:
                 return step, None
             device = state.seeds.device
             user = device, torch.cuda.current_stream(device).cuda_stream
-            if user not in self._places:
-                self._places[user] = Place(torch.cuda.Stream(device))
-            return step, self._places[user]
+            if user not in self._streams:
+                self._streams[user] = CaptureStream(torch.cuda.Stream(device))
+            return step, self._streams[user]
 
     def fail(self, decoding: Decoding, state: DecodingState, error: RuntimeError) -> None:
         """Called when a capture has failed."""
@@ -212,19 +208,15 @@ class Capture(NamedTuple):
 
 
 class CapturedState:
-    """A state and its captured steps: on a CUDA device a CUDA graph per `DecodingState.step_shape`, which is replayed
-    from then on.
+    """A state and its captured steps: on a CUDA device a CUDA graph per `DecodingState.step_variant`.
 
     A replay runs the same kernels on the same memory, without Python, so the tensors of the state, its model and its
-    cache must stay the same objects while their contents change. If a capture fails, which changes nothing, the steps
-    go on without graphs.
+    cache stay the same objects while their contents change. If a capture fails, the steps go on without graphs.
 
-    A shape is captured when it comes for the third time, in place of an eager step: a capture records what that step
-    would have launched, and its first replay launches it. So the kernels of a call are those of an eager one, none is
-    launched twice, and what comes on top is, per shape, that the host waits for the device once and CUDA builds the
-    graph. In a state whose images are all at the same step (next-scale, groups, sets), most shapes come once per
-    image. They are captured when they come for the second time, which is usually in the second call of the kind:
-    a single call captures nothing that it would not replay, and its states are kept with what they have counted.
+    A variant is captured when it comes for the third time, in place of an eager step, which its first replay launches:
+    so a call launches the kernels of an eager one, none of them twice. In a state whose images are all at the same
+    step (next-scale, groups, sets), where most variants come once per image, it is captured when it comes for the
+    second time, usually in the second call: a single call captures nothing that it would not replay.
 
     Args:
         steps: where it is from.
@@ -244,8 +236,8 @@ class CapturedState:
     def forget(self) -> None:
         """Capture steps again: tensors that they use have been replaced."""
         self.program, self.failed = self._steps.program, False
-        # What takes a step, and the `Place`; looked up by the first one, for the lanes that there are then.
-        self._function: tuple[Callable, Place | None] | None = None
+        # What takes a step, and the `CaptureStream`; looked up by the first one, for the lanes that there are then.
+        self._function: tuple[Callable, CaptureStream | None] | None = None
         self._captures: dict[Hashable, Capture] = {}
         self._taken = Counter()
         self._replays = 0
@@ -262,39 +254,39 @@ class CapturedState:
 
     @property
     def uncaptured(self) -> int:
-        """How many shapes have not come often enough to be captured."""
+        """How many variants have not come often enough to be captured."""
         return 0 if self.failed else len(self._taken) - len(self._captures)
 
     def step(self) -> bool:
         """Take a step. Returns whether it was replayed."""
         if self._function is None:
             self._function = self._steps.function_of(self.decoding, self.state)
-        step, place = self._function
-        if place is None or self.failed or (shape := self.state.step_shape) is None:
+        step, on = self._function
+        if on is None or self.failed or (variant := self.state.step_variant) is None:
             step(self.state)
             return False
-        if shape not in self._captures:
-            with place.lock, _without_autocast_cache():
-                if self._taken[shape] < (WARM_UP_ONCE if self._lockstep else WARM_UP):
-                    self._taken[shape] += 1
-                    self._warm_up(step, place)
+        if variant not in self._captures:
+            with on.lock, _without_autocast_cache():
+                if self._taken[variant] < (WARM_UP_ONCE if self._lockstep else WARM_UP):
+                    self._taken[variant] += 1
+                    self._warm_up(step, on)
                     return False
-                self._capture(step, place, shape)
+                self._capture(step, on, variant)
             if self.failed:
                 step(self.state)
                 return False
-        self._replay(step, self._captures[shape])
+        self._replay(step, self._captures[variant])
         return True
 
-    def _warm_up(self, step: Callable, place: Place) -> None:
+    def _warm_up(self, step: Callable, on: CaptureStream) -> None:
         """Take a step on the capture stream."""
         current = torch.cuda.current_stream(self.state.seeds.device)
-        place.stream.wait_stream(current)
-        with torch.cuda.stream(place.stream):
+        on.stream.wait_stream(current)
+        with torch.cuda.stream(on.stream):
             step(self.state)
-        current.wait_stream(place.stream)
+        current.wait_stream(on.stream)
 
-    def _capture(self, step: Callable, place: Place, shape: Hashable) -> None:
+    def _capture(self, step: Callable, on: CaptureStream, variant: Hashable) -> None:
         """Capture the next step, which runs nothing."""
         graph, state, device = torch.cuda.CUDAGraph(), self.state, self.state.seeds.device
         calls, reserved = state.head_calls, torch.cuda.memory_reserved(device)
@@ -304,11 +296,11 @@ class CapturedState:
             with (
                 _without_garbage_collection(),
                 torch.cuda.stream(torch.cuda.current_stream(device)),
-                torch.cuda.graph(graph, pool=place.pool, stream=place.stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=on.pool, stream=on.stream, capture_error_mode="thread_local"),
             ):
                 step(state)
             nbytes = max(torch.cuda.memory_reserved(device) - reserved, 0)
-            self._captures[shape] = Capture(graph, state.head_calls - calls, nbytes)
+            self._captures[variant] = Capture(graph, state.head_calls - calls, nbytes)
         except RuntimeError as error:
             self.failed = True
             self._steps.fail(self.decoding, state, error)

@@ -13,8 +13,8 @@ from torch import nn
 from ...kernels.linear import linear
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions, check_raster, with_unconditional
+from ...models.layer_cache import MaskedContext
 from ...models.layers import FeedForward, Linear, additive, attend_heads, init_normal
-from ...models.masked_context import MaskedContext
 from ...models.mixin import ModelMixin
 from ...settings.schema import Classes, Count, Epsilon, Layers, Share, Side, Whole, Width, checked
 

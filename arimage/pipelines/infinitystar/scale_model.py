@@ -40,7 +40,7 @@ class ClipCache(ScaleCache):
         self.size = prefix_length + slots
         width = self.size if filled is None else prefix_length
         super().__init__(*sizes, size=width, prefix_end=prefix_length, **settings)
-        self.places = torch.arange(prefix_length, self.size + 1, device=self.stacks[0].device)
+        self.index_of = torch.arange(prefix_length, self.size + 1, device=self.stacks[0].device)
 
     def write_next_at(self, first: int | None, seen: int, count: int) -> None:
         """Set `first` and `seen` for the next forward pass, which feeds `count` tokens."""
@@ -49,10 +49,10 @@ class ClipCache(ScaleCache):
             self.allocate()
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `PlacedCache.write`. `keys` and `values` may be those of the first rows only."""
+        """See `SlottedCache.write`. `keys` and `values` may be those of the first rows only."""
         attended = []
         for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
-            # See `PlacedCache.write`.
+            # See `SlottedCache.write`.
             cached, states = cached[: len(states)], states.detach().to(cached.dtype)
             # A copy, since the pass may overwrite what it sees.
             attended.append(torch.cat([cached[:, :, : self.seen], states], dim=2))

@@ -85,7 +85,7 @@ class HybridPipeline(ARImagePipeline):
             return call.decoder.latents.float()
         channels, height, width = self.latent_shape(call.size)
         places = torch.arange(channels, device=call.seeds.device).expand(len(call.seeds), -1)
-        return normals(call.seeds, places, Purpose.LATENTS, None, height * width).unflatten(-1, (height, width))
+        return normals(call.seeds, places, None, Purpose.LATENTS, height * width).unflatten(-1, (height, width))
 
     @torch.no_grad()
     def decode_tokens(self, call: GenerationCall, tokens: torch.LongTensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...models.bound import BoundNetwork
 from ...models.conditions import Conditions, check_raster
-from ...models.masked_context import MaskedContext
+from ...models.layer_cache import MaskedContext
 from .vocabulary import END_OF_ANSWER, END_OF_IMAGE, FIRST_CODE, MASK, ROW_END
 
 

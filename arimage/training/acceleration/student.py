@@ -174,7 +174,7 @@ class StudentTask(PartTask):
         tokens, seeds = self.tokens[pairs].to(device), self.seeds[pairs].to(device)
         condition = {name: value[self.index[pairs]].to(device) for name, value in self.condition.items()}
         ranks = torch.arange(tokens.shape[1], device=device)
-        noise = normals(seeds, ranks.expand_as(tokens), Purpose.NOISE, None, self.codebook.shape[1])
+        noise = normals(seeds, ranks.expand_as(tokens), None, Purpose.NOISE, self.codebook.shape[1])
         known = self.codebook[tokens[:, :start]]
         vectors, logits = self.student(torch.cat([known, noise[:, start:]], dim=1), start=start, **condition)
         return tokens, vectors, logits

@@ -44,16 +44,16 @@ def test_right_couplings_pass(decoding, count, settings):
     assert deviation(decoding, count // fewer, **settings) < 5
 
 
-def same_in_every_pass(seeds, positions, purpose, steps, count):
-    return uniforms(seeds, positions, purpose, None if steps is None else torch.zeros_like(steps), count)
+def same_in_every_pass(seeds, positions, steps, purpose, count):
+    return uniforms(seeds, positions, None if steps is None else torch.zeros_like(steps), purpose, count)
 
 
 def same_at_every_position(seeds, positions, *rest):
     return uniforms(seeds, torch.zeros_like(positions), *rest)
 
 
-def same_in_every_step(seeds, positions, purpose, steps, count):
-    return uniforms(seeds, positions, purpose, steps, 1).expand(*positions.shape, count)
+def same_in_every_step(seeds, positions, steps, purpose, count):
+    return uniforms(seeds, positions, steps, purpose, 1).expand(*positions.shape, count)
 
 
 # What is wrong, by its name. The first two are hardest to notice.

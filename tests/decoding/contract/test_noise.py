@@ -12,7 +12,7 @@ from arimage.kernels.noise import BLOCK, POSITION, PURPOSE, SEED, STEP, _words, 
 
 def uniforms(seeds, positions, purpose, step, count):
     """Those of one step of all images."""
-    return noise.uniforms(seeds, positions, purpose, torch.full_like(seeds, step), count)
+    return noise.uniforms(seeds, positions, torch.full_like(seeds, step), purpose, count)
 
 
 def test_the_finaliser_is_that_of_splitmix64():

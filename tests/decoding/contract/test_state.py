@@ -1,23 +1,17 @@
 """What a run promises whatever the decoding: broken logits are an error, finished images stop, buffers are written in
 place."""
 
-import dataclasses
-
 import pytest
 import torch
 from decoding.pairwise import each_once
 from decoding.test_next_scale import ScaleTable
-from pipelines.llamagen import tiny as tiny_llamagen
 from presets import FOR_SCALES, FOR_TOKENS, quick
 
 from arimage.decoding import (
-    Layout,
     Sampling,
     decode,
     decoding_from_name,
 )
-from arimage.decoding.contract.state import not_finite
-from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
 SEEDS = torch.arange(5)
@@ -88,12 +82,6 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_image(table_mode
         decode(broken_from(model, step, value, row), decoding, Sampling(**sampling), SEEDS)
 
 
-def test_every_broken_image_is_named(table_model):
-    model = broken_from(broken_from(table_model(), 1, NAN, 0), 0, -INF, 4)
-    with pytest.raises(ValueError, match="images 0, 4 "):
-        decode(model, decoding_from_name("sjd"), Sampling(), SEEDS)
-
-
 # Finished images.
 
 
@@ -111,81 +99,3 @@ def test_steps_after_the_end_change_nothing(table_model, preset):
 
 
 # Buffers.
-
-
-def tensors_of(state):
-    """The tensors of a state and its cache, by name."""
-    values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    values |= {f"cache.{name}": value for name, value in vars(state.cache).items()}
-    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-
-
-@pytest.mark.parametrize(
-    ("preset", "settings"),
-    [
-        *((preset, {}) for preset in FOR_TOKENS),
-        *((preset, {"init": "above"}) for preset in ("sjd", "sjd-tree", "sjd-lazy")),
-        ("sjd", {"window": "auto"}),
-        ("sjd-coupled", {"corrections": 2}),
-    ],
-    ids=str,
-)
-def test_a_step_writes_in_place(table_model, preset, settings):
-    decoding = decoding_from_name(preset, **settings)
-    state = decoding.start(model_for(preset, table_model), Sampling(), SEEDS)
-    before = {name: (value.data_ptr(), value.shape, value.stride()) for name, value in tensors_of(state).items()}
-    while not state.finished.all():
-        decoding.step(state)
-        state.adapt()
-        now = {name: (value.data_ptr(), value.shape, value.stride()) for name, value in tensors_of(state).items()}
-        assert now == before
-
-
-@pytest.mark.every(3)
-@EVERY_PRESET
-def test_a_step_depends_on_the_state_alone(table_model, preset):
-    model, decoding, sampling = model_for(preset, table_model), decoding_from_name(preset), Sampling(top_p=0.9)
-    expected = [decode(model, decoding, sampling, seeds) for seeds in (SEEDS, SEEDS + 50)]
-    # Two runs by turns, one of them later than the other.
-    first, second = (decoding.start(model, sampling, seeds) for seeds in (SEEDS, SEEDS + 50))
-    decoding.step(first)
-    while not (first.finished.all() and second.finished.all()):
-        decoding.step(second)
-        decoding.step(first)
-    for state, whole in zip((first, second), expected, strict=True):
-        assert torch.equal(state.tokens, whole.tokens) and torch.equal(state.steps, whole.steps)
-
-
-@pytest.mark.every(2)
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("preset", "interval"),
-    [("ar", 8), ("sjd-coupled", 1), ("sjd-coupled", 2), ("sjd-lazy", 1), ("sjd-tree", 1), ("zipar", 2)]
-    + [pytest.param("eagle", 8, marks=pytest.mark.slow)],
-)
-def test_steps_stay_below_the_limit_of_attention(preset, interval):
-    transformer = tiny_llamagen.transformer("class")
-    condition = {"class_labels": torch.tensor([1])}
-    model = LlamaGenTokenModel(transformer, condition, Layout((10, 10)), drafter=tiny_llamagen.drafter(transformer))
-    decoding, limits, forward = decoding_from_name(preset), [], model.forward
-
-    def recorded(tokens, positions, cache, **options):
-        limits.append(cache.attended_slots)
-        assert int(positions.max()) < cache.attended_slots
-        return forward(tokens, positions, cache, **options)
-
-    state = decoding.start(model, Sampling(), SEEDS[:1])
-    model.forward = recorded
-    while not state.finished.all():
-        if len(limits) % interval == 0:
-            state.limit_attention(interval)
-        decoding.step(state)
-    assert min(limits) < 100 <= max(limits)
-
-
-def test_vectors_that_are_not_finite_are_found():
-    vectors = torch.tensor(
-        [[1e38, -1e38, 3e38], [0.0, torch.nan, 1.0], [torch.inf, 1.0, -torch.inf], [0.0, 0.0, 1e-40]]
-    )
-    assert not_finite(vectors).tolist() == [False, True, True, False]
-    assert not_finite(vectors.to(torch.float16)).tolist() == [True, True, True, False]

@@ -102,7 +102,7 @@ def test_samples_follow_the_distribution_of_the_model(passes, scale, schedule):
 
 
 def noise_of(seeds, positions, step, count):
-    return normals(seeds, positions, Purpose.DENOISE, torch.full_like(seeds, step), count)
+    return normals(seeds, positions, torch.full_like(seeds, step), Purpose.DENOISE, count)
 
 
 def test_orders_are_uniform_and_noise_is_normal_and_independent():

@@ -99,7 +99,7 @@ def test_an_image_does_not_depend_on_its_batch(decoding, guided, known, monkeypa
         assert_close(tokens_of(decoding, one, SEEDS[[image]], forced=some, **changes)[0], together[image])
     # Nor on how sets and rows are padded where steps are captured.
     for module in (recap, lazy_mar):
-        monkeypatch.setattr(module, "has_few_shapes", lambda seeds: True)
+        monkeypatch.setattr(module, "has_few_sizes", lambda seeds: True)
     for module in (latents, lazy_mar):
         monkeypatch.setattr(module, "MULTIPLE", 3)
     assert_close(tokens_of(decoding, model, forced=forced, **changes), together)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from decoding.test_exactness import assert_follows
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arimage.decoding import (
     ConfidenceDecoding,
@@ -297,9 +296,3 @@ def test_the_check_rejects_another_order(flaw, monkeypatch):
     joint = expected(model, decoding, Sampling())
     with pytest.raises(AssertionError):
         assert_follows(images_of(model, decoding, Sampling()).tokens, joint, CODES)
-
-
-def test_the_order_of_a_fake_run_is_not_kept():
-    with FakeTensorMode():
-        halton_order(5, 7)
-    assert sorted(halton_order(5, 7).tolist()) == [*range(35)]

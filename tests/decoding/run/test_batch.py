@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from decoding.conftest import some_order
 from decoding.contract.test_state import EVERY_PRESET, model_for
 from decoding.test_next_scale import ScaleTable
 from presets import FOR_TOKENS, quick
@@ -11,12 +10,10 @@ from arimage.decoding import (
     AutoregressiveDecoding,
     Sampling,
     SpeculativeJacobiDecoding,
-    TreeJacobiDecoding,
     decode,
     decoding_from_name,
     decoding_from_text,
 )
-from arimage.decoding.contract.state import CursorState
 from arimage.decoding.run.batch import Batch, Images, run_batch
 
 
@@ -71,47 +68,6 @@ def test_every_image_is_that_of_its_own_run(table_model, preset):
         found, batch = run(model, decoding, Sampling(), SEEDS[:7], size, at_once=at_once)
         check(found, expected)
         assert batch.running == []
-
-
-@pytest.mark.every(6)
-@EVERY_PRESET
-def test_known_tokens_are_those_of_each_image(table_model, preset):
-    model, decoding = model_for(preset, table_model), decoding_from_name(preset)
-    forced = torch.where(torch.rand(len(SEEDS), 6) < 0.4, torch.randint(0, 3, (len(SEEDS), 6)), -1)
-    sampling = Sampling(forced=forced)
-    found, _ = run(model, decoding, sampling, SEEDS, 3)
-    check(found, alone(model, decoding, sampling, SEEDS))
-    assert all((found[image][0] == known)[known >= 0].all() for image, known in enumerate(forced))
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("order", ["random", "spread-out"])
-@pytest.mark.parametrize(
-    "decoding", [SpeculativeJacobiDecoding(4, init="left"), TreeJacobiDecoding(4, 2, 2, "above")], ids=str
-)
-def test_every_image_keeps_its_order(table_model, decoding, order):
-    model = table_model(grid=(2, 3), order=some_order(order, (2, 3), len(SEEDS)))
-    found, _ = run(model, decoding, Sampling(), SEEDS, 4)
-    check(found, alone(model, decoding, Sampling(), SEEDS))
-
-
-def test_a_row_is_refilled_at_once(table_model):
-    model, decoding = table_model(grid=(2, 4), vocab_size=2), SpeculativeJacobiDecoding(4)
-    steps = [steps for _, steps, _ in alone(model, decoding, Sampling(), SEEDS)]
-    _, batch = run(model, decoding, Sampling(), SEEDS, 1)
-    assert batch.forward_passes == sum(steps)
-    _, batch = run(model, decoding, Sampling(), SEEDS, len(SEEDS))
-    assert batch.forward_passes == max(steps) > min(steps)
-    _, batch = run(model, decoding, Sampling(), SEEDS, 4)
-    # Prefills of images that begin later are passes of their own.
-    assert sum(steps) / 4 <= batch.forward_passes < sum(steps[i::4][0] for i in range(4)) + sum(steps) / 2
-
-
-def test_idle_rows_are_not_computed(table_model):
-    model, decoding = table_model(grid=(2, 4), vocab_size=2), SpeculativeJacobiDecoding(4)
-    rows = []
-    run(model, decoding, Sampling(), SEEDS, 4, stop=lambda batch: rows.append(len(batch.state.seeds)))
-    assert max(rows) == 4 and rows[-1] < 4
 
 
 @pytest.mark.every(2)
@@ -188,21 +144,6 @@ def test_two_images_join_one(table_model, text):
     run_batch(batch, begin, keep, lambda: False)
     expected = alone(model, decoding, Sampling(), SEEDS[:3])
     assert found == {image: tokens.tolist() for image, (tokens, *_) in enumerate(expected)}
-
-
-def test_attention_is_limited_when_images_begin_between_two_limits(table_model, monkeypatch):
-    """As on an accelerator, where a limit holds for eight steps."""
-    limits, limit = [], CursorState.limit_attention
-    monkeypatch.setattr(Batch, "_patience", 8)
-    monkeypatch.setattr(
-        CursorState, "limit_attention", lambda state, steps: limits.append(steps) or limit(state, steps)
-    )
-    batch, model = Batch(decoding_from_name("ar"), 4), table_model(grid=(3, 4))
-    for image, steps in ((0, 5), (1, 3), (2, 1)):
-        batch.begin(Images([image], model, Sampling(), SEEDS[[image]]))
-        for _ in range(steps):
-            batch.step()
-    assert limits == [8, 3, 8, 8]
 
 
 def test_steps_after_the_last_image_are_not_counted(table_model):

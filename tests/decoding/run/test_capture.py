@@ -7,26 +7,21 @@ from types import SimpleNamespace
 
 import card
 import pytest
-import tiny
 import torch
 from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 
 from arimage.decoding import (
     AutoregressiveDecoding,
     Layout,
-    NextScaleDecoding,
     Sampling,
     decode,
     decoding_from_name,
     decoding_from_text,
 )
 from arimage.decoding.jacobi import speculative_jacobi
-from arimage.decoding.run.batch import Batch, Images
 from arimage.decoding.run.captured_steps import WARM_UP, Capture, CapturedState, CapturedSteps
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
-from arimage.pipelines.var.transformer_var import VARScaleModel
 
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -65,24 +60,6 @@ def run(make, decoding, on_step=None, compiled=None):
     """The state of eager steps on the CPU, and that of captured ones."""
     place = "cpu" if compiled is None else "cuda"
     return decode(make(place), decoding, SAMPLING, torch.arange(2, device=place), on_step, compiled)
-
-
-@pytest.mark.parametrize("name", ["ar", "sjd-coupled"])
-def test_steps_are_captured_after_they_warmed_up(name, device):
-    decoding, calls, taken = decoding_from_name(name, **({"window": 4} if name != "ar" else {})), [], []
-
-    class Counting(type(decoding)):
-        def step(self, state):
-            calls.append(state)
-            super().step(state)
-
-    expected = run(llamagen, decoding)
-    state = run(llamagen, Counting(**vars(decoding)), lambda *_: bool(taken.append(1)), CapturedSteps())
-    assert torch.equal(state.tokens.cpu(), expected.tokens)
-    assert torch.equal(state.accepted_per_step(), expected.accepted_per_step())
-    # The prefill is not a step.
-    assert len(calls) == WARM_UP + 1 and device.captures == 1
-    assert device.replays == len(taken) - 1 - WARM_UP > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "max-autotune"}, {"backend": "eager"}, {"options": {}}], ids=str)
@@ -138,48 +115,6 @@ def test_graphs_of_measured_steps_are_those_that_run(device, monkeypatch, make):
     assert device.captures == 3 and device.replays == 2 * len(seconds) + len(taken) - 1
 
 
-def test_steps_that_an_image_takes_once_are_captured_when_they_come_again(device):
-    def var(place):
-        parts = on(place, tiny_var.transformer("class")), on(place, tiny.scale_tokenizer())
-        return VARScaleModel(*parts, condition(place), guided=True)
-
-    expected, model, steps, found = run(var, NextScaleDecoding()), var("cuda"), CapturedSteps(), []
-    for _ in range(3):
-        batch = Batch(NextScaleDecoding(), 2, steps)
-        batch.begin(Images("ab", model, SAMPLING, torch.arange(2, device="cuda")))
-        while len(batch.finished()) < 2:
-            batch.step()
-        assert torch.equal(batch.state.tokens.cpu(), expected.tokens)
-        batch.release([0, 1])
-        found.append((steps.uncaptured, device.captures, device.replays))
-    # The first scale is the prefill.
-    scales = len(tiny.SCALES) - 1
-    assert found == [(scales, 0, 0), (0, scales, scales), (0, scales, 2 * scales)]
-
-
-def test_two_calls_may_share_a_model(device):
-    model, steps, found = llamagen("cuda"), CapturedSteps(), []
-    for _ in range(2):
-        batch = Batch(AutoregressiveDecoding(), 2, steps)
-        batch.begin(Images("ab", model, SAMPLING, torch.arange(2, device="cuda")))
-        while len(batch.finished()) < 2:
-            batch.step()
-        found.append(batch.state.tokens.cpu())
-        batch.release([0, 1])
-    assert torch.equal(*found) and device.captures == 1
-
-
-def test_a_callback_reads_the_state_between_replays(device):
-    counts = []
-
-    def on_step(state, step):
-        counts.append(int(state.decided.sum(1).min()))
-        return False
-
-    run(llamagen, AutoregressiveDecoding(), on_step, CapturedSteps())
-    assert counts[:16] == list(range(1, 17)) and device.replays
-
-
 def test_other_threads_use_the_device_during_a_capture(device):
     there, read = torch.arange(3, device="cuda"), []
 
@@ -188,7 +123,7 @@ def test_other_threads_use_the_device_during_a_capture(device):
         thread.start()
         thread.join()
 
-    state = SimpleNamespace(step_shape=(), head_calls=0, seeds=there)
+    state = SimpleNamespace(step_variant=(), head_calls=0, seeds=there)
     captured = CapturedState(CapturedSteps(compiles=False), SimpleNamespace(step=step), state, keeps=False)
     for _ in range(WARM_UP + 1):
         captured.step()

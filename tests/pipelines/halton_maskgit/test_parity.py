@@ -108,10 +108,10 @@ class Run:
         wanted = self.at("uniform", places, steps).double()[..., None] * sums[..., -1:]
         return torch.searchsorted(sums, wanted, right=True)[..., 0].clamp(max=127)
 
-    def uniforms(self, seeds, positions, purpose, steps, count):
+    def uniforms(self, seeds, positions, steps, purpose, count):
         return (self.numbers["offsets"][:, None, None] + 0.5) / 64
 
-    def exponentials(self, seeds, positions, purpose, steps, count):
+    def exponentials(self, seeds, positions, steps, purpose, count):
         return (-self.at("gumbel", positions, steps)).exp()[..., None]
 
     def decode(self, decoding, settings, top_k=None):

@@ -122,7 +122,7 @@ def authors_noise(name: str):
     run = REFERENCE[name]
     places = run["height"] * run["width"] // 16**2
 
-    def exponentials(seeds, positions, purpose, steps, count):
+    def exponentials(seeds, positions, steps, purpose, count):
         numbers = []
         for where, step in zip(positions, steps.tolist(), strict=True):
             stream = np.random.RandomState(1000 * run["noise_seed"] + step)

@@ -111,7 +111,7 @@ def test_a_chain_of_denoising_steps(pipe, expected, name, scale, temperature):
 @pytest.mark.every(2)
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda one: one["name"])
 def test_a_whole_generation_through_the_pipeline(pipe, expected, generation, monkeypatch):
-    def normals(seeds, positions, purpose, steps, count):
+    def normals(seeds, positions, steps, purpose, count):
         step = int(steps[0])
         noise = expected["noise_init"] if step == 10 else expected["noise_steps"][:, :, step]
         return noise.gather(1, positions[..., None].expand(-1, -1, count))

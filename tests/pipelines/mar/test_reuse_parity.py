@@ -47,7 +47,7 @@ def given_numbers(monkeypatch, expected):
     def give(method):
         noise = expected[f"{method}_noise"].float()
 
-        def normals(seeds, positions, purpose, steps, count):
+        def normals(seeds, positions, steps, purpose, count):
             return noise[:, :, int(steps[0])].gather(1, positions[..., None].expand(-1, -1, count))
 
         monkeypatch.setattr(latents, "normals", normals)

@@ -86,7 +86,7 @@ def test_conditions_and_steps_equal_the_originals(pipes, expected, name):
 def test_a_call_with_the_authors_noise_makes_their_first_tokens(pipes, expected, name, monkeypatch):
     noise = expected[f"{name}.noise"]
 
-    def replayed(seeds, positions, purpose, steps, dim):
+    def replayed(seeds, positions, steps, purpose, dim):
         # Step S begins a path; ours count down to the last.
         rows = torch.arange(len(seeds))[:, None]
         return noise[rows, positions.clamp(max=noise.shape[1] - 1), noise.shape[2] - 1 - int(steps[0])]
