@@ -7,7 +7,6 @@ from families import EVERY, condition_of
 
 from arimage.decoding import decoding_from_name, decoding_names
 from arimage.decoding.contract.supports import traits_of
-from arimage.pipelines.abilities import Abilities
 
 
 ARGUMENTS = set(
@@ -33,10 +32,6 @@ def test_what_is_listed_can_run_and_nothing_else(pipe):
         reason = decoding_from_name(name).supports(model)
         assert (name in pipe.decoding_names) == (reason is None), (name, reason)
     assert pipe.decoding.supports(model) is None
-
-
-def test_abilities_can_be_asked_of_the_class(pipe):
-    assert isinstance(type(pipe).abilities, Abilities) and type(pipe).abilities.kind == pipe.abilities.kind
 
 
 def test_abilities_name_the_arguments_of_a_call(pipe):

@@ -97,25 +97,6 @@ def test_the_locality_order_is_that_of_the_groups(pipe):
     assert not torch.equal(found[0], found[-1])
 
 
-def test_tokens_of_a_group_are_sampled_given_the_groups_before():
-    # Queries of ARPG do not see each other, and tokens fed causally do not tell how they were grouped.
-    pipe = tiny_arpg.pipeline()
-    sizes = (3, 1, 5, 7)
-    decoding = GroupDecoding(sizes, guidance_schedule="constant", attention="causal")
-    settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": "random"}
-    output = pipe(class_labels=LABELS, decoding=decoding, **settings, **LATENT)
-    assert output.stats.accepted.tolist() == [[size] * 3 for size in sizes]
-    order, start = order_of_call(pipe, order="random"), 0
-    for size in sizes:
-        for rank in range(start, start + size):
-            # The token is that which comes next after the groups before it.
-            others = [r for r in range(N) if r != rank and not r < start]
-            moved = order[:, [*range(start), rank, *others]]
-            logits = logits_of(pipe, output.images, moved, LABELS, 3.0)[:, start]
-            assert torch.equal(logits.argmax(-1), output.images.flatten(1).gather(1, order[:, rank, None])[:, 0])
-        start += size
-
-
 @torch.no_grad()
 def test_groups_of_randar_continue_its_sequence():
     # What is known is the sequence that was trained, class, query 0, token 0, query 1, ...; the queries of a group
@@ -229,15 +210,6 @@ def test_the_order_is_saved(family, tmp_path):
 
 
 @torch.no_grad()
-def test_with_place_embeddings_the_first_logits_depend_on_the_place():
-    order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
-    for family, differ in (("arpg", False), ("arpg with places", True)):
-        transformer = any_order.transformer(family)
-        first = transformer.predict(torch.zeros(2, N).long(), order=order, class_labels=torch.ones(2).long())[:, 0]
-        assert torch.allclose(first[0], first[1], atol=1e-5) != differ
-
-
-@torch.no_grad()
 def test_only_a_model_that_reads_words_attends_to_them_by_place():
     order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
     embeds, mask = torch.randn(1, 8, tiny.TEXT_WIDTH).expand(2, -1, -1), torch.ones(2, 8)
@@ -248,15 +220,6 @@ def test_only_a_model_that_reads_words_attends_to_them_by_place():
         assert torch.allclose(first[0], first[1], atol=1e-5) != reads_words
     with pytest.raises(ValueError, match="^reads_words is true, and a class has no words: leave it out$"):
         tiny_arpg.transformer("class", reads_words=True)
-
-
-def test_only_the_last_token_of_a_text_is_copied():
-    transformer = tiny_arpg.transformer("text", num_condition_tokens=3, places=True)
-    text = {"prompt_embeds": torch.randn(1, 3, tiny.TEXT_WIDTH), "prompt_attention_mask": torch.tensor([[0, 1, 1]])}
-    embedded = transformer.embed_condition(**text)
-    copies = embedded[:, 2:] - transformer.copy_embedding.weight
-    assert embedded.shape[1] == 2 + 3 and torch.allclose(copies, copies[:, :1].expand_as(copies), atol=1e-6)
-    assert transformer.prefix_mask(**text).tolist() == [[False, True, True, True, True]]
 
 
 def test_without_an_image_tokenizer_calls_return_tokens():

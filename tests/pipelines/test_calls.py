@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 
 import arimage
 from arimage import SpeculativeJacobiDecoding
-from arimage.pipelines.call import GenerationCall
 from arimage.pipelines.emu3.prompts import PROMPT_SUFFIX
 
 
@@ -131,11 +130,6 @@ def test_what_a_pipeline_says_of_itself_holds(pipe):
     assert tuple(images.shape[-2:]) == sizes[0] and len(set(sizes)) == len(sizes)
 
 
-@pytest.mark.parametrize("name", BUILD)
-def test_the_number_of_classes_is_none_where_images_are_those_of_a_text(pipes, name):
-    assert pipes[name].num_classes == (tiny.NUM_CLASSES if name.endswith("-class") else None)
-
-
 def test_only_the_first_guided_tokens_are_guided(pipe):
     options = {**condition_of(pipe), "guidance_scale": 6.0, "top_k": 1, **LATENT}
     none, some, every = (flat(pipe(**options, guided_tokens=count).tokens) for count in (0, 2, None))
@@ -219,41 +213,6 @@ def test_threads_tokenize_their_prompts_one_at_a_time(family, monkeypatch):
     assert len(calls) > 1 and max(calls) == 1
 
 
-def test_an_interrupt_stops_the_call_that_runs_the_callback_only(pipes):
-    pipe, passes = pipes["llamagen-class"], {}
-    both = threading.Barrier(2)
-
-    def run(name, stops):
-        def callback(pipe, step, passes, tensors):
-            if step == 2:
-                both.wait()
-                pipe._interrupt = stops
-                assert pipe.interrupt is stops
-                both.wait()
-
-        passes[name] = pipe(class_labels=1, **LATENT, callback_on_step_end=callback).stats.forward_passes
-
-    threads = [threading.Thread(target=run, args=arguments) for arguments in (("stopped", True), ("other", False))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert passes == {"stopped": 3, "other": 16}
-
-
-def test_a_callback_may_ask_for_the_guidance_of_its_call(pipe):
-    seen = []
-
-    def callback(pipe, step, passes, tensors):
-        seen.append((pipe.guidance_scale, pipe.do_classifier_free_guidance))
-        pipe._interrupt = True
-
-    for scale in (3.0, 1.0):
-        pipe(**condition_of(pipe), guidance_scale=scale, callback_on_step_end=callback, **LATENT)
-    assert seen == [(3.0, True), (1.0, False)]
-    assert pipe.guidance_scale is None and not pipe.do_classifier_free_guidance
-
-
 def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
     pipe._interrupt = False
     with pytest.raises(RuntimeError, match="_interrupt"):
@@ -282,17 +241,6 @@ def test_a_compiled_component_is_the_one_that_runs(name):
     setattr(pipe, part, torch.compile(getattr(pipe, part), backend=backend))
     torch.testing.assert_close(flat(pipe(**options, generator=seeded(0)).tokens), expected, atol=1e-2, rtol=1e-3)
     assert compiled
-
-
-def test_the_codebook_is_where_the_model_is_when_the_tokenizer_is_offloaded(monkeypatch):
-    pipe = tiny_llamagen.class_pipeline()
-    pipe.transformer.to("meta")
-    monkeypatch.setattr(type(pipe), "_execution_device", torch.device("meta"))
-    # There are no values to find equal prompts by.
-    monkeypatch.setattr(GenerationCall, "bind", lambda call, model, *names: setattr(call, "model", model))
-    model = pipe.prepare(class_labels=1).model
-    assert pipe.vq.device.type == "cpu"
-    assert model.codebook.device.type == model.device.type == "meta"
 
 
 def test_calls_compute_where_diffusers_says():
@@ -335,34 +283,12 @@ def test_an_argument_that_makes_no_sense_is_refused_by_its_name(pipes, name, arg
         pipe(**condition_of(pipe), **{argument: value})
 
 
-@pytest.mark.parametrize("value", [None, 5, [], object(), SpeculativeJacobiDecoding])
-def test_a_default_decoding_that_is_none_is_refused(pipe, value):
-    before = pipe.decoding
-    with pytest.raises(ValueError, match="decoding"):
-        pipe.decoding = value
-    assert pipe.decoding == before
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("value", [[None], {}, True, [True], "x", 1.5, torch.tensor([1j]), torch.zeros(0), 3.0])
 @pytest.mark.parametrize("name", ["llamagen-class", "var-class"])
 def test_class_labels_that_are_no_ids_are_refused(pipes, name, value):
     with pytest.raises(ValueError, match="class_labels"):
         pipes[name](class_labels=value)
-
-
-def test_class_labels_are_an_int_a_list_or_whole_numbers_of_every_type(pipes):
-    expected, four = (pipes["llamagen-class"](class_labels=label, top_k=1, **LATENT).tokens for label in (3, 4))
-    assert not torch.equal(expected, four)
-    kinds = (torch.int8, torch.uint8, torch.int32, torch.int64)
-    for label in (
-        [3],
-        torch.tensor(3),
-        torch.tensor([[3]]),
-        np.array([3]),
-        *(torch.tensor([3]).to(it) for it in kinds),
-    ):
-        assert torch.equal(pipes["llamagen-class"](class_labels=label, top_k=1, **LATENT).tokens, expected)
 
 
 @pytest.mark.parametrize(

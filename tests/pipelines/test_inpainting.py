@@ -118,15 +118,6 @@ def test_all_white_generates_as_without_an_image(pipe):
     assert torch.equal(whole.tokens, free.tokens) and torch.equal(whole.images, free.images)
 
 
-def test_images_of_a_prompt_share_its_image(pipe):
-    images, masks = random_images(2), [MASK, mask_of((3, 3))]
-    settings = {"num_images_per_prompt": 2, "generator": seeded(0), **LATENT}
-    tokens = pipe(PROMPTS, image=images, mask_image=masks, **settings).tokens
-    assert torch.equal(tokens[:2][:, ~GENERATED], codes_of(pipe, images[:1])[:, ~GENERATED].expand(2, -1))
-    assert torch.equal(tokens[2:].flatten(1)[:, :-1], codes_of(pipe, images[1:]).flatten(1)[:, :-1].expand(2, -1))
-    assert not torch.equal(tokens[0], tokens[1])
-
-
 def paint(mask):
     layer = Image.new("RGBA", (SIZE, SIZE), (255, 255, 255, 0))
     layer.putalpha(Image.fromarray((mask * 255).byte().numpy()))

@@ -205,16 +205,6 @@ def test_folders_with_adapters_are_not_saved(tmp_path):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
-def test_adapters_take_the_dtype_of_the_component(family):
-    pipe = build(family).to(dtype=torch.bfloat16)
-    pipe.load_lora_weights(adapter(pipe), STYLE)
-    component = pipe.components[pipe._lora_loadable_modules[0]]
-    assert {value.dtype for name, value in component.named_parameters() if "lora_" in name} == {torch.bfloat16}
-    run(pipe)
-
-
-@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "how"), [("llamagen-text", "sequential"), ("janus", "model")])
 def test_offloaded_pipelines_take_adapters(family, how):
     pipe, offloaded = build(family), build(family)
@@ -269,19 +259,6 @@ def by_original_names(state):
         if layer in ORIGINAL:
             ours[key], theirs[f"transformer.{ORIGINAL[layer]}{part}{rest}"] = value, value
     return ours, theirs
-
-
-@pytest.mark.parametrize("family", ["llamagen-text", "randar"])
-def test_adapters_by_the_names_of_llamagens_authors_change_the_same_layers(family):
-    pipe, merged = build(family), build(family)
-    ours, theirs = by_original_names(adapter(pipe))
-    assert {key.partition(".lora_")[0] for key in theirs} == {f"transformer.{name}" for name in ORIGINAL.values()}
-    pipe.load_lora_weights(theirs, STYLE)
-    merge(merged, ours)
-    assert torch.equal(tokens(pipe), tokens(merged))
-    torch.testing.assert_close(first_logits(pipe), first_logits(merged), rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match=r"no such layer"):
-        build("var-class").load_lora_weights(theirs)
 
 
 def write_peft(folder, state, component, **config):

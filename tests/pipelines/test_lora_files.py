@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
-from peft import LoraConfig, get_peft_model  # noqa: E402
+from peft import LoraConfig  # noqa: E402
 from peft.utils.hotswap import hotswap_adapter_from_state_dict  # noqa: E402
 
 
@@ -119,36 +119,6 @@ def test_every_setting_of_peft_is_decided():
     default = LoraConfig(r=2, lora_alpha=2, target_modules=["some"]).to_dict()
     assert not any(default.get(name) for name in off)
     assert off <= set(WRONG_HEADERS)
-
-
-@pytest.mark.parametrize("kind", ["pissa", "pissa_niter_4", "olora"])
-def test_adapters_of_a_changed_base_are_converted_first(kind, tmp_path):
-    def model():
-        component = build().transformer
-        return component, get_peft_model(
-            component, LoraConfig(r=2, lora_alpha=2, target_modules=["qkv_proj"], init_lora_weights=kind)
-        )
-
-    torch.manual_seed(0)
-    component, trained = model()
-    trained.save_pretrained(tmp_path / "begun")
-    trained.peft_config["default"].init_lora_weights = kind
-    with torch.no_grad():
-        for name, value in component.named_parameters():
-            if "lora_B" in name:
-                value += 0.3
-    pipe = build()
-    pipe.set_progress_bar_config(disable=True)
-    trained.save_pretrained(tmp_path / "unconverted")
-    with pytest.raises(ValueError, match="path_initial_model_for_weight_conversion"):
-        pipe.load_lora_weights(tmp_path / "unconverted", weight_name="adapter_model.safetensors")
-    trained.save_pretrained(tmp_path / "converted", path_initial_model_for_weight_conversion=str(tmp_path / "begun"))
-    pipe.load_lora_weights(tmp_path / "converted", weight_name="adapter_model.safetensors")
-    pipe.fuse_lora()
-    wanted = trained.merge_and_unload().state_dict()
-    for name, value in pipe.transformer.state_dict().items():
-        if ".lora_" not in name:
-            torch.testing.assert_close(value, wanted[name.replace(".base_layer", "")], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.every(2)
@@ -263,21 +233,6 @@ def test_a_load_that_fails_half_way_leaves_no_trace(others, monkeypatch):
     monkeypatch.undo()
     pipe.load_lora_weights(state, STYLE)
     assert STYLE in pipe.get_active_adapters()
-
-
-def test_a_second_component_that_does_not_fit_leaves_the_first_as_it_was():
-    pipe = build("mammothmoda2")
-    state = adapter(pipe, targets="self_attn") | adapter(pipe, targets="attn.to_q")
-    wrong = {key: value[:, :-1] if key.startswith("transformer.") else value for key, value in state.items()}
-    before = snapshot(pipe)
-    with pytest.raises(ValueError, match="must be"):
-        pipe.load_lora_weights(wrong, STYLE)
-    assert_same(snapshot(pipe), before)
-    pipe.load_lora_weights(state, STYLE)
-    before = snapshot(pipe)
-    with pytest.raises(ValueError, match="must be"):
-        pipe.load_lora_weights(wrong, STYLE, hotswap=True)
-    assert_same(snapshot(pipe), before)
 
 
 @pytest.mark.every(2)
@@ -443,17 +398,6 @@ def test_captions_belong_to_the_adapter_of_the_shared_component(tmp_path):
     assert pipe.known_captions.knows("a blue house")
     pipe.transformer.delete_adapters(STYLE)
     assert pipe.known_captions == other.known_captions == KnownCaptions({"red heart": []})
-
-
-def test_a_swap_also_swaps_the_captions(tmp_path):
-    from arimage_emoji.known import KnownCaptions
-
-    pipe = build()
-    pipe.known_captions, state = KnownCaptions({"red heart": []}), adapter(pipe, targets="qkv")
-    for name in ("house", "boat"):
-        path = write(tmp_path / f"{name}.safetensors", state, own={"captions": [f"blue {name}"]})
-        pipe.load_lora_weights(path, adapter_name=STYLE, hotswap=name == "boat")
-    assert pipe.known_captions.knows("blue boat") and not pipe.known_captions.knows("blue house")
 
 
 def test_settings_of_no_component_are_refused(tmp_path):

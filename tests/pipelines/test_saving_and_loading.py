@@ -47,11 +47,6 @@ def folder(pipe, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def copy(folder, tmp_path):
-    return shutil.copytree(folder, tmp_path / "copy")
-
-
 @pytest.fixture(scope="module")
 def cache(folder, tmp_path_factory):
     """A cache of the Hub that holds the repository someone/hearts."""
@@ -77,14 +72,6 @@ def test_the_defaults_lie_in_a_readable_file(folder):
         "corrections": 0,
     }
     assert config == DEFAULTS
-
-
-def test_a_pipeline_made_from_another_keeps_its_defaults(pipe):
-    made = LlamaGenPipeline.from_pipe(pipe)
-    assert made.decoding == DECODING and made.generation_config == DEFAULTS
-    assert made.transformer is pipe.transformer
-    made.generation_config["top_k"] = 3
-    assert pipe.generation_config == DEFAULTS
 
 
 def test_saving_again_gives_the_same_files(folder, tmp_path):
@@ -273,26 +260,6 @@ def test_folders_that_hold_no_pipeline_are_refused(tmp_path):
         index.write_text(content)
         with pytest.raises(ValueError, match=said):
             AutoPipeline.from_pretrained(tmp_path)
-
-
-@pytest.mark.every(4)
-@pytest.mark.parametrize(
-    "content, sentence",
-    [
-        ('{"decoding": {"method": "Unheard"}}', "Unheard"),
-        ('{"decoding": {"method": "SpeculativeJacobiDecoding", "width": 3}}', "has no setting 'width'"),
-        ('{"top_k": 1, "max_new_tokens": 3}', "generation_config.json"),
-        ("[]", "generation_config.json"),
-        ('{"top_k": 1.5}', "top_k"),
-        (None, "generation_config.json is missing"),
-    ],
-)
-def test_defaults_that_do_not_fit_are_refused(copy, content, sentence):
-    (copy / "generation_config.json").unlink()
-    if content is not None:
-        (copy / "generation_config.json").write_text(content)
-    with pytest.raises(ValueError, match=sentence):
-        AutoPipeline.from_pretrained(copy)("tree", output_type="latent")
 
 
 @pytest.mark.parametrize("given", [None, "emoji-llamagen", torch.nn.Linear(1, 1), {}], ids=str)

@@ -170,19 +170,6 @@ def test_a_student_reads_texts():
         LlamaGenDDPipeline(pipe.transformer, pipe.vq, tiny_llamagen.transformer("class"))
 
 
-@torch.no_grad()
-def test_a_student_begins_with_what_vectors_mean_to_its_teacher():
-    pipe, alone, _ = with_teacher("text")
-    vectors = pipe.vq.code_vectors()
-    embedding, found = alone.transformer.token_embedding.weight, pipe.transformer.input_projection(vectors)
-    # What is left is not in the span of the vectors.
-    columns = torch.cat([vectors, torch.ones(len(vectors), 1)], dim=1)
-    torch.testing.assert_close(columns.T @ (embedding - found), torch.zeros(5, 32), atol=1e-3, rtol=0)
-    for name, value in alone.transformer.state_dict().items():
-        if name in pipe.transformer.state_dict():
-            assert torch.equal(pipe.transformer.state_dict()[name], value), name
-
-
 def test_without_its_teacher_a_student_generates_alone(tmp_path):
     pipe = tiny_distilled.pipeline("var")
     pipe.decoding = FewStepDecoding(starts=(0, 2), codes_until=1, teacher_start=1)
@@ -218,18 +205,3 @@ def test_what_does_not_fit_is_refused(family):
 def other_codes():
     vq = tiny.scale_tokenizer()
     return type(vq)(**{**vq.config, "codebook_size": 32})
-
-
-@FAMILIES
-def test_a_callback_sees_every_pass_and_may_interrupt(family):
-    pipe, seen = tiny_distilled.pipeline(family), []
-
-    def callback(pipe, step, passes, tensors):
-        seen.append((passes, pipe.num_timesteps, int(tensors["decided"].sum())))
-        pipe._interrupt = step == 0
-
-    options = {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": ["decided"]}
-    decoding = FewStepDecoding(starts=(0, 2))
-    output = pipe(class_labels=3, generator=seeded(0), decoding=decoding, output_type="pt", **options)
-    assert seen == [(1, 2, 2 if family == "llamagen" else 5)]
-    assert torch.equal(output.images, pipe(class_labels=3, generator=seeded(0), output_type="pt").images)

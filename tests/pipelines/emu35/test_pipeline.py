@@ -201,13 +201,3 @@ def test_parts_that_do_not_belong_together_are_refused(pipe):
         bare("a")
     with pytest.raises(ValueError, match="no tokenizer: give negative_input_ids, or guidance_scale=1"):
         bare(**IDS, **size_of("t2i_0"), guidance_scale=2.0)
-
-
-@pytest.mark.parametrize("decoding", ["ar", "sjd-tree:window=6,depth=3"])
-def test_waiting_prompts_bring_their_own_references(pipe, decoding):
-    first, second = REFERENCES
-    prompts, images = ["a red cat", "tree", "2 lamps", ""], [[first], [second, first], [second], [second]]
-    options = {"image": images, "decoding": decoding, **SMALL}
-    expected = tokens(pipe, prompts, **options)
-    for size in (1, 3):
-        assert torch.equal(tokens(pipe, prompts, batch_size=size, **options), expected)

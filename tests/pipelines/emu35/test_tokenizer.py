@@ -33,14 +33,3 @@ def test_encoding_stays_in_float32(vq, tmp_path):
     )
     decoded = half.decode_codes(EXPECTED["vq.decode_codes"])
     assert decoded.dtype == torch.bfloat16 and (decoded - EXPECTED["vq.decoded"]).abs().mean() < 0.05
-
-
-@torch.no_grad()
-def test_slices_are_whole_images_and_tiles_are_not(vq):
-    vq.enable_slicing()
-    assert torch.equal(vq.encode_codes(EXPECTED["vq.pixels"]), EXPECTED["vq.codes"])
-    vq.disable_slicing()
-    vq.enable_tiling(32, 32)
-    tiled = vq.decode_codes(EXPECTED["vq.decode_codes"])
-    vq.disable_tiling()
-    assert tiled.shape == EXPECTED["vq.decoded"].shape and not torch.allclose(tiled, EXPECTED["vq.decoded"], atol=1e-3)
