@@ -73,30 +73,6 @@ def test_an_order_is_that_of_the_seed_or_of_the_tensor(pipe):
     assert torch.equal(order_of_call(pipe), order_of_call(pipe, order=pipe.order))
 
 
-def test_the_locality_order_is_that_of_the_groups(pipe):
-    found = []
-
-    def look(pipe, step, passes, tensors):
-        found.append(pipe.current_call.layout.order)
-
-    for groups in ((1, 5, 10), (2, 14)):
-        pipe(
-            class_labels=3,
-            order="locality",
-            decoding=GroupDecoding(groups),
-            generator=seeded(0),
-            callback_on_step_end=look,
-            **LATENT,
-        )
-        assert torch.equal(
-            found[-1],
-            pipe.prepare(
-                class_labels=3, order="locality", decoding=GroupDecoding(groups), generator=seeded(0)
-            ).layout.order,
-        )
-    assert not torch.equal(found[0], found[-1])
-
-
 @torch.no_grad()
 def test_groups_of_randar_continue_its_sequence():
     # What is known is the sequence that was trained, class, query 0, token 0, query 1, ...; the queries of a group

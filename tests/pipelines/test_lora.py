@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from arimage import AutoPipeline
 from arimage.families import PIPELINES
-from arimage_emoji.known import KnownCaptions
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -220,23 +219,6 @@ def test_offloaded_pipelines_take_adapters(family, how):
     # accelerate itself cannot offload layers a second time where the device is the CPU.
     if how == "model":
         assert torch.equal(tokens(offloaded), tokens(pipe))
-
-
-def test_an_adapter_teaches_captions_that_the_model_has_not_learned(tmp_path):
-    pipe = build("llamagen-text")
-    known = KnownCaptions(
-        {"red heart": ["heart"], "house": []},
-        unlearned={"red heart": ["red heart", "love"], "blue house": ["blue house"]},
-    )
-    pipe.known_captions = known
-    about = {"base": "tiny", "captions": ["red heart", "blue house", "house"]}
-    pipe.load_lora_weights(write(tmp_path / "one.safetensors", adapter(pipe, targets="qkv"), arimage=about), STYLE)
-    taught = pipe.known_captions
-    assert taught.knows("red heart") and taught.knows("a blue house") and taught.knows("heart")
-    unknown = taught.check("love", "m")
-    assert unknown is not None and "not learned well" in unknown.message
-    pipe.delete_adapters(STYLE)
-    assert pipe.known_captions == known
 
 
 # LlamaGen's own names, in part.

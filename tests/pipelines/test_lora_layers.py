@@ -1,15 +1,10 @@
 """Adapters of every layer of every family: each has the effect that it would have in the weights."""
 
-from collections import defaultdict
-
 import pytest
 import torch
 from adapters import STYLE, adapter, layers_of, merge
 from families import EVERY, condition_of, flat, seeded
 from pipelines.distilled_decoding import tiny as tiny_distilled
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -35,44 +30,6 @@ def base_weights(pipe):
         for name, value in pipe.components[key].state_dict().items()
         if ".lora_" not in name
     }
-
-
-class ReadsAround(TorchDispatchMode):
-    """Notes the layers whose weight is read while their own forward pass does not run."""
-
-    def __init__(self, layers: dict[str, nn.Module]):
-        super().__init__()
-        # Weights that were cut from one may share its storage.
-        self.names = defaultdict(set)
-        for name, module in layers.items():
-            self.names[module.weight.untyped_storage().data_ptr()].add(name)
-        self.running, self.found = [], set()
-        for name, module in layers.items():
-            module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name))
-            module.register_forward_hook(lambda *_: self.running.pop() and None)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for value in tree_leaves((args, kwargs or {})):
-            if isinstance(value, torch.Tensor) and not value.is_meta:
-                names = self.names.get(value.untyped_storage().data_ptr(), set())
-                if names.isdisjoint(self.running):
-                    self.found |= names
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("family", [FIRST, *MORE])
-def test_no_layer_is_read_around_its_adapter(family):
-    pipe = FAMILIES[family]()
-    pipe.load_lora_weights(adapter(pipe), STYLE)
-    bases = {
-        f"{key}.{name}": module.base_layer
-        for key in pipe._lora_loadable_modules
-        for name, module in pipe.components[key].named_modules()
-        if hasattr(module, "base_layer")
-    }
-    with ReadsAround(bases) as reads:
-        run(pipe, output_type="pt")
-    assert reads.found == set()
 
 
 @pytest.mark.every(2)

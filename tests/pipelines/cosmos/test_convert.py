@@ -12,8 +12,9 @@ from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_cosmos, convert_cosmos_tokenizer
 from arimage.convert.checkpoint import load_original
 from arimage.convert.torchscript import load_torchscript
-from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
+from arimage.pipelines.cosmos.convert import _original_name, cosmos_transformer_from_original
 from arimage.pipelines.cosmos.convert_tokenizer import cosmos_tokenizer_from_original
+from arimage.pipelines.cosmos.transformer_cosmos import CosmosTransformer
 
 
 MODEL = FOLDER / "base.pt"
@@ -79,10 +80,13 @@ def test_damaged_archives_are_refused(tmp_path):
             load_torchscript(path)
 
 
-@pytest.mark.parametrize("name", ["encoder.jit", "decoder.jit"])
-def test_a_folder_without_one_half_is_refused(tmp_path, name):
-    shutil.copy(TOKENIZER / name, tmp_path)
-    with pytest.raises(CheckpointError, match=r"(encoder|decoder)\.jit"):
+@pytest.mark.parametrize(
+    ("name", "named"), [("encoder", r"decoder\.jit"), ("decoder", "autoencoder.jit"), ("auto", "_levels")]
+)
+def test_a_folder_without_one_half_is_refused(tmp_path, name, named):
+    target = "autoencoder.jit" if name == "auto" else f"{name}.jit"
+    shutil.copy(TOKENIZER / f"{'decoder' if name == 'auto' else name}.jit", tmp_path / target)
+    with pytest.raises(CheckpointError, match=named):
         convert_cosmos_tokenizer(tmp_path)
 
 
@@ -116,6 +120,16 @@ def test_sizes_come_from_the_tensors_and_yarn_from_the_width_of_the_heads(name, 
     assert f"give yarn={not yarn} if that is wrong" in caplog.text
     state = load_original(FOLDER / f"{name}.pt")
     assert cosmos_transformer_from_original(state, yarn=not yarn).config.yarn == (not yarn)
+
+
+@pytest.mark.parametrize(("size", "yarn"), [((4096, 16), False), ((5120, 40), True)])
+def test_the_published_sizes_are_known(size, yarn, caplog):
+    with torch.device("meta"):
+        published = CosmosTransformer(hidden_size=size[0], num_layers=size[1], intermediate_size=8, vocab_size=5)
+    state = {_original_name(name): weight for name, weight in published.state_dict().items()}
+    with caplog.at_level("WARNING"):
+        transformer = cosmos_transformer_from_original(state)
+    assert transformer.config.yarn == yarn and not caplog.text
 
 
 def test_a_model_keeps_the_dtype_of_its_file(tmp_path):
@@ -176,8 +190,6 @@ def test_a_text_encoder_is_for_models_with_text(tmp_path):
     assert AutoPipeline.from_pretrained(tmp_path / "out").tokenizer is not None
     with pytest.raises(CheckpointError, match="reads no text"):
         convert_cosmos(MODEL, tokenizer=TOKENIZER, text_encoder=tmp_path / "t5")
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_cosmos(MODEL, tokenizer=TOKENIZER, out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from pipelines.var import tiny as tiny_var
 from safetensors.torch import load_file
 
 from arimage import (
-    AutoPipeline,
     FewStepDecoding,
     FlowDecoding,
     LlamaGenDDPipeline,
@@ -168,16 +167,6 @@ def test_a_student_reads_texts():
     assert torch.equal(images[1], images[2]) and not torch.equal(images[0], images[1])
     with pytest.raises(ValueError, match="teacher"):
         LlamaGenDDPipeline(pipe.transformer, pipe.vq, tiny_llamagen.transformer("class"))
-
-
-def test_without_its_teacher_a_student_generates_alone(tmp_path):
-    pipe = tiny_distilled.pipeline("var")
-    pipe.decoding = FewStepDecoding(starts=(0, 2), codes_until=1, teacher_start=1)
-    pipe.save_pretrained(tmp_path / "saved")
-    without = AutoPipeline.from_pretrained(tmp_path / "saved", teacher=None)
-    with pytest.raises(ValueError, match="teacher_start"):
-        without(class_labels=3)
-    assert without(class_labels=3, decoding=FewStepDecoding()).stats.forward_passes == 1
 
 
 @FAMILIES

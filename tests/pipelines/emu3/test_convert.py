@@ -102,22 +102,3 @@ def test_folders_that_do_not_fit_are_refused(original, tmp_path):
         convert_emu3(vision_tokenizer, vision_tokenizer=vision_tokenizer)
     with pytest.raises(CheckpointError, match="config.json cannot be read"):
         convert_emu3(tmp_path / "absent")
-    (tmp_path / "mine").write_text("kept")
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_emu3("no such folder", out=tmp_path / "mine")
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("emu3.tiktoken", "IQ== 0 1\n", "is not a table of"),
-        ("emu3.tiktoken", "no base64! 0\n", "is not a table of"),
-        ("emu3.tiktoken", None, "is not a file"),
-        ("emu3_vision_tokens.txt", "<|image token|>\n", "64 image tokens in a row"),
-    ],
-)
-def test_a_damaged_text_tokenizer_is_refused(original, file, text, said, tmp_path):
-    shutil.copytree(original[0], tmp_path / "lm")
-    (tmp_path / "lm" / file).unlink() if text is None else (tmp_path / "lm" / file).write_text(text)
-    with pytest.raises(CheckpointError, match=said):
-        convert_emu3(tmp_path / "lm", vision_tokenizer=original[1])

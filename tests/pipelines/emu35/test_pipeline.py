@@ -127,22 +127,6 @@ def test_references_have_a_guidance_of_their_own(pipe):
     assert pipe.prepare("a", image=REFERENCES[0], guidance_scale=1.5).sampling.guidance_scale == 1.5
 
 
-def test_pixels_outside_of_a_mask_are_kept_with_references(pipe):
-    references, decoding = REFERENCES, "sjd-coupled"
-    given = torch.rand(1, 3, 32, 48, generator=seeded(1))
-    mask = torch.zeros(1, 1, 32, 48)
-    mask[..., 20, 20] = 1
-    options = {"image": given, "mask_image": mask, "image_reference": references, "decoding": decoding, **SMALL}
-    out = pipe(["a red cat", "tree"], **options, generator=seeded(0), output_type="pt")
-    white = mask[0, 0].bool()
-    assert torch.equal(out.images[..., ~white], given.expand(2, -1, -1, -1)[..., ~white])
-    with torch.no_grad():
-        codes = pipe.encode_image(given * 2 - 1).expand(2, -1, -1)
-    generated = torch.zeros(2, 3, dtype=torch.bool)
-    generated[1, 1] = True
-    assert torch.equal(out.tokens[:, ~generated], codes[:, ~generated])
-
-
 def test_a_negative_prompt_is_the_text_of_the_unconditional_prompt(pipe):
     decode = pipe.tokenizer.decode
     prompts = pipe.prompts

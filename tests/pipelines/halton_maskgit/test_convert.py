@@ -7,6 +7,7 @@ from pipelines.llamagen.tiny import FIXTURES
 
 from arimage.convert import CheckpointError, convert_halton_maskgit
 from arimage.decoding import HaltonDecoding
+from arimage.pipelines.halton_maskgit.convert import NUM_HEADS
 
 
 CHECKPOINT, VQ = FOLDER / "halton_tiny.pth", FIXTURES / "c2i/vq_ds4_c2i.pt"
@@ -40,7 +41,7 @@ def test_a_model_without_registers(state, tmp_path):
     assert convert(written(tmp_path, state)).transformer.num_rows == 64
 
 
-def test_heads_that_no_file_holds_are_asked_for():
+def test_heads_that_no_file_holds_are_asked_for(monkeypatch):
     with pytest.raises(CheckpointError, match="num_heads is None"):
         convert_halton_maskgit(CHECKPOINT, VQ)
     # 30 channels are those of 6 heads as well: nothing shows that they are not.
@@ -48,6 +49,8 @@ def test_heads_that_no_file_holds_are_asked_for():
     for heads in (4, 33):
         with pytest.raises(CheckpointError, match=f"num_heads is {heads}"):
             convert(num_heads=heads)
+    monkeypatch.setitem(NUM_HEADS, (32, 3), 5)
+    assert convert(num_heads=None).transformer.config.num_attention_heads == 5
 
 
 @pytest.mark.every(2)

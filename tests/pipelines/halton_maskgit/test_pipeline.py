@@ -87,14 +87,6 @@ def test_an_order_is_refused(pipe):
         HaltonMaskGITModel(pipe.transformer, {"class_labels": torch.zeros(1).long()}, layout, CONFIDENCE)
 
 
-def test_a_preview_shows_what_is_known(pipe):
-    call = pipe.prepare(class_labels=[1])
-    known = torch.full((1, 16), -1)
-    known[0, 5] = 7
-    with torch.no_grad():
-        assert torch.equal(pipe.preview(call, known), pipe.decode_tokens(call, torch.full((1, 16), 7)))
-
-
 def test_components_that_do_not_fit_are_refused(pipe):
     with pytest.raises(ValueError, match="tokens: the transformer has 40"):
         HaltonMaskGITPipeline(tiny_halton.transformer(vocab_size=40), pipe.vq)
