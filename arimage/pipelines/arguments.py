@@ -193,12 +193,7 @@ def _show(made: Any, name: str, function: Callable, parameters: list[inspect.Par
 
 
 def _bound(function: Any, pipe: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a function by name, but for its pipeline.
-
-    Raises:
-        TypeError: if they do not fit its signature.
-        ValueError: if a mask is given without what it masks.
-    """
+    """The arguments of a function by name, but for its pipeline."""
     try:
         given = function.__signature__.bind(pipe, *args, **kwargs).arguments
     except TypeError as error:

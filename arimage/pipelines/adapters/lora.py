@@ -445,11 +445,7 @@ class LoraMixin(LoraBaseMixin):
 
 
 def check_peft() -> None:
-    """Refuse adapters without peft.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """Refuse adapters without peft."""
     if not is_peft_available():
         raise ValueError("adapters need peft: pip install 'arimage[lora]'")
 

@@ -54,11 +54,7 @@ def has_lora_layers(component: Any) -> bool:
 
 
 def check_adapter_name(name: str, component: nn.Module, hotswap: bool) -> None:
-    """Refuse a name by which peft would mistake other weights for those of the adapter when it swaps them.
-
-    Raises:
-        ValueError: if it is one, is taken, or is to be swapped and not there.
-    """
+    """Refuse a name by which peft would mistake other weights for those of the adapter when it swaps them."""
     if not isinstance(name, str) or not name or "." in name:
         raise ValueError(f"adapter_name is {name!r}: give a name without a dot")
     loaded = getattr(component, "peft_config", {})
@@ -78,11 +74,7 @@ def check_adapter_name(name: str, component: nn.Module, hotswap: bool) -> None:
 
 
 def check_room(component: nn.Module, adapter: Adapter) -> None:
-    """Refuse an adapter with a rank above that of `enable_lora_hotswap`.
-
-    Raises:
-        ValueError: naming target_rank.
-    """
+    """Refuse an adapter with a rank above that of `enable_lora_hotswap`."""
     room = getattr(component, "_prepare_lora_hotswap_kwargs", None)
     largest = max(adapter.ranks.values())
     if room is not None and largest > room["target_rank"]:
@@ -93,11 +85,7 @@ def check_room(component: nn.Module, adapter: Adapter) -> None:
 
 
 def check_swap(component: nn.Module, adapter: Adapter, name: str) -> None:
-    """Refuse an adapter that cannot take the place of another.
-
-    Raises:
-        ValueError: if it changes embeddings or layers that the other does not, or is of another kind.
-    """
+    """Refuse an adapter that cannot take the place of another."""
     if any(part.startswith("lora_embedding") for parts in adapter.layers.values() for part in parts):
         raise ValueError("adapters of embeddings cannot be swapped: load this one under another name")
     there, old = _layers_with(component, name), component.peft_config[name]
@@ -218,11 +206,7 @@ LEAST_SHARE = 0.9
 
 
 def check_untied(component: nn.Module) -> None:
-    """Refuse to fuse adapters of layers whose weights are those of other layers too.
-
-    Raises:
-        ValueError: naming the layer.
-    """
+    """Refuse to fuse adapters of layers whose weights are those of other layers too."""
     owners = Counter(id(weight) for module in component.modules() for weight in module.parameters(recurse=False))
     for name, layer in named_lora_layers(component).items():
         if owners[id(layer.get_base_layer().weight)] > 1:
@@ -231,11 +215,7 @@ def check_untied(component: nn.Module) -> None:
 
 def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool) -> None:
     """Add the active adapters, or those of `names`, to the weights; nothing changes if that fails. Warns if most of
-    what they add is lost in the rounding of the weights.
-
-    Raises:
-        ValueError: if a weight cannot be changed, or with `safely` would not be finite.
-    """
+    what they add is lost in the rounding of the weights."""
     chosen = []
     for layer in layers:
         base, own = layer.get_base_layer(), [it for it in names or layer.active_adapters if it in layer.scaling]

@@ -136,9 +136,5 @@ class About(BaseModel):
 
 
 def check_settings(settings: dict[str, Any], source: str) -> PeftSettings | None:
-    """The settings of an adapter; None if its file has none.
-
-    Raises:
-        ValueError: one sentence that names the setting.
-    """
+    """The settings of an adapter; None if its file has none."""
     return check(PeftSettings, settings, source) if settings else None

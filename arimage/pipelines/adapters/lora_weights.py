@@ -110,9 +110,6 @@ def adapter_for(
         state: its weights, by LAYER.PART and, in files of some programs, LAYER.alpha.
         settings: those of its file; without any, and without alpha, the scale is 1.
         source: its name, for errors.
-
-    Raises:
-        ValueError: naming the first key that does not fit, and what was expected.
     """
     layers: Layers = {}
     for key, value in state.items():

@@ -47,9 +47,6 @@ def arpg_transformer_from_original(
     Args:
         grid_size: tokens along each side of the images that the weights were trained for; the tensors do not show it.
         num_heads: attention heads, which the tensors do not show; None for the published 64 channels per head.
-
-    Raises:
-        CheckpointError: if the heads do not fit, or a tensor is missing, unknown or of an unexpected shape.
     """
     tensors = OriginalTensors(state, KIND, source)
 

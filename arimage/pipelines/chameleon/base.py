@@ -26,11 +26,7 @@ LETTERS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 
 def first_code_of(vocabulary: dict[str, int], count: int) -> int:
-    """The id of image token 0 in a vocabulary with `count` image tokens, whose ids follow each other.
-
-    Raises:
-        ValueError: if they do not, or their number is another.
-    """
+    """The id of image token 0 in a vocabulary with `count` image tokens, whose ids follow each other."""
     # Chameleon spells the number in letters; of Lumina-mGPT 2.0's names only the order is known.
     numbers = {
         int(name[6:-1].translate(LETTERS)): token for name, token in vocabulary.items() if name.startswith("IMGIMG")

@@ -109,9 +109,6 @@ def chameleon_state_from_meta(
     Args:
         state: tensors by Meta's names, of a model that is not sharded.
         parameters: the settings of params.json and consolidate_params.json.
-
-    Raises:
-        CheckpointError: if a setting is missing, or a tensor that the settings are read from.
     """
     try:
         heads, layers, eps = (parameters[name] for name in ("n_heads", "n_layers", "norm_eps"))

@@ -66,11 +66,7 @@ class LuminaPrompts:
     def check_size(
         self, height: int | None, width: int | None, square: int, headers: torch.LongTensor | None
     ) -> tuple[int, int]:
-        """Height and width of images: those given, those in the `headers` [B, 3] of prompts, or the square.
-
-        Raises:
-            ValueError: if the vocabulary has no tokens for them, or the headers have others.
-        """
+        """Height and width of images: those given, those in the `headers` [B, 3] of prompts, or the square."""
         announced = None if headers is None else self._announced_size(headers)
         rows, columns = announced or (square, square)
         size = (rows if height is None else height, columns if width is None else width)

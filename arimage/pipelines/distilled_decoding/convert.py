@@ -77,10 +77,6 @@ def llamagen_dd_transformer_from_original(
     Args:
         grid_size: tokens along each side of the images.
         num_heads: attention heads, needed if hidden size and layers are not those of a published model.
-
-    Raises:
-        CheckpointError: if the heads are unknown or do not fit, or a tensor is missing, unknown or of an unexpected
-            shape.
     """
     state = OriginalTensors(state, "LlamaGen-DD transformer", source)
     vocab_size, hidden_size = state.shape("output.weight")

@@ -81,9 +81,6 @@ def emu3_vq_from_original(
 
     Args:
         config: the original's config.json.
-
-    Raises:
-        CheckpointError: if a setting or tensor is missing, or a tensor is unknown or of an unexpected shape.
     """
     if config.get("model_type") == "Emu3p5VisionVQ":
         raise CheckpointError(f"{source} is the image tokenizer of Emu3.5: give the folder of Emu3-VisionTokenizer")
@@ -110,11 +107,7 @@ def _original_name(name: str) -> str:
 
 
 def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The text tokenizer of a folder with the authors' `emu3.tiktoken` and `emu3_vision_tokens.txt`.
-
-    Raises:
-        CheckpointError: if a file is missing or damaged.
-    """
+    """The text tokenizer of a folder with the authors' `emu3.tiktoken` and `emu3_vision_tokens.txt`."""
     folder = Path(folder)
     special = [*SPECIAL_TOKENS, *read_lines(folder / "emu3_vision_tokens.txt")]
     # Names that transformers' Emu3Processor needs.

@@ -39,11 +39,7 @@ VISION_TOKENS = "emu3_vision_tokens.txt"
 
 def emu35_tokenizer_from_original(folder: str | Path) -> tuple[PreTrainedTokenizerFast, int]:
     """The text tokenizer of a folder with the authors' `emu3.tiktoken` and `emu3_vision_tokens.txt`, and the number of
-    codes in the latter, which the tokenizer does not hold: with 131,072 of them it would load for many seconds.
-
-    Raises:
-        CheckpointError: if a file is missing or damaged.
-    """
+    codes in the latter, which the tokenizer does not hold: with 131,072 of them it would load for many seconds."""
     folder = Path(folder)
     names = read_lines(folder / VISION_TOKENS)
     images = [TOKENS[name] for name in ("begin_of_codes", "begin_of_image", "end_of_image")]
@@ -65,9 +61,6 @@ def qwen3_from_original(
     Args:
         state: tensors by their original names, which are also transformers'.
         config: the original's config.json.
-
-    Raises:
-        CheckpointError: if a setting is missing or unknown, or a tensor is missing, unknown or of an unexpected shape.
     """
     if config.get("rope_scaling") is not None:
         raise CheckpointError(

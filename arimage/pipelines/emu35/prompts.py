@@ -34,11 +34,7 @@ TRAINED = {
 
 
 def token_ids_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """The ids of the tokens of a prompt. Those of the codes, which the tokenizer does not hold, follow all others.
-
-    Raises:
-        ValueError: if the tokenizer lacks one.
-    """
+    """The ids of the tokens of a prompt. Those of the codes, which the tokenizer does not hold, follow all others."""
     vocabulary = tokenizer.get_vocab()
     missing = set(TOKENS.values()) - vocabulary.keys()
     if missing:
@@ -50,12 +46,7 @@ def image_size(
     area: int, height: int | None = None, width: int | None = None, ratio: str | None = None
 ) -> tuple[int, int]:
     """Height and width of an image in pixels: the given ones, or those of a ratio (by default "1:1") with an area of
-    approximately `area`, as the authors round them.
-
-    Raises:
-        ValueError: if height and width are not multiples of 16 up to 2048, only one is given, they are given with a
-            ratio, or the ratio needs a longer side.
-    """
+    approximately `area`, as the authors round them."""
     if height is not None or width is not None:
         return given_size(height, width, ratio, FACTOR, MAX_SIDE)
     across, down = parse_ratio(ratio)
@@ -69,11 +60,7 @@ def image_size(
 
 
 def smart_resize(name: str, image: Image.Image, area: int) -> Image.Image:
-    """A reference image with its own ratio and an area of approximately `area`, as the authors round its sides.
-
-    Raises:
-        ValueError: if its longer side would be too long; it begins with `name`.
-    """
+    """A reference image with its own ratio and an area of approximately `area`, as the authors round its sides."""
     height, width = (max((side + FACTOR // 2) // FACTOR, 1) * FACTOR for side in _sides(area, *image.size))
     if max(height, width) > MAX_SIDE:
         raise ValueError(

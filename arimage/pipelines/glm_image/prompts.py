@@ -47,11 +47,7 @@ class GlmImagePrompts:
 
     def encode(self, texts: list[str], sources: list[list[Image.Image]] | None, size: tuple[int, int]) -> BatchFeature:
         """Ids, mask and grids of prompts for images of `size` (height, width), padded on the left, as the processor
-        returns them. All prompts have equally many sources.
-
-        Raises:
-            ValueError: if a text contains a special token, or a reference is too narrow.
-        """
+        returns them. All prompts have equally many sources."""
         for text in texts:
             check_special(self.processor.tokenizer, text)
         for reference in (reference for references in sources or [] for reference in references):

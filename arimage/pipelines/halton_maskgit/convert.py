@@ -48,10 +48,6 @@ def halton_maskgit_from_original(
 
     Args:
         num_heads: attention heads, if width and layers are not those of a published size.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape, or the heads are not known or do
-            not fit.
     """
     tensors = OriginalTensors(state, KIND, source)
     (rows, width), num_places = tensors.shape("tok_emb.weight"), tensors.shape("pos_emb.weight")[0]

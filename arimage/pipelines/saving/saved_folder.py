@@ -53,11 +53,7 @@ pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
 
 
 def local_folder(name: str | os.PathLike) -> Path | None:
-    """The folder at a path, in which ~ is the home folder; None for a name, such as that of a Hub repository.
-
-    Raises:
-        ValueError: if it is a path to a folder that does not exist.
-    """
+    """The folder at a path, in which ~ is the home folder; None for a name, such as that of a Hub repository."""
     text = os.fspath(name)
     folder = Path(os.path.expanduser(text))
     if folder.is_dir():
@@ -87,11 +83,7 @@ class IndexFields(BaseModel):
 
 
 def read_index(path: Path, family: Family | None) -> dict:
-    """Read and check a model_index.json, with the fields of a family.
-
-    Raises:
-        ValueError: if one of our fields has the wrong type or is out of its range.
-    """
+    """Read and check a model_index.json, with the fields of a family."""
     index = read_object(path)
     check(IndexFields if family is None else with_fields(IndexFields, family.config), index, path)
     return index

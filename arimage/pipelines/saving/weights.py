@@ -20,9 +20,6 @@ def check_weights(folder: Path, index: dict, given: dict) -> None:
         folder: a folder written by `save_pretrained` of a pipeline.
         index: the contents of its model_index.json, with the modules of our classes.
         given: keyword arguments of `from_pretrained`. Components in it are not loaded; `variant` chooses the files.
-
-    Raises:
-        ValueError: if a file is damaged, or a weight is missing, unexpected or of another shape.
     """
     for name, entry in index.items():
         kind = None if name.startswith("_") or name in given else class_of(entry)

@@ -68,11 +68,7 @@ class KnownCaptions(Protocol):
 
 
 def load_known(folder: Path) -> KnownCaptions | None:
-    """The captions in the folder of a pipeline; None if it has no list, or nothing is installed that reads it.
-
-    Raises:
-        ValueError: if the file does not hold captions.
-    """
+    """The captions in the folder of a pipeline; None if it has no list, or nothing is installed that reads it."""
     path, hook = folder / KNOWN_CAPTIONS, installed("captions").get("known")
     return None if hook is None or not path.is_file() else hook.load()(path)
 
