@@ -143,11 +143,7 @@ def chameleon_state_from_meta(
 
 
 def convert_lumina_mgpt(
-    folder: str | Path,
-    *,
-    tokenizer: str | Path | None = None,
-    image_size: int = 768,
-    out: str | Path | None = None,
+    folder: str | Path, *, tokenizer: str | Path | None = None, image_size: int = 768, out: str | Path | None = None
 ) -> LuminaMGPTPipeline:
     """The pipeline of a folder as `Alpha-VLLM/Lumina-mGPT-7B-768` or `Alpha-VLLM/Lumina-mGPT-2.0`, with the published
     sampling defaults.
@@ -167,11 +163,7 @@ def convert_lumina_mgpt(
 
 
 def convert_anole(
-    folder: str | Path,
-    *,
-    tokenizer: str | Path | None = None,
-    image_size: int = 512,
-    out: str | Path | None = None,
+    folder: str | Path, *, tokenizer: str | Path | None = None, image_size: int = 512, out: str | Path | None = None
 ) -> AnolePipeline:
     """The pipeline of a folder with Anole, or another Chameleon, with the published sampling defaults.
 

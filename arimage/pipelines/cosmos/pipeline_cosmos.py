@@ -72,9 +72,7 @@ class CosmosPipeline(ARPipeline):
     _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
     _output = VideoPipelineOutput
     abilities = Abilities(
-        "tokens",
-        (TOKEN_SAMPLING - {"guided_tokens"}) | {"image", "video", "num_frames"},
-        generates_video=True,
+        "tokens", (TOKEN_SAMPLING - {"guided_tokens"}) | {"image", "video", "num_frames"}, generates_video=True
     )
     per_prompt = "num_videos_per_prompt"
 

@@ -8,20 +8,10 @@ from typing import Unpack
 
 import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DiffusionPipeline,
-    FlowMatchEulerDiscreteScheduler,
-    GlmImageTransformer2DModel,
-)
+from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
 from diffusers.utils import logging
 from PIL import Image
-from transformers import (
-    ByT5Tokenizer,
-    GlmImageForConditionalGeneration,
-    GlmImageProcessor,
-    T5EncoderModel,
-)
+from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 from ...decoding import Layout
 from ...settings.schema import read_object

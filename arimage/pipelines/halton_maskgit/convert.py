@@ -94,11 +94,7 @@ def halton_maskgit_from_original(
 
 
 def convert_halton_maskgit(
-    checkpoint: str | Path,
-    vq: str | Path,
-    *,
-    num_heads: int | None = None,
-    out: str | Path | None = None,
+    checkpoint: str | Path, vq: str | Path, *, num_heads: int | None = None, out: str | Path | None = None
 ) -> HaltonMaskGITPipeline:
     """The pipeline of two published files, with the guidance that the authors evaluated their size with. A thousand
     classes are those of ImageNet.

@@ -10,10 +10,7 @@ from ...media.files import nothing_selected, to_mask, to_rgb
 
 
 def prepare_image(
-    image: PipelineImageInput | None,
-    mask_image: PipelineImageInput | None,
-    size: tuple[int, int],
-    count: int,
+    image: PipelineImageInput | None, mask_image: PipelineImageInput | None, size: tuple[int, int], count: int
 ) -> tuple[torch.Tensor, torch.BoolTensor]:
     """The images to edit in a call with `count` prompts or classes, resized to `size` (height, width), and their
     masks.

@@ -95,6 +95,4 @@ def bind(case, network=None):
     return bind_prompts(network, ids, mask, source_grids(case), codes_of(case), layout_of(case), device)
 
 
-PIPELINES = {
-    "glm-image": (pipeline, {"special", "text", "fused", "shared steps"}),
-}
+PIPELINES = {"glm-image": (pipeline, {"special", "text", "fused", "shared steps"})}
