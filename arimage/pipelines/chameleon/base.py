@@ -86,8 +86,6 @@ class ChameleonPipeline(ARImagePipeline):
         check_one_of(prompt=prompt, input_ids=input_ids)
         if input_ids is not None:
             return check_token_ids("input_ids", input_ids, attention_mask)
-        if self.tokenizer is None:
-            raise ValueError("this pipeline has no tokenizer: give input_ids and attention_mask, not a prompt")
         return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
 
     def has_header(self, input_ids: torch.LongTensor) -> bool:

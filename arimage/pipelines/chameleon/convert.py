@@ -46,14 +46,9 @@ def chameleon_from_original(
     *,
     source: str | Path = "the checkpoint",
 ) -> ChameleonForConditionalGeneration:
-    """The language model whose tensors are `state`, in the dtype of its embedding and in evaluation mode.
-
-    Args:
-        state: tensors by transformers' names. Query and key norms may have a row for each shard that the weights were
-            trained on instead of one for each head, and the image tokenizer may be missing.
-        config: the settings of a config.json.
-        vq_state, vq: the image tokenizer, whose encoder completes the model.
-    """
+    """The language model whose tensors are `state` by transformers' names, in the dtype of its embedding and in
+    evaluation mode. Query and key norms may have a row for each shard that the weights were trained on instead of one
+    for each head. The image tokenizer `vq_state` completes it."""
     widths = list(vq.config.block_out_channels)
     channels = vq_state["encoder.conv_in.weight"].shape[0]
     resolution = 512
@@ -104,12 +99,8 @@ def chameleon_from_original(
 def chameleon_state_from_meta(
     state: dict[str, torch.Tensor], parameters: dict, *, source: str | Path = "the checkpoint"
 ) -> tuple[dict[str, torch.Tensor], dict]:
-    """Tensors by transformers' names, and the settings of a config.json, of a Chameleon in Meta's own format.
-
-    Args:
-        state: tensors by Meta's names, of a model that is not sharded.
-        parameters: the settings of params.json and consolidate_params.json.
-    """
+    """Tensors by transformers' names, and the settings of a config.json, of a Chameleon in Meta's own format that is
+    not sharded, from its tensors and the settings of params.json and consolidate_params.json."""
     try:
         heads, layers, eps = (parameters[name] for name in ("n_heads", "n_layers", "norm_eps"))
     except KeyError as error:

@@ -112,10 +112,9 @@ def cosmos_transformer_from_original(
     source: str | Path = "the checkpoint",
 ) -> CosmosTransformer:
     """The transformer whose tensors are `state`, by their original names, with or without "model." in front, in their
-    dtype.
+    dtype. It was trained for maps of `shape` (frames, rows, columns).
 
     Args:
-        shape: frames, rows and columns of the token maps that it was trained for.
         yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published
             sizes, where those have it (40 layers) whose heads together are not as wide as the model.
     """
@@ -154,16 +153,11 @@ def cosmos_transformer_from_original(
         )
     for key in state:
         if re.search(r"\.attention\.(wq|wk|q_norm|k_norm)\.weight$", key):
-            state[key] = in_pairs(state[key], head_dim)
+            # From heads whose halves turn together to heads whose neighbours do.
+            halves = state[key].unflatten(0, (-1, 2, head_dim // 2))
+            state[key] = halves.transpose(1, 2).flatten(0, 2).contiguous()
     dtype = state["tok_embeddings.weight"].dtype
     return state.fill(transformer, _original_name, dtype=dtype)
-
-
-def in_pairs(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The rows of a weight [heads * head_dim, ...] in the order of heads whose neighbours turn together, from that of
-    heads whose halves do."""
-    halves = weight.unflatten(0, (-1, 2, head_dim // 2))
-    return halves.transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def _original_name(name: str) -> str:

@@ -77,11 +77,7 @@ IMAGE_TOKEN = "<|extra_0|>"
 def emu3_vq_from_original(
     state: dict[str, torch.Tensor], config: dict, *, source: str | Path = "the image tokenizer's file"
 ) -> Emu3VQVAE:
-    """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
-
-    Args:
-        config: the original's config.json.
-    """
+    """The image tokenizer with the original's tensors and `config`, in float32 and in evaluation mode."""
     if config.get("model_type") == "Emu3p5VisionVQ":
         raise CheckpointError(f"{source} is the image tokenizer of Emu3.5: give the folder of Emu3-VisionTokenizer")
     missing = TOKENIZER_SETTINGS.keys() - config.keys()

@@ -56,12 +56,7 @@ def emu35_tokenizer_from_original(folder: str | Path) -> tuple[PreTrainedTokeniz
 def qwen3_from_original(
     state: dict[str, torch.Tensor], config: dict, *, source: str | Path = "the checkpoint"
 ) -> Qwen3ForCausalLM:
-    """The language model whose tensors are `state`, in the dtype of its embedding and in evaluation mode.
-
-    Args:
-        state: tensors by their original names, which are also transformers'.
-        config: the original's config.json.
-    """
+    """The language model with the original's `config`, in the dtype of its embedding and in evaluation mode."""
     if config.get("rope_scaling") is not None:
         raise CheckpointError(
             f"config.json of {source} has rope_scaling {config['rope_scaling']}, which no published Emu3.5 has: give "

@@ -44,11 +44,7 @@ TRANSFORMER_NAMES = (
 def halton_maskgit_from_original(
     state: dict[str, torch.Tensor], *, num_heads: int | None = None, source: str | Path = "the checkpoint"
 ) -> HaltonMaskGITTransformer:
-    """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
-
-    Args:
-        num_heads: attention heads, if width and layers are not those of a published size.
-    """
+    """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode."""
     tensors = OriginalTensors(state, KIND, source)
     (rows, width), num_places = tensors.shape("tok_emb.weight"), tensors.shape("pos_emb.weight")[0]
     grid_size, layers = math.isqrt(num_places), tensors.count("transformer.layers.")
