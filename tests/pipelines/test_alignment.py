@@ -13,7 +13,6 @@ from transformers import T5EncoderModel
 
 from arimage import AutoPipeline
 from arimage.models.mixin import LINE
-from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 
 
 def off_the_line(*models):
@@ -80,12 +79,6 @@ def test_every_loader_aligns(folder, dtype):
     assert not off_the_line(*modules_of(AutoPipeline.from_pretrained(folder, text_encoder=encoder, dtype=dtype)))
     remote.text_encoder = T5EncoderModel.from_pretrained(folder / "text_encoder", **options)
     assert not off_the_line(remote.text_encoder)
-
-
-def test_a_component_that_is_loaded_alone_is_aligned(folder):
-    assert not off_the_line(LlamaGenVQModel.from_pretrained(folder / "vq"))
-    model, info = LlamaGenVQModel.from_pretrained(folder / "vq", output_loading_info=True)
-    assert not off_the_line(model) and not info["missing_keys"]
 
 
 def test_adapters_are_aligned(folder):

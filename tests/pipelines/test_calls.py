@@ -118,12 +118,6 @@ def test_an_unknown_argument_is_refused_by_its_name(pipe):
         pipe("a", None, None)
 
 
-@pytest.mark.parametrize("name", [name for name in RUN if name != "generator"])
-def test_to_prepare_refuses_the_arguments_of_a_run(pipe, name):
-    with pytest.raises(TypeError, match=rf"prepare\(\) got an unexpected keyword argument '{name}'"):
-        pipe.prepare(**condition_of(pipe), **{name: None})
-
-
 def test_what_a_pipeline_says_of_itself_holds(pipe):
     sizes = pipe.image_sizes
     images = pipe(**condition_of(pipe), output_type="pt").images

@@ -6,8 +6,9 @@ from importlib import import_module
 
 import pytest
 import torch
-from adapters import STYLE, adapter, merge
+from adapters import STYLE, adapter, layers_of, merge
 from families import EVERY, condition_of, flat, seeded, tokens
+from pipelines.distilled_decoding import tiny as tiny_distilled
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -283,3 +284,44 @@ def test_folders_of_peft_that_would_be_misread_are_refused(tmp_path):
     with pytest.raises(ValueError, match="adapter_config.json cannot be read"):
         pipe.load_lora_weights(folder)
     assert pipe.get_list_adapters() == {}
+
+
+EVERY_FAMILY = {**EVERY, "llamagen-dd-places": lambda: tiny_distilled.pipeline("llamagen", place_embeddings=True)}
+FIRST = "llamagen-text"
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in EVERY_FAMILY if name != FIRST]
+
+
+def base_weights(pipe):
+    """The weights of the model by their names without adapters."""
+    return {
+        f"{key}.{name.replace('.base_layer', '')}": value.clone()
+        for key in pipe._lora_loadable_modules
+        for name, value in pipe.components[key].state_dict().items()
+        if ".lora_" not in name
+    }
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    "family", [FIRST, "janus", "var-text", *(it for it in OTHERS if it.values[0] not in ("janus", "var-text"))]
+)
+def test_every_adapter_scales_fuses_and_unfuses(family):
+    pipe, merged = EVERY_FAMILY[family](), EVERY_FAMILY[family]()
+    assert layers_of(pipe)
+    before, base, state = base_weights(pipe), tokens(pipe), adapter(pipe, size=0.2)
+    pipe.load_lora_weights(state, STYLE)
+    merge(merged, state, scale=0.5)
+    pipe.set_adapters(STYLE, 0.0)
+    torch.testing.assert_close(tokens(pipe), base)
+    pipe.set_adapters(STYLE, 0.5)
+    torch.testing.assert_close(tokens(pipe), tokens(merged), rtol=1e-2, atol=1e-2)
+    pipe.set_adapters(STYLE, 1.0)
+    pipe.fuse_lora(lora_scale=0.5)
+    wanted = base_weights(merged)
+    for name, value in base_weights(pipe).items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(tokens(pipe), base)
+    pipe.unfuse_lora()
+    assert {name for name, value in base_weights(pipe).items() if not torch.equal(value, before[name])} == set()
+    pipe.unload_lora_weights()
+    assert torch.equal(tokens(pipe), base)

@@ -134,8 +134,6 @@ def test_words_without_a_tokenizer_are_refused(bare):
         bare("tree")
     with pytest.raises(ValueError, match="give negative_input_ids, or guidance_scale=1"):
         bare(input_ids=GIVEN["input_ids"], guidance_scale=2.0, **SIZE)
-    with pytest.raises(ValueError, match="no tokenizer"):
-        bare.encode_prompt(["tree"], (40, 24))
 
 
 def test_a_model_without_the_names_of_its_codes_is_refused():
