@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from diffusers import DiffusionPipeline
-from diffusers.hooks import apply_group_offloading
 from families import BUILD, EVERY, LATENT, condition_of, flat, having, one_of_each_kind, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -235,19 +233,6 @@ def test_a_compiled_component_is_the_one_that_runs(name):
     setattr(pipe, part, torch.compile(getattr(pipe, part), backend=backend))
     torch.testing.assert_close(flat(pipe(**options, generator=seeded(0)).tokens), expected, atol=1e-2, rtol=1e-3)
     assert compiled
-
-
-def test_calls_compute_where_diffusers_says():
-    def places():
-        return pipe._execution_device, DiffusionPipeline._execution_device.fget(pipe)
-
-    pipe = tiny_llamagen.text_pipeline()
-    assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
-    # Casts, and moves no weights.
-    pipe.vq.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
-    assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
-    apply_group_offloading(pipe.transformer, onload_device=torch.device("cuda:1"), offload_type="leaf_level")
-    assert places() == (torch.device("cuda:1"),) * 2 and pipe.has_hooks
 
 
 EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, tiny.TEXT_LENGTH)

@@ -256,14 +256,6 @@ def test_a_variant_and_shards_are_written_and_read(name, pipe, tmp_path):
 
 
 @pytest.mark.every(2)
-def test_components_may_have_dtypes_of_their_own(pipe, folder):
-    part = "model" if hasattr(pipe, "model") else "transformer"
-    loaded = AutoPipeline.from_pretrained(folder, dtype={part: torch.bfloat16, "default": torch.float32})
-    dtypes = {name: one.dtype for name, one in loaded.components.items() if isinstance(one, torch.nn.Module)}
-    assert dtypes.pop(part) == torch.bfloat16 and set(dtypes.values()) <= {torch.float32}
-
-
-@pytest.mark.every(2)
 def test_a_pipeline_made_from_another_keeps_its_settings(pipe):
     made = type(pipe).from_pipe(pipe)
     assert made.generation_config == pipe.generation_config and made.decoding == pipe.decoding

@@ -276,11 +276,7 @@ def test_folders_of_peft_that_would_be_misread_are_refused(tmp_path):
     folder = write_peft(tmp_path / "peft", theirs, "transformer", r=2, rank_pattern={"wqkv": 2})
     with pytest.raises(ValueError, match="rank_pattern"):
         pipe.load_lora_weights(folder)
-    settings = folder / "adapter_config.json"
-    settings.write_text('{"peft_type": "LOHA"}')
-    with pytest.raises(ValueError, match="of the type LOHA"):
-        pipe.load_lora_weights(folder)
-    settings.unlink()
+    (folder / "adapter_config.json").unlink()
     with pytest.raises(ValueError, match="adapter_config.json cannot be read"):
         pipe.load_lora_weights(folder)
     assert pipe.get_list_adapters() == {}

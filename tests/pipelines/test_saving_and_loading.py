@@ -8,7 +8,6 @@ import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
 from pipelines.llamagen import tiny as tiny_llamagen
-from safetensors import safe_open
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
 from arimage.auto import packaged_models, published_models
@@ -101,16 +100,6 @@ def test_what_is_no_number_format_is_refused_before_anything_is_downloaded(pipe,
             load()
 
 
-def test_half_precision_files_load_in_float32(pipe, tmp_path):
-    half = tiny_llamagen.text_pipeline().to(torch.float16)
-    half.save_pretrained(tmp_path)
-    with safe_open(tmp_path / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as weights:
-        assert weights.get_tensor("head.weight").dtype == torch.float16
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    assert {part.dtype for part in (loaded.transformer, loaded.vq, loaded.text_encoder)} == {torch.float32}
-    torch.testing.assert_close(loaded.transformer.head.weight, pipe.transformer.head.weight, atol=2e-3, rtol=0)
-
-
 def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):
     loaded = AutoPipeline.from_pretrained("someone/hearts", cache_dir=cache)
     assert loaded.decoding == DECODING and loaded.generation_config == DEFAULTS
@@ -119,37 +108,23 @@ def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):
     assert by_class.transformer.dtype == torch.bfloat16
 
 
-def test_the_options_of_a_download_reach_the_hub(folder, cache, monkeypatch):
-    asked = []
-
-    def download(repository, **options):
-        asked.append((repository, options.pop("allow_patterns"), options.pop("ignore_patterns"), options))
-        return str(folder)
-
-    monkeypatch.setattr(mixin, "snapshot_download", download)
-    options = {"cache_dir": cache, "revision": "main", "local_files_only": True}
-    AutoPipeline.from_pretrained("someone/hearts", **options)
-    (repository, patterns, _, given) = asked[0]
-    assert len(asked) == 1 and repository == "someone/hearts" and given == options
-    # No pickled weights and no code.
-    assert not {"*.bin", "*.pt", "*.py", "*"} & set(patterns)
-
-
 @pytest.mark.parametrize("variant", [None, "fp16"])
 def test_weights_of_one_variant_are_downloaded(folder, monkeypatch, variant):
     plain = ("a/model.safetensors", "a/model-00001-of-00002.safetensors")
     half = ("a/model.fp16.safetensors", "a/model.fp16-00001-of-00002.safetensors")
     others = ("a/model.safetensors.index.json", "a/tokenizer.json", "a/tokenizer.model", "model_index.json")
-    fetched = []
+    fetched, asked = [], []
 
     def download(repository, allow_patterns, ignore_patterns, **options):
         files = (*plain, *half, *others, "a/pytorch_model.bin", "a/code.py")
         fetched.extend(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        asked.append(options)
         return str(folder)
 
     monkeypatch.setattr(mixin, "snapshot_download", download)
-    LlamaGenPipeline.download("someone/hearts", variant=variant)
-    assert set(fetched) == {*others, *(plain if variant is None else half)}
+    options = {"revision": "main", "local_files_only": True}
+    LlamaGenPipeline.download("someone/hearts", variant=variant, **options)
+    assert set(fetched) == {*others, *(plain if variant is None else half)} and asked == [options]
 
 
 def test_a_repository_out_of_reach_is_an_os_error(tmp_path):

@@ -162,8 +162,10 @@ def test_what_does_not_fit_is_refused(family):
     pipe = tiny_distilled.pipeline(family)
     with pytest.raises(ValueError, match="noise"):
         pipe(class_labels=3, noise=torch.zeros(1, 3, 4))
-    with pytest.raises(ValueError, match="few-step"):
-        pipe(class_labels=3, decoding="ar")
+    starts, codes = FewStepDecoding(starts=(0, 500)), FewStepDecoding(codes_until=500)
+    for decoding, said in (("ar", "few-step"), (starts, "starts"), (codes, "codes_until")):
+        with pytest.raises(ValueError, match=said):
+            pipe(class_labels=3, decoding=decoding)
     other = tiny_llamagen.class_pipeline() if family == "llamagen" else tiny_var.pipeline("class")
     with pytest.raises(ValueError, match="FewStepDecoding"):
         other(class_labels=3, decoding="few-step")
