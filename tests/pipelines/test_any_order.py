@@ -4,7 +4,6 @@ import any_order
 import pytest
 import tiny
 import torch
-from decoding.pairwise import pairwise
 from families import LATENT
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.randar import tiny as tiny_randar
@@ -15,7 +14,6 @@ from arimage.models.llama_blocks import rotary_table
 
 
 FAMILIES = list(any_order.FAMILIES)
-ORDERS = ["raster", "random", "farthest", "locality"]
 GRID = 4
 N = GRID**2
 LABELS = [3, 1, 4]
@@ -34,34 +32,6 @@ def order_of_call(pipe, **arguments):
     """The order [B, N] of a call."""
     layout = pipe.prepare(class_labels=LABELS, generator=seeded(0, 1, 2), **arguments).layout
     return torch.arange(N).expand(3, -1) if layout.order is None else layout.order
-
-
-@torch.no_grad()
-def logits_of(pipe, tokens, order, labels, scale):
-    """The guided logits [B, N, V], by rank, of tokens [B, h, w]."""
-    condition = {"class_labels": torch.tensor(labels), "order": order}
-    logits = pipe.transformer.predict(tokens.flatten(1), **condition)
-    none = pipe.transformer.predict(tokens.flatten(1), **condition, unconditional=torch.ones(len(labels), dtype=bool))
-    return none + scale * (logits - none)
-
-
-def pairs(settings):
-    return [tuple(choice.values()) for choice in pairwise(settings)]
-
-
-@pytest.mark.every(8)
-@pytest.mark.parametrize(
-    ("pipe", "decoding", "order"),
-    pairs({"pipe": FAMILIES, "decoding": ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"], "order": ORDERS}),
-    indirect=["pipe"],
-)
-def test_greedy_tokens_are_the_greatest_logits_in_their_order(pipe, order, decoding):
-    settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": order}
-    tokens = pipe(class_labels=LABELS, decoding=decoding, **settings, **LATENT).images
-    assert tokens.shape == (3, GRID, GRID)
-    ranks = order_of_call(pipe, order=order)
-    logits = logits_of(pipe, tokens, ranks, LABELS, 3.0)
-    assert torch.equal(logits.argmax(-1), tokens.flatten(1).gather(1, ranks))
 
 
 def test_an_order_is_that_of_the_seed_or_of_the_tensor(pipe):
@@ -101,28 +71,6 @@ def test_groups_of_randar_continue_its_sequence():
         )
         assert torch.equal(logits[:, start:].argmax(-1), tokens[:, start:end])
         start = end
-
-
-@pytest.mark.every(2)
-def test_known_tokens_come_first_and_are_seen_from_all_sides(pipe):
-    side = GRID * tiny.SCALE_FACTOR
-    image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-    mask = torch.zeros(side, side)
-    mask[2:6, 2:6] = 1
-    settings = {"class_labels": LABELS, "image": image, "mask_image": mask, "guidance_scale": 3.0, "order": "random"}
-    call = pipe.prepare(generator=seeded(0, 1, 2), **settings)
-    known = call.sampling.forced >= 0
-    assert known.sum(1).tolist() == [N - 4] * 3 and known[:, : N - 4].all()
-    with torch.no_grad():
-        given = pipe.vq.encode(image * 2 - 1).flatten(1).expand(3, -1)
-    for decoding in ("ar", "sjd-coupled", "groups"):
-        tokens = pipe(decoding=decoding, generator=seeded(0, 1, 2), **settings, **LATENT).images.flatten(1)
-        places = call.layout.order[:, : N - 4]
-        assert torch.equal(tokens.gather(1, places), given.gather(1, places))
-    tokens = pipe(top_k=1, generator=seeded(0, 1, 2), **settings, **LATENT).images
-    logits = logits_of(pipe, tokens, call.layout.order, LABELS, 3.0)
-    generated = tokens.flatten(1).gather(1, call.layout.order)[:, N - 4 :]
-    assert torch.equal(logits[:, N - 4 :].argmax(-1), generated)
 
 
 def edit_of(*boxes):
