@@ -154,7 +154,7 @@ def test_weights_that_are_not_whole_adapters_are_refused():
     for wrong, words in [
         ({a: state[a]}, "without.*lora_B"),
         ({b: state[b]}, "without.*lora_A"),
-        ({a: state[a], b: state[b][:, :1]}, "lora_B.*dimension 1 must be 2"),
+        ({a: state[a], b: state[b][:, :1]}, "lora_B.*needs"),
         ({a: state[a][:0], b: state[b][:, :0]}, "lora_A"),
         ({a: state[a][0], b: state[b]}, "lora_A.*shape"),
         ({a: state[a] * torch.nan, b: state[b]}, "lora_A.*not finite"),

@@ -254,13 +254,10 @@ def _check_layer(
                 f"{source} has the key {name}.{part}, and {name} is a {type(module).__name__}: give an adapter with "
                 f"{' and '.join(shapes)}"
             )
-        expected = shapes[part]
-        axis = next((i for i, pair in enumerate(zip(value.shape, expected, strict=False)) if pair[0] != pair[1]), None)
-        if value.ndim != len(expected) or axis is not None:
-            size = f"whose dimension {axis} must be {expected[axis]}" if axis is not None else f"not {list(expected)}"
+        if value.shape != shapes[part]:
             raise ValueError(
-                f"{source} has {name}.{part} of the shape {list(value.shape)}, {size} for this {kind}: give an "
-                "adapter that was trained for it"
+                f"{source} has {name}.{part} of the shape {list(value.shape)}, where this {kind} needs "
+                f"{list(shapes[part])}: give an adapter that was trained for it"
             )
 
 

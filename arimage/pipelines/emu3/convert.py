@@ -29,21 +29,9 @@ from .prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE
 EMU3_SAMPLING = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}
 # What the language model's original config.json has in common with transformers'.
 TEXT_SETTINGS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "tie_word_embeddings",
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
+    "max_position_embeddings rms_norm_eps rope_theta rope_scaling pad_token_id bos_token_id eos_token_id "
+    "tie_word_embeddings".split()
 )
 # The settings of the original image tokenizer, and of transformers'.
 TOKENIZER_SETTINGS = {

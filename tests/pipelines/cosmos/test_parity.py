@@ -54,17 +54,3 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
     for fed, at in zip(tokens.split(queries, dim=1), positions.split(queries, dim=1), strict=True):
         logits.append(model.forward(fed, at, cache)[0])
     close(torch.cat(logits, dim=1), expected["tf_logits"][:, -model.num_tokens :])
-
-
-def test_what_does_not_fit_the_transformer_is_refused(golden):
-    transformer, expected = golden
-    given, embeds = videos_of(expected)[:, :1], expected.get("context")
-    with pytest.raises(ValueError, match="layout"):
-        CosmosTokenModel(transformer, Layout((3, 4)), given, embeds)
-    with pytest.raises(ValueError, match=r"maps of \(3, 4\)"):
-        CosmosTokenModel(transformer, Layout((2, 4, 3)), given, embeds)
-    other = None if transformer.reads_text else torch.zeros(len(given), 5, 32)
-    with pytest.raises(ValueError, match="text"):
-        CosmosTokenModel(transformer, Layout((2, 3, 4)), given, other)
-    with pytest.raises(ValueError, match="batch_size is 5"):
-        bound(transformer, expected, 1).prefill(5)
