@@ -22,12 +22,8 @@ PLAIN = "peft.tuners.lora.layer"
 
 @dataclass(frozen=True)
 class BeforeFusing:
-    """What a layer was before adapters were fused: subtracting them again would leave rounding errors.
-
-    Attributes:
-        weight, bias: in main memory.
-        scales: of its adapters.
-    """
+    """What a layer was before adapters were fused, its weights in main memory: subtracting them again would leave
+    rounding errors."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None

@@ -116,14 +116,9 @@ class ChameleonPipeline(ARImagePipeline):
         unconditional: list[int],
         row_end: int | None,
     ) -> None:
-        """Give a call its model.
-
-        Args:
-            ids, mask: token ids [B, P] of prompts, with or without the header, and their mask.
-            header: the tokens between a prompt and the first image token.
-            unconditional: all tokens before the first image token when there is no prompt.
-            row_end: the token that ends a row.
-        """
+        """Give a call its model, for token ids [B, P] of prompts with or without the header and their mask. `header`
+        stands between a prompt and the first image token, `unconditional` before it when there is no prompt, `row_end`
+        at the end of a row."""
         seen = torch.ones_like(ids) if mask is None else mask.long()
         if self.has_header(ids):
             ids, seen = ids[:, : -len(header)], seen[:, : -len(header)]

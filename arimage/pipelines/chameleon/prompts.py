@@ -43,11 +43,8 @@ def trained_sizes(image_size: int) -> list[tuple[int, int]]:
 
 
 class LuminaPrompts:
-    """The texts of prompts, and the header of an image: its begin, height and width.
-
-    Args:
-        vocabulary: the transformer's `vocabulary_map`.
-    """
+    """The texts of prompts, and the header of an image: its begin, height and width, by the transformer's
+    `vocabulary_map`."""
 
     # How many tokens a header has.
     header_length = 3

@@ -315,11 +315,8 @@ def _check_blocks(block: int, shape: tuple[int, int]) -> None:
 
 
 class CosmosCache(SlotCache):
-    """A `SlotCache` that also holds the keys and values of the cross-attention.
-
-    Attributes:
-        texts: keys and values [rows, heads, S, head_dim] per layer; None for a model without text.
-    """
+    """A `SlotCache` that also holds the keys and values of the cross-attention, [rows, heads, S, head_dim] per layer;
+    None for a model without text."""
 
     texts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 

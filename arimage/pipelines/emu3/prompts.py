@@ -48,13 +48,8 @@ def image_size(
 
 
 class Emu3Prompts:
-    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens.
-
-    Args:
-        tokenizer: the text tokenizer; None if prompts are given as token ids.
-        vocabulary: the model's `vocabulary_map`.
-        scale_factor: pixels per token along each side.
-    """
+    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens. The
+    tokenizer is None if prompts are given as token ids."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast | None, vocabulary: dict[str, int], scale_factor: int):
         self.tokenizer, self.vocabulary, self.scale_factor = tokenizer, vocabulary, scale_factor

@@ -78,12 +78,8 @@ def _sides(area: int, width: int, height: int) -> tuple[int, int]:
 
 
 class Emu35Prompts:
-    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens.
-
-    Args:
-        tokenizer: the text tokenizer; None if prompts are given as token ids.
-        token_ids: see `token_ids_of`.
-    """
+    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens. The
+    tokenizer is None if prompts are given as token ids; `token_ids` are those of `token_ids_of`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast | None, token_ids: dict[str, int]):
         self.tokenizer, self.token_ids = tokenizer, token_ids
@@ -107,13 +103,8 @@ class Emu35Prompts:
     def encode(
         self, texts: list[str], size: tuple[int, int], images: list[list[int]] | None = None, negative: bool = False
     ) -> Ids:
-        """Token ids [B, P] of texts with the header of an image of `size` (height, width), padded on the left, and
-        their mask.
-
-        Args:
-            images: for every text, the ids of all its reference images; None without references.
-            negative: whether the texts are negative prompts.
-        """
+        """Token ids [B, P] of texts, or of negative ones, with the ids of their reference images (`images`, one list
+        for every text) and the header of an image of `size` (height, width), padded on the left, and their mask."""
         task = "" if negative else " for t2i task" if images is None else " for x2i task"
         begin, ids = f"You are a helpful assistant{task}. USER: ", self.token_ids
         header = self.header(size[0] // FACTOR, size[1] // FACTOR)

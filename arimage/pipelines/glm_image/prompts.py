@@ -14,13 +14,8 @@ MAX_ASPECT = 4
 
 @dataclass(frozen=True)
 class Source:
-    """A reference image of a prompt.
-
-    Attributes:
-        reference: resized to whole tokens of the decoder.
-        grid: rows and columns of its tokens.
-        codes: int64 [rows * columns], its tokens.
-    """
+    """A reference image of a prompt, resized to whole tokens of the decoder, the rows and columns of these, and their
+    codes, int64 [rows * columns]."""
 
     reference: Image.Image
     grid: tuple[int, int]

@@ -20,14 +20,8 @@ PIXELS_PER_TOKEN, IMAGE_SIZE, HEAD_WIDTH = 16, 256, 64
 
 @dataclass(frozen=True)
 class AnyOrderFiles:
-    """The files of a published model.
-
-    Attributes:
-        transformer: its file.
-        tokenizer: that of the image tokenizer; None if there is none.
-        grid_size: tokens along each side of its images.
-        num_heads: attention heads; None if neither the arguments nor config.json say.
-    """
+    """The files of a published model, tokens along each side of its images, and attention heads; None if neither the
+    arguments nor config.json say."""
 
     transformer: Path
     tokenizer: Path | None

@@ -122,12 +122,7 @@ def _write_import(folder: Path, file: str, kind: type) -> None:
 
 def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
     """An index whose entries name the modules of our classes instead of the folder's files, wherever the modules are
-    now.
-
-    Args:
-        index: the contents of model_index.json.
-        types: the classes that each component of the pipeline may have.
-    """
+    now. `types` are the classes that each component of the pipeline may have."""
     classes = {(name, kind.__name__): kind.__module__ for name, kinds in types.items() for kind in kinds}
     found = {}
     for name, entry in index.items():
@@ -143,13 +138,7 @@ def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
 
 
 def write_card(folder: Path, name: str, kind: str, task: str, call: str) -> None:
-    """Write a model card.
-
-    Args:
-        name: the name of the repository or folder.
-        kind: the name of the pipeline's class.
-        task: the Hub's name of the task.
-        call: an example of a call.
-    """
+    """Write a model card, for the name of a repository or folder, with the pipeline's class, the Hub's name of the
+    task and an example of a call."""
     card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, call=call)
     (folder / CARD).write_text(card, encoding="utf-8")

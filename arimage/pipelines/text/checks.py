@@ -69,12 +69,8 @@ def check_text_encoder_loaded(tokenizer: Any, text_encoder: Any) -> None:
 
 
 def check_embeds(name: str, embeds: Any, mask: Any, width: int, lengths: range, needs_mask: bool = False) -> int:
-    """Check embeddings [B, P, width] of texts, of which P is among `lengths`, and their mask; return B.
-
-    Args:
-        name: of the argument without _embeds.
-        mask: [B, P], padded on the right; None if all tokens are read, unless `needs_mask`.
-    """
+    """Check embeddings [B, P, width] of texts, of which P is among `lengths`, and their mask [B, P], padded on the
+    right, None if all tokens are read; return B. `name` is that of the argument without _embeds."""
     expected = f"a tensor [B, {lengths[0] if len(lengths) == 1 else 'P'}, {width}]"
     if len(lengths) > 1:
         expected += f" of at most {lengths[-1]} tokens"

@@ -16,12 +16,8 @@ EXAMPLES = ["a red heart", "pizza", "clown face", "cat face", "green apple"]
 
 @dataclass(frozen=True)
 class Unknown:
-    """A prompt that a model does not know.
-
-    Attributes:
-        nearest: names of up to three pictures that it knows, the nearest first.
-        message: a sentence for the user that names them.
-    """
+    """A prompt that a model does not know: the names of up to three pictures that it knows, the nearest first, and a
+    sentence for the user."""
 
     nearest: list[str]
     message: str

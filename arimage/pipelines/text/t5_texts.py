@@ -35,11 +35,8 @@ def encode(
 
 
 class T5Texts:
-    """Encodes and checks the prompts of a pipeline.
-
-    Attributes:
-        text_multiple: texts are padded to multiples of this, so that few of their lengths differ.
-    """
+    """Encodes and checks the prompts of a pipeline. Texts are padded to multiples of `text_multiple`, so that few of
+    their lengths differ."""
 
     transformer: Any
     tokenizer: PreTrainedTokenizerBase | None

@@ -62,13 +62,8 @@ def check_given_ids(
     header: list[int] | None,
     size: tuple[int, int],
 ) -> Ids:
-    """Token ids [B, P] of prompts and their mask, which is ones by default.
-
-    Args:
-        begin_of_codes: the last token of a prompt.
-        header: the tokens before it, which hold the size of an image; None to check only the last one.
-        size: height and width of that image.
-    """
+    """Token ids [B, P] of prompts and their mask, which is ones by default. Refuses those that do not end with
+    `header`, which holds the `size` of an image (None: anything), and `begin_of_codes`."""
     check_token_ids(name, ids, mask, last=begin_of_codes)
     if header is not None:
         expected = torch.tensor([*header, begin_of_codes])
