@@ -29,17 +29,19 @@ TEXT_SAMPLING = SAMPLING | {"top_p": 0.7}
 # Parts of the names in the layouts that the authors trained in, and published next to model.pt.
 LAYOUTS = {"self_attention.layernorm_qkv": "TransformerEngine", "layernorm_mlp": "TransformerEngine"}
 LAYOUTS |= {"self_attention.linear_qkv": "NeMo", "embedding.word_embeddings": "NeMo"}
-# Names here and the original's, replaced from top to bottom.
+# Ours and the original's, replaced from top to bottom.
 NAMES = (
-    (r"^token_embedding\.", "tok_embeddings."),
-    (r"^head\.", "output."),
-    (r"^blocks\.", "layers."),
-    (r"\.feed_forward_norm\.", ".ffn_norm."),
-    (r"\.(q|k|v)_proj\.", r".w\1."),
-    (r"\.out_proj\.", ".wo."),
-    (r"\.gate_proj\.", ".w1."),
-    (r"\.down_proj\.", ".w2."),
-    (r"\.up_proj\.", ".w3."),
+    ("token_embedding.", "tok_embeddings."),
+    ("head.", "output."),
+    ("blocks.", "layers."),
+    (".feed_forward_norm.", ".ffn_norm."),
+    (".q_proj.", ".wq."),
+    (".k_proj.", ".wk."),
+    (".v_proj.", ".wv."),
+    (".out_proj.", ".wo."),
+    (".gate_proj.", ".w1."),
+    (".down_proj.", ".w2."),
+    (".up_proj.", ".w3."),
 )
 
 
@@ -157,10 +159,4 @@ def cosmos_transformer_from_original(
             halves = state[key].unflatten(0, (-1, 2, head_dim // 2))
             state[key] = halves.transpose(1, 2).flatten(0, 2).contiguous()
     dtype = state["tok_embeddings.weight"].dtype
-    return state.fill(transformer, _original_name, dtype=dtype)
-
-
-def _original_name(name: str) -> str:
-    for ours, original in NAMES:
-        name = re.sub(ours, original, name)
-    return name
+    return state.fill(transformer, NAMES, dtype=dtype)

@@ -21,6 +21,7 @@ from ...convert.folder import damaged_files, load_model, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
 from ...families import check_converter
+from ...models.original_names import rename
 from ...models.tokenizer_files import check_tokenizer_files
 from .pipeline_emu3 import Emu3Pipeline
 from .prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE
@@ -85,9 +86,7 @@ def emu3_vq_from_original(
 
 
 def _original_name(name: str) -> str:
-    for theirs, original in TOKENIZER_NAMES:
-        name = name.replace(theirs, original)
-    return re.sub(r"\.attn_norms\.(\d+)\.", r".attn.\1.norm.", name)
+    return re.sub(r"\.attn_norms\.(\d+)\.", r".attn.\1.norm.", rename(name, TOKENIZER_NAMES))
 
 
 def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:

@@ -12,7 +12,8 @@ from arimage import AutoPipeline
 from arimage.convert import CheckpointError, convert_cosmos, convert_cosmos_tokenizer
 from arimage.convert.checkpoint import load_original
 from arimage.convert.torchscript import load_torchscript
-from arimage.pipelines.cosmos.convert import _original_name, cosmos_transformer_from_original
+from arimage.models.original_names import rename
+from arimage.pipelines.cosmos.convert import NAMES, cosmos_transformer_from_original
 from arimage.pipelines.cosmos.convert_tokenizer import cosmos_tokenizer_from_original
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTransformer
 
@@ -126,7 +127,7 @@ def test_sizes_come_from_the_tensors_and_yarn_from_the_width_of_the_heads(name, 
 def test_the_published_sizes_are_known(size, yarn, caplog):
     with torch.device("meta"):
         published = CosmosTransformer(hidden_size=size[0], num_layers=size[1], intermediate_size=8, vocab_size=5)
-    state = {_original_name(name): weight for name, weight in published.state_dict().items()}
+    state = {rename(name, NAMES): weight for name, weight in published.state_dict().items()}
     with caplog.at_level("WARNING"):
         transformer = cosmos_transformer_from_original(state)
     assert transformer.config.yarn == yarn and not caplog.text
