@@ -33,35 +33,37 @@ class ImageArguments(RunArguments, total=False):
     num_images_per_prompt: int
 
 
-class TokenArguments(ImageArguments, total=False):
-    """How tokens are sampled."""
-
+class Guidance(TypedDict, total=False):
     guidance_scale: float | None
     temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    guided_tokens: int | None
 
 
-class MaskedTokenArguments(ImageArguments, total=False):
-    """How tokens are sampled that are decided in any order."""
-
-    guidance_scale: float | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-
-
-class ScaleArguments(ImageArguments, total=False):
-    """How scales are sampled: guidance and temperature may differ from scale to scale."""
+class ScaleGuidance(TypedDict, total=False):
+    """Guidance and temperature may differ from scale to scale."""
 
     guidance_scale: float | list[float] | None
     temperature: float | list[float] | None
+
+
+class Cuts(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+
+
+class MaskedTokenArguments(Guidance, Cuts, ImageArguments, total=False):
+    """How tokens are sampled that are decided in any order."""
+
+
+class TokenArguments(MaskedTokenArguments, total=False):
+    """How tokens are sampled."""
+
+    guided_tokens: int | None
+
+
+class ScaleArguments(ScaleGuidance, Cuts, ImageArguments, total=False):
+    """How scales are sampled."""
+
     guided_tokens: int | None
 
 
@@ -73,25 +75,15 @@ class LatentArguments(ImageArguments, total=False):
     temperature: float | None
 
 
-class VideoArguments(RunArguments, total=False):
+class VideoArguments(Guidance, Cuts, RunArguments, total=False):
     """How the tokens of videos are sampled, and how many videos."""
 
-    guidance_scale: float | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
     num_videos_per_prompt: int
 
 
-class VideoScaleArguments(RunArguments, total=False):
+class VideoScaleArguments(ScaleGuidance, Cuts, RunArguments, total=False):
     """How the scales of videos are sampled, and how many videos."""
 
-    guidance_scale: float | list[float] | None
-    temperature: float | list[float] | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
     num_videos_per_prompt: int
 
 
@@ -193,12 +185,7 @@ def _show(made: Any, name: str, function: Callable, parameters: list[inspect.Par
 
 
 def _bound(function: Any, pipe: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a function by name, but for its pipeline.
-
-    Raises:
-        TypeError: if they do not fit its signature.
-        ValueError: if a mask is given without what it masks.
-    """
+    """The arguments of a function by name, but for its pipeline."""
     try:
         given = function.__signature__.bind(pipe, *args, **kwargs).arguments
     except TypeError as error:

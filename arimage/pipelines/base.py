@@ -15,12 +15,7 @@ from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.utils import logging
 from PIL import Image
 
-from ..decoding import (
-    AutoregressiveDecoding,
-    Decoding,
-    Sampling,
-    decoding_names,
-)
+from ..decoding import AutoregressiveDecoding, Decoding, Sampling, decoding_names
 from ..decoding.contract.supports import Traits
 from ..models.layers import refine_norms
 from ..models.mixin import align_weights

@@ -113,7 +113,7 @@ class CompileMixin(OffloadMixin):
     @property
     def captures(self) -> bool:
         """Whether steps of the default decoding are captured: on a CUDA device, unless they run eagerly."""
-        return self._execution_device.type == "cuda" and self._step_compiler is not None
+        return self._execution_device.type == "cuda" and self.steps_of(self.decoding) is not None
 
     def until_captured(self) -> Iterator[None]:
         """Yield for a call, and again while steps of it have not come often enough to be captured."""
@@ -143,7 +143,3 @@ class CompileMixin(OffloadMixin):
             steps.clear()
             return None
         return steps
-
-    @property
-    def _step_compiler(self) -> CapturedSteps | None:
-        return self.steps_of(self.decoding)

@@ -6,11 +6,7 @@ from torch import nn
 
 
 def check_parts(quantity: str, **values: Any) -> None:
-    """Refuse two components, by their names, whose values of a quantity differ.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Refuse two components, by their names, whose values of a quantity differ."""
     (first, one), (second, other) = values.items()
     if one != other:
         first, second = (name.replace("_", " ") for name in (first, second))
@@ -20,11 +16,7 @@ def check_parts(quantity: str, **values: Any) -> None:
 
 
 def check_settings(*settings: str, **parts: nn.Module | None) -> None:
-    """Refuse two components, by their names, whose configs differ in one of the settings. Either may be missing.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """Refuse two components, by their names, whose configs differ in one of the settings. Either may be missing."""
     if None not in parts.values():
         for name in settings:
             check_parts(name, **{part: module.config[name] for part, module in parts.items()})  # pyright: ignore

@@ -34,11 +34,7 @@ def quantize_weights(pipe: Any, dtype: torch.dtype) -> None:
 
 
 def check_full_weights(pipe: Any, method: str) -> None:
-    """Refuse what a pipeline with quantised weights cannot do.
-
-    Raises:
-        ValueError: if its weights are quantised.
-    """
+    """Refuse what a pipeline with quantised weights cannot do."""
     key, network = token_network(pipe)
     if is_quantized(network):
         raise ValueError(f"the {key} has weights of 8 bits: call {method} before quantize_weights")

@@ -40,11 +40,7 @@ class CallRun:
 
     @torch.no_grad()
     def run(self) -> Any:
-        """Generate the images, and return what the call of the pipeline returns.
-
-        Raises:
-            ValueError: if the decoding does not support the model, or its logits or the pixels were not finite.
-        """
+        """Generate the images, and return what the call of the pipeline returns."""
         pipe, call = self.pipe, self.call
         self._began = call.now()
         # Tokens, and the pixels of finished images while others wait

@@ -118,7 +118,7 @@ def test_replaced_tokens_are_those_that_go_on(family, decoding, kind):
 def arrivals(pipe, decoding, *requests):
     """The tokens and passes of images in one batch of four rows: of each request (steps, count, settings) `count`
     images with settings of their own begin after so many steps of the batch."""
-    batch, waiting, found = Batch(decoding_from_text(decoding), 4, pipe._step_compiler), list(requests), {}
+    batch, waiting, found = Batch(decoding_from_text(decoding), 4, pipe.steps_of(pipe.decoding)), list(requests), {}
 
     def begin(room):
         if not waiting or (batch.running and batch.steps < waiting[0][0]) or room < waiting[0][1]:

@@ -12,8 +12,7 @@ from torch import nn
 from transformers import T5EncoderModel
 
 from arimage import AutoPipeline
-from arimage.models.mixin import LINE, align_weights
-from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
+from arimage.models.mixin import LINE
 
 
 def off_the_line(*models):
@@ -82,24 +81,8 @@ def test_every_loader_aligns(folder, dtype):
     assert not off_the_line(remote.text_encoder)
 
 
-def test_a_component_that_is_loaded_alone_is_aligned(folder):
-    assert not off_the_line(LlamaGenVQModel.from_pretrained(folder / "vq"))
-    model, info = LlamaGenVQModel.from_pretrained(folder / "vq", output_loading_info=True)
-    assert not off_the_line(model) and not info["missing_keys"]
-
-
 def test_adapters_are_aligned(folder):
     pipe = AutoPipeline.from_pretrained(folder)
     save_file(adapter(pipe), folder / "adapter.safetensors", {"pad": '"' + 21 * "x" + '"'})
     pipe.load_lora_weights(folder / "adapter.safetensors")
     assert not off_the_line(pipe.transformer)
-
-
-def test_only_weights_that_are_off_the_line_are_copied():
-    storage = torch.randn(65)
-    model = nn.Linear(8, 4, bias=True)
-    model.weight.data, model.bias.data = storage[1:33].view(4, 8), storage[48:52]
-    weight = model.weight
-    align_weights(model)
-    assert not off_the_line(model) and model.weight is weight
-    assert torch.equal(weight, storage[1:33].view(4, 8)) and model.bias.data_ptr() == storage[48:].data_ptr()

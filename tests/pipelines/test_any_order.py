@@ -4,7 +4,6 @@ import any_order
 import pytest
 import tiny
 import torch
-from decoding.pairwise import pairwise
 from families import LATENT
 from pipelines.arpg import tiny as tiny_arpg
 from pipelines.randar import tiny as tiny_randar
@@ -15,7 +14,6 @@ from arimage.models.llama_blocks import rotary_table
 
 
 FAMILIES = list(any_order.FAMILIES)
-ORDERS = ["raster", "random", "farthest", "locality"]
 GRID = 4
 N = GRID**2
 LABELS = [3, 1, 4]
@@ -36,34 +34,6 @@ def order_of_call(pipe, **arguments):
     return torch.arange(N).expand(3, -1) if layout.order is None else layout.order
 
 
-@torch.no_grad()
-def logits_of(pipe, tokens, order, labels, scale):
-    """The guided logits [B, N, V], by rank, of tokens [B, h, w]."""
-    condition = {"class_labels": torch.tensor(labels), "order": order}
-    logits = pipe.transformer.predict(tokens.flatten(1), **condition)
-    none = pipe.transformer.predict(tokens.flatten(1), **condition, unconditional=torch.ones(len(labels), dtype=bool))
-    return none + scale * (logits - none)
-
-
-def pairs(settings):
-    return [tuple(choice.values()) for choice in pairwise(settings)]
-
-
-@pytest.mark.every(8)
-@pytest.mark.parametrize(
-    ("pipe", "decoding", "order"),
-    pairs({"pipe": FAMILIES, "decoding": ["ar", "sjd-coupled", "sjd-lazy", "sjd-tree"], "order": ORDERS}),
-    indirect=["pipe"],
-)
-def test_greedy_tokens_are_the_greatest_logits_in_their_order(pipe, order, decoding):
-    settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": order}
-    tokens = pipe(class_labels=LABELS, decoding=decoding, **settings, **LATENT).images
-    assert tokens.shape == (3, GRID, GRID)
-    ranks = order_of_call(pipe, order=order)
-    logits = logits_of(pipe, tokens, ranks, LABELS, 3.0)
-    assert torch.equal(logits.argmax(-1), tokens.flatten(1).gather(1, ranks))
-
-
 def test_an_order_is_that_of_the_seed_or_of_the_tensor(pipe):
     first, again = (order_of_call(pipe, order="random") for _ in range(2))
     assert torch.equal(first, again) and len(first.unique(dim=0)) == 3
@@ -71,49 +41,6 @@ def test_an_order_is_that_of_the_seed_or_of_the_tensor(pipe):
     assert torch.equal(order_of_call(pipe, order=one), one.expand(3, -1))
     assert torch.equal(order_of_call(pipe, order=first), first)
     assert torch.equal(order_of_call(pipe), order_of_call(pipe, order=pipe.order))
-
-
-def test_the_locality_order_is_that_of_the_groups(pipe):
-    found = []
-
-    def look(pipe, step, passes, tensors):
-        found.append(pipe.current_call.layout.order)
-
-    for groups in ((1, 5, 10), (2, 14)):
-        pipe(
-            class_labels=3,
-            order="locality",
-            decoding=GroupDecoding(groups),
-            generator=seeded(0),
-            callback_on_step_end=look,
-            **LATENT,
-        )
-        assert torch.equal(
-            found[-1],
-            pipe.prepare(
-                class_labels=3, order="locality", decoding=GroupDecoding(groups), generator=seeded(0)
-            ).layout.order,
-        )
-    assert not torch.equal(found[0], found[-1])
-
-
-def test_tokens_of_a_group_are_sampled_given_the_groups_before():
-    # Queries of ARPG do not see each other, and tokens fed causally do not tell how they were grouped.
-    pipe = tiny_arpg.pipeline()
-    sizes = (3, 1, 5, 7)
-    decoding = GroupDecoding(sizes, guidance_schedule="constant", attention="causal")
-    settings = {"generator": seeded(0, 1, 2), "top_k": 1, "guidance_scale": 3.0, "order": "random"}
-    output = pipe(class_labels=LABELS, decoding=decoding, **settings, **LATENT)
-    assert output.stats.accepted.tolist() == [[size] * 3 for size in sizes]
-    order, start = order_of_call(pipe, order="random"), 0
-    for size in sizes:
-        for rank in range(start, start + size):
-            # The token is that which comes next after the groups before it.
-            others = [r for r in range(N) if r != rank and not r < start]
-            moved = order[:, [*range(start), rank, *others]]
-            logits = logits_of(pipe, output.images, moved, LABELS, 3.0)[:, start]
-            assert torch.equal(logits.argmax(-1), output.images.flatten(1).gather(1, order[:, rank, None])[:, 0])
-        start += size
 
 
 @torch.no_grad()
@@ -144,28 +71,6 @@ def test_groups_of_randar_continue_its_sequence():
         )
         assert torch.equal(logits[:, start:].argmax(-1), tokens[:, start:end])
         start = end
-
-
-@pytest.mark.every(2)
-def test_known_tokens_come_first_and_are_seen_from_all_sides(pipe):
-    side = GRID * tiny.SCALE_FACTOR
-    image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-    mask = torch.zeros(side, side)
-    mask[2:6, 2:6] = 1
-    settings = {"class_labels": LABELS, "image": image, "mask_image": mask, "guidance_scale": 3.0, "order": "random"}
-    call = pipe.prepare(generator=seeded(0, 1, 2), **settings)
-    known = call.sampling.forced >= 0
-    assert known.sum(1).tolist() == [N - 4] * 3 and known[:, : N - 4].all()
-    with torch.no_grad():
-        given = pipe.vq.encode(image * 2 - 1).flatten(1).expand(3, -1)
-    for decoding in ("ar", "sjd-coupled", "groups"):
-        tokens = pipe(decoding=decoding, generator=seeded(0, 1, 2), **settings, **LATENT).images.flatten(1)
-        places = call.layout.order[:, : N - 4]
-        assert torch.equal(tokens.gather(1, places), given.gather(1, places))
-    tokens = pipe(top_k=1, generator=seeded(0, 1, 2), **settings, **LATENT).images
-    logits = logits_of(pipe, tokens, call.layout.order, LABELS, 3.0)
-    generated = tokens.flatten(1).gather(1, call.layout.order)[:, N - 4 :]
-    assert torch.equal(logits[:, N - 4 :].argmax(-1), generated)
 
 
 def edit_of(*boxes):
@@ -229,15 +134,6 @@ def test_the_order_is_saved(family, tmp_path):
 
 
 @torch.no_grad()
-def test_with_place_embeddings_the_first_logits_depend_on_the_place():
-    order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
-    for family, differ in (("arpg", False), ("arpg with places", True)):
-        transformer = any_order.transformer(family)
-        first = transformer.predict(torch.zeros(2, N).long(), order=order, class_labels=torch.ones(2).long())[:, 0]
-        assert torch.allclose(first[0], first[1], atol=1e-5) != differ
-
-
-@torch.no_grad()
 def test_only_a_model_that_reads_words_attends_to_them_by_place():
     order = torch.stack([torch.arange(N), torch.arange(N).flip(0)])
     embeds, mask = torch.randn(1, 8, tiny.TEXT_WIDTH).expand(2, -1, -1), torch.ones(2, 8)
@@ -248,15 +144,6 @@ def test_only_a_model_that_reads_words_attends_to_them_by_place():
         assert torch.allclose(first[0], first[1], atol=1e-5) != reads_words
     with pytest.raises(ValueError, match="^reads_words is true, and a class has no words: leave it out$"):
         tiny_arpg.transformer("class", reads_words=True)
-
-
-def test_only_the_last_token_of_a_text_is_copied():
-    transformer = tiny_arpg.transformer("text", num_condition_tokens=3, places=True)
-    text = {"prompt_embeds": torch.randn(1, 3, tiny.TEXT_WIDTH), "prompt_attention_mask": torch.tensor([[0, 1, 1]])}
-    embedded = transformer.embed_condition(**text)
-    copies = embedded[:, 2:] - transformer.copy_embedding.weight
-    assert embedded.shape[1] == 2 + 3 and torch.allclose(copies, copies[:, :1].expand_as(copies), atol=1e-6)
-    assert transformer.prefix_mask(**text).tolist() == [[False, True, True, True, True]]
 
 
 def test_without_an_image_tokenizer_calls_return_tokens():

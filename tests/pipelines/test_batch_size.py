@@ -1,9 +1,8 @@
 """`batch_size`: more images than rows, each of them that of its own run."""
 
-import numpy as np
 import pytest
 import torch
-from families import BUILD, EVERY, KINDS, LATENT, PROMPTS, condition_of, conditions_of, flat, one_of_each_kind, seeded
+from families import BUILD, EVERY, LATENT, PROMPTS, condition_of, conditions_of, flat, one_of_each_kind, seeded
 from torch.utils._pytree import tree_leaves
 
 from arimage.decoding import decoding_from_name
@@ -72,25 +71,6 @@ def test_every_image_is_that_of_its_own_run(family, some):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("pipe", "output_type"),
-    [*((name, "pil") for name in BUILD if name in KINDS), ("var-class", "np"), ("llamagen-text", "pt")],
-    indirect=["pipe"],
-)
-def test_images_are_in_order(pipe, output_type):
-    condition = conditions_of(pipe, 7)
-    expected, found = (
-        pipe(**condition, output_type=output_type, generator=seeds(7), batch_size=size) for size in (None, 2)
-    )
-    assert type(found.images) is type(expected.images)
-    assert len(found.images) == 7
-    np.testing.assert_allclose(
-        *(np.stack([np.asarray(image, dtype=float) for image in each.images]) for each in (found, expected)),
-        atol=1 if output_type == "pil" else 1e-4,
-    )
-
-
-@pytest.mark.every(2)
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_equal_prompts_are_prefilled_once(pipe, scale, monkeypatch):
     condition = {name: [values[0], values[1], values[0]] for name, values in conditions_of(pipe, 7).items()}
@@ -112,19 +92,6 @@ def test_equal_prompts_are_prefilled_once(pipe, scale, monkeypatch):
     separate = pipe(**options, generator=seeds(6))
     for output in (whole, slots):
         assert torch.equal(flat(output.tokens), flat(separate.tokens))
-
-
-def test_images_are_decoded_in_groups_of_the_batch(pipes, monkeypatch):
-    pipe, sizes = pipes["llamagen-class"], []
-    decode_tokens = pipe.decode_tokens
-
-    def counted(call, tokens):
-        sizes.append(len(tokens))
-        return decode_tokens(call, tokens)
-
-    monkeypatch.setattr(pipe, "decode_tokens", counted)
-    pipe(**conditions_of(pipe, 7), batch_size=3, decoding="sjd-coupled")
-    assert max(sizes) == 3 and sum(sizes) == 7
 
 
 def test_a_callback_sees_all_images(pipe):

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from diffusers import DiffusionPipeline
-from diffusers.hooks import apply_group_offloading
 from families import BUILD, EVERY, LATENT, condition_of, flat, having, one_of_each_kind, seeded
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
@@ -18,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 
 import arimage
 from arimage import SpeculativeJacobiDecoding
-from arimage.pipelines.call import GenerationCall
 from arimage.pipelines.emu3.prompts import PROMPT_SUFFIX
 
 
@@ -119,21 +116,10 @@ def test_an_unknown_argument_is_refused_by_its_name(pipe):
         pipe("a", None, None)
 
 
-@pytest.mark.parametrize("name", [name for name in RUN if name != "generator"])
-def test_to_prepare_refuses_the_arguments_of_a_run(pipe, name):
-    with pytest.raises(TypeError, match=rf"prepare\(\) got an unexpected keyword argument '{name}'"):
-        pipe.prepare(**condition_of(pipe), **{name: None})
-
-
 def test_what_a_pipeline_says_of_itself_holds(pipe):
     sizes = pipe.image_sizes
     images = pipe(**condition_of(pipe), output_type="pt").images
     assert tuple(images.shape[-2:]) == sizes[0] and len(set(sizes)) == len(sizes)
-
-
-@pytest.mark.parametrize("name", BUILD)
-def test_the_number_of_classes_is_none_where_images_are_those_of_a_text(pipes, name):
-    assert pipes[name].num_classes == (tiny.NUM_CLASSES if name.endswith("-class") else None)
 
 
 def test_only_the_first_guided_tokens_are_guided(pipe):
@@ -219,41 +205,6 @@ def test_threads_tokenize_their_prompts_one_at_a_time(family, monkeypatch):
     assert len(calls) > 1 and max(calls) == 1
 
 
-def test_an_interrupt_stops_the_call_that_runs_the_callback_only(pipes):
-    pipe, passes = pipes["llamagen-class"], {}
-    both = threading.Barrier(2)
-
-    def run(name, stops):
-        def callback(pipe, step, passes, tensors):
-            if step == 2:
-                both.wait()
-                pipe._interrupt = stops
-                assert pipe.interrupt is stops
-                both.wait()
-
-        passes[name] = pipe(class_labels=1, **LATENT, callback_on_step_end=callback).stats.forward_passes
-
-    threads = [threading.Thread(target=run, args=arguments) for arguments in (("stopped", True), ("other", False))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert passes == {"stopped": 3, "other": 16}
-
-
-def test_a_callback_may_ask_for_the_guidance_of_its_call(pipe):
-    seen = []
-
-    def callback(pipe, step, passes, tensors):
-        seen.append((pipe.guidance_scale, pipe.do_classifier_free_guidance))
-        pipe._interrupt = True
-
-    for scale in (3.0, 1.0):
-        pipe(**condition_of(pipe), guidance_scale=scale, callback_on_step_end=callback, **LATENT)
-    assert seen == [(3.0, True), (1.0, False)]
-    assert pipe.guidance_scale is None and not pipe.do_classifier_free_guidance
-
-
 def test_an_interrupt_outside_of_a_call_is_an_error(pipe):
     pipe._interrupt = False
     with pytest.raises(RuntimeError, match="_interrupt"):
@@ -284,30 +235,6 @@ def test_a_compiled_component_is_the_one_that_runs(name):
     assert compiled
 
 
-def test_the_codebook_is_where_the_model_is_when_the_tokenizer_is_offloaded(monkeypatch):
-    pipe = tiny_llamagen.class_pipeline()
-    pipe.transformer.to("meta")
-    monkeypatch.setattr(type(pipe), "_execution_device", torch.device("meta"))
-    # There are no values to find equal prompts by.
-    monkeypatch.setattr(GenerationCall, "bind", lambda call, model, *names: setattr(call, "model", model))
-    model = pipe.prepare(class_labels=1).model
-    assert pipe.vq.device.type == "cpu"
-    assert model.codebook.device.type == model.device.type == "meta"
-
-
-def test_calls_compute_where_diffusers_says():
-    def places():
-        return pipe._execution_device, DiffusionPipeline._execution_device.fget(pipe)
-
-    pipe = tiny_llamagen.text_pipeline()
-    assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
-    # Casts, and moves no weights.
-    pipe.vq.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
-    assert places() == (torch.device("cpu"),) * 2 and not pipe.has_hooks
-    apply_group_offloading(pipe.transformer, onload_device=torch.device("cuda:1"), offload_type="leaf_level")
-    assert places() == (torch.device("cuda:1"),) * 2 and pipe.has_hooks
-
-
 EMBEDS, MASK = torch.zeros(1, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH), torch.ones(1, tiny.TEXT_LENGTH)
 
 
@@ -335,34 +262,12 @@ def test_an_argument_that_makes_no_sense_is_refused_by_its_name(pipes, name, arg
         pipe(**condition_of(pipe), **{argument: value})
 
 
-@pytest.mark.parametrize("value", [None, 5, [], object(), SpeculativeJacobiDecoding])
-def test_a_default_decoding_that_is_none_is_refused(pipe, value):
-    before = pipe.decoding
-    with pytest.raises(ValueError, match="decoding"):
-        pipe.decoding = value
-    assert pipe.decoding == before
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("value", [[None], {}, True, [True], "x", 1.5, torch.tensor([1j]), torch.zeros(0), 3.0])
 @pytest.mark.parametrize("name", ["llamagen-class", "var-class"])
 def test_class_labels_that_are_no_ids_are_refused(pipes, name, value):
     with pytest.raises(ValueError, match="class_labels"):
         pipes[name](class_labels=value)
-
-
-def test_class_labels_are_an_int_a_list_or_whole_numbers_of_every_type(pipes):
-    expected, four = (pipes["llamagen-class"](class_labels=label, top_k=1, **LATENT).tokens for label in (3, 4))
-    assert not torch.equal(expected, four)
-    kinds = (torch.int8, torch.uint8, torch.int32, torch.int64)
-    for label in (
-        [3],
-        torch.tensor(3),
-        torch.tensor([[3]]),
-        np.array([3]),
-        *(torch.tensor([3]).to(it) for it in kinds),
-    ):
-        assert torch.equal(pipes["llamagen-class"](class_labels=label, top_k=1, **LATENT).tokens, expected)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ WRONG = [
     ("text_encoder/config.json", "relative_attention_max_distance", 0),
     ("text_encoder/config.json", "relative_attention_max_distance", 1),
     ("transformer/config.json", "hidden_size", 10**12),
+    ("transformer/config.json", "norm_eps", "x"),
+    ("transformer/config.json", "num_layers", 0),
     ("vq/config.json", "codebook_size", 10**12),
     ("tokenizer/tokenizer.json", "version", -1),
     ("tokenizer/tokenizer.json", "truncation", 0),
@@ -38,8 +40,11 @@ WRONG = [
     ("model_index.json", "tokenizer", ["transformers"]),
     ("model_index.json", "vq", ["no_such_module", "VQ"]),
     ("model_index.json", "text_encoder", [None, 3]),
+    ("model_index.json", "id2label", 5),
     ("generation_config.json", "decoding", [1]),
     ("generation_config.json", "temperature", "hot"),
+    ("generation_config.json", "temperature", 1e30),
+    ("generation_config.json", "max_new_tokens", 3),
 ]
 TEXTS = {"empty": "", "a list": "[]", "cut": '{"a": [1, 2', "deep": DEEP, "noise": "\x00\x7f" * 50}
 FILES = ["text_encoder/config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json", "vq/config.json"]

@@ -24,8 +24,6 @@ DEFAULTS = {"guidance_scale": 2.5, "temperature": 0.9, "top_k": 7, "top_p": 0.95
 WITH_TEXT_ENCODER = ("llamagen-text", "var-text")
 # diffusers has a pipeline of the same name, whose folders ours are.
 ALL = BUILD | {name: build for name, build in OTHERS.items() if name != "glm-image"}
-# Those that generate a token after the other, or a scale, and may be given others.
-REPLACEABLE = [*BUILD, "cosmos", "cosmos-text"]
 
 
 def built(name):
@@ -212,14 +210,6 @@ def test_a_repository_of_which_diffusers_downloads_too_little_is_refused():
     assert AutoPipeline.from_pretrained("someone/janus").generation_config == DEFAULTS
 
 
-@pytest.mark.usefixtures("trusting", "hub")
-def test_defaults_are_those_of_the_repository_not_of_a_given_part(tmp_path):
-    BUILD["lumina"]().save_pretrained(tmp_path / "other")
-    given = AutoPipeline.from_pretrained(tmp_path / "other").transformer
-    loaded = DiffusionPipeline.from_pretrained("someone/lumina", transformer=given, trust_remote_code=True)
-    assert loaded.transformer is given and loaded.generation_config == DEFAULTS
-
-
 def test_parts_that_are_given_are_not_downloaded(pipes, hub):
     kind = type(pipes["llamagen-text"])
     without = dict.fromkeys(("transformer", "vq", "drafter", "denoiser", "neighbours"))
@@ -263,14 +253,6 @@ def test_a_variant_and_shards_are_written_and_read(name, pipe, tmp_path):
     pipe.save_pretrained(tmp_path, variant="fp16", max_shard_size="40KB")
     loaded = AutoPipeline.from_pretrained(tmp_path, variant="fp16")
     assert same(tokens_of(loaded), tokens_of(pipe))
-
-
-@pytest.mark.every(2)
-def test_components_may_have_dtypes_of_their_own(pipe, folder):
-    part = "model" if hasattr(pipe, "model") else "transformer"
-    loaded = AutoPipeline.from_pretrained(folder, dtype={part: torch.bfloat16, "default": torch.float32})
-    dtypes = {name: one.dtype for name, one in loaded.components.items() if isinstance(one, torch.nn.Module)}
-    assert dtypes.pop(part) == torch.bfloat16 and set(dtypes.values()) <= {torch.float32}
 
 
 @pytest.mark.every(2)
@@ -410,17 +392,6 @@ def test_offloading_on_a_gpu_changes_nothing(name, method, options):
         torch.testing.assert_close(images.cpu(), expected.cpu(), atol=2e-2, rtol=0)
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    "name", one_of_each_kind(name for name in ALL if name.startswith(("llamagen", "var", "mar", "cosmos")))
-)
-def test_the_transformer_may_be_stored_in_fp8(name):
-    pipe = built(name)
-    pipe.transformer.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
-    tokens = tokens_of(pipe)
-    assert tokens.isfinite().all() and (tokens.is_floating_point() or tokens.min() >= 0)
-
-
 class Watch(PipelineCallback):
     tensor_inputs = ["tokens"]
 
@@ -441,25 +412,6 @@ def test_a_callback_of_diffusers_sees_the_state_of_its_call(pipe):
     call.decoding = pipe.decoding
     assert watch.seen == [(pipe.generation_config["guidance_scale"], call.guided, call.num_timesteps)] * 3
     assert pipe.num_timesteps is None and pipe.guidance_scale is None and not pipe.interrupt
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("name", one_of_each_kind(REPLACEABLE))
-def test_tokens_that_a_callback_returns_are_used(pipe):
-    """Tokens of one run, returned in another with other seeds, give the images of the first."""
-    options = {**condition_of(pipe), "decoding": decoding_of(pipe), pipe.per_prompt: 2, "output_type": "pt"}
-    first = pipe(**options, generator=seeded(1))
-    # Without those that a video continues.
-    wanted = flat(first.tokens)[:, -pipe.prepare(**condition_of(pipe)).model.num_tokens :]
-
-    def steer(pipe, step, passes, tensors):
-        tokens = tensors["tokens"]
-        return {"tokens": torch.where(tokens < 0, tokens, wanted)}
-
-    second = pipe(**options, generator=seeded(2), callback_on_step_end=steer)
-    assert torch.equal(flat(second.tokens), flat(first.tokens))
-    torch.testing.assert_close(pictures_of(second), pictures_of(first), atol=1e-5, rtol=0)
-    assert first.stats.exact and not second.stats.exact
 
 
 @pytest.mark.parametrize("name", one_of_each_kind(BUILD))
@@ -487,20 +439,6 @@ def test_what_follows_a_replaced_token_is_generated_from_it(pipe):
     else:
         logits = call.model.forward(other, torch.zeros(1, 1, dtype=torch.long), cache)
         assert torch.equal(steered[:, 1], logits[0, :, 0].argmax(-1))
-
-
-@pytest.mark.every(2)
-def test_a_callback_that_returns_what_it_got_changes_nothing(pipe):
-    names = list(pipe._callback_tensor_inputs)
-    out = pipe(
-        **condition_of(pipe),
-        **LATENT,
-        generator=seeded(0),
-        callback_on_step_end=lambda pipe, step, passes, tensors: tensors,
-        callback_on_step_end_tensor_inputs=names,
-    )
-    assert same(flat(out.tokens), tokens_of(pipe))
-    assert out.stats.exact == pipe.decoding.exact
 
 
 @pytest.mark.every(2)

@@ -6,11 +6,9 @@ import re
 from itertools import product
 
 import families
-import numpy as np
 import pytest
 import torch
-from families import EVERY, condition_of, one_of_each_kind, pictures_of, seeded
-from PIL import Image
+from families import EVERY, condition_of, flat, one_of_each_kind, pictures_of, seeded
 from pipelines.mar import tiny as tiny_mar
 
 
@@ -118,20 +116,57 @@ def test_a_denoising_head_stays_in_float32_however_it_is_cast(cast):
     assert head.to("meta").input_projection.weight.is_meta
 
 
-def test_an_edit_by_mar_runs_under_autocast():
-    pipe = tiny_mar.pipeline()
-    height, width = pipe.image_sizes[0]
-    mask = np.zeros((height, width), np.uint8)
-    mask[height // 2 :] = 255
-    edit = {"image": Image.new("RGB", (width, height), (200, 30, 60)), "mask_image": Image.fromarray(mask)}
-    with torch.autocast("cpu", torch.bfloat16):
-        out = pipe(class_labels=3, **edit, output_type="pt", generator=seeded(0))
-    assert out.images.isfinite().all()
-
-
 @pytest.mark.parametrize("quantised", [False, True])
 def test_infinity_generates_in_float64(quantised):
     pipe = EVERY["infinity"]()
     if quantised:
         pipe.quantize_weights()
     assert pipe.to(torch.float64)(**condition_of(pipe), output_type="pt", generator=seeded(0)).images.isfinite().all()
+
+
+DTYPES = [torch.bfloat16, torch.float64]
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def pixels_of(pipe, **settings):
+    out = pipe(**condition_of(pipe), generator=seeded(0), output_type="pt", **settings)
+    return flat(out.tokens), pictures_of(out)
+
+
+@pytest.mark.every(8)
+@pytest.mark.parametrize(
+    ("family", "decodings", "dtype"),
+    [
+        ("llamagen-text", None, torch.bfloat16),
+        *((family, FEW, torch.bfloat16) for family in sorted(families.KINDS - {"llamagen-text"})),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(EVERY, [None], DTYPES)),
+    ],
+)
+def test_every_decoding_gives_the_same(family, decodings, dtype):
+    pipe = EVERY[family]()
+    for name in pipe.decoding_names if decodings is None else decodings.intersection(pipe.decoding_names):
+        expected = pixels_of(pipe, decoding=name)
+        torch.set_default_dtype(dtype)
+        found = pixels_of(pipe, decoding=name)
+        torch.set_default_dtype(torch.float32)
+        assert all(map(torch.equal, found, expected)), name
+
+
+@pytest.mark.every(5)
+@pytest.mark.parametrize("dtype", [DTYPES[0], pytest.param(DTYPES[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", one_of_each_kind(EVERY))
+def test_a_loaded_pipeline_is_the_same(family, dtype, tmp_path):
+    pipe, images = EVERY[family](), []
+    pipe.save_pretrained(tmp_path)
+    for each in (torch.float32, dtype):
+        torch.set_default_dtype(each)
+        loaded = type(pipe).from_pretrained(tmp_path)
+        loaded.set_progress_bar_config(disable=True)
+        images.append(pixels_of(loaded))
+        assert torch.get_default_dtype() == each
+    assert all(map(torch.equal, *images))

@@ -6,15 +6,15 @@ from importlib import import_module
 
 import pytest
 import torch
-from adapters import STYLE, adapter, merge
+from adapters import STYLE, adapter, layers_of, merge
 from families import EVERY, condition_of, flat, seeded, tokens
+from pipelines.distilled_decoding import tiny as tiny_distilled
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from arimage import AutoPipeline
 from arimage.families import PIPELINES
-from arimage_emoji.known import KnownCaptions
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -205,16 +205,6 @@ def test_folders_with_adapters_are_not_saved(tmp_path):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("family", ["llamagen-text", "janus"])
-def test_adapters_take_the_dtype_of_the_component(family):
-    pipe = build(family).to(dtype=torch.bfloat16)
-    pipe.load_lora_weights(adapter(pipe), STYLE)
-    component = pipe.components[pipe._lora_loadable_modules[0]]
-    assert {value.dtype for name, value in component.named_parameters() if "lora_" in name} == {torch.bfloat16}
-    run(pipe)
-
-
-@pytest.mark.every(2)
 @pytest.mark.parametrize(("family", "how"), [("llamagen-text", "sequential"), ("janus", "model")])
 def test_offloaded_pipelines_take_adapters(family, how):
     pipe, offloaded = build(family), build(family)
@@ -230,23 +220,6 @@ def test_offloaded_pipelines_take_adapters(family, how):
     # accelerate itself cannot offload layers a second time where the device is the CPU.
     if how == "model":
         assert torch.equal(tokens(offloaded), tokens(pipe))
-
-
-def test_an_adapter_teaches_captions_that_the_model_has_not_learned(tmp_path):
-    pipe = build("llamagen-text")
-    known = KnownCaptions(
-        {"red heart": ["heart"], "house": []},
-        unlearned={"red heart": ["red heart", "love"], "blue house": ["blue house"]},
-    )
-    pipe.known_captions = known
-    about = {"base": "tiny", "captions": ["red heart", "blue house", "house"]}
-    pipe.load_lora_weights(write(tmp_path / "one.safetensors", adapter(pipe, targets="qkv"), arimage=about), STYLE)
-    taught = pipe.known_captions
-    assert taught.knows("red heart") and taught.knows("a blue house") and taught.knows("heart")
-    unknown = taught.check("love", "m")
-    assert unknown is not None and "not learned well" in unknown.message
-    pipe.delete_adapters(STYLE)
-    assert pipe.known_captions == known
 
 
 # LlamaGen's own names, in part.
@@ -269,19 +242,6 @@ def by_original_names(state):
         if layer in ORIGINAL:
             ours[key], theirs[f"transformer.{ORIGINAL[layer]}{part}{rest}"] = value, value
     return ours, theirs
-
-
-@pytest.mark.parametrize("family", ["llamagen-text", "randar"])
-def test_adapters_by_the_names_of_llamagens_authors_change_the_same_layers(family):
-    pipe, merged = build(family), build(family)
-    ours, theirs = by_original_names(adapter(pipe))
-    assert {key.partition(".lora_")[0] for key in theirs} == {f"transformer.{name}" for name in ORIGINAL.values()}
-    pipe.load_lora_weights(theirs, STYLE)
-    merge(merged, ours)
-    assert torch.equal(tokens(pipe), tokens(merged))
-    torch.testing.assert_close(first_logits(pipe), first_logits(merged), rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match=r"no such layer"):
-        build("var-class").load_lora_weights(theirs)
 
 
 def write_peft(folder, state, component, **config):
@@ -316,11 +276,48 @@ def test_folders_of_peft_that_would_be_misread_are_refused(tmp_path):
     folder = write_peft(tmp_path / "peft", theirs, "transformer", r=2, rank_pattern={"wqkv": 2})
     with pytest.raises(ValueError, match="rank_pattern"):
         pipe.load_lora_weights(folder)
-    settings = folder / "adapter_config.json"
-    settings.write_text('{"peft_type": "LOHA"}')
-    with pytest.raises(ValueError, match="of the type LOHA"):
-        pipe.load_lora_weights(folder)
-    settings.unlink()
+    (folder / "adapter_config.json").unlink()
     with pytest.raises(ValueError, match="adapter_config.json cannot be read"):
         pipe.load_lora_weights(folder)
     assert pipe.get_list_adapters() == {}
+
+
+EVERY_FAMILY = {**EVERY, "llamagen-dd-places": lambda: tiny_distilled.pipeline("llamagen", place_embeddings=True)}
+FIRST = "llamagen-text"
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in EVERY_FAMILY if name != FIRST]
+
+
+def base_weights(pipe):
+    """The weights of the model by their names without adapters."""
+    return {
+        f"{key}.{name.replace('.base_layer', '')}": value.clone()
+        for key in pipe._lora_loadable_modules
+        for name, value in pipe.components[key].state_dict().items()
+        if ".lora_" not in name
+    }
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    "family", [FIRST, "janus", "var-text", *(it for it in OTHERS if it.values[0] not in ("janus", "var-text"))]
+)
+def test_every_adapter_scales_fuses_and_unfuses(family):
+    pipe, merged = EVERY_FAMILY[family](), EVERY_FAMILY[family]()
+    assert layers_of(pipe)
+    before, base, state = base_weights(pipe), tokens(pipe), adapter(pipe, size=0.2)
+    pipe.load_lora_weights(state, STYLE)
+    merge(merged, state, scale=0.5)
+    pipe.set_adapters(STYLE, 0.0)
+    torch.testing.assert_close(tokens(pipe), base)
+    pipe.set_adapters(STYLE, 0.5)
+    torch.testing.assert_close(tokens(pipe), tokens(merged), rtol=1e-2, atol=1e-2)
+    pipe.set_adapters(STYLE, 1.0)
+    pipe.fuse_lora(lora_scale=0.5)
+    wanted = base_weights(merged)
+    for name, value in base_weights(pipe).items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(tokens(pipe), base)
+    pipe.unfuse_lora()
+    assert {name for name, value in base_weights(pipe).items() if not torch.equal(value, before[name])} == set()
+    pipe.unload_lora_weights()
+    assert torch.equal(tokens(pipe), base)

@@ -10,10 +10,11 @@ from adapters import STYLE, adapter, merge
 from families import EVERY, seeded, tokens
 from safetensors.torch import load_file, save_file
 
+from arimage.pipelines.adapters.lora_settings import OF_TRAINING, PeftSettings
+
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
-from peft import LoraConfig, get_peft_model  # noqa: E402
-from peft.utils.hotswap import hotswap_adapter_from_state_dict  # noqa: E402
+from peft import LoraConfig  # noqa: E402
 
 
 def build(family="llamagen-text"):
@@ -67,7 +68,6 @@ WRONG_HEADERS = {
     "arimage": ["[]", "null", '{"captions": 3}', '{"captions": [3]}', '{"base": []}', '{"other": 1}', "x"],
     "r": [None, 0, -1, True, "2", 2.0, 10**9, 7, [], 10**400],
     "lora_alpha": [0, -1, True, "2", None, float("nan"), float("inf"), 10**400],
-    "lora_dropout": [-1, 2, "x"],
     "rank_pattern": ["x", [], {"(": 3}, {"(a+)+$": 3}, {"x": 0}, {"x": "y"}, {".*.*.*.*x": 1}],
     "alpha_pattern": ["x", {"(": 3}, {"x": float("nan")}, {"(a|aa)(a|aa)": 1}, {"x" * 400: 1}],
     "init_lora_weights": [5, None, "x", "pissa_niter_4", "PiSSA", "olora", "corda", "loftq", "lora_ga", {"a": 1}],
@@ -89,9 +89,6 @@ WRONG_HEADERS = {
     "monteclora_config": [{"x": 1}],
     "kasa_config": [{"x": 1}],
     "ensure_weight_tying": [True],
-    "eva_config": ["x"],
-    "loftq_config": [[]],
-    "runtime_config": ["x"],
     "setting_of_tomorrow": [True, 1, "x"],
 }
 
@@ -113,42 +110,10 @@ def test_wrong_settings_are_named_and_change_nothing(name, tmp_path):
 
 def test_every_setting_of_peft_is_decided():
     """A new one, or one that is on, is refused unless it is among those that are understood."""
-    from arimage.pipelines.adapters.lora_settings import PeftSettings
-
-    off = {field.name for field in fields(LoraConfig)} - set(PeftSettings.model_fields)
+    off = {field.name for field in fields(LoraConfig)} - set(PeftSettings.model_fields) - OF_TRAINING
     default = LoraConfig(r=2, lora_alpha=2, target_modules=["some"]).to_dict()
     assert not any(default.get(name) for name in off)
     assert off <= set(WRONG_HEADERS)
-
-
-@pytest.mark.parametrize("kind", ["pissa", "pissa_niter_4", "olora"])
-def test_adapters_of_a_changed_base_are_converted_first(kind, tmp_path):
-    def model():
-        component = build().transformer
-        return component, get_peft_model(
-            component, LoraConfig(r=2, lora_alpha=2, target_modules=["qkv_proj"], init_lora_weights=kind)
-        )
-
-    torch.manual_seed(0)
-    component, trained = model()
-    trained.save_pretrained(tmp_path / "begun")
-    trained.peft_config["default"].init_lora_weights = kind
-    with torch.no_grad():
-        for name, value in component.named_parameters():
-            if "lora_B" in name:
-                value += 0.3
-    pipe = build()
-    pipe.set_progress_bar_config(disable=True)
-    trained.save_pretrained(tmp_path / "unconverted")
-    with pytest.raises(ValueError, match="path_initial_model_for_weight_conversion"):
-        pipe.load_lora_weights(tmp_path / "unconverted", weight_name="adapter_model.safetensors")
-    trained.save_pretrained(tmp_path / "converted", path_initial_model_for_weight_conversion=str(tmp_path / "begun"))
-    pipe.load_lora_weights(tmp_path / "converted", weight_name="adapter_model.safetensors")
-    pipe.fuse_lora()
-    wanted = trained.merge_and_unload().state_dict()
-    for name, value in pipe.transformer.state_dict().items():
-        if ".lora_" not in name:
-            torch.testing.assert_close(value, wanted[name.replace(".base_layer", "")], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.every(2)
@@ -189,7 +154,7 @@ def test_weights_that_are_not_whole_adapters_are_refused():
     for wrong, words in [
         ({a: state[a]}, "without.*lora_B"),
         ({b: state[b]}, "without.*lora_A"),
-        ({a: state[a], b: state[b][:, :1]}, "lora_B.*dimension 1 must be 2"),
+        ({a: state[a], b: state[b][:, :1]}, "lora_B.*needs"),
         ({a: state[a][:0], b: state[b][:, :0]}, "lora_A"),
         ({a: state[a][0], b: state[b]}, "lora_A.*shape"),
         ({a: state[a] * torch.nan, b: state[b]}, "lora_A.*not finite"),
@@ -263,42 +228,6 @@ def test_a_load_that_fails_half_way_leaves_no_trace(others, monkeypatch):
     monkeypatch.undo()
     pipe.load_lora_weights(state, STYLE)
     assert STYLE in pipe.get_active_adapters()
-
-
-def test_a_second_component_that_does_not_fit_leaves_the_first_as_it_was():
-    pipe = build("mammothmoda2")
-    state = adapter(pipe, targets="self_attn") | adapter(pipe, targets="attn.to_q")
-    wrong = {key: value[:, :-1] if key.startswith("transformer.") else value for key, value in state.items()}
-    before = snapshot(pipe)
-    with pytest.raises(ValueError, match="must be"):
-        pipe.load_lora_weights(wrong, STYLE)
-    assert_same(snapshot(pipe), before)
-    pipe.load_lora_weights(state, STYLE)
-    before = snapshot(pipe)
-    with pytest.raises(ValueError, match="must be"):
-        pipe.load_lora_weights(wrong, STYLE, hotswap=True)
-    assert_same(snapshot(pipe), before)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("room", [False, True])
-@pytest.mark.parametrize("rank", [2, 3])
-def test_a_swap_that_fails_half_way_leaves_the_adapter_as_it_was(room, rank, monkeypatch):
-    pipe = build("mammothmoda2")
-    pipe.enable_lora_hotswap(target_rank=4) if room else None
-    first, second = (
-        adapter(pipe, seed, each, targets="self_attn") | adapter(pipe, seed, each, targets="attn.to_q")
-        for seed, each in enumerate((2, rank))
-    )
-    pipe.load_lora_weights(first, STYLE)
-    if not room:
-        pipe.set_adapters(STYLE, 0.5)
-    before = snapshot(pipe)
-    broken = broken_after(1, hotswap_adapter_from_state_dict)
-    monkeypatch.setattr("peft.utils.hotswap.hotswap_adapter_from_state_dict", broken)
-    with pytest.raises(MemoryError):
-        pipe.load_lora_weights(second, STYLE, hotswap=True)
-    assert_same(snapshot(pipe), before)
 
 
 def test_swaps_that_peft_cannot_do_are_refused_and_others_have_their_scale(tmp_path):
@@ -443,17 +372,6 @@ def test_captions_belong_to_the_adapter_of_the_shared_component(tmp_path):
     assert pipe.known_captions.knows("a blue house")
     pipe.transformer.delete_adapters(STYLE)
     assert pipe.known_captions == other.known_captions == KnownCaptions({"red heart": []})
-
-
-def test_a_swap_also_swaps_the_captions(tmp_path):
-    from arimage_emoji.known import KnownCaptions
-
-    pipe = build()
-    pipe.known_captions, state = KnownCaptions({"red heart": []}), adapter(pipe, targets="qkv")
-    for name in ("house", "boat"):
-        path = write(tmp_path / f"{name}.safetensors", state, own={"captions": [f"blue {name}"]})
-        pipe.load_lora_weights(path, adapter_name=STYLE, hotswap=name == "boat")
-    assert pipe.known_captions.knows("blue boat") and not pipe.known_captions.knows("blue house")
 
 
 def test_settings_of_no_component_are_refused(tmp_path):

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from adapters import STYLE, adapter, merge
+from adapters import STYLE, adapter
 from families import EVERY, tokens
 
 
@@ -104,43 +104,6 @@ def test_fusing_refuses_what_it_would_ignore():
     pipe.set_adapters(FIRST)
     pipe.fuse_lora(adapter_names=[FIRST, SECOND])
     assert pipe.fused_loras == {FIRST, SECOND}
-
-
-def test_fused_weights_stay_after_unloading_and_take_further_adapters():
-    pipe, states = build(FIRST)
-    merged = EVERY["llamagen-text"]()
-    pipe.fuse_lora(lora_scale=0.5)
-    pipe.unload_lora_weights()
-    merge(merged, states[FIRST], 0.5)
-    second = adapter(pipe, 1, targets="proj")
-    pipe.load_lora_weights(second, SECOND)
-    pipe.fuse_lora()
-    merge(merged, second)
-    torch.testing.assert_close(weights(pipe), weights(merged))
-    pipe.unfuse_lora()
-    pipe.unload_lora_weights()
-    merge(merged, second, -1.0)
-    torch.testing.assert_close(weights(pipe), weights(merged), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda component: component.set_adapters(STYLE, 0.5),
-        lambda component: component.delete_adapters(STYLE),
-        lambda component: component.disable_lora(),
-        lambda component: component.unfuse_lora(),
-    ],
-)
-def test_weights_come_back_whatever_was_called_on_the_component(change):
-    pipe, _ = build(STYLE)
-    before = weights(pipe)
-    pipe.fuse_lora(lora_scale=0.5)
-    change(pipe.transformer)
-    tokens(pipe)
-    pipe.unfuse_lora()
-    assert pipe.fused_loras == set() and same(weights(pipe), before)
 
 
 def test_what_the_component_fused_itself_is_seen():

@@ -9,7 +9,7 @@ from arimage import AutoPipeline
 from arimage.app.engine.models import describe
 from arimage.app.engine.types import Limits, Request
 from arimage.app.engine.validation import check
-from arimage.decoding import GroupAcceptance, SpeculativeJacobiDecoding, decoding_from_text, decoding_to_text
+from arimage.decoding import GroupAcceptance, SpeculativeJacobiDecoding, decoding_from_text
 from arimage.eval.bench.measure import choose_decodings
 from arimage.eval.runs.generate import make_config
 
@@ -104,8 +104,3 @@ def test_a_decoding_that_is_not_hashable_is_refused(pipe):
     for use in (lambda: pipe("a red heart", decoding=Mine([1])), lambda: setattr(pipe, "decoding", Mine([1]))):
         with pytest.raises(ValueError, match="decoding is .*hashable"):
             use()
-
-
-@pytest.mark.parametrize("text", ["next-scale:pruned=0.25+", "fastvar:pruned=0.25+"])
-def test_the_text_of_a_lossy_decoding_has_a_lossy_name(text):
-    assert decoding_to_text(decoding_from_text(text)) == "fastvar:pruned=0.25+"

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from families import EVERY, condition_of, one_of_each_kind, seeded
 from torch import nn
 
-from arimage.models.layers import GroupNorm, refine_norms
+from arimage.models.layers import GroupNorm
 
 
 def test_a_group_norm_is_that_of_float64_whatever_the_layout():
@@ -37,12 +37,3 @@ def test_no_family_gives_torch_images_in_channels_last(name, monkeypatch):
         ]
         pipe(**condition_of(pipe), generator=seeded(0))
     assert all(layouts) and bool(layouts) == bool(norms)
-
-
-def test_other_norms_stay_what_they_are():
-    class Norm(nn.GroupNorm):
-        pass
-
-    model = nn.Sequential(nn.GroupNorm(1, 4), Norm(1, 4))
-    refine_norms(model)
-    assert [type(each) for each in model] == [GroupNorm, Norm]

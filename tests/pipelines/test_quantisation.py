@@ -92,24 +92,3 @@ def test_quantised_weights_are_saved_as_they_are(folders, family, weights, tmp_p
     assert torch.equal(greedy(again, size), greedy(pipe, size))
     full, saved = (path / part / "model.safetensors" for path in (folders / family, tmp_path))
     assert saved.stat().st_size < full.stat().st_size
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_quantised_component_with_a_device_map_is_that_of_the_pipeline(folders, family):
-    part, kind, size = FAMILIES[family]
-    config = TorchAoConfig(WEIGHTS["int8"], modules_to_not_convert=["model.vqmodel", "lm_head"])
-    model = kind.from_pretrained(folders / family / part, quantization_config=config, device_map="auto")
-    handed = AutoPipeline.from_pretrained(folders / family, **{part: model})
-    loaded = load(folders / family, part, WEIGHTS["int8"])
-    assert quantised(model) == quantised(getattr(loaded, part)) != set()
-    assert torch.equal(greedy(handed, size), greedy(loaded, size))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_in_bfloat16_and_with_a_quantised_head_images_are_sound(folders, family):
-    part, _, size = FAMILIES[family]
-    pipe = load(folders / family, part, WEIGHTS["int8"], kept=["model.vqmodel"], dtype=torch.bfloat16)
-    assert "lm_head" in quantised(getattr(pipe, part))
-    pipe.set_progress_bar_config(disable=True)
-    images = pipe(PROMPTS, decoding="sjd-coupled", output_type="pt", **size).images
-    assert images.isfinite().all() and images.std() > 0.02

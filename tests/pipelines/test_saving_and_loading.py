@@ -8,7 +8,6 @@ import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
 from pipelines.llamagen import tiny as tiny_llamagen
-from safetensors import safe_open
 
 from arimage import AutoPipeline, LlamaGenPipeline, SpeculativeJacobiDecoding, auto
 from arimage.auto import packaged_models, published_models
@@ -47,11 +46,6 @@ def folder(pipe, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def copy(folder, tmp_path):
-    return shutil.copytree(folder, tmp_path / "copy")
-
-
 @pytest.fixture(scope="module")
 def cache(folder, tmp_path_factory):
     """A cache of the Hub that holds the repository someone/hearts."""
@@ -77,23 +71,6 @@ def test_the_defaults_lie_in_a_readable_file(folder):
         "corrections": 0,
     }
     assert config == DEFAULTS
-
-
-def test_a_pipeline_made_from_another_keeps_its_defaults(pipe):
-    made = LlamaGenPipeline.from_pipe(pipe)
-    assert made.decoding == DECODING and made.generation_config == DEFAULTS
-    assert made.transformer is pipe.transformer
-    made.generation_config["top_k"] = 3
-    assert pipe.generation_config == DEFAULTS
-
-
-def test_saving_again_gives_the_same_files(folder, tmp_path):
-    AutoPipeline.from_pretrained(folder).save_pretrained(tmp_path)
-    names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-    assert names == {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
-    for name in names:
-        if name.suffix == ".safetensors":
-            assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
 @pytest.mark.every(2)
@@ -123,16 +100,6 @@ def test_what_is_no_number_format_is_refused_before_anything_is_downloaded(pipe,
             load()
 
 
-def test_half_precision_files_load_in_float32(pipe, tmp_path):
-    half = tiny_llamagen.text_pipeline().to(torch.float16)
-    half.save_pretrained(tmp_path)
-    with safe_open(tmp_path / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as weights:
-        assert weights.get_tensor("head.weight").dtype == torch.float16
-    loaded = AutoPipeline.from_pretrained(tmp_path)
-    assert {part.dtype for part in (loaded.transformer, loaded.vq, loaded.text_encoder)} == {torch.float32}
-    torch.testing.assert_close(loaded.transformer.head.weight, pipe.transformer.head.weight, atol=2e-3, rtol=0)
-
-
 def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):
     loaded = AutoPipeline.from_pretrained("someone/hearts", cache_dir=cache)
     assert loaded.decoding == DECODING and loaded.generation_config == DEFAULTS
@@ -141,37 +108,23 @@ def test_a_repository_is_loaded_from_the_cache_of_the_hub(pipe, cache):
     assert by_class.transformer.dtype == torch.bfloat16
 
 
-def test_the_options_of_a_download_reach_the_hub(folder, cache, monkeypatch):
-    asked = []
-
-    def download(repository, **options):
-        asked.append((repository, options.pop("allow_patterns"), options.pop("ignore_patterns"), options))
-        return str(folder)
-
-    monkeypatch.setattr(mixin, "snapshot_download", download)
-    options = {"cache_dir": cache, "revision": "main", "local_files_only": True}
-    AutoPipeline.from_pretrained("someone/hearts", **options)
-    (repository, patterns, _, given) = asked[0]
-    assert len(asked) == 1 and repository == "someone/hearts" and given == options
-    # No pickled weights and no code.
-    assert not {"*.bin", "*.pt", "*.py", "*"} & set(patterns)
-
-
 @pytest.mark.parametrize("variant", [None, "fp16"])
 def test_weights_of_one_variant_are_downloaded(folder, monkeypatch, variant):
     plain = ("a/model.safetensors", "a/model-00001-of-00002.safetensors")
     half = ("a/model.fp16.safetensors", "a/model.fp16-00001-of-00002.safetensors")
     others = ("a/model.safetensors.index.json", "a/tokenizer.json", "a/tokenizer.model", "model_index.json")
-    fetched = []
+    fetched, asked = [], []
 
     def download(repository, allow_patterns, ignore_patterns, **options):
         files = (*plain, *half, *others, "a/pytorch_model.bin", "a/code.py")
         fetched.extend(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        asked.append(options)
         return str(folder)
 
     monkeypatch.setattr(mixin, "snapshot_download", download)
-    LlamaGenPipeline.download("someone/hearts", variant=variant)
-    assert set(fetched) == {*others, *(plain if variant is None else half)}
+    options = {"revision": "main", "local_files_only": True}
+    LlamaGenPipeline.download("someone/hearts", variant=variant, **options)
+    assert set(fetched) == {*others, *(plain if variant is None else half)} and asked == [options]
 
 
 def test_a_repository_out_of_reach_is_an_os_error(tmp_path):
@@ -273,26 +226,6 @@ def test_folders_that_hold_no_pipeline_are_refused(tmp_path):
         index.write_text(content)
         with pytest.raises(ValueError, match=said):
             AutoPipeline.from_pretrained(tmp_path)
-
-
-@pytest.mark.every(4)
-@pytest.mark.parametrize(
-    "content, sentence",
-    [
-        ('{"decoding": {"method": "Unheard"}}', "Unheard"),
-        ('{"decoding": {"method": "SpeculativeJacobiDecoding", "width": 3}}', "has no setting 'width'"),
-        ('{"top_k": 1, "max_new_tokens": 3}', "generation_config.json"),
-        ("[]", "generation_config.json"),
-        ('{"top_k": 1.5}', "top_k"),
-        (None, "generation_config.json is missing"),
-    ],
-)
-def test_defaults_that_do_not_fit_are_refused(copy, content, sentence):
-    (copy / "generation_config.json").unlink()
-    if content is not None:
-        (copy / "generation_config.json").write_text(content)
-    with pytest.raises(ValueError, match=sentence):
-        AutoPipeline.from_pretrained(copy)("tree", output_type="latent")
 
 
 @pytest.mark.parametrize("given", [None, "emoji-llamagen", torch.nn.Linear(1, 1), {}], ids=str)

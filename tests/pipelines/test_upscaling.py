@@ -12,8 +12,6 @@ from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
 from arimage import FewStepDecoding
-from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Refused, Request
 from arimage.media.trace import Trace
 
 
@@ -141,21 +139,3 @@ def test_steps_and_previews_have_the_size_of_the_call(pipe):
     recorder = Trace()
     generate(pipe, callback_on_step_end=recorder, callback_on_step_end_tensor_inputs=Trace.inputs)
     assert recorder.call.size == pipe.image_sizes[0]
-
-
-def test_an_engine_offers_both_sizes_and_counts_the_same_tokens():
-    pipe = upscaled_pipeline("llamagen")
-    engine = Engine({"tiny": pipe})
-    try:
-        for asked, side in ((16, 16), (8, 8), (None, 16)):
-            request = Request("tiny", prompt="a red heart", previews=3, height=asked, width=asked)
-            assert engine.check(request)[1].tokens == 16
-            assert engine.submit(request).result(60).images[0].size == (side, side)
-        with pytest.raises(Refused, match="choose among 16x16, 8x8"):
-            engine.submit(Request("tiny", prompt="a red heart", height=32, width=32))
-    finally:
-        engine.close()
-    for family in EDITING:
-        pipe = upscaled_pipeline(family)
-        model = pipe.prepare(**condition_of(pipe)).model
-        assert {pipe.num_tokens(size) for size in pipe.image_sizes} == {model.num_tokens}

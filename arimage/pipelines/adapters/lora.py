@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE, LoraBaseMixin
@@ -108,8 +108,7 @@ class LoraMixin(LoraBaseMixin):
         check_full_weights(self, "load_lora_weights")
         source = pretrained_model_name_or_path_or_dict
         name = "the adapter" if isinstance(source, dict) else str(source)
-        loaded: Any = self.lora_state_dict(source, return_lora_metadata=True, **kwargs)
-        state, header = loaded
+        state, header = cast(Any, self.lora_state_dict(source, return_lora_metadata=True, **kwargs))
         components = {key: self._bare(key) for key in self._lora_loadable_modules if self._bare(key) is not None}
         if adapter_name is None:
             used = {each for names in self.get_list_adapters().values() for each in names}
@@ -129,8 +128,11 @@ class LoraMixin(LoraBaseMixin):
         try:
             with ExitStack() as stack:
                 for key, adapter in adapters.items():
-                    stack.enter_context(restored_on_error(components[key], adapter_name))
-                    (swap_adapter if hotswap else add_adapter)(components[key], adapter, adapter_name)
+                    if hotswap:
+                        swap_adapter(components[key], adapter, adapter_name)
+                    else:
+                        stack.enter_context(restored_on_error(components[key], adapter_name))
+                        add_adapter(components[key], adapter, adapter_name)
         finally:
             self._offload_again(*offloaded)
         if not hotswap and any(layer.disable_adapters for layer in self._layers_of(None)):
@@ -445,11 +447,7 @@ class LoraMixin(LoraBaseMixin):
 
 
 def check_peft() -> None:
-    """Refuse adapters without peft.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """Refuse adapters without peft."""
     if not is_peft_available():
         raise ValueError("adapters need peft: pip install 'arimage[lora]'")
 

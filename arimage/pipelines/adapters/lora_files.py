@@ -32,11 +32,7 @@ _NAMED = re.compile(r"\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\
 
 
 def find_lora(source: str | os.PathLike, weight_name: str | None = None, **hub) -> Path:
-    """The .safetensors file of an adapter: `source` itself, a file in that folder, or one of a Hub repository.
-
-    Raises:
-        ValueError: if the file does not exist, or there are several without the usual name.
-    """
+    """The .safetensors file of an adapter: `source` itself, a file in that folder, or one of a Hub repository."""
     path = Path(source).expanduser()
     if path.is_file():
         return path
@@ -62,11 +58,7 @@ def find_lora(source: str | os.PathLike, weight_name: str | None = None, **hub) 
 
 def read_lora(path: Path, component: str) -> tuple[dict[str, torch.Tensor], dict]:
     """The weights and the header of a file. Those of `save_pretrained` of peft become weights of `component`, with the
-    settings in the file next to them.
-
-    Raises:
-        ValueError: if a file is damaged, or is of another method than LoRA.
-    """
+    settings in the file next to them."""
     try:
         with safe_open(path, framework="pt") as file:
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -103,11 +95,7 @@ def to_keys_of_peft(
 ) -> dict[str, torch.Tensor]:
     """The weights of an adapter by the keys of diffusers and peft, COMPONENT.LAYER.lora_A.weight, and those that other
     programs write: lora_down and lora_up, the name of the adapter after lora_A, and `diffusion_model.` or
-    `lora_unet_` before the layer, if the pipeline has a single component that takes adapters. LAYER.alpha stays.
-
-    Raises:
-        ValueError: if two keys are of the same weight, the weights are of several adapters, or a layer cannot be told.
-    """
+    `lora_unet_` before the layer, if the pipeline has a single component that takes adapters. LAYER.alpha stays."""
     found: dict[str, torch.Tensor] = {}
     names = {match[1] for key in state if (match := _NAMED.search(key))}
     if len(names) > 1:

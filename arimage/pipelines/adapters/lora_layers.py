@@ -22,12 +22,8 @@ PLAIN = "peft.tuners.lora.layer"
 
 @dataclass(frozen=True)
 class BeforeFusing:
-    """What a layer was before adapters were fused: subtracting them again would leave rounding errors.
-
-    Attributes:
-        weight, bias: in main memory.
-        scales: of its adapters.
-    """
+    """What a layer was before adapters were fused, its weights in main memory: subtracting them again would leave
+    rounding errors."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -45,20 +41,16 @@ def named_lora_layers(component: Any) -> dict[str, Any]:
 
 def lora_layers(component: Any) -> Iterable[Any]:
     """The layers of a component that have adapters."""
-    yield from named_lora_layers(component).values()
+    return named_lora_layers(component).values()
 
 
 def has_lora_layers(component: Any) -> bool:
     """Whether a component has such layers, also ones whose adapters were all deleted."""
-    return next(iter(lora_layers(component)), None) is not None
+    return len(named_lora_layers(component)) > 0
 
 
 def check_adapter_name(name: str, component: nn.Module, hotswap: bool) -> None:
-    """Refuse a name by which peft would mistake other weights for those of the adapter when it swaps them.
-
-    Raises:
-        ValueError: if it is one, is taken, or is to be swapped and not there.
-    """
+    """Refuse a name by which peft would mistake other weights for those of the adapter when it swaps them."""
     if not isinstance(name, str) or not name or "." in name:
         raise ValueError(f"adapter_name is {name!r}: give a name without a dot")
     loaded = getattr(component, "peft_config", {})
@@ -78,11 +70,7 @@ def check_adapter_name(name: str, component: nn.Module, hotswap: bool) -> None:
 
 
 def check_room(component: nn.Module, adapter: Adapter) -> None:
-    """Refuse an adapter with a rank above that of `enable_lora_hotswap`.
-
-    Raises:
-        ValueError: naming target_rank.
-    """
+    """Refuse an adapter with a rank above that of `enable_lora_hotswap`."""
     room = getattr(component, "_prepare_lora_hotswap_kwargs", None)
     largest = max(adapter.ranks.values())
     if room is not None and largest > room["target_rank"]:
@@ -93,11 +81,7 @@ def check_room(component: nn.Module, adapter: Adapter) -> None:
 
 
 def check_swap(component: nn.Module, adapter: Adapter, name: str) -> None:
-    """Refuse an adapter that cannot take the place of another.
-
-    Raises:
-        ValueError: if it changes embeddings or layers that the other does not, or is of another kind.
-    """
+    """Refuse an adapter that cannot take the place of another."""
     if any(part.startswith("lora_embedding") for parts in adapter.layers.values() for part in parts):
         raise ValueError("adapters of embeddings cannot be swapped: load this one under another name")
     there, old = _layers_with(component, name), component.peft_config[name]
@@ -119,15 +103,10 @@ def _layers_with(component: nn.Module, name: str) -> dict[str, Any]:
 
 @contextmanager
 def restored_on_error(component: nn.Module, name: str) -> Iterator[None]:
-    """Leave a component as it was if adding or swapping the adapter `name` fails."""
+    """Leave a component as it was if adding the adapter `name` fails."""
     layers = {path: list(layer.active_adapters) for path, layer in named_lora_layers(component).items()}
     configs = dict(getattr(component, "peft_config", {}))
-    flag, room = (
-        getattr(component, each, None) for each in ("_hf_peft_config_loaded", "_prepare_lora_hotswap_kwargs")
-    )
-    old = _layers_with(component, name)
-    settings = {path: (float(it.scaling[name]), it.r[name], it.lora_alpha[name]) for path, it in old.items()}
-    weights = {path: [(each, each.data.clone()) for each in _weights(layer, name)] for path, layer in old.items()}
+    before = {key: getattr(component, key, None) for key in ("_hf_peft_config_loaded", "_prepare_lora_hotswap_kwargs")}
     try:
         yield
     except BaseException:
@@ -135,20 +114,11 @@ def restored_on_error(component: nn.Module, name: str) -> Iterator[None]:
             if path not in layers:
                 parent, _, child = path.rpartition(".")
                 setattr(component.get_submodule(parent), child, layer.get_base_layer())
-            elif path in old:
-                scale, layer.r[name], layer.lora_alpha[name] = settings[path]
-                _set_scale(layer, name, scale)
-                for weight, value in weights[path]:
-                    weight.data = value
             else:
                 layer.delete_adapter(name)
                 layer.set_adapter(layers[path])
         vars(component).pop("peft_config", None)
-        if configs:
-            component.peft_config = configs
-        component._hf_peft_config_loaded = flag
-        if room is not None:
-            component._prepare_lora_hotswap_kwargs = room
+        vars(component).update(before | ({"peft_config": configs} if configs else {}))
         raise
 
 
@@ -218,11 +188,7 @@ LEAST_SHARE = 0.9
 
 
 def check_untied(component: nn.Module) -> None:
-    """Refuse to fuse adapters of layers whose weights are those of other layers too.
-
-    Raises:
-        ValueError: naming the layer.
-    """
+    """Refuse to fuse adapters of layers whose weights are those of other layers too."""
     owners = Counter(id(weight) for module in component.modules() for weight in module.parameters(recurse=False))
     for name, layer in named_lora_layers(component).items():
         if owners[id(layer.get_base_layer().weight)] > 1:
@@ -231,11 +197,7 @@ def check_untied(component: nn.Module) -> None:
 
 def fuse(layers: list[Any], names: list[str] | None, scale: float, safely: bool) -> None:
     """Add the active adapters, or those of `names`, to the weights; nothing changes if that fails. Warns if most of
-    what they add is lost in the rounding of the weights.
-
-    Raises:
-        ValueError: if a weight cannot be changed, or with `safely` would not be finite.
-    """
+    what they add is lost in the rounding of the weights."""
     chosen = []
     for layer in layers:
         base, own = layer.get_base_layer(), [it for it in names or layer.active_adapters if it in layer.scaling]

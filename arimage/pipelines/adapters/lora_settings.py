@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ...settings.schema import COMPLETE, Caption, Count, Decay, Flag, Positive, Text, check
+from ...settings.schema import COMPLETE, Caption, Count, Flag, Positive, Text, check
 
 
 # What peft's initialisations take out of the base weights, which such an adapter then adds to: those that peft can
@@ -17,8 +17,12 @@ _OF_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
 # A name of layers, whole or its end, with at most two wildcards: longer expressions of a file could take forever.
 _LAYERS = re.compile(r"\^?(?:[\w-]|\\?\.|\\-|\.\*)+\$?")
 
-Anything = Annotated[dict[str, Any] | None, Field(strict=True)]
-Words = str | list[str] | None
+# Of training, and of loading by peft itself.
+OF_TRAINING = frozenset(
+    "lora_dropout target_modules exclude_modules layers_to_transform layers_pattern fan_in_fan_out inference_mode "
+    "task_type auto_mapping peft_version base_model_name_or_path revision megatron_core qalora_group_size "
+    "loftq_config eva_config corda_config lora_ga_config runtime_config".split()
+)
 
 
 def _check_initialisation(value: bool | str) -> bool | str:
@@ -55,11 +59,9 @@ Pattern = Annotated[str, AfterValidator(_check_layers)]
 
 
 class PeftSettings(BaseModel):
-    """The settings of peft's `LoraConfig` that say what an adapter computes, and those that only say how it was
-    trained. All others, of this and later versions of peft, must be off.
-
-    `target_modules` and its kin are not read, since the keys of the weights name the layers.
-    """
+    """The settings of peft's `LoraConfig` that say what an adapter computes. Those that say how it was trained are
+    not read, nor `target_modules`, since the keys of the weights name the layers. All others, of this and later
+    versions of peft, must be off."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
@@ -73,34 +75,14 @@ class PeftSettings(BaseModel):
     lora_bias: Flag | None = None
     init_lora_weights: Annotated[Flag | Text, AfterValidator(_check_initialisation)] = True
 
-    # Of training, and of loading by peft itself.
-    lora_dropout: Decay = 0.0
-    target_modules: Words = None
-    exclude_modules: Words = None
-    layers_to_transform: int | list[int] | None = None
-    layers_pattern: Words = None
-    fan_in_fan_out: Flag = False
-    inference_mode: Flag = False
     bias: str = "none"
-    task_type: str | None = None
-    auto_mapping: Anything = None
-    peft_version: str | None = None
-    base_model_name_or_path: str | None = None
-    revision: str | None = None
-    megatron_core: str | None = None
-    qalora_group_size: int = 16
-    loftq_config: Anything = None
-    eva_config: Anything = None
-    corda_config: Anything = None
-    lora_ga_config: Anything = None
-    runtime_config: Anything = None
 
     @model_validator(mode="after")
     def _check_the_rest(self) -> "PeftSettings":
         if self.bias != "none":
             raise ValueError(f"bias is {self.bias[:50]!r}, which trains biases of the model: give an adapter without")
         for name, value in (self.model_extra or {}).items():
-            if value:
+            if value and name not in OF_TRAINING:
                 raise ValueError(
                     f"{name} is {str(value)[:50]!r}, and such adapters are not supported: train one without"
                 )
@@ -136,9 +118,5 @@ class About(BaseModel):
 
 
 def check_settings(settings: dict[str, Any], source: str) -> PeftSettings | None:
-    """The settings of an adapter; None if its file has none.
-
-    Raises:
-        ValueError: one sentence that names the setting.
-    """
+    """The settings of an adapter; None if its file has none."""
     return check(PeftSettings, settings, source) if settings else None

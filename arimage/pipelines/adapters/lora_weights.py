@@ -30,12 +30,8 @@ Layers = dict[str, dict[str, torch.Tensor]]
 
 @dataclass
 class Adapter:
-    """The weights of an adapter of one component, by layer and by peft's name of the part, and its settings.
-
-    Attributes:
-        alphas: alpha of each layer, whose scale is alpha / rank, or alpha / sqrt(rank) with `use_rslora`.
-        captions: what it was trained on.
-    """
+    """The weights of an adapter of one component, by layer and by peft's name of the part, and its settings. The scale
+    of a layer is alpha / rank, or alpha / sqrt(rank) with `use_rslora`; `captions` are what it was trained on."""
 
     layers: Layers
     alphas: dict[str, float]
@@ -104,16 +100,8 @@ def rank_of(parts: dict[str, torch.Tensor]) -> int:
 def adapter_for(
     component: nn.Module, state: dict[str, torch.Tensor], settings: PeftSettings | None, source: str
 ) -> Adapter:
-    """The adapter of a component, with all of its layers by the names and the shapes that they have here.
-
-    Args:
-        state: its weights, by LAYER.PART and, in files of some programs, LAYER.alpha.
-        settings: those of its file; without any, and without alpha, the scale is 1.
-        source: its name, for errors.
-
-    Raises:
-        ValueError: naming the first key that does not fit, and what was expected.
-    """
+    """The adapter of a component, with all of its layers by the names and the shapes that they have here, from weights
+    by LAYER.PART and, in files of some programs, LAYER.alpha. Without settings and alpha the scale is 1."""
     layers: Layers = {}
     for key, value in state.items():
         match = _KEY.fullmatch(key)
@@ -257,13 +245,10 @@ def _check_layer(
                 f"{source} has the key {name}.{part}, and {name} is a {type(module).__name__}: give an adapter with "
                 f"{' and '.join(shapes)}"
             )
-        expected = shapes[part]
-        axis = next((i for i, pair in enumerate(zip(value.shape, expected, strict=False)) if pair[0] != pair[1]), None)
-        if value.ndim != len(expected) or axis is not None:
-            size = f"whose dimension {axis} must be {expected[axis]}" if axis is not None else f"not {list(expected)}"
+        if value.shape != shapes[part]:
             raise ValueError(
-                f"{source} has {name}.{part} of the shape {list(value.shape)}, {size} for this {kind}: give an "
-                "adapter that was trained for it"
+                f"{source} has {name}.{part} of the shape {list(value.shape)}, where this {kind} needs "
+                f"{list(shapes[part])}: give an adapter that was trained for it"
             )
 
 

@@ -42,15 +42,7 @@ def arpg_transformer_from_original(
     num_heads: int | None,
     source: str | Path = "the transformer's file",
 ) -> ARPGTransformer:
-    """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
-
-    Args:
-        grid_size: tokens along each side of the images that the weights were trained for; the tensors do not show it.
-        num_heads: attention heads, which the tensors do not show; None for the published 64 channels per head.
-
-    Raises:
-        CheckpointError: if the heads do not fit, or a tensor is missing, unknown or of an unexpected shape.
-    """
+    """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode."""
     tensors = OriginalTensors(state, KIND, source)
 
     def merge(prefix: str, names: str, merged: str) -> None:

@@ -13,9 +13,5 @@ FAMILY = Family(
     pipelines={"ARPGPipeline": "pipeline_arpg"},
     exports={"ARPGTransformer": "transformer_arpg"},
     converters=(Converter("arpg", "Convert a published ARPG.", (FOLDER, TOKENIZER, PIXELS, HEADS, EMA)),),
-    checkpoints=(
-        _published("300m", 319_800_000),
-        _published("700m", 719_000_000),
-        _published("1b", 1_302_400_000),
-    ),
+    checkpoints=(_published("300m", 319_800_000), _published("700m", 719_000_000), _published("1b", 1_302_400_000)),
 )

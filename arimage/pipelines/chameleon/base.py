@@ -26,11 +26,7 @@ LETTERS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 
 def first_code_of(vocabulary: dict[str, int], count: int) -> int:
-    """The id of image token 0 in a vocabulary with `count` image tokens, whose ids follow each other.
-
-    Raises:
-        ValueError: if they do not, or their number is another.
-    """
+    """The id of image token 0 in a vocabulary with `count` image tokens, whose ids follow each other."""
     # Chameleon spells the number in letters; of Lumina-mGPT 2.0's names only the order is known.
     numbers = {
         int(name[6:-1].translate(LETTERS)): token for name, token in vocabulary.items() if name.startswith("IMGIMG")
@@ -90,8 +86,6 @@ class ChameleonPipeline(ARImagePipeline):
         check_one_of(prompt=prompt, input_ids=input_ids)
         if input_ids is not None:
             return check_token_ids("input_ids", input_ids, attention_mask)
-        if self.tokenizer is None:
-            raise ValueError("this pipeline has no tokenizer: give input_ids and attention_mask, not a prompt")
         return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
 
     def has_header(self, input_ids: torch.LongTensor) -> bool:
@@ -122,14 +116,9 @@ class ChameleonPipeline(ARImagePipeline):
         unconditional: list[int],
         row_end: int | None,
     ) -> None:
-        """Give a call its model.
-
-        Args:
-            ids, mask: token ids [B, P] of prompts, with or without the header, and their mask.
-            header: the tokens between a prompt and the first image token.
-            unconditional: all tokens before the first image token when there is no prompt.
-            row_end: the token that ends a row.
-        """
+        """Give a call its model, for token ids [B, P] of prompts with or without the header and their mask. `header`
+        stands between a prompt and the first image token, `unconditional` before it when there is no prompt, `row_end`
+        at the end of a row."""
         seen = torch.ones_like(ids) if mask is None else mask.long()
         if self.has_header(ids):
             ids, seen = ids[:, : -len(header)], seen[:, : -len(header)]

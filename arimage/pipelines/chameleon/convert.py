@@ -46,14 +46,9 @@ def chameleon_from_original(
     *,
     source: str | Path = "the checkpoint",
 ) -> ChameleonForConditionalGeneration:
-    """The language model whose tensors are `state`, in the dtype of its embedding and in evaluation mode.
-
-    Args:
-        state: tensors by transformers' names. Query and key norms may have a row for each shard that the weights were
-            trained on instead of one for each head, and the image tokenizer may be missing.
-        config: the settings of a config.json.
-        vq_state, vq: the image tokenizer, whose encoder completes the model.
-    """
+    """The language model whose tensors are `state` by transformers' names, in the dtype of its embedding and in
+    evaluation mode. Query and key norms may have a row for each shard that the weights were trained on instead of one
+    for each head. The image tokenizer `vq_state` completes it."""
     widths = list(vq.config.block_out_channels)
     channels = vq_state["encoder.conv_in.weight"].shape[0]
     resolution = 512
@@ -104,15 +99,8 @@ def chameleon_from_original(
 def chameleon_state_from_meta(
     state: dict[str, torch.Tensor], parameters: dict, *, source: str | Path = "the checkpoint"
 ) -> tuple[dict[str, torch.Tensor], dict]:
-    """Tensors by transformers' names, and the settings of a config.json, of a Chameleon in Meta's own format.
-
-    Args:
-        state: tensors by Meta's names, of a model that is not sharded.
-        parameters: the settings of params.json and consolidate_params.json.
-
-    Raises:
-        CheckpointError: if a setting is missing, or a tensor that the settings are read from.
-    """
+    """Tensors by transformers' names, and the settings of a config.json, of a Chameleon in Meta's own format that is
+    not sharded, from its tensors and the settings of params.json and consolidate_params.json."""
     try:
         heads, layers, eps = (parameters[name] for name in ("n_heads", "n_layers", "norm_eps"))
     except KeyError as error:
@@ -146,11 +134,7 @@ def chameleon_state_from_meta(
 
 
 def convert_lumina_mgpt(
-    folder: str | Path,
-    *,
-    tokenizer: str | Path | None = None,
-    image_size: int = 768,
-    out: str | Path | None = None,
+    folder: str | Path, *, tokenizer: str | Path | None = None, image_size: int = 768, out: str | Path | None = None
 ) -> LuminaMGPTPipeline:
     """The pipeline of a folder as `Alpha-VLLM/Lumina-mGPT-7B-768` or `Alpha-VLLM/Lumina-mGPT-2.0`, with the published
     sampling defaults.
@@ -170,11 +154,7 @@ def convert_lumina_mgpt(
 
 
 def convert_anole(
-    folder: str | Path,
-    *,
-    tokenizer: str | Path | None = None,
-    image_size: int = 512,
-    out: str | Path | None = None,
+    folder: str | Path, *, tokenizer: str | Path | None = None, image_size: int = 512, out: str | Path | None = None
 ) -> AnolePipeline:
     """The pipeline of a folder with Anole, or another Chameleon, with the published sampling defaults.
 

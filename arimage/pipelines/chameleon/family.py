@@ -83,10 +83,7 @@ FAMILY = Family(
         Converter(
             "anole",
             "Convert a published Anole.",
-            (
-                folder("Anole or another Chameleon, in Meta's or transformers' format."),
-                TOKENIZER,
-            ),
+            (folder("Anole or another Chameleon, in Meta's or transformers' format."), TOKENIZER),
         ),
     ),
     checkpoints=(

@@ -43,11 +43,8 @@ def trained_sizes(image_size: int) -> list[tuple[int, int]]:
 
 
 class LuminaPrompts:
-    """The texts of prompts, and the header of an image: its begin, height and width.
-
-    Args:
-        vocabulary: the transformer's `vocabulary_map`.
-    """
+    """The texts of prompts, and the header of an image: its begin, height and width, by the transformer's
+    `vocabulary_map`."""
 
     # How many tokens a header has.
     header_length = 3
@@ -66,11 +63,7 @@ class LuminaPrompts:
     def check_size(
         self, height: int | None, width: int | None, square: int, headers: torch.LongTensor | None
     ) -> tuple[int, int]:
-        """Height and width of images: those given, those in the `headers` [B, 3] of prompts, or the square.
-
-        Raises:
-            ValueError: if the vocabulary has no tokens for them, or the headers have others.
-        """
+        """Height and width of images: those given, those in the `headers` [B, 3] of prompts, or the square."""
         announced = None if headers is None else self._announced_size(headers)
         rows, columns = announced or (square, square)
         size = (rows if height is None else height, columns if width is None else width)

@@ -29,17 +29,19 @@ TEXT_SAMPLING = SAMPLING | {"top_p": 0.7}
 # Parts of the names in the layouts that the authors trained in, and published next to model.pt.
 LAYOUTS = {"self_attention.layernorm_qkv": "TransformerEngine", "layernorm_mlp": "TransformerEngine"}
 LAYOUTS |= {"self_attention.linear_qkv": "NeMo", "embedding.word_embeddings": "NeMo"}
-# Names here and the original's, replaced from top to bottom.
+# Ours and the original's, replaced from top to bottom.
 NAMES = (
-    (r"^token_embedding\.", "tok_embeddings."),
-    (r"^head\.", "output."),
-    (r"^blocks\.", "layers."),
-    (r"\.feed_forward_norm\.", ".ffn_norm."),
-    (r"\.(q|k|v)_proj\.", r".w\1."),
-    (r"\.out_proj\.", ".wo."),
-    (r"\.gate_proj\.", ".w1."),
-    (r"\.down_proj\.", ".w2."),
-    (r"\.up_proj\.", ".w3."),
+    ("token_embedding.", "tok_embeddings."),
+    ("head.", "output."),
+    ("blocks.", "layers."),
+    (".feed_forward_norm.", ".ffn_norm."),
+    (".q_proj.", ".wq."),
+    (".k_proj.", ".wk."),
+    (".v_proj.", ".wv."),
+    (".out_proj.", ".wo."),
+    (".gate_proj.", ".w1."),
+    (".down_proj.", ".w2."),
+    (".up_proj.", ".w3."),
 )
 
 
@@ -112,10 +114,9 @@ def cosmos_transformer_from_original(
     source: str | Path = "the checkpoint",
 ) -> CosmosTransformer:
     """The transformer whose tensors are `state`, by their original names, with or without "model." in front, in their
-    dtype.
+    dtype. It was trained for maps of `shape` (frames, rows, columns).
 
     Args:
-        shape: frames, rows and columns of the token maps that it was trained for.
         yarn: whether its positions are those of YaRN, which the files do not say; by default as in the published
             sizes, where those have it (40 layers) whose heads together are not as wide as the model.
     """
@@ -154,19 +155,8 @@ def cosmos_transformer_from_original(
         )
     for key in state:
         if re.search(r"\.attention\.(wq|wk|q_norm|k_norm)\.weight$", key):
-            state[key] = in_pairs(state[key], head_dim)
+            # From heads whose halves turn together to heads whose neighbours do.
+            halves = state[key].unflatten(0, (-1, 2, head_dim // 2))
+            state[key] = halves.transpose(1, 2).flatten(0, 2).contiguous()
     dtype = state["tok_embeddings.weight"].dtype
-    return state.fill(transformer, _original_name, dtype=dtype)
-
-
-def in_pairs(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The rows of a weight [heads * head_dim, ...] in the order of heads whose neighbours turn together, from that of
-    heads whose halves do."""
-    halves = weight.unflatten(0, (-1, 2, head_dim // 2))
-    return halves.transpose(1, 2).flatten(0, 2).contiguous()
-
-
-def _original_name(name: str) -> str:
-    for ours, original in NAMES:
-        name = re.sub(ours, original, name)
-    return name
+    return state.fill(transformer, NAMES, dtype=dtype)

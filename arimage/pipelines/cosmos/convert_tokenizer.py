@@ -62,11 +62,7 @@ def convert_cosmos_tokenizer(folder: str | Path, *, out: str | Path | None = Non
 def cosmos_tokenizer_from_original(
     state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's files"
 ) -> CosmosVideoTokenizer:
-    """The tokenizer whose tensors are `state`, by their original names, in their dtype.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
-    """
+    """The tokenizer whose tensors are `state`, by their original names, in their dtype."""
     if "quantizer._levels" not in state:
         raise CheckpointError(f"{source} has no 'quantizer._levels', as every {KIND} has: give the folder of one")
     state = OriginalTensors(state, KIND, source)

@@ -194,8 +194,8 @@ class CosmosVideoTokenizer(TilingMixin, ModelMixin, ConfigMixin):
         return self.in_tiles(network, self.lookup(codes), before=1, after=self.scale_factor)
 
     def _decode_framewise(self, latents: torch.Tensor) -> torch.Tensor:
-        stream = CausalDecoder(self.decoder)
-        return torch.cat([stream(part) for part in latents.split(1, dim=2)], dim=2)
+        stream = self.stream()
+        return torch.cat([stream.decode_latents(part) for part in latents.split(1, dim=2)], dim=2)
 
     def stream(self) -> "CosmosFrameStream":
         """A decoder for maps that are generated one after another, see `CosmosFrameStream`."""
@@ -207,24 +207,17 @@ class CosmosFrameStream:
     to rounding, since no frame depends on later maps. It keeps the activations that the next maps need."""
 
     def __init__(self, vq: CosmosVideoTokenizer):
-        self._vq, self._decoder = vq, CausalDecoder(vq.decoder)
+        self._vq, self._decoder = vq, vq.decoder
+        # The last inputs of the layers that look back.
+        self._past: dict[nn.Module, torch.Tensor] = {}
 
     @torch.no_grad()
     def decode(self, codes: torch.LongTensor) -> torch.Tensor:
         """The frames [B, 3, T, h * s, w * s] of the next t >= 1 maps [B, t, h, w] of the same B videos. T = t * f,
         where the first map of a video counts as one frame."""
-        return self._decoder(self._vq.lookup(codes))
+        return self.decode_latents(self._vq.lookup(codes))
 
-
-class CausalDecoder:
-    """A `CosmosDecoder3d` for the maps of videos that come in several parts."""
-
-    def __init__(self, decoder: CosmosDecoder3d):
-        self._decoder = decoder
-        # The last inputs of the layers that look back.
-        self._past: dict[nn.Module, torch.Tensor] = {}
-
-    def __call__(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """The frames of the next latents [B, C, t, h, w]."""
         decoder, middle = self._decoder, self._decoder.mid_block
         begins = not self._past

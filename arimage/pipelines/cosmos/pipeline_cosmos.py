@@ -72,9 +72,7 @@ class CosmosPipeline(ARPipeline):
     _optional_components = ["tokenizer", "text_encoder", "safety_checker"]
     _output = VideoPipelineOutput
     abilities = Abilities(
-        "tokens",
-        (TOKEN_SAMPLING - {"guided_tokens"}) | {"image", "video", "num_frames"},
-        generates_video=True,
+        "tokens", (TOKEN_SAMPLING - {"guided_tokens"}) | {"image", "video", "num_frames"}, generates_video=True
     )
     per_prompt = "num_videos_per_prompt"
 
@@ -163,10 +161,9 @@ class CosmosPipeline(ARPipeline):
             return len(as_texts(prompt, limit=MAX_PROMPT_CHARACTERS))
         assert prompt_embeds is not None
         width = self.transformer.config.context_dim
-        if not isinstance(prompt_embeds, torch.Tensor):
+        shape = prompt_embeds.shape if isinstance(prompt_embeds, torch.Tensor) else ()
+        if len(shape) != 3 or shape[2] != width or 0 in shape:
             raise ValueError(f"prompt_embeds are {describe(prompt_embeds)}: give a tensor [B, S, {width}]")
-        if prompt_embeds.ndim != 3 or prompt_embeds.shape[2] != width or 0 in prompt_embeds.shape:
-            raise ValueError(f"prompt_embeds are {tuple(prompt_embeds.shape)}: give a tensor [B, S, {width}]")
         return len(prompt_embeds)
 
     def check_size(
@@ -187,12 +184,6 @@ class CosmosPipeline(ARPipeline):
                 f"{trained[0]}x{trained[1]}"
             )
         return size
-
-    def _no_maps(self, height: int | None, width: int | None) -> torch.LongTensor:
-        """The initial tokens of a video that continues nothing, [1, 0, h, w]."""
-        return torch.empty(
-            1, 0, *(side // self.vq.scale_factor for side in self.check_size(height, width)), dtype=torch.long
-        )
 
     def _check_tokens(self, tokens: torch.LongTensor) -> torch.LongTensor:
         if not isinstance(tokens, torch.Tensor) or tokens.ndim != 4 or tokens.is_floating_point() or not len(tokens):
@@ -232,15 +223,9 @@ class CosmosPipeline(ARPipeline):
             )
         return maps
 
-    def _encode_text(self, prompt, prompt_embeds, max_sequence_length: int | None) -> torch.Tensor | None:
-        """Text embeddings [B', S, D]. Those after the end of a prompt are zero; the authors' models read them too."""
-        if prompt is None:
-            return prompt_embeds
-        self._guard_texts(as_texts(prompt))
-        return self.embed_text(prompt, max_sequence_length)
-
     def embed_text(self, prompt: str | list[str], max_sequence_length: int | None = None) -> torch.Tensor:
-        """The `prompt_embeds` [B', S, D] of prompts."""
+        """The `prompt_embeds` [B', S, D] of prompts. Those after the end of a prompt are zero; the models read them
+        too."""
         assert self.tokenizer is not None and self.text_encoder is not None
         length = text_length(max_sequence_length, min(TEXT_TOKENS, self.tokenizer.model_max_length))
         text = tokenize(
@@ -372,7 +357,9 @@ class CosmosPipeline(ARPipeline):
         if given > 1 or (given == 0 and not self.begins_with_text):
             raise ValueError("give one of image, video and tokens, which the video continues")
         if given == 0:
-            tokens = self._no_maps(height, width)
+            # A video that continues nothing
+            grid = (side // self.vq.scale_factor for side in self.check_size(height, width))
+            tokens = torch.empty(1, 0, *grid, dtype=torch.long)
         if tokens is not None:
             begun = self._check_tokens(tokens)
             size, given_maps = self.check_size(height, width, begun.shape[2:]), begun.shape[1]
@@ -393,7 +380,10 @@ class CosmosPipeline(ARPipeline):
                 "out"
             )
 
-        embeds, device = self._encode_text(prompt, prompt_embeds, max_sequence_length), self._execution_device
+        if prompt is not None:
+            self._guard_texts(as_texts(prompt))
+            prompt_embeds = self.embed_text(prompt, max_sequence_length)
+        device = self._execution_device
         given = begun.to(device) if tokens is not None else self.vq.encode(begun.to(device, self.vq.dtype))
         given = given.expand(count, -1, -1, -1)
         call.given_tokens = call.per_image(given)
@@ -401,7 +391,7 @@ class CosmosPipeline(ARPipeline):
             self.transformer,
             Layout((maps - given_maps, *given.shape[2:])),
             given,
-            None if embeds is None else embeds.to(device).expand(count, -1, -1),
+            None if prompt_embeds is None else prompt_embeds.to(device).expand(count, -1, -1),
             guided=call.guided,
             codebook=self.vq.code_vectors(),
         )

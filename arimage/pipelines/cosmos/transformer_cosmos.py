@@ -315,11 +315,8 @@ def _check_blocks(block: int, shape: tuple[int, int]) -> None:
 
 
 class CosmosCache(SlotCache):
-    """A `SlotCache` that also holds the keys and values of the cross-attention.
-
-    Attributes:
-        texts: keys and values [rows, heads, S, head_dim] per layer; None for a model without text.
-    """
+    """A `SlotCache` that also holds the keys and values of the cross-attention, [rows, heads, S, head_dim] per layer;
+    None for a model without text."""
 
     texts: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
@@ -350,8 +347,7 @@ class CosmosTokenModel(BoundTokenModel):
         codebook: the vectors of the tokens in the tokenizer [V, D], for `TokenModel.codebook`.
 
     Raises:
-        ValueError: if the layout does not have three dimensions, has an order, or does not fit the given maps or the
-            blocks of the model; or if a text is missing, or the model reads none.
+        ValueError: if there are neither given maps nor a text, or `guided` is asked of a model without text.
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
@@ -366,20 +362,8 @@ class CosmosTokenModel(BoundTokenModel):
         guided: bool = False,
         codebook: torch.Tensor | None = None,
     ):
-        if len(layout.shape) != 3 or layout.order is not None:
-            raise ValueError(f"layout has shape {layout.shape}: give (frames, rows, columns) in raster order")
-        if tuple(given.shape[2:]) != layout.shape[1:]:
-            raise ValueError(
-                f"given has maps of {tuple(given.shape[2:])}, the layout of {layout.shape[1:]}: give the same"
-            )
         self.block = transformer.config.block_tokens
         _check_blocks(self.block, layout.shape[1:])
-        if transformer.reads_text == (prompt_embeds is None):
-            raise ValueError(
-                "the transformer has text: give prompt_embeds"
-                if transformer.reads_text
-                else "the transformer has no text: leave out prompt_embeds"
-            )
         prefix = given.flatten(1)
         if transformer.reads_text:
             prefix = F.pad(prefix, (self.block, 0), value=transformer.config.vocab_size)

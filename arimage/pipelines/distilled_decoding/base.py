@@ -15,7 +15,7 @@ from ..call import GenerationCall
 from ..components import check_parts
 from ..kinds.class_or_text import ClassOrTextPipeline
 from ..output import ImagePipelineOutput
-from ..text.checks import prompt_names
+from ..text.checks import describe, prompt_names
 from .family import FAMILY
 from .vector_model import DistilledModel
 
@@ -89,8 +89,7 @@ class DistilledPipeline(ClassOrTextPipeline):
         if noise is not None:
             shape = (len(call.seeds), call.model.num_tokens, self.transformer.config.codebook_dim)
             if not isinstance(noise, torch.Tensor) or tuple(noise.shape) != shape or not noise.is_floating_point():
-                given = f"{noise.dtype} {tuple(noise.shape)}" if isinstance(noise, torch.Tensor) else repr(noise)
-                raise ValueError(f"noise is {given}: give floating-point numbers {list(shape)}")
+                raise ValueError(f"noise is {describe(noise)}: give floating-point numbers {list(shape)}")
             assert call.model.kind == "vectors"
             call.model.noise = noise.to(self._execution_device, torch.float32)
         return call

@@ -72,16 +72,7 @@ def _find_parts(folder: str | Path, teacher: str) -> dict[str, tuple[Path, State
 def llamagen_dd_transformer_from_original(
     state: State, *, grid_size: int, num_heads: int | None = None, source: str | Path = "the transformer's file"
 ) -> LlamaGenDDTransformer:
-    """The student of LlamaGen whose tensors are `state`, in the dtype of its head and in evaluation mode.
-
-    Args:
-        grid_size: tokens along each side of the images.
-        num_heads: attention heads, needed if hidden size and layers are not those of a published model.
-
-    Raises:
-        CheckpointError: if the heads are unknown or do not fit, or a tensor is missing, unknown or of an unexpected
-            shape.
-    """
+    """The student of LlamaGen whose tensors are `state`, in the dtype of its head and in evaluation mode."""
     state = OriginalTensors(state, "LlamaGen-DD transformer", source)
     vocab_size, hidden_size = state.shape("output.weight")
     layers = state.count("layers.")
@@ -107,11 +98,7 @@ def llamagen_dd_transformer_from_original(
 def var_dd_transformer_from_original(
     state: State, *, scales: Sequence[int], source: str | Path = "the transformer's file"
 ) -> VARDDTransformer:
-    """The student of VAR whose tensors are `state`, in the dtype of its head and in evaluation mode.
-
-    Args:
-        scales: sides of the token maps, from coarse to fine.
-    """
+    """The student of VAR whose tensors are `state`, in the dtype of its head and in evaluation mode."""
     state = OriginalTensors(state, "VAR-DD transformer", source)
     vocab_size, hidden_size = state.shape("head.weight")
     layers = state.count("blocks.")

@@ -21,6 +21,7 @@ from ...convert.folder import damaged_files, load_model, read_json
 from ...convert.paths import CheckpointError, check_vacant
 from ...convert.tiktoken_files import SPECIAL_TOKENS, read_lines, tokenizer_from_ranks
 from ...families import check_converter
+from ...models.original_names import rename
 from ...models.tokenizer_files import check_tokenizer_files
 from .pipeline_emu3 import Emu3Pipeline
 from .prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE
@@ -29,21 +30,9 @@ from .prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE
 EMU3_SAMPLING = {"guidance_scale": 3.0, "temperature": 1.0, "top_k": 2048, "top_p": 1.0}
 # What the language model's original config.json has in common with transformers'.
 TEXT_SETTINGS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "tie_word_embeddings",
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
+    "max_position_embeddings rms_norm_eps rope_theta rope_scaling pad_token_id bos_token_id eos_token_id "
+    "tie_word_embeddings".split()
 )
 # The settings of the original image tokenizer, and of transformers'.
 TOKENIZER_SETTINGS = {
@@ -77,14 +66,7 @@ IMAGE_TOKEN = "<|extra_0|>"
 def emu3_vq_from_original(
     state: dict[str, torch.Tensor], config: dict, *, source: str | Path = "the image tokenizer's file"
 ) -> Emu3VQVAE:
-    """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
-
-    Args:
-        config: the original's config.json.
-
-    Raises:
-        CheckpointError: if a setting or tensor is missing, or a tensor is unknown or of an unexpected shape.
-    """
+    """The image tokenizer with the original's tensors and `config`, in float32 and in evaluation mode."""
     if config.get("model_type") == "Emu3p5VisionVQ":
         raise CheckpointError(f"{source} is the image tokenizer of Emu3.5: give the folder of Emu3-VisionTokenizer")
     missing = TOKENIZER_SETTINGS.keys() - config.keys()
@@ -104,17 +86,11 @@ def emu3_vq_from_original(
 
 
 def _original_name(name: str) -> str:
-    for theirs, original in TOKENIZER_NAMES:
-        name = name.replace(theirs, original)
-    return re.sub(r"\.attn_norms\.(\d+)\.", r".attn.\1.norm.", name)
+    return re.sub(r"\.attn_norms\.(\d+)\.", r".attn.\1.norm.", rename(name, TOKENIZER_NAMES))
 
 
 def emu3_tokenizer_from_original(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The text tokenizer of a folder with the authors' `emu3.tiktoken` and `emu3_vision_tokens.txt`.
-
-    Raises:
-        CheckpointError: if a file is missing or damaged.
-    """
+    """The text tokenizer of a folder with the authors' `emu3.tiktoken` and `emu3_vision_tokens.txt`."""
     folder = Path(folder)
     special = [*SPECIAL_TOKENS, *read_lines(folder / "emu3_vision_tokens.txt")]
     # Names that transformers' Emu3Processor needs.

@@ -24,12 +24,7 @@ NEGATIVE_PROMPT = (
 
 
 def first_code_of(vocabulary: dict[str, int], count: int) -> int:
-    """The id of image token 0 in a vocabulary with `count` image tokens.
-
-    Raises:
-        ValueError: if the vocabulary does not name all tokens of an image, or image tokens do not have consecutive
-            ids.
-    """
+    """The id of image token 0 in a vocabulary with `count` image tokens."""
     codes: list[Any] = [vocabulary.get(CODE.format(code)) for code in range(count)]
     special = [vocabulary.get(name) for name in (BEGIN_OF_TEXT, BEGIN_OF_IMAGE, BEGIN_OF_CODES, END_OF_ROW)]
     if None in special or None in codes or codes != [codes[0] + code for code in range(count)]:
@@ -44,11 +39,7 @@ def image_size(
     area: int, factor: int, height: int | None = None, width: int | None = None, ratio: str | None = None
 ) -> tuple[int, int]:
     """Height and width of an image in pixels: the given ones, or those of a ratio (by default "1:1") with an area of
-    approximately `area`.
-
-    Raises:
-        ValueError: see `parse_ratio` and `given_size`.
-    """
+    approximately `area`."""
     if height is None and width is None:
         across, down = parse_ratio(ratio)
         unit = (area / (across * down)) ** 0.5 / factor
@@ -57,13 +48,8 @@ def image_size(
 
 
 class Emu3Prompts:
-    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens.
-
-    Args:
-        tokenizer: the text tokenizer; None if prompts are given as token ids.
-        vocabulary: the model's `vocabulary_map`.
-        scale_factor: pixels per token along each side.
-    """
+    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens. The
+    tokenizer is None if prompts are given as token ids."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast | None, vocabulary: dict[str, int], scale_factor: int):
         self.tokenizer, self.vocabulary, self.scale_factor = tokenizer, vocabulary, scale_factor
@@ -79,11 +65,7 @@ class Emu3Prompts:
 
     def ids(self, name: str, texts, ids, mask, size: tuple[int, int], suffix: str = "") -> Ids:
         """Checked token ids [B, P] of the argument `name` and their mask, from texts, to which `suffix` is added, or
-        from ids.
-
-        Raises:
-            ValueError: if they are not valid prompts, or their header is for an image of another size.
-        """
+        from ids."""
         ids_name = name.replace("prompt", "input_ids")
         if texts is not None:
             if self.tokenizer is None:
@@ -93,11 +75,7 @@ class Emu3Prompts:
         return check_given_ids(ids_name, ids, mask, self.vocabulary[BEGIN_OF_CODES], header, size)
 
     def negative_ids(self, texts, ids, mask, size: tuple[int, int], count: int) -> Ids:
-        """Checked token ids [1 or `count`, P] of the negative prompts, by default the authors', and their mask.
-
-        Raises:
-            ValueError: if they are not valid prompts, or their number is neither 1 nor `count`.
-        """
+        """Checked token ids [1 or `count`, P] of the negative prompts, by default the authors', and their mask."""
         name = "negative_prompt" if ids is None else "negative_input_ids"
         if texts is None and ids is None:
             if self.tokenizer is None:

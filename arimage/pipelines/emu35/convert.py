@@ -20,30 +20,18 @@ from .prompts import TOKENS, TRAINED_AREA
 SAMPLING = {"temperature": 1.0, "top_k": 5120, "top_p": 1.0}
 # Of text to image, and with reference images: of the base model, and of Emu3.5-Image.
 GUIDANCE = {True: (2.0, 2.0), False: (5.0, 3.0)}
-# Settings of config.json, with the defaults of the authors' class; None where there must be one.
-SETTINGS = {
-    "vocab_size": None,
-    "hidden_size": None,
-    "intermediate_size": None,
-    "num_hidden_layers": None,
-    "num_attention_heads": None,
-    "num_key_value_heads": None,
-    "max_position_embeddings": None,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
+# Settings of config.json that there must be, and those with defaults in the authors' class.
+NEEDED = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "max_position_embeddings".split()
+)
+SETTINGS = {"head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 VISION_TOKENS = "emu3_vision_tokens.txt"
 
 
 def emu35_tokenizer_from_original(folder: str | Path) -> tuple[PreTrainedTokenizerFast, int]:
     """The text tokenizer of a folder with the authors' `emu3.tiktoken` and `emu3_vision_tokens.txt`, and the number of
-    codes in the latter, which the tokenizer does not hold: with 131,072 of them it would load for many seconds.
-
-    Raises:
-        CheckpointError: if a file is missing or damaged.
-    """
+    codes in the latter, which the tokenizer does not hold: with 131,072 of them it would load for many seconds."""
     folder = Path(folder)
     names = read_lines(folder / VISION_TOKENS)
     images = [TOKENS[name] for name in ("begin_of_codes", "begin_of_image", "end_of_image")]
@@ -60,25 +48,17 @@ def emu35_tokenizer_from_original(folder: str | Path) -> tuple[PreTrainedTokeniz
 def qwen3_from_original(
     state: dict[str, torch.Tensor], config: dict, *, source: str | Path = "the checkpoint"
 ) -> Qwen3ForCausalLM:
-    """The language model whose tensors are `state`, in the dtype of its embedding and in evaluation mode.
-
-    Args:
-        state: tensors by their original names, which are also transformers'.
-        config: the original's config.json.
-
-    Raises:
-        CheckpointError: if a setting is missing or unknown, or a tensor is missing, unknown or of an unexpected shape.
-    """
+    """The language model with the original's `config`, in the dtype of its embedding and in evaluation mode."""
     if config.get("rope_scaling") is not None:
         raise CheckpointError(
             f"config.json of {source} has rope_scaling {config['rope_scaling']}, which no published Emu3.5 has: give "
             "an unaltered folder"
         )
-    settings = {name: config.get(name, default) for name, default in SETTINGS.items()}
-    missing = [name for name, value in settings.items() if value is None]
-    if missing:
-        raise CheckpointError(f"config.json of {source} has no {missing[0]!r}: give an unaltered folder")
-    settings |= {name: config[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id") if name in config}
+    for name in NEEDED:
+        if config.get(name) is None:
+            raise CheckpointError(f"config.json of {source} has no {name!r}: give an unaltered folder")
+    tokens = ("pad_token_id", "bos_token_id", "eos_token_id")
+    settings = SETTINGS | {name: config[name] for name in (*NEEDED, *SETTINGS, *tokens) if name in config}
     with damaged_files(source), torch.device("meta"):
         rope = {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e6)}
         model = Qwen3ForCausalLM(Qwen3Config(**settings, rope_parameters=rope))

@@ -41,14 +41,8 @@ FAMILY = Family(
         ),
     ),
     checkpoints=(_published("Emu3.5-Image", base=False), _published("Emu3.5", base=True)),
-    instead={
-        "BAAI/Emu3.5-VisionTokenizer": "is an image tokenizer, which emu3.5-image downloads: give emu3.5-image",
-    },
+    instead={"BAAI/Emu3.5-VisionTokenizer": "is an image tokenizer, which emu3.5-image downloads: give emu3.5-image"},
     # Its config.json names the model type of Emu3; its attention normalises queries and keys.
     model_types=(ModelType("Emu3", "emu35", tensor=".self_attn.q_norm.weight"),),
-    config={
-        "image_area": Area,
-        "token_ids": dict[str, Whole] | None,
-        "edit_guidance_scale": Number,
-    },
+    config={"image_area": Area, "token_ids": dict[str, Whole] | None, "edit_guidance_scale": Number},
 )

@@ -34,11 +34,7 @@ TRAINED = {
 
 
 def token_ids_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """The ids of the tokens of a prompt. Those of the codes, which the tokenizer does not hold, follow all others.
-
-    Raises:
-        ValueError: if the tokenizer lacks one.
-    """
+    """The ids of the tokens of a prompt. Those of the codes, which the tokenizer does not hold, follow all others."""
     vocabulary = tokenizer.get_vocab()
     missing = set(TOKENS.values()) - vocabulary.keys()
     if missing:
@@ -50,12 +46,7 @@ def image_size(
     area: int, height: int | None = None, width: int | None = None, ratio: str | None = None
 ) -> tuple[int, int]:
     """Height and width of an image in pixels: the given ones, or those of a ratio (by default "1:1") with an area of
-    approximately `area`, as the authors round them.
-
-    Raises:
-        ValueError: if height and width are not multiples of 16 up to 2048, only one is given, they are given with a
-            ratio, or the ratio needs a longer side.
-    """
+    approximately `area`, as the authors round them."""
     if height is not None or width is not None:
         return given_size(height, width, ratio, FACTOR, MAX_SIDE)
     across, down = parse_ratio(ratio)
@@ -69,11 +60,7 @@ def image_size(
 
 
 def smart_resize(name: str, image: Image.Image, area: int) -> Image.Image:
-    """A reference image with its own ratio and an area of approximately `area`, as the authors round its sides.
-
-    Raises:
-        ValueError: if its longer side would be too long; it begins with `name`.
-    """
+    """A reference image with its own ratio and an area of approximately `area`, as the authors round its sides."""
     height, width = (max((side + FACTOR // 2) // FACTOR, 1) * FACTOR for side in _sides(area, *image.size))
     if max(height, width) > MAX_SIDE:
         raise ValueError(
@@ -91,12 +78,8 @@ def _sides(area: int, width: int, height: int) -> tuple[int, int]:
 
 
 class Emu35Prompts:
-    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens.
-
-    Args:
-        tokenizer: the text tokenizer; None if prompts are given as token ids.
-        token_ids: see `token_ids_of`.
-    """
+    """Token ids of prompts and negative prompts, which end with the header of an image: its size in tokens. The
+    tokenizer is None if prompts are given as token ids; `token_ids` are those of `token_ids_of`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast | None, token_ids: dict[str, int]):
         self.tokenizer, self.token_ids = tokenizer, token_ids
@@ -120,13 +103,8 @@ class Emu35Prompts:
     def encode(
         self, texts: list[str], size: tuple[int, int], images: list[list[int]] | None = None, negative: bool = False
     ) -> Ids:
-        """Token ids [B, P] of texts with the header of an image of `size` (height, width), padded on the left, and
-        their mask.
-
-        Args:
-            images: for every text, the ids of all its reference images; None without references.
-            negative: whether the texts are negative prompts.
-        """
+        """Token ids [B, P] of texts, or of negative ones, with the ids of their reference images (`images`, one list
+        for every text) and the header of an image of `size` (height, width), padded on the left, and their mask."""
         task = "" if negative else " for t2i task" if images is None else " for x2i task"
         begin, ids = f"You are a helpful assistant{task}. USER: ", self.token_ids
         header = self.header(size[0] // FACTOR, size[1] // FACTOR)

@@ -8,20 +8,10 @@ from typing import Unpack
 
 import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DiffusionPipeline,
-    FlowMatchEulerDiscreteScheduler,
-    GlmImageTransformer2DModel,
-)
+from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
 from diffusers.utils import logging
 from PIL import Image
-from transformers import (
-    ByT5Tokenizer,
-    GlmImageForConditionalGeneration,
-    GlmImageProcessor,
-    T5EncoderModel,
-)
+from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 from ...decoding import Layout
 from ...settings.schema import read_object
@@ -35,7 +25,7 @@ from ..saving.mixin import GENERATION_CONFIG
 from ..saving.saved_folder import INDEX
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_texts, check_sides
 from .family import FAMILY
-from .prompts import GlmImagePrompt, GlmImagePrompts, Source
+from .prompts import GlmImagePrompt, Source, encode_prompts
 from .transformer_glm_image import bind_prompts, grids_of, source_codes
 
 
@@ -82,6 +72,7 @@ class GlmImagePipeline(HybridPipeline):
     )
     model_cpu_offload_seq = "vision_language_encoder->text_encoder->transformer->vae"
     _lora_loadable_modules = ["vision_language_encoder", "transformer"]
+    encode_prompts = staticmethod(encode_prompts)
 
     def __init__(
         self,
@@ -148,10 +139,6 @@ class GlmImagePipeline(HybridPipeline):
     def num_tokens(self, size: tuple[int, int]) -> int:
         large, small = grids_of(size)
         return large[0] * large[1] + small[0] * small[1]
-
-    @property
-    def prompts(self) -> GlmImagePrompts:
-        return GlmImagePrompts(self.processor)
 
     def _references(self, image: References, count: int) -> list[list[Image.Image]]:
         references = as_references("image", image, count, self.abilities.max_references)
@@ -257,7 +244,7 @@ class GlmImagePipeline(HybridPipeline):
         call = self.begin_call(len(texts), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **common)
         call.decoder = self.decoder_settings(call, latents, num_inference_steps, guidance_scale=guidance_scale)
         references = None if image is None else self._references(image, len(texts))
-        inputs = self.prompts.encode(texts, references, call.size)
+        inputs = self.encode_prompts(self.processor, texts, references, call.size)
         encoder, device = self.on_device(self.vision_language_encoder), self._execution_device
         # Of each prompt the grids of its references, then those that are generated, from fine to coarse.
         shapes = [(rows, columns) for _, rows, columns in inputs.image_grid_thw.tolist()]

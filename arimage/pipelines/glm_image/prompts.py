@@ -14,13 +14,8 @@ MAX_ASPECT = 4
 
 @dataclass(frozen=True)
 class Source:
-    """A reference image of a prompt.
-
-    Attributes:
-        reference: resized to whole tokens of the decoder.
-        grid: rows and columns of its tokens.
-        codes: int64 [rows * columns], its tokens.
-    """
+    """A reference image of a prompt, resized to whole tokens of the decoder, the rows and columns of these, and their
+    codes, int64 [rows * columns]."""
 
     reference: Image.Image
     grid: tuple[int, int]
@@ -35,40 +30,28 @@ class GlmImagePrompt:
     sources: list[Source]
 
 
-class GlmImagePrompts:
-    """Token ids of prompts, in the model's template.
-
-    Args:
-        processor: tokenizes texts and preprocesses images.
-    """
-
-    def __init__(self, processor: GlmImageProcessor):
-        self.processor = processor
-
-    def encode(self, texts: list[str], sources: list[list[Image.Image]] | None, size: tuple[int, int]) -> BatchFeature:
-        """Ids, mask and grids of prompts for images of `size` (height, width), padded on the left, as the processor
-        returns them. All prompts have equally many sources.
-
-        Raises:
-            ValueError: if a text contains a special token, or a reference is too narrow.
-        """
-        for text in texts:
-            check_special(self.processor.tokenizer, text)
-        for reference in (reference for references in sources or [] for reference in references):
-            if max(reference.size) > MAX_ASPECT * min(reference.size):
-                raise ValueError(
-                    f"an image has {reference.width}x{reference.height} pixels: give one whose sides differ at most "
-                    f"{MAX_ASPECT} times"
-                )
-        turns = []
-        for i, text in enumerate(texts):
-            references = [] if sources is None else [{"type": "image", "image": reference} for reference in sources[i]]
-            turns.append([{"role": "user", "content": [*references, {"type": "text", "text": text}]}])
-        return tokenize(
-            self.processor.apply_chat_template,
-            turns,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-            processor_kwargs={"padding": True, "target_h": size[0], "target_w": size[1]},
-        )
+def encode_prompts(
+    processor: GlmImageProcessor, texts: list[str], sources: list[list[Image.Image]] | None, size: tuple[int, int]
+) -> BatchFeature:
+    """Ids, mask and grids of prompts for images of `size` (height, width) in the model's template, padded on the left,
+    as the processor returns them. All prompts have equally many sources."""
+    for text in texts:
+        check_special(processor.tokenizer, text)
+    for reference in (reference for references in sources or [] for reference in references):
+        if max(reference.size) > MAX_ASPECT * min(reference.size):
+            raise ValueError(
+                f"an image has {reference.width}x{reference.height} pixels: give one whose sides differ at most "
+                f"{MAX_ASPECT} times"
+            )
+    turns = []
+    for i, text in enumerate(texts):
+        references = [] if sources is None else [{"type": "image", "image": reference} for reference in sources[i]]
+        turns.append([{"role": "user", "content": [*references, {"type": "text", "text": text}]}])
+    return tokenize(
+        processor.apply_chat_template,
+        turns,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"padding": True, "target_h": size[0], "target_w": size[1]},
+    )

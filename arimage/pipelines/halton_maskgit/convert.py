@@ -44,15 +44,7 @@ TRANSFORMER_NAMES = (
 def halton_maskgit_from_original(
     state: dict[str, torch.Tensor], *, num_heads: int | None = None, source: str | Path = "the checkpoint"
 ) -> HaltonMaskGITTransformer:
-    """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
-
-    Args:
-        num_heads: attention heads, if width and layers are not those of a published size.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape, or the heads are not known or do
-            not fit.
-    """
+    """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode."""
     tensors = OriginalTensors(state, KIND, source)
     (rows, width), num_places = tensors.shape("tok_emb.weight"), tensors.shape("pos_emb.weight")[0]
     grid_size, layers = math.isqrt(num_places), tensors.count("transformer.layers.")
@@ -98,11 +90,7 @@ def halton_maskgit_from_original(
 
 
 def convert_halton_maskgit(
-    checkpoint: str | Path,
-    vq: str | Path,
-    *,
-    num_heads: int | None = None,
-    out: str | Path | None = None,
+    checkpoint: str | Path, vq: str | Path, *, num_heads: int | None = None, out: str | Path | None = None
 ) -> HaltonMaskGITPipeline:
     """The pipeline of two published files, with the guidance that the authors evaluated their size with. A thousand
     classes are those of ImageNet.

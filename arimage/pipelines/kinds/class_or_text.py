@@ -3,7 +3,6 @@
 from difflib import get_close_matches
 
 import torch
-from diffusers.utils import logging
 from torch import nn
 from transformers import T5EncoderModel
 
@@ -21,10 +20,8 @@ from ..text.checks import (
     text_length,
 )
 from ..text.known import quoted, tell_nearest
-from ..text.tokenizing import tokenize
+from ..text.t5_texts import encode
 
-
-logger = logging.get_logger(__name__)
 
 # The time for cleaning and tokenizing grows with the square of the length of the longest word. No token is longer.
 CHARACTERS_PER_TOKEN = 32
@@ -150,13 +147,7 @@ class ClassOrTextPipeline(ARImagePipeline):
         length = text_length(max_sequence_length, read)
         texts = [text[: CHARACTERS_PER_TOKEN * length] for text in as_texts(prompt)]
         cleaned = [caption_for(self.tokenizer, text) for text in texts]
-        if any(len(ids) > length for ids in tokenize(self.tokenizer, cleaned).input_ids):
-            logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
-        text = tokenize(
-            self.tokenizer, cleaned, max_length=length, padding="max_length", truncation=True, return_tensors="pt"
-        ).to(self._execution_device)
-        embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        return embeds, text.attention_mask
+        return encode(self.tokenizer, self.text_encoder, cleaned, length, "max_length", self._execution_device)
 
     def check_condition(self, prompt, class_labels, prompt_embeds, prompt_attention_mask) -> int:
         """Refuse a condition that the checkpoint cannot use; return the number of prompts or classes."""

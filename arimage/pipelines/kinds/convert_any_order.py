@@ -20,14 +20,8 @@ PIXELS_PER_TOKEN, IMAGE_SIZE, HEAD_WIDTH = 16, 256, 64
 
 @dataclass(frozen=True)
 class AnyOrderFiles:
-    """The files of a published model.
-
-    Attributes:
-        transformer: its file.
-        tokenizer: that of the image tokenizer; None if there is none.
-        grid_size: tokens along each side of its images.
-        num_heads: attention heads; None if neither the arguments nor config.json say.
-    """
+    """The files of a published model, tokens along each side of its images, and attention heads; None if neither the
+    arguments nor config.json say."""
 
     transformer: Path
     tokenizer: Path | None
@@ -35,11 +29,7 @@ class AnyOrderFiles:
     num_heads: int | None
 
     def pipeline(self, kind: type[Pipeline], transformer: Any) -> Pipeline:
-        """The pipeline of the transformer and the image tokenizer, if there is one.
-
-        Raises:
-            CheckpointError: if the tokenizer does not have the codes that the transformer predicts.
-        """
+        """The pipeline of the transformer and the image tokenizer, if there is one."""
         vq = None
         if self.tokenizer is not None:
             vq = llamagen_tokenizer_from_original(load_original(self.tokenizer), source=self.tokenizer)
@@ -60,11 +50,7 @@ def find_files(
     suffixes: tuple[str, ...] = (".pt", ".pth"),
 ) -> AnyOrderFiles:
     """The files in a folder with one transformer, or next to the transformer's own file, and what their config.json or
-    the arguments say.
-
-    Raises:
-        CheckpointError: if the folder has no or several transformers, or the image size does not fit the tokens.
-    """
+    the arguments say."""
     given = Path(folder)
     folder = given.parent if given.is_file() else given
     if given.is_file():

@@ -10,10 +10,7 @@ from ...media.files import nothing_selected, to_mask, to_rgb
 
 
 def prepare_image(
-    image: PipelineImageInput | None,
-    mask_image: PipelineImageInput | None,
-    size: tuple[int, int],
-    count: int,
+    image: PipelineImageInput | None, mask_image: PipelineImageInput | None, size: tuple[int, int], count: int
 ) -> tuple[torch.Tensor, torch.BoolTensor]:
     """The images to edit in a call with `count` prompts or classes, resized to `size` (height, width), and their
     masks.
@@ -25,10 +22,6 @@ def prepare_image(
 
     Returns:
         The images, float32 [count, 3, H, W] in [-1, 1], and where to generate them again, bool [count, 1, H, W].
-
-    Raises:
-        ValueError: if one of the two is missing, they are not images, their number is neither 1 nor `count`, or a mask
-            selects nothing.
     """
     if image is None or mask_image is None:
         raise ValueError("image and mask_image belong together: give both, or neither")
@@ -62,9 +55,6 @@ def to_pixels(name: str, image: PipelineImageInput, size: tuple[int, int] | None
         name: the name of the argument, for error messages.
         image: PIL images, see `media.files.to_rgb`; or floats in [0, 1], as arrays [H, W, 3] or [B, H, W, 3] or as
             tensors [3, H, W] or [B, 3, H, W].
-
-    Raises:
-        ValueError: if it is anything else.
     """
     parts = [to_rgb(name, part) if isinstance(part, Image.Image) else part for part in parts_of(name, image)]
     pictures = [isinstance(part, Image.Image) for part in parts]
@@ -161,11 +151,7 @@ def _refuse_channels(name: str, found: int, expected: int):
 
 
 def parts_of(name: str, image: PipelineImageInput) -> list:
-    """One image or several as a list.
-
-    Raises:
-        ValueError: if there are none, or one has no pixels.
-    """
+    """One image or several as a list."""
     parts = list(image) if isinstance(image, list | tuple) else [image]
     if len(parts) == 0 or any(0 in getattr(part, "shape", getattr(part, "size", ())) for part in parts):
         raise ValueError(f"{name} is empty: give one image for all prompts, or one for each")

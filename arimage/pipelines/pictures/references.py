@@ -16,11 +16,7 @@ References: TypeAlias = PipelineImageInput | Sequence[Sequence[Image.Image]]
 def split_references(
     image: References | None, mask_image: PipelineImageInput | None, image_reference: References | None
 ) -> tuple[References | None, References | None]:
-    """The image to edit by a mask, and the references: `image_reference`, or `image` if there is no mask.
-
-    Raises:
-        ValueError: if `image` and `image_reference` are both references.
-    """
+    """The image to edit by a mask, and the references: `image_reference`, or `image` if there is no mask."""
     if mask_image is not None:
         return image, image_reference
     if image is not None and image_reference is not None:
@@ -40,9 +36,6 @@ def as_references(name: str, images: References, count: int, most: int) -> list[
             `to_pixels`; arrays and tensors are rounded to 8 bits. An image that is given several times is the same
             object in the result, too.
         most: how many references a prompt may have.
-
-    Raises:
-        ValueError: if they are not images, a list is empty, the lists are not `count`, or one holds more than `most`.
     """
     parts = parts_of(name, images)
     nested = any(isinstance(part, list | tuple) for part in parts)
@@ -71,11 +64,7 @@ def as_references(name: str, images: References, count: int, most: int) -> list[
 
 
 def common_size(references: list[list[Image.Image]]) -> tuple[int, int]:
-    """Width and height of the last reference of every prompt.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Width and height of the last reference of every prompt."""
     sizes = {listed[-1].size for listed in references}
     if len(sizes) > 1:
         raise ValueError("the last references of the prompts differ in size: give height and width")

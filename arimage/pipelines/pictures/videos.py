@@ -42,11 +42,7 @@ def cover_levels(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 def prepare_images(
     image: PipelineImageInput, size: tuple[int, int], fit: Callable[..., torch.Tensor] = cover
 ) -> torch.Tensor:
-    """Convert images to videos of one frame [B, 3, 1, H, W], float32 in [-1, 1]; see `prepare_frames`.
-
-    Raises:
-        ValueError: if they cannot be used.
-    """
+    """Convert images to videos of one frame [B, 3, 1, H, W], float32 in [-1, 1]; see `prepare_frames`."""
     several = isinstance(image, list | tuple) or getattr(image, "ndim", 0) == 4
     images = list(image) if several else [image]
     return torch.stack([prepare_frames("image", [part], size, fit) for part in images]) if images else _refuse("image")
@@ -55,16 +51,9 @@ def prepare_images(
 def prepare_videos(
     video: Any, size: tuple[int, int], last: int = 0, fit: Callable[..., torch.Tensor] = cover
 ) -> list[torch.Tensor]:
-    """Convert videos to a list of [3, T, H, W], float32 in [-1, 1]; see `prepare_frames`.
-
-    Args:
-        video: one video or several: lists of frames, or arrays and tensors as in diffusers, [T, H, W, 3] and
-            [T, 3, H, W] in [0, 1], with a dimension in front for several.
-        last: keep only this many frames at the end of each video; 0 keeps all.
-
-    Raises:
-        ValueError: if they cannot be used.
-    """
+    """Convert one video or several (lists of frames, or arrays [T, H, W, 3] and tensors [T, 3, H, W] in [0, 1], with a
+    dimension in front for several) to a list of [3, T, H, W], float32 in [-1, 1]; see `prepare_frames`. Keeps the
+    `last` frames of each; 0 keeps all."""
     if isinstance(video, np.ndarray | torch.Tensor):
         videos = list(video) if video.ndim == 5 else [video if video.ndim == 4 else [video]]
     elif isinstance(video, list | tuple) and len(video):

@@ -171,11 +171,7 @@ class SavingMixin(DiffusionPipeline):
 
 def _replaced(folder: Path, names: Iterable[str], variant: str | None) -> list[Path]:
     """The files in a folder that a pipeline with the components `names` replaces when it is saved there: those of its
-    components, and of the pipeline that was saved there before.
-
-    Raises:
-        ValueError: if there is a model_index.json that cannot be read.
-    """
+    components, and of the pipeline that was saved there before."""
     named = {*names, *(read_object(folder / INDEX) if (folder / INDEX).is_file() else ())}
     # Not by the names in the file, which may lead elsewhere.
     parts = [path for path in folder.glob("*/") if path.name in named]

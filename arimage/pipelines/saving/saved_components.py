@@ -20,11 +20,7 @@ LIBRARIES = ("diffusers", "transformers")
 
 def check_entries(folder: Path, index: dict, names: Iterable[str], optional: Iterable[str]) -> None:
     """Check that a model_index.json names a class for each of the components `names`, or null for one without; those
-    that are `optional` may be missing.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    that are `optional` may be missing."""
     for name in names:
         if name not in index and name not in optional:
             raise ValueError(f"{folder / INDEX} does not name the class of {name}: get the file again")
@@ -60,11 +56,7 @@ def has_weights(kind: type) -> bool:
 
 
 def load_without_weights(folder: Path, index: dict, given: dict) -> dict[str, Any]:
-    """Load the tokenizers, processors and schedulers of a saved pipeline, except those that are given.
-
-    Raises:
-        ValueError: if the files of one are damaged or do not fit its class.
-    """
+    """Load the tokenizers, processors and schedulers of a saved pipeline, except those that are given."""
     return {
         name: _load(folder / name, kind)
         for name, entry in index.items()

@@ -53,11 +53,7 @@ pipe = DiffusionPipeline.from_pretrained({quoted}, trust_remote_code=True)
 
 
 def local_folder(name: str | os.PathLike) -> Path | None:
-    """The folder at a path, in which ~ is the home folder; None for a name, such as that of a Hub repository.
-
-    Raises:
-        ValueError: if it is a path to a folder that does not exist.
-    """
+    """The folder at a path, in which ~ is the home folder; None for a name, such as that of a Hub repository."""
     text = os.fspath(name)
     folder = Path(os.path.expanduser(text))
     if folder.is_dir():
@@ -87,11 +83,7 @@ class IndexFields(BaseModel):
 
 
 def read_index(path: Path, family: Family | None) -> dict:
-    """Read and check a model_index.json, with the fields of a family.
-
-    Raises:
-        ValueError: if one of our fields has the wrong type or is out of its range.
-    """
+    """Read and check a model_index.json, with the fields of a family."""
     index = read_object(path)
     check(IndexFields if family is None else with_fields(IndexFields, family.config), index, path)
     return index
@@ -130,12 +122,7 @@ def _write_import(folder: Path, file: str, kind: type) -> None:
 
 def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
     """An index whose entries name the modules of our classes instead of the folder's files, wherever the modules are
-    now.
-
-    Args:
-        index: the contents of model_index.json.
-        types: the classes that each component of the pipeline may have.
-    """
+    now. `types` are the classes that each component of the pipeline may have."""
     classes = {(name, kind.__name__): kind.__module__ for name, kinds in types.items() for kind in kinds}
     found = {}
     for name, entry in index.items():
@@ -151,13 +138,7 @@ def own_classes(index: dict, types: Mapping[str, tuple[type, ...]]) -> dict:
 
 
 def write_card(folder: Path, name: str, kind: str, task: str, call: str) -> None:
-    """Write a model card.
-
-    Args:
-        name: the name of the repository or folder.
-        kind: the name of the pipeline's class.
-        task: the Hub's name of the task.
-        call: an example of a call.
-    """
+    """Write a model card, for the name of a repository or folder, with the pipeline's class, the Hub's name of the
+    task and an example of a call."""
     card = CARD_TEMPLATE.format(name=name, quoted=json.dumps(name), kind=kind, task=task, call=call)
     (folder / CARD).write_text(card, encoding="utf-8")

@@ -46,11 +46,7 @@ class Defaults(BaseModel):
 
 
 def load_defaults(pipe: HasDefaults, path: Path) -> None:
-    """Load the defaults of a pipeline from generation_config.json.
-
-    Raises:
-        ValueError: if the file is missing, or a default is not a setting of this pipeline or out of its range.
-    """
+    """Load the defaults of a pipeline from generation_config.json."""
     if not path.is_file():
         raise ValueError(f"{path} is missing, which holds the sampling defaults: save the pipeline again")
     defaults = read_object(path)
@@ -61,11 +57,7 @@ def load_defaults(pipe: HasDefaults, path: Path) -> None:
 
 
 def give_defaults(pipe: HasDefaults, given: dict, where: object) -> None:
-    """Give a pipeline the defaults `given`; `where` names the file or the table that holds them.
-
-    Raises:
-        ValueError: if a default is not one of this pipeline or out of its range.
-    """
+    """Give a pipeline the defaults `given`; `where` names the file or the table that holds them."""
     kind = Defaults if pipe.family is None else with_fields(Defaults, pipe.family.defaults)
     defaults = check(kind, given, where).model_dump(exclude_unset=True)
     allowed = {field.name for field in fields(pipe.sampling())} | {"decoding", *pipe._saved_defaults}

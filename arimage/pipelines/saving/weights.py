@@ -14,16 +14,8 @@ from .saved_folder import stored_elsewhere
 
 def check_weights(folder: Path, index: dict, given: dict) -> None:
     """Compare the weights of the components in `folder` with their classes and configurations, but for those of our
-    own classes, which do so when they are loaded.
-
-    Args:
-        folder: a folder written by `save_pretrained` of a pipeline.
-        index: the contents of its model_index.json, with the modules of our classes.
-        given: keyword arguments of `from_pretrained`. Components in it are not loaded; `variant` chooses the files.
-
-    Raises:
-        ValueError: if a file is damaged, or a weight is missing, unexpected or of another shape.
-    """
+    own classes, which do so when they are loaded, and for those that are `given` as arguments of `from_pretrained`.
+    `index` is that of `load_config`."""
     for name, entry in index.items():
         kind = None if name.startswith("_") or name in given else class_of(entry)
         if kind is None or not has_weights(kind):

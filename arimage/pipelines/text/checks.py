@@ -20,12 +20,7 @@ LONGEST_SHOWN = 100
 
 
 def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = None) -> list[str]:
-    """Return one text or several as a list.
-
-    Raises:
-        ValueError: if they are not strings, there are none, or one is longer than `limit` characters or not encodable
-            as UTF-8.
-    """
+    """One text or several as a list. Refuses what is no text, or cannot be encoded as UTF-8."""
     listed = [texts] if isinstance(texts, str) else texts
     if not isinstance(listed, list) or not listed or not all(isinstance(text, str) for text in listed):
         raise ValueError(f"{name} is {texts!r}: give a string or a list of strings")
@@ -38,11 +33,7 @@ def as_texts(texts: str | list[str], name: str = "prompt", limit: int | None = N
 
 
 def as_text(text: str, name: str) -> str:
-    """One text.
-
-    Raises:
-        ValueError: if it is none, or not encodable as UTF-8.
-    """
+    """One text; refuses what is none."""
     if not isinstance(text, str):
         raise ValueError(f"{name} is {text!r}: give a string")
     check_encodable(name, text)
@@ -57,11 +48,7 @@ def prompt_names(prompt: str | list[str] | None, given: int, count: int) -> list
 
 
 def text_length(max_sequence_length: int | None, default: int) -> int:
-    """How many tokens of a text are read.
-
-    Raises:
-        ValueError: if `max_sequence_length` is given and cannot be their number.
-    """
+    """How many tokens of a text are read. Refuses what cannot be their number."""
     if max_sequence_length is None:
         return default
     whole = isinstance(max_sequence_length, numbers.Integral) and max_sequence_length is not True
@@ -82,12 +69,8 @@ def check_text_encoder_loaded(tokenizer: Any, text_encoder: Any) -> None:
 
 
 def check_embeds(name: str, embeds: Any, mask: Any, width: int, lengths: range, needs_mask: bool = False) -> int:
-    """Check embeddings [B, P, width] of texts, of which P is among `lengths`, and their mask; return B.
-
-    Args:
-        name: of the argument without _embeds.
-        mask: [B, P], padded on the right; None if all tokens are read, unless `needs_mask`.
-    """
+    """Check embeddings [B, P, width] of texts, of which P is among `lengths`, and their mask [B, P], padded on the
+    right, None if all tokens are read; return B. `name` is that of the argument without _embeds."""
     expected = f"a tensor [B, {lengths[0] if len(lengths) == 1 else 'P'}, {width}]"
     if len(lengths) > 1:
         expected += f" of at most {lengths[-1]} tokens"
@@ -111,11 +94,7 @@ def check_one_of(**given) -> None:
 
 
 def check_sides(size: tuple[Any, Any], factor: int, most: int = MAX_SIDE) -> tuple[int, int]:
-    """Height and width in pixels.
-
-    Raises:
-        ValueError: if one is not a whole multiple of `factor` up to `most`.
-    """
+    """Height and width in pixels. Refuses all but multiples of `factor` up to `most`."""
     for name, side in zip(("height", "width"), size, strict=True):
         whole = isinstance(side, numbers.Integral) and not isinstance(side, bool)
         if not whole or side % factor or side not in range(1, most + 1):
@@ -146,11 +125,7 @@ def check_token_ids(name: str, ids: torch.LongTensor, mask: torch.Tensor | None,
 
 def as_decoding(decoding: Decoding | str, own: Decoding | None = None) -> Decoding:
     """A decoding, or the one that a text such as "sjd" or "sjd-coupled:window=16" describes. The name of a
-    checkpoint's `own` decoding stands for its settings, see `decoding_from_text`.
-
-    Raises:
-        ValueError: if it is neither, or the decoding is not hashable.
-    """
+    checkpoint's `own` decoding stands for its settings, see `decoding_from_text`."""
     if isinstance(decoding, str):
         return decoding_from_text(decoding, own)
     if isinstance(decoding, type) or not (hasattr(decoding, "start") and hasattr(decoding, "step")):
@@ -170,11 +145,7 @@ def as_decoding(decoding: Decoding | str, own: Decoding | None = None) -> Decodi
 
 def with_dtype(options: dict[str, Any]) -> dict[str, Any]:
     """Add a dtype to keyword arguments of `from_pretrained`: float32 by default, or a dictionary of dtypes by
-    component. Names of dtypes are accepted too.
-
-    Raises:
-        ValueError: if a dtype is not a floating-point type.
-    """
+    component. Names of dtypes are accepted too."""
     given = {name: _as_dtype(options[name]) for name in ("dtype", "torch_dtype") if options.get(name) is not None}
     return options | (given or {"dtype": torch.float32})
 

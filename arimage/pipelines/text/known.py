@@ -16,12 +16,8 @@ EXAMPLES = ["a red heart", "pizza", "clown face", "cat face", "green apple"]
 
 @dataclass(frozen=True)
 class Unknown:
-    """A prompt that a model does not know.
-
-    Attributes:
-        nearest: names of up to three pictures that it knows, the nearest first.
-        message: a sentence for the user that names them.
-    """
+    """A prompt that a model does not know: the names of up to three pictures that it knows, the nearest first, and a
+    sentence for the user."""
 
     nearest: list[str]
     message: str
@@ -68,11 +64,7 @@ class KnownCaptions(Protocol):
 
 
 def load_known(folder: Path) -> KnownCaptions | None:
-    """The captions in the folder of a pipeline; None if it has no list, or nothing is installed that reads it.
-
-    Raises:
-        ValueError: if the file does not hold captions.
-    """
+    """The captions in the folder of a pipeline; None if it has no list, or nothing is installed that reads it."""
     path, hook = folder / KNOWN_CAPTIONS, installed("captions").get("known")
     return None if hook is None or not path.is_file() else hook.load()(path)
 

@@ -18,12 +18,25 @@ logger = logging.get_logger(__name__)
 Text = tuple[torch.Tensor, torch.Tensor]
 
 
-class T5Texts:
-    """Encodes and checks the prompts of a pipeline.
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    text_encoder: T5EncoderModel,
+    texts: list[str],
+    length: int,
+    padding: bool | str,
+    device: torch.device,
+) -> Text:
+    """Texts of at most `length` tokens, padded on the right. Warns about those that are cut."""
+    if any(len(ids) > length for ids in tokenize(tokenizer, texts).input_ids):
+        logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
+    options = {"max_length": length, "padding": padding, "truncation": True, "return_tensors": "pt"}
+    text = tokenize(tokenizer, texts, **options).to(device)
+    return text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state, text.attention_mask
 
-    Attributes:
-        text_multiple: texts are padded to multiples of this, so that few of their lengths differ.
-    """
+
+class T5Texts:
+    """Encodes and checks the prompts of a pipeline. Texts are padded to multiples of `text_multiple`, so that few of
+    their lengths differ."""
 
     transformer: Any
     tokenizer: PreTrainedTokenizerBase | None
@@ -41,13 +54,7 @@ class T5Texts:
         self.check_offloading()
         read = TEXT_TOKENS if self.transformer is None else self.transformer.config.num_text_tokens
         length = text_length(max_sequence_length, min(read, self.tokenizer.model_max_length))
-        if any(len(ids) > length for ids in tokenize(self.tokenizer, texts).input_ids):
-            logger.warning(f"a prompt is longer than the {length} tokens that this model reads and was cut")
-        text = tokenize(
-            self.tokenizer, texts, max_length=length, padding=True, truncation=True, return_tensors="pt"
-        ).to(self._execution_device)
-        embeds = self.text_encoder(text.input_ids, attention_mask=text.attention_mask).last_hidden_state
-        return embeds, text.attention_mask
+        return encode(self.tokenizer, self.text_encoder, texts, length, True, self._execution_device)
 
     def check_text(self, name: str, prompt: Any, embeds: Any, mask: Any, *, optional: bool = False) -> int | None:
         """Refuse a text that cannot be used; return the number of texts, None if there is none."""

@@ -19,11 +19,7 @@ Ids = tuple[torch.LongTensor, torch.LongTensor]
 
 
 def parse_ratio(ratio: str | None) -> tuple[int, int]:
-    """Width and height of a ratio, by default "1:1".
-
-    Raises:
-        ValueError: if it is not a ratio.
-    """
+    """Width and height of a ratio, by default "1:1"."""
     sides = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", str(ratio or "1:1"))
     across, down = map(int, sides.groups()) if sides else (0, 0)
     if not across * down:
@@ -34,11 +30,7 @@ def parse_ratio(ratio: str | None) -> tuple[int, int]:
 def given_size(
     height: int | None, width: int | None, ratio: str | None, factor: int, most: int = MAX_SIDE
 ) -> tuple[int, int]:
-    """Height and width as they are given.
-
-    Raises:
-        ValueError: see `check_sides`, and if only one is given, or they are given with a ratio.
-    """
+    """Height and width as they are given."""
     if ratio is not None or height is None or width is None:
         raise ValueError("the size is either height and width, both, or a ratio: give one of the two")
     return check_sides((height, width), factor, most)
@@ -70,16 +62,8 @@ def check_given_ids(
     header: list[int] | None,
     size: tuple[int, int],
 ) -> Ids:
-    """Token ids [B, P] of prompts and their mask, which is ones by default.
-
-    Args:
-        begin_of_codes: the last token of a prompt.
-        header: the tokens before it, which hold the size of an image; None to check only the last one.
-        size: height and width of that image.
-
-    Raises:
-        ValueError: if they are not token ids, are padded on the right, or do not end with the header.
-    """
+    """Token ids [B, P] of prompts and their mask, which is ones by default. Refuses those that do not end with
+    `header`, which holds the `size` of an image (None: anything), and `begin_of_codes`."""
     check_token_ids(name, ids, mask, last=begin_of_codes)
     if header is not None:
         expected = torch.tensor([*header, begin_of_codes])

@@ -19,11 +19,7 @@ def tokenize(tokenizer: Callable[..., Any], *texts: Any, **options: Any) -> Any:
 
 
 def check_special(tokenizer: Any, text: str) -> None:
-    """Refuse a text with a special token in it.
-
-    Raises:
-        ValueError: naming the token.
-    """
+    """Refuse a text with a special token in it."""
     for number in tokenize(tokenizer, text, add_special_tokens=False).input_ids:
         if number in tokenizer.added_tokens_decoder:
             token = tokenizer.convert_ids_to_tokens(number)

@@ -12,6 +12,4 @@ def write(root: Path) -> None:
     layouts.copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
-MODELS = {
-    "arpg-300m-256": (write, {"class_labels": [1]}, "ARPGPipeline", {"image_size": 96, "num_heads": 4}),
-}
+MODELS = {"arpg-300m-256": (write, {"class_labels": [1]}, "ARPGPipeline", {"image_size": 96, "num_heads": 4})}

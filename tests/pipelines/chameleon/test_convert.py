@@ -212,8 +212,6 @@ def test_missing_files_are_refused(folder, tmp_path):
         convert_lumina_mgpt(folder)
     with pytest.raises(CheckpointError, match="vqgan.ckpt is not a file"):
         convert_lumina_mgpt(folder, tokenizer=tmp_path)
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_lumina_mgpt(folder, tokenizer=META, out=folder)
     change_config(folder, lambda config: config.pop("vocabulary_map"))
     meta = tmp_path / "meta"
     meta.mkdir()
@@ -226,13 +224,6 @@ def test_missing_files_are_refused(folder, tmp_path):
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="config.json cannot be read"):
         convert_lumina_mgpt(folder, tokenizer=META)
-
-
-def test_an_incomplete_image_tokenizer_is_refused():
-    state = load_original(META / "vqgan.ckpt")
-    with pytest.raises(CheckpointError, match="'decoder.up.5.x', unknown to VQModel"):
-        vq_model_from_original(state | {"decoder.up.5.x": torch.zeros(1)})
-    assert vq_model_from_original(state | {"loss.logvar": torch.zeros(1)}).config.num_vq_embeddings == 8192
 
 
 def test_an_image_tokenizer_of_another_model_is_refused(folder):

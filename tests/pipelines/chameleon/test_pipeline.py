@@ -130,28 +130,6 @@ def test_a_prompt_is_the_authors_template(pipe):
         assert "".join(text) == f"Generate an image of 96x64 according to the following prompt:\n{prompt}"
 
 
-def explicit(pipe, prompt, size, scale):
-    """Greedy codes by a run over the whole sequence for every code."""
-    names = tiny.vocabulary()
-    ids, mask = pipe.encode_prompt(prompt, size)
-    header = [names["<racm3:break>"], *(names[f"<reserved{8800 + side // 32:05d}>"] for side in size)]
-    codes = torch.zeros(size[0] // 16, size[1] // 16, dtype=torch.long)
-    for position in range(codes.numel()):
-        c, u = (
-            tiny.plain_logits(pipe, prefix, codes, names["<reserved08799>"])[position]
-            for prefix in (ids[0].tolist() + header, header)
-        )
-        codes.view(-1)[position] = (u + scale * (c - u)).argmax()
-    return codes
-
-
-@pytest.mark.parametrize("size", [(64, 64), (32, 96)])
-def test_codes_are_those_of_the_explicit_sequence(pipe, size):
-    output = pipe(PROMPTS, height=size[0], width=size[1], guidance_scale=3.0, **GREEDY)
-    for codes, prompt in zip(output.tokens, PROMPTS, strict=True):
-        assert torch.equal(codes, explicit(pipe, prompt, size, 3.0))
-
-
 def test_version_2_has_a_finer_grid_and_names_of_its_own(pipe2):
     assert pipe2.scale_factor == 8
     names = tiny.vocabulary(tiny.VERSION_2)

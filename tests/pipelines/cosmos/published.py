@@ -21,5 +21,5 @@ MODELS = {
         {"image": Image.new("RGB", (64, 48)), "num_frames": 9},
         "CosmosPipeline",
         {"num_frames": 17, "height": 48, "width": 64},
-    ),
+    )
 }

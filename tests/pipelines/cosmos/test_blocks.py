@@ -51,17 +51,6 @@ def test_logits_with_a_cache_are_those_that_training_sees(kind, maps, block):
         torch.testing.assert_close(logits, expected.gather(1, after), atol=1e-4, rtol=1e-4)
 
 
-@torch.no_grad()
-def test_a_token_is_seen_by_the_blocks_after_its_own():
-    transformer, tokens = tiny_cosmos.transformer("text", block_tokens=ROW), videos()
-    other = tokens.clone()
-    other[:, 1, 1, 2] = (other[:, 1, 1, 2] + 1) % 240
-    changed = transformer.predict(tokens, embeds_of("text")) != transformer.predict(other, embeds_of("text"))
-    changed = changed.any(-1)[0].view(SHAPE[0] * SHAPE[1], ROW)
-    row = SHAPE[1] + 1
-    assert not changed[: row + 1].any() and changed[row + 1 :].all()
-
-
 @pytest.mark.parametrize("block", [0, 5, 24])
 def test_blocks_that_do_not_divide_a_frame_are_refused(block):
     with pytest.raises(ValueError, match=f"block_tokens is {block}: give (at least 1|.* the 12 tokens of a frame)"):
@@ -96,15 +85,6 @@ def test_guided_rows_of_a_batch_are_those_of_autoregressive_calls(pipe, decoding
     assert torch.equal(output.tokens[0], output.tokens[1]) and output.stats.exact
     for prompt, video in zip(PROMPTS, output.tokens[::2], strict=True):
         assert torch.equal(pipe(prompt, decoding="ar", **settings).tokens[0], video)
-
-
-def test_a_callback_may_replace_the_row_that_was_decided(pipe):
-    def zeros(pipe, step, timestep, tensors):
-        tokens = tensors["tokens"]
-        tokens.view(1, -1, ROW)[:, step] = 0
-        return {"tokens": tokens}
-
-    assert not pipe("a red heart", decoding="ar", output_type="latent", callback_on_step_end=zeros).tokens.any()
 
 
 @pytest.mark.parametrize("decoding", ["sjd-tree", "sjd-lazy", "zipar", "pjd", "flow", "groups"])

@@ -7,7 +7,7 @@ from pipelines.cosmos.tiny import FOLDER
 from safetensors.torch import load_file
 
 from arimage.convert.checkpoint import load_original
-from arimage.decoding import AutoregressiveDecoding, Layout, Sampling, decode
+from arimage.decoding import Layout
 from arimage.pipelines.cosmos.convert import cosmos_transformer_from_original
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTokenModel
 
@@ -54,43 +54,3 @@ def test_cached_logits_equal_the_original_teacher_forced_ones(golden, queries):
     for fed, at in zip(tokens.split(queries, dim=1), positions.split(queries, dim=1), strict=True):
         logits.append(model.forward(fed, at, cache)[0])
     close(torch.cat(logits, dim=1), expected["tf_logits"][:, -model.num_tokens :])
-
-
-def test_videos_of_one_prompt_share_a_prefill(golden):
-    transformer, expected = golden
-    sampling, count = Sampling(top_k=1), len(expected["tf_tokens"])
-    model = bound(transformer, expected, 1)
-    wanted = torch.arange(2 * count) // 2
-    several = model.take(wanted)
-    several.merge_prompts(wanted.tolist())
-    fed = []
-    hook = transformer.register_forward_pre_hook(lambda module, args: fed.append(len(args[0])))
-    state = decode(several, AutoregressiveDecoding(), sampling, torch.arange(2 * count))
-    hook.remove()
-    assert fed[:2] == [count, 2 * count]
-    assert torch.equal(state.tokens, expected["greedy_tokens_prefix1"][wanted, 12:])
-    taken = several.take(torch.tensor([2 * count - 1, 0]))
-    tokens = decode(taken, AutoregressiveDecoding(), sampling, torch.arange(2)).tokens
-    assert torch.equal(tokens, expected["greedy_tokens_prefix1"][[count - 1, 0], 12:])
-
-
-def test_a_gradient_reaches_every_weight(golden):
-    transformer, expected = golden
-    with torch.enable_grad():
-        transformer.predict(videos_of(expected), expected.get("context")).logsumexp(-1).sum().backward()
-    assert all(weight.grad.abs().max() > 0 for weight in transformer.parameters())
-    transformer.zero_grad()
-
-
-def test_what_does_not_fit_the_transformer_is_refused(golden):
-    transformer, expected = golden
-    given, embeds = videos_of(expected)[:, :1], expected.get("context")
-    with pytest.raises(ValueError, match="layout"):
-        CosmosTokenModel(transformer, Layout((3, 4)), given, embeds)
-    with pytest.raises(ValueError, match=r"maps of \(3, 4\)"):
-        CosmosTokenModel(transformer, Layout((2, 4, 3)), given, embeds)
-    other = None if transformer.reads_text else torch.zeros(len(given), 5, 32)
-    with pytest.raises(ValueError, match="text"):
-        CosmosTokenModel(transformer, Layout((2, 3, 4)), given, other)
-    with pytest.raises(ValueError, match="batch_size is 5"):
-        bound(transformer, expected, 1).prefill(5)

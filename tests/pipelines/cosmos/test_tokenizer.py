@@ -87,25 +87,3 @@ def test_tiles_as_large_as_the_frames_change_nothing_and_smaller_ones_little_ins
 def test_videos_that_do_not_fit_are_refused(vq, shape, message):
     with pytest.raises(ValueError, match=message):
         vq.encode(torch.zeros(shape))
-
-
-def test_tokens_do_not_depend_on_the_default_dtype(vq):
-    latents = torch.randn(500, len(vq.quantizer.levels), generator=torch.Generator().manual_seed(0))
-    expected = vq.quantizer.encode(latents)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert torch.equal(vq.quantizer.encode(latents), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tokens_in_half_precision_are_near_those_in_float32(vq, expected, dtype):
-    pixels = pixels_of(expected, "t9")
-    exact = vq.quantizer.decode(vq.encode(pixels))
-    vq.to(dtype)
-    near = vq.quantizer.decode(vq.encode(pixels.to(dtype)))
-    assert (near - exact).abs().mean() < 0.05
-    assert vq.decode(vq.encode(pixels.to(dtype))).dtype == dtype
-    # The weights stay what they are.
-    assert {weight.dtype for weight in vq.parameters()} == {dtype}

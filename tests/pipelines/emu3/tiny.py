@@ -97,10 +97,7 @@ def original_language_state() -> dict[str, torch.Tensor]:
 
 
 def write_original(
-    folder: Path,
-    dtype: torch.dtype = torch.float32,
-    image_area: int = 512 * 512,
-    **changes: torch.Tensor | None,
+    folder: Path, dtype: torch.dtype = torch.float32, image_area: int = 512 * 512, **changes: torch.Tensor | None
 ) -> Path:
     """The fixtures' language model as the authors publish Emu3-Stage1, with some of its tensors changed or left
     out."""
@@ -131,6 +128,4 @@ def write_original(
     return folder
 
 
-PIPELINES = {
-    "emu3": (pipeline, {"usual", "language", "text", "trained", "fused", "lines"}),
-}
+PIPELINES = {"emu3": (pipeline, {"usual", "language", "text", "trained", "fused", "lines"})}

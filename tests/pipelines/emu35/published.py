@@ -14,6 +14,4 @@ def write(root: Path) -> None:
     (folder / "model.ckpt").write_bytes(layouts.UNUSED)
 
 
-MODELS = {
-    "emu3.5-image": (write, {"prompt": "a cat", "height": 32, "width": 48}, "Emu35Pipeline", {}),
-}
+MODELS = {"emu3.5-image": (write, {"prompt": "a cat", "height": 32, "width": 48}, "Emu35Pipeline", {})}

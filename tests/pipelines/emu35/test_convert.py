@@ -129,8 +129,6 @@ def test_a_missing_part_is_refused(folder):
     (folder / "model-00002-of-00005.safetensors").unlink()
     with pytest.raises(CheckpointError, match="model-00002-of-00005.safetensors"):
         convert_emu35(folder, vision_tokenizer=VISION_TOKENIZER)
-    with pytest.raises(CheckpointError, match="exists already"):
-        convert_emu35(FOLDER, vision_tokenizer=VISION_TOKENIZER, out=folder)
 
 
 def test_another_number_of_codes_is_refused(folder, tmp_path):

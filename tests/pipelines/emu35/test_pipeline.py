@@ -8,6 +8,7 @@ from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import EXPECTED, REFERENCE, REFERENCES
 
+from arimage.pipelines.emu35.ibq_emu35 import IBQModel
 from arimage.pipelines.emu35.pipeline_emu35 import Emu35Pipeline
 from arimage.pipelines.emu35.prompts import smart_resize
 
@@ -127,22 +128,6 @@ def test_references_have_a_guidance_of_their_own(pipe):
     assert pipe.prepare("a", image=REFERENCES[0], guidance_scale=1.5).sampling.guidance_scale == 1.5
 
 
-def test_pixels_outside_of_a_mask_are_kept_with_references(pipe):
-    references, decoding = REFERENCES, "sjd-coupled"
-    given = torch.rand(1, 3, 32, 48, generator=seeded(1))
-    mask = torch.zeros(1, 1, 32, 48)
-    mask[..., 20, 20] = 1
-    options = {"image": given, "mask_image": mask, "image_reference": references, "decoding": decoding, **SMALL}
-    out = pipe(["a red cat", "tree"], **options, generator=seeded(0), output_type="pt")
-    white = mask[0, 0].bool()
-    assert torch.equal(out.images[..., ~white], given.expand(2, -1, -1, -1)[..., ~white])
-    with torch.no_grad():
-        codes = pipe.encode_image(given * 2 - 1).expand(2, -1, -1)
-    generated = torch.zeros(2, 3, dtype=torch.bool)
-    generated[1, 1] = True
-    assert torch.equal(out.tokens[:, ~generated], codes[:, ~generated])
-
-
 def test_a_negative_prompt_is_the_text_of_the_unconditional_prompt(pipe):
     decode = pipe.tokenizer.decode
     prompts = pipe.prompts
@@ -203,11 +188,28 @@ def test_parts_that_do_not_belong_together_are_refused(pipe):
         bare(**IDS, **size_of("t2i_0"), guidance_scale=2.0)
 
 
-@pytest.mark.parametrize("decoding", ["ar", "sjd-tree:window=6,depth=3"])
-def test_waiting_prompts_bring_their_own_references(pipe, decoding):
-    first, second = REFERENCES
-    prompts, images = ["a red cat", "tree", "2 lamps", ""], [[first], [second, first], [second], [second]]
-    options = {"image": images, "decoding": decoding, **SMALL}
-    expected = tokens(pipe, prompts, **options)
-    for size in (1, 3):
-        assert torch.equal(tokens(pipe, prompts, batch_size=size, **options), expected)
+@pytest.fixture(scope="module")
+def vq():
+    return tiny_emu35.pipeline().vq
+
+
+@torch.no_grad()
+def test_codes_and_pixels_equal_the_original(vq):
+    torch.testing.assert_close(vq.encode(EXPECTED["vq.pixels"]).latents, EXPECTED["vq.latents"], atol=1e-4, rtol=0)
+    assert torch.equal(vq.encode_codes(EXPECTED["vq.pixels"]), EXPECTED["vq.codes"])
+    decoded = vq.decode_codes(EXPECTED["vq.decode_codes"])
+    torch.testing.assert_close(decoded, EXPECTED["vq.decoded"], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_encoding_stays_in_float32(vq, tmp_path):
+    vq.save_pretrained(tmp_path)
+    half = IBQModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.quantize.embedding.weight.dtype == half.encoder.conv_in.weight.dtype == torch.float32
+    assert half.decoder.conv_in.weight.dtype == half.post_quant_conv.weight.dtype == torch.bfloat16
+    assert torch.equal(
+        half.encode_codes(EXPECTED["vq.pixels"].bfloat16().float()),
+        vq.encode_codes(EXPECTED["vq.pixels"].bfloat16().float()),
+    )
+    decoded = half.decode_codes(EXPECTED["vq.decode_codes"])
+    assert decoded.dtype == torch.bfloat16 and (decoded - EXPECTED["vq.decoded"]).abs().mean() < 0.05

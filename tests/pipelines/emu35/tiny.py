@@ -31,6 +31,4 @@ def write_original(folder: Path) -> Path:
     return shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns(*ignored))
 
 
-PIPELINES = {
-    "emu3.5": (pipeline, {"usual", "language", "text", "fused", "lines", "shared steps"}),
-}
+PIPELINES = {"emu3.5": (pipeline, {"usual", "language", "text", "fused", "lines", "shared steps"})}

@@ -17,5 +17,5 @@ MODELS = {
         {"prompt": "a cat", "height": 64, "width": 32, "num_inference_steps": 1},
         "GlmImagePipeline",
         {},
-    ),
+    )
 }

@@ -15,7 +15,7 @@ from transformers import GlmImageForConditionalGeneration
 
 import arimage
 from arimage.decoding import Layout
-from arimage.pipelines.glm_image.prompts import GlmImagePrompts
+from arimage.pipelines.glm_image.prompts import encode_prompts
 from arimage.pipelines.glm_image.transformer_glm_image import bind_prompts, grids_of
 
 
@@ -31,24 +31,19 @@ def encoder() -> GlmImageForConditionalGeneration:
     return GlmImageForConditionalGeneration.from_pretrained(FOLDER / "vision_language_encoder").requires_grad_(False)
 
 
-class SmallGrids(GlmImagePrompts):
-    """Begins images with 4 x 3 tokens, not with about 16 x 16 at any size."""
-
-    def encode(self, texts, sources, size):
-        inputs = super().encode(texts, sources, size)
-        if not sources:
-            inputs["image_grid_thw"][1::2] = torch.tensor([1, 4, 3])
-        return inputs
+def small_grids(processor, texts, sources, size):
+    """Images begin with 4 x 3 tokens, not with about 16 x 16 at any size."""
+    inputs = encode_prompts(processor, texts, sources, size)
+    if not sources:
+        inputs["image_grid_thw"][1::2] = torch.tensor([1, 4, 3])
+    return inputs
 
 
 class GlmImagePipeline(arimage.GlmImagePipeline):
     """Generates small images by default, from small grids."""
 
     image_sizes = [(64, 32), (32, 64)]
-
-    @property
-    def prompts(self):
-        return SmallGrids(self.processor)
+    encode_prompts = staticmethod(small_grids)
 
     def num_tokens(self, size):
         return size[0] * size[1] // 32**2 + 12
@@ -95,6 +90,4 @@ def bind(case, network=None):
     return bind_prompts(network, ids, mask, source_grids(case), codes_of(case), layout_of(case), device)
 
 
-PIPELINES = {
-    "glm-image": (pipeline, {"special", "text", "fused", "shared steps"}),
-}
+PIPELINES = {"glm-image": (pipeline, {"special", "text", "fused", "shared steps"})}

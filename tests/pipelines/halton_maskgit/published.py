@@ -12,6 +12,4 @@ def write(root: Path) -> None:
     layouts.copy(tiny_llamagen.FIXTURES / "c2i" / "vq_ds4_c2i.pt", root / "FoundationVision/LlamaGen/vq_ds16_c2i.pt")
 
 
-MODELS = {
-    "halton-maskgit-tiny-256": (write, {"class_labels": [1]}, "HaltonMaskGITPipeline", {"num_heads": 5}),
-}
+MODELS = {"halton-maskgit-tiny-256": (write, {"class_labels": [1]}, "HaltonMaskGITPipeline", {"num_heads": 5})}

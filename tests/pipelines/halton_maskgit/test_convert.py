@@ -2,16 +2,12 @@
 
 import pytest
 import torch
-import typer
 from pipelines.halton_maskgit.tiny import FOLDER
 from pipelines.llamagen.tiny import FIXTURES
 
-from arimage import AutoPipeline, HaltonMaskGITPipeline
-from arimage.cli import main as cli
 from arimage.convert import CheckpointError, convert_halton_maskgit
 from arimage.decoding import HaltonDecoding
-from arimage.pipelines.halton_maskgit.convert import halton_maskgit_from_original
-from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITTransformer
+from arimage.pipelines.halton_maskgit.convert import NUM_HEADS
 
 
 CHECKPOINT, VQ = FOLDER / "halton_tiny.pth", FIXTURES / "c2i/vq_ds4_c2i.pt"
@@ -45,48 +41,7 @@ def test_a_model_without_registers(state, tmp_path):
     assert convert(written(tmp_path, state)).transformer.num_rows == 64
 
 
-def test_the_console_command_writes_a_folder(tmp_path):
-    arguments = ["convert", "halton-maskgit", "--checkpoint", CHECKPOINT, "--vq", VQ, "--num-heads", 5]
-    arguments += ["--out", tmp_path / "halton"]
-    typer.main.get_command(cli.app).main([str(one) for one in arguments], standalone_mode=False)
-    pipe = AutoPipeline.from_pretrained(tmp_path / "halton")
-    assert isinstance(pipe, HaltonMaskGITPipeline) and pipe.transformer.config.num_attention_heads == 5
-
-
-@pytest.mark.parametrize(("width", "layers", "heads"), [(512, 12, 6), (384, 6, 6)])
-def test_published_sizes_need_no_heads(width, layers, heads):
-    with torch.device("meta"):
-        model = HaltonMaskGITTransformer(
-            grid_size=2,
-            hidden_size=width,
-            intermediate_size=8,
-            num_layers=layers,
-            num_attention_heads=heads,
-            vocab_size=3,
-            num_classes=2,
-        )
-    assert model.blocks[0].attention.out_proj.weight.shape == (width, {512: 510, 384: 384}[width])
-    state = original(model)
-    found = halton_maskgit_from_original(state)
-    assert found.config.num_attention_heads == heads
-    with pytest.raises(CheckpointError, match="num_heads is 7"):
-        halton_maskgit_from_original(state, num_heads=7)
-
-
-def original(model):
-    """Zeros under the original names of the tensors of a model."""
-    from arimage.models.original_names import rename
-    from arimage.pipelines.halton_maskgit.convert import TRANSFORMER_NAMES
-
-    state = {rename(name, TRANSFORMER_NAMES): torch.zeros(value.shape) for name, value in model.state_dict().items()}
-    for name in [name for name in state if name.endswith("wqkv.weight")]:
-        for letter, part in zip("qkv", state.pop(name).chunk(3), strict=True):
-            state[name.replace("wqkv", f"w{letter}")] = part
-    state["head.bias"] = torch.zeros(len(state["tok_emb.weight"]))
-    return state
-
-
-def test_heads_that_no_file_holds_are_asked_for():
+def test_heads_that_no_file_holds_are_asked_for(monkeypatch):
     with pytest.raises(CheckpointError, match="num_heads is None"):
         convert_halton_maskgit(CHECKPOINT, VQ)
     # 30 channels are those of 6 heads as well: nothing shows that they are not.
@@ -94,6 +49,8 @@ def test_heads_that_no_file_holds_are_asked_for():
     for heads in (4, 33):
         with pytest.raises(CheckpointError, match=f"num_heads is {heads}"):
             convert(num_heads=heads)
+    monkeypatch.setitem(NUM_HEADS, (32, 3), 5)
+    assert convert(num_heads=None).transformer.config.num_attention_heads == 5
 
 
 @pytest.mark.every(2)

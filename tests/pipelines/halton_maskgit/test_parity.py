@@ -2,7 +2,6 @@
 both samplers; and with an independent implementation of ReCAP and of editing."""
 
 import json
-from typing import get_args
 
 import pytest
 import torch
@@ -61,21 +60,6 @@ def test_the_transformer_of_the_other_file(expected):
 @pytest.mark.parametrize("side", [8, 16, 24])
 def test_the_order(expected, side):
     assert torch.equal(halton_order(side), expected[f"order_{side}"])
-
-
-@pytest.mark.parametrize("name", ["counts", *(f"known_{schedule}" for schedule in get_args(confidence.Schedule)[:5])])
-def test_the_sizes_of_sets(expected, name):
-    found = [key for key in expected if key.startswith(f"{name}_")]
-    assert found
-    for key in found:
-        side, steps = map(int, key.split("_")[-2:])
-        if name == "counts":
-            counts = halton._counts(side**2, steps)
-            wanted = side**2 - expected[key].cumsum(0)
-        else:
-            counts = confidence._counts(side**2, steps, name.removeprefix("known_"))
-            wanted = side**2 - expected[key]
-        assert counts == [side**2, *wanted.tolist()]
 
 
 class Run:

@@ -4,22 +4,14 @@ import pytest
 import tiny
 import torch
 from families import LATENT, seeded
-from PIL import Image
 from pipelines.halton_maskgit import tiny as tiny_halton
 
 from arimage import HaltonMaskGITPipeline
-from arimage.decoding import HaltonDecoding, Layout
+from arimage.decoding import Layout
 from arimage.pipelines.halton_maskgit.pipeline_halton_maskgit import CONFIDENCE
 from arimage.pipelines.halton_maskgit.transformer_halton_maskgit import HaltonMaskGITModel
 
 
-DECODINGS = [
-    "halton:steps=5",
-    "confidence:steps=5",
-    "recap:steps=5,full_steps=1",
-    "recap:sampler=ConfidenceDecoding",
-    "ml-cache:steps=6",
-]
 CONDITIONS = {"class": {"class_labels": [1, 2, 3]}, "text": {"prompt": ["a red heart", "a blue book", "green tree"]}}
 
 
@@ -36,19 +28,6 @@ def pipes(pipe):
 def tokens(pipe, seed=0, **options):
     condition = {} if "prompt" in options else {"class_labels": 3}
     return pipe(**{**condition, **options}, generator=seeded(seed), **LATENT).images
-
-
-def test_settings_change_the_image(pipe):
-    options = {"seed": 1, "guidance_scale": 1.5, "temperature": 2.0}
-    first = tokens(pipe, **options)
-    assert torch.equal(tokens(pipe, **options), first)
-    changes = [{"guidance_scale": 4.0}, {"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}]
-    changes += [
-        {"decoding": HaltonDecoding(5, randomize=False)},
-        {"decoding": HaltonDecoding(5, sharpness=(0.2, 0.3))},
-    ]
-    for change in changes:
-        assert not torch.equal(tokens(pipe, **{**options, **change}), first), change
 
 
 @torch.no_grad()
@@ -106,26 +85,6 @@ def test_an_order_is_refused(pipe):
     layout = Layout((4, 4), torch.arange(16).flip(0)[None])
     with pytest.raises(ValueError, match="layout has an order"):
         HaltonMaskGITModel(pipe.transformer, {"class_labels": torch.zeros(1).long()}, layout, CONFIDENCE)
-
-
-@pytest.mark.parametrize("decoding", DECODINGS)
-def test_masks_of_one_call_may_have_other_sizes(pipe, decoding):
-    images = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
-    masks = [Image.new("L", (8, 8)), Image.new("L", (8, 8), 255)]
-    masks[0].paste(255, (0, 0, 2, 2))
-    options = {"decoding": decoding, **LATENT}
-    generators = [seeded(0), seeded(1)]
-    together = pipe(class_labels=[1, 2], image=images, mask_image=masks, generator=generators, **options).images
-    alone = pipe(class_labels=2, image=images[1], mask_image=masks[1], generator=seeded(1), **options).images
-    assert torch.equal(alone[0], together[1])
-
-
-def test_a_preview_shows_what_is_known(pipe):
-    call = pipe.prepare(class_labels=[1])
-    known = torch.full((1, 16), -1)
-    known[0, 5] = 7
-    with torch.no_grad():
-        assert torch.equal(pipe.preview(call, known), pipe.decode_tokens(call, torch.full((1, 16), 7)))
 
 
 def test_components_that_do_not_fit_are_refused(pipe):

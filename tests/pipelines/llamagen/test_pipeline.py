@@ -197,7 +197,7 @@ def test_group_offloading_changes_nothing(greedy, device):
     pipe.compile()
     pipe.enable_group_offload(torch.device(device))
     # A captured step would keep the addresses of weights that move.
-    assert pipe.has_hooks and pipe._step_compiler is None
+    assert pipe.has_hooks and pipe.steps_of(pipe.decoding) is None
     assert torch.equal(pipe(PROMPTS, **GREEDY).tokens.cpu(), greedy)
     assert len(pipe(PROMPTS[0]).images) == 1
     with pytest.raises(ValueError, match=r"^offload_type is 'block_level', .*: give \"leaf_level\"$"):
