@@ -25,6 +25,7 @@ from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.cosmos import family as cosmos
 from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
 from arimage.pipelines.lpd.transformer_lpd import LPDTransformer
+from arimage.pipelines.lumina_dimoo.pipeline_lumina_dimoo import LuminaDiMOOPipeline
 from arimage.pipelines.published_parts import LLAMAGEN_VQ, T5_XL_ENCODER
 from arimage.pipelines.randar.transformer_randar import RandARTransformer
 from arimage.pipelines.var import family as var
@@ -270,6 +271,13 @@ def test_lumina_mgpt_1_says_how_to_get_its_tokenizer(publish, tmp_path):
     for part in ("ai.meta.com", "vqgan.ckpt", str(tmp_path / "home" / "arimage" / "chameleon-tokenizer"), "anole-7b"):
         assert part in str(refusal.value)
     assert hub.requests == []
+
+
+def test_the_authors_repository_of_lumina_dimoo_is_refused_before_its_weights_are_downloaded(publish):
+    hub = publish("lumina-dimoo")
+    with pytest.raises(ValueError, match="arimage convert lumina-dimoo"):
+        LuminaDiMOOPipeline.from_pretrained("Alpha-VLLM/Lumina-DiMOO")
+    assert hub.downloaded() == ["Alpha-VLLM/Lumina-DiMOO/model_index.json"]
 
 
 @pytest.mark.parametrize("name", registry.INSTEAD)

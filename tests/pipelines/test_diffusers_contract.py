@@ -192,7 +192,8 @@ def hub(monkeypatch, folders, tmp_path):
         monkeypatch.setattr(module, "hf_hub_download", download)
     monkeypatch.setattr(pipeline_utils, "snapshot_download", snapshot)
     monkeypatch.setattr(mixin, "snapshot_download", snapshot)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    for module in ("huggingface_hub", "diffusers.configuration_utils"):
+        monkeypatch.setattr(f"{module}.hf_hub_download", download)
     return tmp_path
 
 
