@@ -179,8 +179,8 @@ def hub(monkeypatch, folders, tmp_path):
             shutil.copyfile(folder_of(repository) / file, out / file)
         return out
 
-    def download(repository, file, **options):
-        return str(cached(repository, [file]) / file)
+    def download(repository, filename, **options):
+        return str(cached(repository, [filename]) / filename)
 
     def snapshot(repository, allow_patterns, ignore_patterns, **options):
         files = [one.rfilename for one in Info(folder_of(repository)).siblings]
