@@ -1,58 +1,21 @@
 """The multi-scale tokenizer equals that of the authors, on random weights in their file format."""
 
-import json
-
 import pytest
 import torch
 from pipelines.var.tiny import FOLDER
 from safetensors.torch import load_file
 
+from arimage.convert.checkpoint import load_original
+from arimage.pipelines.var.convert import var_tokenizer_from_original
 from arimage.tokenizers.vq_var import VARVQModel, phi_indices
 
 
 SCALES = (1, 2, 3, 4)
 
 
-def renamed(name: str, levels: int) -> str:
-    """The published name of a weight to ours, before the joint projections are split."""
-    name = name.replace("quantize.embedding", "codebook").replace("quantize.quant_resi.qresi_ls", "phi")
-    for part, index in (("block_1", 0), ("attn_1", 1), ("block_2", 2)):
-        name = name.replace(f"mid.{part}", f"mid.{index}")
-    for level in range(levels):
-        name = name.replace(f"down.{level}.", f"levels.{level}.").replace(
-            f"up.{level}.", f"levels.{levels - 1 - level}."
-        )
-    for theirs, ours in (
-        (".block.", ".res."),
-        ("nin_shortcut", "shortcut"),
-        ("downsample", "resample"),
-        ("upsample", "resample"),
-        ("proj_out", "to_out"),
-    ):
-        name = name.replace(theirs, ours)
-    return name
-
-
 @pytest.fixture(scope="module")
 def vq():
-    config = json.loads((FOLDER / "config.json").read_text())["vae"]
-    vq = VARVQModel(
-        channels=config["ch"],
-        channel_multipliers=config["ch_mult"],
-        layers_per_block=config["num_res_blocks"],
-        codebook_size=config["vocab_size"],
-        codebook_dim=config["z_channels"],
-        scales=SCALES,
-    ).eval()
-    weights = {}
-    for name, value in torch.load(FOLDER / "vae_ch32v64z8.pth", weights_only=True).items():
-        name = renamed(name, len(config["ch_mult"]))
-        if ".qkv." in name:
-            weights |= {name.replace("qkv", f"to_{x}"): part for x, part in zip("qkv", value.chunk(3), strict=True)}
-        elif "ema_vocab_hit" not in name:
-            weights[name] = value
-    vq.load_state_dict(weights)
-    return vq
+    return var_tokenizer_from_original(load_original(FOLDER / "vae_ch32v64z8.pth"), scales=SCALES)
 
 
 @pytest.fixture(scope="module")

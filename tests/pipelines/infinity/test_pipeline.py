@@ -16,16 +16,6 @@ def pipe():
     return tiny_infinity.pipeline()
 
 
-def test_every_size_has_maps_that_grow_to_it():
-    assert len(SCHEDULES) == 60
-    for finest, schedule in SCHEDULES.items():
-        assert len(schedule.scales) == COUNTS[schedule.pixels] and schedule.scales[-1] == finest
-        assert schedule.scales[0] == (1, 1) and list(schedule.scales) == sorted(schedule.scales)
-    # As published: 1:1 at 1M has 10,521 cells, and the longest image 11,269.
-    cells = {finest: sum(h * w for h, w in schedule.scales) for finest, schedule in SCHEDULES.items()}
-    assert cells[64, 64] == 10_521 and max(cells.values()) == cells[90, 45] == cells[45, 90] == 11_269
-
-
 @pytest.mark.every(4)
 @pytest.mark.parametrize("size", tiny_infinity.pipeline().image_sizes)
 def test_every_ratio_is_generated(pipe, size):
@@ -134,3 +124,13 @@ def test_published_names_have_the_tokenizer_that_they_were_trained_with():
         "infinity-8b": "infinity_vae_d56_f8_14_patchify.pth",
         "infinity-8b-512": "infinity_vae_d56_f8_14_patchify.pth",
     }
+
+
+def test_every_size_has_maps_that_grow_to_it():
+    assert len(SCHEDULES) == 60
+    for finest, schedule in SCHEDULES.items():
+        assert len(schedule.scales) == COUNTS[schedule.pixels] and schedule.scales[-1] == finest
+        assert schedule.scales[0] == (1, 1) and list(schedule.scales) == sorted(schedule.scales)
+    # As published: 1:1 at 1M has 10,521 cells, and the longest image 11,269.
+    cells = {finest: sum(h * w for h, w in schedule.scales) for finest, schedule in SCHEDULES.items()}
+    assert cells[64, 64] == 10_521 and max(cells.values()) == cells[90, 45] == cells[45, 90] == 11_269

@@ -87,19 +87,6 @@ def test_prompts_give_what_transformers_generates(pipe):
     assert len(set(map(tuple, ours.tolist()))) == 3
 
 
-@pytest.mark.parametrize("guidance_scale", [0.0, 1.0])
-def test_without_guidance_codes_are_the_greatest_logits_under_the_prompt_alone(pipe, expected, guidance_scale):
-    ids = expected["prompt_ids_1"][None]
-    tokens = pipe(input_ids=ids, top_k=1, guidance_scale=guidance_scale, output_type="latent").tokens.flatten(1)
-    parts = pipe.model.model
-    with torch.no_grad():
-        codes = pipe.model.prepare_embeddings_for_image_generation(tokens[:, :-1])
-        embeds = torch.cat([parts.language_model.get_input_embeddings()(ids), codes], dim=1)
-        hidden = parts.language_model(inputs_embeds=embeds).last_hidden_state[:, ids.shape[1] - 1 :]
-        assert torch.equal(parts.generation_head(hidden).argmax(-1), tokens)
-    assert pipe.prepare(input_ids=ids, guidance_scale=guidance_scale).model.prefill(1)[1].shape == (1, 1, 256)
-
-
 SYSTEM = (
     "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
     "provides, and assist the user with a variety of tasks using natural language.\n\n"

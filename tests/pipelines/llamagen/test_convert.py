@@ -54,17 +54,20 @@ def transformer_from(state, **settings):
     return llamagen_transformer_from_original(state, **{"image_size": 24, "downsample": 4, "num_heads": 4} | settings)
 
 
-@pytest.mark.parametrize("wrapping", [None, "model", "module", "state_dict", "model_state_dict"])
-def test_every_wrapping_gives_the_same_tensors(state, wrapping, tmp_path):
-    other = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
-    other |= {"ema": {"a": torch.ones(1)}, "discriminator": {"b": torch.ones(1)}}
-    torch.save(state if wrapping is None else {wrapping: state, **other}, tmp_path / "wrapped.pt")
-    loaded = load_original(tmp_path / "wrapped.pt")
-    assert loaded.keys() == state.keys()
-    assert all(torch.equal(loaded[key], state[key]) for key in state)
-
-
-PREFIXES = ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module.", ".", "mixed"]
+# What a trainer keeps next to the weights.
+OTHERS = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
+OTHERS |= {"discriminator": {"b": torch.ones(1)}}
+WRAPPINGS = [None, "model", "module", "state_dict", "model_state_dict", "ema", "model_ema"]
+PREFIXES = [
+    "",
+    "module.",
+    "_orig_mod.",
+    "module._orig_mod.",
+    "_orig_mod.module.",
+    "_fsdp_wrapped_module.",
+    ".",
+    "mixed",
+]
 
 
 def prefixed(state, prefix):
@@ -77,14 +80,13 @@ def prefixed(state, prefix):
     return {prefix + key: value for key, value in state.items()}
 
 
-@pytest.mark.parametrize("wrapping", [None, "model", "ema", "model_ema"])
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_names_lose_what_wrappers_of_modules_added(state, prefix, wrapping, tmp_path):
     changed = prefixed(state, prefix)
-    assert changed.keys() != state.keys()
     if wrapping == "ema":
         changed["n_averaged"] = torch.tensor(7)
-    torch.save(changed if wrapping is None else {wrapping: changed, "step": 3}, tmp_path / "wrapped.pt")
+    torch.save(changed if wrapping is None else {wrapping: changed, **OTHERS}, tmp_path / "wrapped.pt")
     loaded = load_original(tmp_path / "wrapped.pt")
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[key], state[key]) for key in state)

@@ -7,7 +7,7 @@ import tiny
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import AutoPipeline, DraftTreeDecoding, LlamaGenDrafter, LlamaGenPipeline
+from arimage import AutoPipeline, DraftTreeDecoding, LlamaGenPipeline
 from arimage.decoding import Layout
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
@@ -100,9 +100,3 @@ def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
     loaded.decoding = decoding
     with pytest.raises(ValueError, match="pipe.drafter"):
         loaded.save_pretrained(tmp_path / "more")
-
-
-def test_a_drafter_of_another_width_is_refused():
-    pipe = tiny_llamagen.class_pipeline()
-    with pytest.raises(ValueError, match="the drafter .* 768.* the transformer 32"):
-        LlamaGenPipeline(pipe.transformer, pipe.vq, drafter=LlamaGenDrafter())

@@ -64,25 +64,6 @@ def test_tokens_that_float16_cannot_hold_are_distinguished_from_logits():
         pipe.to(torch.float16)(**options, generator=seeded(0))
 
 
-@torch.no_grad()
-def test_large_images_are_encoded_and_decoded_in_tiles():
-    pipe, factor, sizes = tiny_mar.pipeline(), 2, []
-    images = torch.rand(1, 3, 16, 16, generator=seeded(0)) * 2 - 1
-    whole = pipe.encode_image(images), pipe(class_labels=3, generator=seeded(0), output_type="pt").images
-    pipe.vae.decoder.conv_in.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[-2:]))
-    pipe.enable_vae_tiling()
-    assert torch.equal(pipe.encode_image(images), whole[0])
-    pipe.enable_vae_tiling(tile_sample_min_height=4 * factor, tile_sample_min_width=6 * factor)
-    tiled = pipe.encode_image(images), pipe(class_labels=3, generator=seeded(0), output_type="pt").images
-    assert set(sizes) == {(4, 6)} and len(sizes) > 1
-    for found, wanted in zip(tiled, whole, strict=True):
-        assert found.shape == wanted.shape and not torch.equal(found, wanted)
-    with pytest.raises(ValueError, match="tile_sample_min_height is 3"):
-        pipe.enable_vae_tiling(3)
-    pipe.disable_vae_tiling()
-    assert torch.equal(pipe.encode_image(images), whole[0])
-
-
 def test_components_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="per token and per condition: the head has"):
         MARPipeline(tiny_mar.transformer(), tiny_mar.head(condition_dim=32), tiny_mar.vae())

@@ -78,16 +78,6 @@ def test_the_published_settings_are_the_defaults(converted):
     assert (config["num_inference_steps"], config["decoder_guidance_scale"]) == (3, 2.0)
 
 
-def test_a_prompt_in_a_batch_is_that_prompt_alone(pipe):
-    prompts = ["a red fox", "snow"]
-    options = {**SIZE, **LATENT, "guidance_scale": 2.0, "decoding": "sjd-coupled:window=4"}
-    together = pipe(prompts, generator=[seeded(0), seeded(1)], **options).images
-    alone = torch.cat([pipe(text, generator=seeded(i), **options).images for i, text in enumerate(prompts)])
-    assert together.shape == (2, 4, 3) and torch.equal(together, alone)
-    others = pipe(prompts, "fog", generator=[seeded(0), seeded(1)], **options).images
-    assert not torch.equal(together, others)
-
-
 def test_images_of_a_flux_depend_on_tokens_and_text(pipe):
     out = pipe(["a red fox", "snow"], **SIZE, generator=[seeded(0), seeded(1)], output_type="pt")
     assert out.images.shape == (2, 3, 64, 48) and out.stats.decoder_steps == 2
