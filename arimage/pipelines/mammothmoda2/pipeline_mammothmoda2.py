@@ -227,11 +227,6 @@ class MammothModa2Pipeline(HybridPipeline):
                 "of the decoder"
             )
 
-    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        config = self.vae.config
-        latents = latents / config.scaling_factor + (config.shift_factor or 0)
-        return self.vae.decode(latents.to(self.vae.dtype)).sample
-
     @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
         self,

@@ -38,9 +38,6 @@ TRANSFORMER_NAMES = (
 
 def rar_from_original(state: dict[str, torch.Tensor], *, source: str | Path = "the checkpoint") -> RARTransformer:
     """The transformer whose tensors are `state`, in the dtype of its embeddings and in evaluation mode.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     tensors = OriginalTensors(state, KIND, source)
     (rows, width), vocab_size = tensors.shape("embeddings.weight"), tensors.shape("lm_head.weight")[0]
@@ -90,9 +87,6 @@ def maskgit_vq_from_original(
     state: dict[str, torch.Tensor], *, source: str | Path = "the tokenizer's file"
 ) -> MaskGITVQModel:
     """The image tokenizer whose tensors are `state`, in float32 and in evaluation mode.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     tensors = OriginalTensors(state, VQ_KIND, source)
     channels, *widths = tensors.encoder_widths("encoder.down.", "block.0")

@@ -11,6 +11,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from transformers import CLIPTextModel, CLIPTokenizer, PreTrainedTokenizerBase, T5EncoderModel, T5TokenizerFast
 
 from ...decoding import Layout
+from ...models.two_vocabularies import bind_prompts
 from ..abilities import TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
@@ -21,7 +22,7 @@ from ..text.token_prompts import check_negatives, stack
 from .family import FAMILY
 from .projector_x_omni import XOmniProjector
 from .prompts import XOmniPrompts
-from .transformer_x_omni import XOmniLanguageModel, bind_prompts
+from .transformer_x_omni import XOmniLanguageModel
 
 
 EXAMPLE = """
@@ -209,12 +210,6 @@ class XOmniPipeline(HybridPipeline):
             latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
         return latents
 
-    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        assert self.vae is not None
-        config = self.vae.config
-        latents = latents / config.scaling_factor + (config.shift_factor or 0)
-        return self.vae.decode(latents.to(self.vae.dtype)).sample
-
     @pipeline_call(EXAMPLE, ImagePipelineOutput, reads=("output_type",))
     def __call__(
         self,
@@ -278,7 +273,8 @@ class XOmniPipeline(HybridPipeline):
         check_negatives("negative_prompt", len(negative[0]), count)
         ids, mask = stack([*branches, *([negative] if call.guided else [])], 0, device)
         codebook, language_model = self.projector.code_vectors(), self.on_device(self.language_model)
-        bound = bind_prompts(language_model, ids, mask, Layout(grid), codebook, branches=1 + call.guided)
-        call.bind(bound)
+        settings = {"codebook": codebook, "branches": 1 + call.guided}
+        num_codes = self.language_model.config.num_codes
+        call.bind(bind_prompts(language_model, ids, mask, Layout(grid), num_codes, **settings))
         call.conditions = [text for text in texts for _ in range(call.num_images_per_prompt)]
         return call
