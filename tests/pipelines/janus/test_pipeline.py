@@ -8,7 +8,6 @@ from PIL import Image
 from pipelines.janus import tiny as tiny_janus
 from profiles import WIDE, as_shown
 from safetensors.torch import load_file
-from transformers import JanusForConditionalGeneration
 
 from arimage import JanusPipeline
 from arimage.convert import convert_janus
@@ -130,30 +129,6 @@ def test_questions_are_about_what_viewers_show(pipe):
     for image, shown in ((photo, as_shown(photo, WIDE)), (sticker, Image.new("RGB", (50, 30), "white"))):
         found, expected = (pipe.prompts.questions(each, "what?").pixel_values for each in (image, shown))
         assert torch.equal(found, expected)
-
-
-@pytest.mark.slow
-def test_layers_on_disk_generate_the_same(given, expected, tmp_path):
-    language = "model.language_model."
-    on_disk = (f"{language}layers.1", "model.generation_head", "model.vqmodel")
-    on_cpu = (f"{language}{name}" for name in ("embed_tokens", "norm", "rotary_emb", "layers.0"))
-    others = (
-        "lm_head",
-        "model.vision_model",
-        "model.aligner",
-        "model.generation_embeddings",
-        "model.generation_aligner",
-    )
-    where = {**dict.fromkeys(on_disk, "disk"), **dict.fromkeys((*on_cpu, *others), "cpu")}
-    model = JanusForConditionalGeneration.from_pretrained(
-        tiny_janus.FOLDER, device_map=where, offload_folder=tmp_path / "offload"
-    )
-    assert model.model.generation_head.vision_head.weight.is_meta
-    pipe = JanusPipeline(model)
-    pipe.set_progress_bar_config(disable=True)
-    for decoding in ("ar", "sjd-coupled", "lantern"):
-        tokens = pipe(**given, top_k=1, decoding=decoding, output_type="latent").tokens
-        assert torch.equal(tokens.flatten(1), expected["generated_image_tokens"])
 
 
 @pytest.mark.parametrize(

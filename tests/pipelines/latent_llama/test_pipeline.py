@@ -6,13 +6,10 @@ import torch
 from families import seeded
 from pipelines.latent_llama import tiny as tiny_latent_llama
 
-from arimage import LatentLlamaPipeline, LatentLlamaTransformer
+from arimage import LatentLlamaPipeline
 from arimage.decoding import Layout
 from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel, velocity
-from arimage.training.loop import OptimizerSettings
-from arimage_emoji.training.captioned import ImageCaptions
-from arimage_emoji.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
 
 
 LATENT, NAMES = {"output_type": "latent"}, ["ar", "sjd-coupled", "path-jacobi", "path-speculative"]
@@ -61,53 +58,6 @@ def test_components_that_do_not_fit_are_refused(pipe):
         pipe(class_labels=1, top_k=5)
     with pytest.raises(ValueError, match="its tokens are continuous"):
         pipe(class_labels=1, decoding="sjd-gumbel")
-
-
-@pytest.mark.slow
-def test_training_teaches_transformer_and_drafter(tmp_path, monkeypatch):
-    images = torch.randint(0, 255, (6, 3, 12, 12), dtype=torch.uint8, generator=seeded(0))
-    names = [f"picture {number}" for number in range(6)]
-    data = ImageCaptions(images, images[:, :1], [[name] for name in names], names, names, torch.ones(6))
-    config = {
-        "patch_size": 2,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_layers": 1,
-        "num_attention_heads": 4,
-        "head_hidden_size": 32,
-        "num_head_layers": 1,
-    }
-    text = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1}
-    settings = LatentLlamaSettings(
-        OptimizerSettings(steps=30, learning_rate=1e-2, warmup_steps=2, ema_decay=0.5),
-        batch_size=6,
-        drafter_steps=3,
-        input_noise=0.1,
-        caption_length=6,
-        text_vocab_size=300,
-        sample_prompts=("picture 1",),
-        sampling={"num_diffusion_steps": 3},
-    )
-    losses = []
-    read, predict = [], LatentLlamaTransformer.predict
-
-    def recorded(self, tokens, **condition):
-        read.append((self.training, tokens))
-        return predict(self, tokens, **condition)
-
-    monkeypatch.setattr(LatentLlamaTransformer, "predict", recorded)
-    pipe = train_latent_llama(
-        config, config, text, tiny.image_tokenizer(), data, data, settings, tmp_path, on_report=losses.append
-    )
-    # Vectors of the image tokenizer have one length, but for what noise adds in training.
-    clean = [(training, (tokens.square().sum(-1) - 16).abs().max() < 1e-3) for training, tokens in read]
-    assert {training for training, _ in clean} == {True, False}
-    assert all(training != is_clean for training, is_clean in clean)
-    log = (tmp_path / "transformer" / "log.jsonl").read_text()
-    assert "held-out loss" in log and (tmp_path / "drafter" / "log.jsonl").is_file() and len(losses) == 1
-    assert float(log.split('"loss": ')[1].split("}")[0]) < 1.0
-    out = pipe("picture 2", decoding="path-speculative", num_diffusion_steps=4, output_type="pt")
-    assert out.images.shape == (1, 3, 12, 12) and pipe.drafter is not None
 
 
 def test_a_perfect_velocity_leads_to_the_token():
