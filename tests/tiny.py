@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from diffusers import DiffusionPipeline
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from arimage.tokenizers.upscaler import ImageUpscaler
@@ -17,6 +18,8 @@ TEXT_WIDTH = 16
 NUM_CLASSES = 10
 SCALE_FACTOR = 2
 SCALES = (1, 2, 3, 4)
+# Nobody watches.
+DiffusionPipeline._progress_bar_config = {"disable": True}
 
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:

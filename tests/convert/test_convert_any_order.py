@@ -35,7 +35,6 @@ def published(request, tmp_path):
 
 
 def run(pipe):
-    pipe.set_progress_bar_config(disable=True)
     return pipe(class_labels=[1, 2], generator=torch.Generator().manual_seed(0), output_type="latent").images
 
 

@@ -104,7 +104,6 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     if entry.requested:
         chameleon_tokenizer(tmp_path / "home" / "arimage" / "chameleon-tokenizer")
     pipe = AutoPipeline.from_pretrained(name)
-    pipe.set_progress_bar_config(disable=True)
     _, call, class_name, _ = MODELS[name]
     images = pipe(**call, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
     image = images[0][0] if pipe.abilities.generates_video else images[0]

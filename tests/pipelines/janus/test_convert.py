@@ -36,7 +36,6 @@ def transformers_folder(tmp_path):
 
 
 def greedy(pipe, expected):
-    pipe.set_progress_bar_config(disable=True)
     prompts = {name: expected[name] for name in ("input_ids", "attention_mask")}
     return pipe(**prompts, top_k=1, output_type="latent").tokens.flatten(1)
 

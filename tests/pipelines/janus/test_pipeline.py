@@ -18,9 +18,7 @@ PROMPTS = ["a red heart", "cat", "a blue book, flat style"]
 
 @pytest.fixture(scope="module")
 def pipe(tmp_path_factory):
-    pipe = convert_janus(tiny_janus.write_original(tmp_path_factory.mktemp("published") / "janus"))
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_janus(tiny_janus.write_original(tmp_path_factory.mktemp("published") / "janus"))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ def golden(request):
     pipe = convert_llamagen(
         folder / config["gpt_file"], folder / config["vq_file"], 4 * grid, num_heads=config["gpt"]["n_head"]
     )
-    pipe.set_progress_bar_config(disable=True)
     if request.param == "c2i":
         arguments = {"class_labels": expected["class_labels"]}
     else:

@@ -47,7 +47,6 @@ def defaults(pipe, class_pipe):
     for one in (pipe, class_pipe):
         one.decoding = "ar"
         one.generation_config.update(guidance_scale=1.0, temperature=1.0, top_k=0, top_p=1.0)
-        one.set_progress_bar_config(disable=True)
 
 
 def guided_argmax(pipe, tokens, condition, scale, guided_tokens=N):
@@ -101,7 +100,6 @@ def test_a_prefix_of_one_token_is_the_state_of_the_last_token_of_the_prompt(pipe
     short = LlamaGenPipeline(
         tiny_llamagen.transformer("text", GRID, num_condition_tokens=1), pipe.vq, pipe.tokenizer, pipe.text_encoder
     )
-    short.set_progress_bar_config(disable=True)
     length = pipe.tokenizer.model_max_length
     embeds, mask = short.encode_prompt(PROMPTS)
     assert embeds.shape == (3, length, tiny.TEXT_WIDTH) and len(set(mask.sum(1).tolist())) == len(PROMPTS)

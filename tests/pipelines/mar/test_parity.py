@@ -31,9 +31,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def pipe():
-    pipe = convert_mar(FOLDER / "checkpoint-last.pth", FOLDER / "kl16.ckpt", num_heads=3)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_mar(FOLDER / "checkpoint-last.pth", FOLDER / "kl16.ckpt", num_heads=3)
 
 
 def layout_of(pipe):

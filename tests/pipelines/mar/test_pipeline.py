@@ -23,7 +23,6 @@ def test_a_smaller_model_may_draft(pipe):
     parts = {name: part for name, part in pipe.components.items() if not name.startswith("drafter")}
     with_drafter = MARPipeline(**parts, drafter=tiny_mar.transformer(num_layers=1), drafter_head=tiny_mar.head())
     with_drafter.generation_config.update(tiny_mar.STEPS)
-    with_drafter.set_progress_bar_config(disable=True)
     assert with_drafter.decoding_names == ["mar", "mar-disa", "recap", "lazy-mar", "cspd"]
     out = with_drafter(class_labels=[1, 2], guidance_scale=2.0, decoding="cspd", output_type="pt")
     # One set by the model, and three by the drafter, which one pass of the model tests.

@@ -57,7 +57,6 @@ def pipeline() -> MARPipeline:
     """Ten classes to images of 16 pixels: 16 tokens of width 12."""
     pipe = MARPipeline(transformer(), head(), vae())
     pipe.generation_config.update(STEPS)
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
@@ -65,7 +64,6 @@ def pipeline_with_drafter() -> MARPipeline:
     parts = {"drafter": transformer(num_layers=1), "drafter_head": head()}
     pipe = MARPipeline(**{**pipeline().components, **parts})
     pipe.generation_config.update(STEPS)
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

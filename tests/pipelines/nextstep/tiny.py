@@ -20,9 +20,7 @@ WIDTH, TOKEN_DIM, STEPS = 32, 12, 4
 
 def golden_pipeline(version: str = "1.1", **changes) -> NextStepPipeline:
     """Of the authors' files of NextStep-1.1 or NextStep-1."""
-    pipe = convert_nextstep(FIXTURES / f"v{version}", vae=FIXTURES / "v1.1" / "vae", **changes)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_nextstep(FIXTURES / f"v{version}", vae=FIXTURES / "v1.1" / "vae", **changes)
 
 
 def model(seed: int = 0, **changes) -> Qwen2Model:
@@ -74,7 +72,6 @@ def pipeline(seed: int = 0, **more) -> NextStepPipeline:
     tokenizer = Qwen2TokenizerFast.from_pretrained(FIXTURES / "v1.1")
     pipe = NextStepPipeline(model(seed), projector(seed), head(seed), vae(seed), tokenizer, image_size=16, **more)
     pipe.generation_config.update(num_diffusion_steps=STEPS, guidance_scale=2.0)
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

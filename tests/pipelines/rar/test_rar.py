@@ -38,7 +38,6 @@ def test_the_power_is_a_setting_of_a_call_and_of_the_saved_pipeline(pipe, tmp_pa
     assert not torch.equal(late, constant)
     pipe.save_pretrained(tmp_path)
     loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
     assert torch.equal(loaded(**condition, generator=seeded(0)).images, late)
     for wrong in (-1.0, float("nan"), float("inf"), "late", True):
         with pytest.raises(ValueError, match="guidance_scale_pow is"):

@@ -81,7 +81,6 @@ def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
     tiny_var.pipeline("class", refiner=False).save_pretrained(tmp_path / "pipe")
     refiner = tiny_var.pipeline("class").refiner
     pipe = AutoPipeline.from_pretrained(tmp_path / "pipe", refiner=refiner)
-    pipe.set_progress_bar_config(disable=True)
     options = {"class_labels": LABELS, "decoding": "code", "output_type": "latent"}
     expected = tiny_var.pipeline("class")(**options, generator=seeded(1)).images
     assert same(pipe(**options, generator=seeded(1)).images, expected)

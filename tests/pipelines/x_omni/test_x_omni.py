@@ -22,9 +22,7 @@ SIZE = {"height": 64, "width": 48}
 
 @pytest.fixture(scope="module")
 def converted():
-    pipe = convert_x_omni(FIXTURES)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_x_omni(FIXTURES)
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +92,11 @@ def test_a_flux_of_ones_own_is_handed_over(converted, pipe, tmp_path):
     flux = FluxPipeline(**parts)
     own = {name: part for name, part in converted.components.items() if part is not None}
     whole = XOmniPipeline.from_pipe(flux, **own | {"text_tokenizer": pipe.text_tokenizer})
-    whole.set_progress_bar_config(disable=True)
     options = {**SIZE, "output_type": "pt", "num_inference_steps": 2, "decoder_guidance_scale": 2.0}
     images = whole("snow", generator=seeded(1), min_p=0.03, top_k=50, **options).images
     assert torch.equal(images, pipe("snow", generator=seeded(1), **options).images)
     whole.save_pretrained(tmp_path)
     loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
     assert torch.equal(loaded("snow", generator=seeded(1), min_p=0.03, top_k=50, **options).images, images)
 
 
