@@ -31,8 +31,7 @@ HEAD_NAMES = (
 def denoising_head_from_original(
     state: OriginalTensors, prefix: str, *, learned_variance: bool = True
 ) -> DenoisingHead:
-    """The head whose tensors in `state`, which loses them, begin with `prefix`, in float32 and in evaluation mode.
-    """
+    """The head whose tensors in `state`, which loses them, begin with `prefix`, in float32 and in evaluation mode."""
     hidden_size, token_dim = state.shape(f"{prefix}input_proj.weight")
     with torch.device("meta"):
         head = DenoisingHead(

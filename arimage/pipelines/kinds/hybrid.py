@@ -46,6 +46,13 @@ class HybridPipeline(ARImagePipeline):
         """Run the decoder from noise, [B, C, h, w]."""
         raise NotImplementedError
 
+    def flow_schedule(self, steps: int, shift: float, device: torch.device) -> Any:
+        """A copy of the scheduler, which holds the state of its run, with the times of so many steps."""
+        scheduler = type(self.scheduler).from_config(self.scheduler.config)
+        sigmas = torch.linspace(1, 1 / steps, steps, dtype=torch.float32).tolist()
+        scheduler.set_timesteps(sigmas=sigmas, mu=shift, device=device)
+        return scheduler
+
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of latents [B, C, h, w]."""
         config = self.vae.config

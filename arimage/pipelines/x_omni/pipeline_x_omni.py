@@ -195,12 +195,9 @@ class XOmniPipeline(HybridPipeline):
         texts, features = [text for text, _ in read], torch.stack([vectors for _, vectors in read])
         text = self._embed(texts)
         empty = self._embed([""] * len(texts)) if scale > 1 else None
-        # A scheduler holds the state of its run.
-        scheduler = type(self.scheduler).from_config(self.scheduler.config)
         names = "base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift"
-        shift = calculate_shift(features.shape[1], *(scheduler.config[name] for name in names))
-        sigmas = torch.linspace(1, 1 / steps, steps, dtype=torch.float32).tolist()
-        scheduler.set_timesteps(sigmas=sigmas, mu=shift, device=latents.device)
+        shift = calculate_shift(features.shape[1], *(self.scheduler.config[name] for name in names))
+        scheduler = self.flow_schedule(steps, shift, latents.device)
         for timestep in self.progress_bar(scheduler.timesteps):
             time = (timestep / scheduler.config.num_train_timesteps).expand(len(latents))
             velocity = self.predict_velocity(latents, time, features, text)
