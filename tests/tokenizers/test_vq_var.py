@@ -60,20 +60,6 @@ def test_teacher_forcing_inputs_equal_the_original(vq, expected):
     assert_close(vq.inputs(codes[:2]), expected["tf_var_input"][:, : 4 + 9])
 
 
-@torch.no_grad()
-def test_latents_grow_scale_by_scale_as_in_the_original(vq, expected):
-    latents, inputs = torch.zeros_like(expected["vae_f"]), []
-    for scale, token_map in enumerate(maps(expected["greedy_cfg1.5_tokens"])):
-        if scale:
-            inputs.append(vq.scale_input(token_map.shape[1:], latents))
-        vectors = vq.code_vectors()[token_map].permute(0, 3, 1, 2)
-        latents = vq.accumulate(scale, latents, vectors)
-        assert_close(latents, expected["greedy_cfg1.5_fhat"][:, scale])
-    assert_close(torch.cat(inputs, dim=1), expected["greedy_cfg1.5_next_maps"])
-    images = vq.decode_latents(latents)
-    assert_close((images.clamp(-1, 1) + 1) / 2, expected["greedy_cfg1.5_image"])
-
-
 def test_scales_share_their_convolutions_as_in_the_original(vq, expected):
     assert vq.phi_index == expected["phi_index"].tolist()
     # The published ten scales, two of which are ties.

@@ -8,7 +8,6 @@ from PIL import Image
 from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.pipelines.infinity.schedules import COUNTS, SCHEDULES
-from arimage.published.registry import PUBLISHED
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +113,6 @@ def test_cells_outside_of_the_mask_keep_the_bits_of_the_image(pipe):
 def test_texts_that_cannot_be_read_are_refused(pipe, arguments, message):
     with pytest.raises(ValueError, match=message):
         pipe(**arguments)
-
-
-def test_published_names_have_the_tokenizer_that_they_were_trained_with():
-    files = {entry.name: entry.files for entry in PUBLISHED if entry.family == "infinity"}
-    assert {name: each["vae"].file for name, each in files.items()} == {
-        "infinity-125m": "infinity_vae_d16.pth",
-        "infinity-2b": "infinity_vae_d32reg.pth",
-        "infinity-8b": "infinity_vae_d56_f8_14_patchify.pth",
-        "infinity-8b-512": "infinity_vae_d56_f8_14_patchify.pth",
-    }
 
 
 def test_every_size_has_maps_that_grow_to_it():
