@@ -123,16 +123,6 @@ def test_a_tokenizer_that_lost_its_first_token_gets_it_back(transformers_folder)
         assert each.processor.tokenizer("ab").input_ids == [150, *tiny_janus.characters().encode("ab").ids]
 
 
-def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(original, weights, tmp_path):
-    convert_janus(original, out=tmp_path / "pipe")
-    loaded = JanusPipeline.from_pretrained(tmp_path / "pipe")
-    assert_weights(loaded, weights)
-    assert loaded.generation_config == {"guidance_scale": 5.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    assert loaded.model.generation_config.generation_kwargs == {"boi_token_id": 153}
-    assert loaded.decoding.exact
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
-
-
 @pytest.mark.parametrize("token", [tiny_janus.PAD, tiny_janus.BOI])
 def test_a_tokenizer_of_another_model_is_refused(token, tmp_path):
     folder = tiny_janus.write_original(tmp_path / "janus")

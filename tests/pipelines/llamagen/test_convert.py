@@ -207,25 +207,10 @@ def test_a_codebook_of_another_size_is_refused_naming_both_files(tmp_path):
         convert_llamagen(CLASS[0], tmp_path / "other.pt", 24, num_heads=4)
 
 
-@pytest.mark.parametrize(
-    ("files", "image_size", "defaults"),
-    [
-        (CLASS, 24, {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2000, "top_p": 1.0}),
-        (TEXT, 16, {"guidance_scale": 7.5, "temperature": 1.0, "top_k": 1000, "top_p": 1.0}),
-    ],
-    ids=["class", "text"],
-)
-def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(files, image_size, defaults, tmp_path):
-    out = tmp_path / "new" / "pipe"
-    pipe = convert_llamagen(*files, image_size, num_heads=4, out=out)
-    loaded = LlamaGenPipeline.from_pretrained(out)
-    assert defaults.items() <= pipe.generation_config.items()
-    assert defaults.items() <= loaded.generation_config.items()
-    assert [path.name for path in out.parent.iterdir()] == ["pipe"]
-    for name in ("transformer", "vq"):
-        before, after = getattr(pipe, name).state_dict(), getattr(loaded, name).state_dict()
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[key], after[key]) for key in before)
+@pytest.mark.parametrize(("files", "image_size", "scale", "top_k"), [(CLASS, 24, 4.0, 2000), (TEXT, 16, 7.5, 1000)])
+def test_a_converted_pipeline_samples_as_published(files, image_size, scale, top_k):
+    defaults = {"guidance_scale": scale, "temperature": 1.0, "top_k": top_k, "top_p": 1.0}
+    assert defaults.items() <= convert_llamagen(*files, image_size, num_heads=4).generation_config.items()
 
 
 def test_a_text_encoder_is_packed_with_a_text_model(tmp_path):

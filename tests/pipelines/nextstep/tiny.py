@@ -37,20 +37,8 @@ def head(seed: int = 0) -> DenoisingHead:
 
 
 def vae(seed: int = 0) -> AutoencoderKL:
-    return tiny.randomise(
-        AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
-            latent_channels=3,
-            norm_num_groups=4,
-            scaling_factor=0.9,
-            shift_factor=0.1,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        ),
-        seed + 2,
-    )
+    without = {"use_quant_conv": False, "use_post_quant_conv": False}
+    return tiny.autoencoder(seed + 2, scaling_factor=0.9, shift_factor=0.1, **without)
 
 
 def projector(seed: int = 0) -> NextStepProjector:
