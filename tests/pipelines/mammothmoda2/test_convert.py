@@ -10,6 +10,7 @@ from pipelines.mammothmoda2.tiny import EXPECTED, FIXTURES, write_published
 from arimage import AutoPipeline, MammothModa2Pipeline
 from arimage.convert import CheckpointError, convert_mammothmoda2
 from arimage.pipelines.mammothmoda2.convert import mammothmoda2_tokenizer_from_original
+from arimage.pipelines.mammothmoda2.decoder_mammothmoda2 import valid_heads
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,10 @@ def test_the_published_template_is_used(published, tmp_path):
     pipe = convert_mammothmoda2(folder)
     assert pipe.tokenizer.chat_template.startswith("{{ messages[0]")
     assert convert_mammothmoda2(published).tokenizer.chat_template.startswith("{% if messages[0].role != 'system'")
+
+
+def test_the_q_former_has_heads_that_divide_its_width():
+    assert [valid_heads(width, max(width // 128, 1)) for width in (3584, 2520, 48)] == [28, 20, 1]
 
 
 @pytest.mark.every(2)

@@ -86,6 +86,14 @@ def test_images_of_a_flux_depend_on_tokens_and_text(pipe):
     assert not torch.equal(guided, alone)
 
 
+def test_tokens_are_guided_away_from_a_negative_prompt(pipe):
+    options = {**SIZE, **LATENT, "guidance_scale": 2.0}
+    plain, fog = (pipe("snow", negative, generator=seeded(0), **options).images for negative in (None, "fog"))
+    assert not torch.equal(plain, fog)
+    with pytest.raises(ValueError, match="either a negative_prompt or"):
+        pipe("snow", "fog", negative_input_ids=EXPECTED["negative_input_ids"], **options)
+
+
 def test_a_flux_of_ones_own_is_handed_over(converted, pipe, tmp_path):
     parts = {name: part for name, part in pipe.components.items() if name not in ("language_model", "projector")}
     del parts["text_tokenizer"]
