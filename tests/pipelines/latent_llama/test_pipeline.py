@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+import torch.nn.functional as F
 from families import seeded
 from pipelines.latent_llama import tiny as tiny_latent_llama
 
@@ -78,3 +79,20 @@ def test_a_perfect_velocity_leads_to_the_token():
         mean, std = model.denoise(step, x, torch.zeros(1, 2, 1, 32), torch.ones(2, 1, 1), 6)
         x = mean + std * torch.randn(mean.shape)
     torch.testing.assert_close(x, token, atol=0.1, rtol=0.1)
+
+
+def test_vectors_of_the_image_tokenizer_are_tokens_and_tokens_become_pixels(pipe):
+    latents = F.normalize(torch.randn(2, 4, 6, 6, generator=seeded(0)), dim=1)
+    torch.testing.assert_close(pipe.to_latents(pipe.to_tokens(latents)), latents)
+    out = pipe(class_labels=[1, 2], generator=seeded(1), decoding="ar", output_type="pt")
+    assert out.images.shape == (2, 3, 12, 12) and out.tokens.shape == (2, 4, 6, 6)
+    assert (out.stats.forward_passes, out.stats.head_calls) == (9, 9 * 6)
+
+
+@torch.no_grad()
+def test_training_starts_from_a_head_that_predicts_nothing():
+    transformer = tiny_latent_llama.transformer()
+    transformer.init_weights()
+    tokens = torch.randn(2, 9, 16, generator=seeded(0))
+    conditions = transformer.predict(tokens, class_labels=torch.tensor([1, 2]))
+    assert not transformer.denoising_head(tokens, torch.full((2, 9), 5.0), conditions).any() and conditions.any()

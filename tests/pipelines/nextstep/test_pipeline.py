@@ -183,3 +183,12 @@ def test_folders_that_say_too_little_are_refused(tmp_path):
         nextstep_from_original(dict(state), config | {"hidden_size": None})
     with pytest.raises(CheckpointError, match="rope_scaling"):
         nextstep_from_original(dict(state), config | {"rope_scaling": {"factor": 2}})
+
+
+def test_samplers_do_not_share_captured_steps(pipe):
+    keys = {
+        pipe.prepare("a", sampler=sampler, timesteps_shift=shift).model.put_key
+        for sampler in ("em", "sde")
+        for shift in (1.0, 2.0)
+    }
+    assert len(keys) == 4
