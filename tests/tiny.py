@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from diffusers import AutoencoderKL, DiffusionPipeline
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from arimage.tokenizers.upscaler import ImageUpscaler
@@ -17,6 +18,8 @@ TEXT_WIDTH = 16
 NUM_CLASSES = 10
 SCALE_FACTOR = 2
 SCALES = (1, 2, 3, 4)
+# Nobody watches.
+DiffusionPipeline._progress_bar_config = {"disable": True}
 
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
@@ -31,6 +34,13 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
         elif name.endswith("bias"):
             value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
     return module.eval()
+
+
+def autoencoder(seed: int, **settings) -> AutoencoderKL:
+    """Images to latents of 3 channels and half the size."""
+    types = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    shape = {"block_out_channels": (8, 8), "latent_channels": 3, "norm_num_groups": 4}
+    return randomise(AutoencoderKL(**types, **shape, **settings), seed)
 
 
 def text_tokenizer(max_length: int = TEXT_LENGTH) -> PreTrainedTokenizerFast:

@@ -1,7 +1,6 @@
 """What converters of models of continuous tokens share: the denoising head of MAR, and the KL autoencoder of latent
 diffusion, by their original names."""
 
-import re
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from diffusers import AutoencoderKL
 from ..models.denoising_head import DenoisingHead
 from ..models.original_names import rename
 from .checkpoint import NORM_NUM_GROUPS, OriginalTensors
+from .vqgan import DIFFUSERS_NAMES, flatten_attention, vqgan_names
 
 
 # Ours and the original's, replaced from top to bottom.
@@ -26,33 +26,12 @@ HEAD_NAMES = (
     (".modulation.", ".adaLN_modulation.1."),
     ("output_projection.", "final_layer.linear."),
 )
-VAE_NAMES = (
-    ("conv_norm_out.", "norm_out."),
-    ("conv_shortcut.", "nin_shortcut."),
-    ("mid_block.attentions.0.", "mid.attn_1."),
-    ("mid_block.resnets.0.", "mid.block_1."),
-    ("mid_block.resnets.1.", "mid.block_2."),
-    (".attentions.", ".attn."),
-    (".resnets.", ".block."),
-    (".downsamplers.0.", ".downsample."),
-    (".upsamplers.0.", ".upsample."),
-    (".group_norm.", ".norm."),
-    (".to_q.", ".q."),
-    (".to_k.", ".k."),
-    (".to_v.", ".v."),
-    (".to_out.0.", ".proj_out."),
-    ("down_blocks.", "down."),
-)
 
 
 def denoising_head_from_original(
     state: OriginalTensors, prefix: str, *, learned_variance: bool = True
 ) -> DenoisingHead:
-    """The head whose tensors in `state`, which loses them, begin with `prefix`, in float32 and in evaluation mode.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
-    """
+    """The head whose tensors in `state`, which loses them, begin with `prefix`, in float32 and in evaluation mode."""
     hidden_size, token_dim = state.shape(f"{prefix}input_proj.weight")
     with torch.device("meta"):
         head = DenoisingHead(
@@ -78,12 +57,8 @@ def autoencoder_from_original(
     """The autoencoder whose tensors are `state`, in float32 and in evaluation mode.
 
     Args:
-        state: tensors by their original names, see `load_original`.
         scaling_factor, shift_factor: of its latents.
         kind, source: what errors call it and the file.
-
-    Raises:
-        CheckpointError: if a tensor is missing, unknown or of an unexpected shape.
     """
     state = OriginalTensors(state, kind, source)
     _, *widths = state.encoder_widths("encoder.down.", "block.0")
@@ -104,14 +79,5 @@ def autoencoder_from_original(
             use_quant_conv=quant_conv,
             use_post_quant_conv=quant_conv,
         )
-    # Where diffusers has matrices the original has convolutions of one place.
-    matrices = {name for name, value in vae.state_dict().items() if ".attentions." in name and value.ndim == 2}
-
-    def original_name(name: str) -> str:
-        renamed = rename(name, VAE_NAMES)
-        # The original counts levels from the highest resolution in the decoder too.
-        return re.sub(r"up_blocks\.(\d+)", lambda match: f"up.{levels - 1 - int(match[1])}", renamed)
-
-    for key in state.keys() & {original_name(name) for name in matrices}:
-        state[key] = state[key].flatten(1)
-    return state.fill(vae, original_name, dtype=torch.float32, ignored=r"loss\..*")
+    flatten_attention(state)
+    return state.fill(vae, vqgan_names(DIFFUSERS_NAMES, levels), dtype=torch.float32, ignored=r"loss\..*")

@@ -1,12 +1,14 @@
 """From the published tensors of a VQGAN to diffusers' `VQModel`."""
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from diffusers import VQModel
 
+from ..models.original_names import rename
 from ..tokenizers.vq_llamagen import LlamaGenVQModel
 from .checkpoint import NORM_NUM_GROUPS, OriginalTensors
 
@@ -14,25 +16,44 @@ from .checkpoint import NORM_NUM_GROUPS, OriginalTensors
 Model = TypeVar("Model", bound=VQModel)
 KIND = "VQGAN"
 # diffusers' names and the original's, replaced from top to bottom.
-TOKENIZER_NAMES = (
-    ("mid_block.resnets.0", "mid.block_1"),
-    ("mid_block.resnets.1", "mid.block_2"),
-    ("mid_block.attentions.0", "mid.attn_1"),
-    ("down_blocks", "down"),
-    ("up_blocks", "up"),
-    ("resnets", "block"),
-    ("attentions", "attn"),
-    ("downsamplers.0", "downsample"),
-    ("upsamplers.0", "upsample"),
-    ("conv_shortcut", "nin_shortcut"),
-    ("conv_norm_out", "norm_out"),
-    ("group_norm", "norm"),
-    ("spatial_norm", "norm"),
-    ("to_q", "q"),
-    ("to_k", "k"),
-    ("to_v", "v"),
-    ("to_out.0", "proj_out"),
+DIFFUSERS_NAMES = (
+    ("mid_block.resnets.0.", "mid.block_1."),
+    ("mid_block.resnets.1.", "mid.block_2."),
+    ("mid_block.attentions.0.", "mid.attn_1."),
+    ("down_blocks.", "down."),
+    (".resnets.", ".block."),
+    (".attentions.", ".attn."),
+    (".downsamplers.0.", ".downsample."),
+    (".upsamplers.0.", ".upsample."),
+    ("conv_shortcut.", "nin_shortcut."),
+    ("conv_norm_out.", "norm_out."),
+    (".group_norm.", ".norm."),
+    (".spatial_norm.", ".norm."),
+    (".to_q.", ".q."),
+    (".to_k.", ".k."),
+    (".to_v.", ".v."),
+    (".to_out.0.", ".proj_out."),
 )
+
+
+def vqgan_names(names: Sequence[tuple[str, str]], levels: int) -> Callable[[str], str]:
+    """A function from the names of one of our or diffusers' image tokenizers to the original's: `names`, replaced from
+    top to bottom, and the levels of the decoder, which the original numbers from the finest."""
+
+    def original_name(name: str) -> str:
+        name = rename(name, names)
+        decoder = r"^decoder\.(?:levels|up_blocks)\.(\d+)"
+        name = re.sub(decoder, lambda match: f"decoder.up.{levels - 1 - int(match[1])}", name)
+        return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
+
+    return original_name
+
+
+def flatten_attention(state: OriginalTensors) -> None:
+    """Make matrices of the 1x1 convolutions of attention, which are linear layers in diffusers."""
+    for key in state:
+        if re.search(r"\battn.*\.(q|k|v|proj_out)\.weight", key):
+            state[key] = state[key].flatten(1)
 
 
 def vq_model_from_original(
@@ -66,18 +87,9 @@ def vq_model_from_original(
             norm_type="spatial" if "decoder.norm_out.conv_y.weight" in state else "group",
         )
 
-    def original_name(name: str) -> str:
-        # The decoder's levels are numbered from the finest here, from the coarsest in diffusers.
-        name = re.sub(r"up_blocks\.(\d+)", lambda match: f"up_blocks.{levels - 1 - int(match[1])}", name)
-        for theirs, original in TOKENIZER_NAMES:
-            name = name.replace(theirs, original)
-        return name
-
-    # The 1x1 convolutions of attention are linear layers in diffusers.
-    for key in state:
-        if re.search(r"\battn.*\.(q|k|v|proj_out)\.weight", key):
-            state[key] = state[key].flatten(1)
-    return state.fill(vq, original_name, dtype=torch.float32, ignored=r"loss\..*|ema_.*")
+    flatten_attention(state)
+    names = vqgan_names(DIFFUSERS_NAMES, levels)
+    return state.fill(vq, names, dtype=torch.float32, ignored=r"loss\..*|ema_.*")
 
 
 # Ours and the original's, replaced from top to bottom.
@@ -109,10 +121,5 @@ def llamagen_tokenizer_from_original(
             codebook_dim=codebook_dim,
             norm_num_groups=NORM_NUM_GROUPS,
         )
-    return state.fill(vq, _llamagen_name, dtype=torch.float32, ignored=r"quantize\.codebook_used")
-
-
-def _llamagen_name(name: str) -> str:
-    for ours, original in LLAMAGEN_NAMES:
-        name = name.replace(ours, original)
-    return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
+    names = vqgan_names(LLAMAGEN_NAMES, len(widths))
+    return state.fill(vq, names, dtype=torch.float32, ignored=r"quantize\.codebook_used")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vae import AutoencoderMixin
@@ -84,14 +85,19 @@ class TilingMixin(AutoencoderMixin):
     Slicing encodes and decodes the images of a batch one after the other, in the memory of one image. The results are
     the same up to rounding (1e-6), since torch computes convolutions in another way for another batch size.
 
-    The tokenizer has a `scale_factor`, pixels per token along each side, and calls its networks through `in_slices`
-    and `in_tiles`. The settings are not part of its config and are not saved.
+    The tokenizer calls its networks through `in_slices` and `in_tiles`. The settings are not part of its config and
+    are not saved.
     """
 
-    scale_factor: int
+    config: Any
 
     use_slicing = False
     use_tiling = False
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels per token along each side; of the finest map, if there are several."""
+        return 2 ** (len(self.config.channel_multipliers) - 1)
 
     def enable_tiling(
         self,
@@ -164,4 +170,8 @@ class Tiling(TilingMixin):
     """Slicing and tiling for a tokenizer class of diffusers or transformers that has neither."""
 
     def __init__(self, scale_factor: int):
-        self.scale_factor = scale_factor
+        self._factor = scale_factor
+
+    @property
+    def scale_factor(self) -> int:
+        return self._factor

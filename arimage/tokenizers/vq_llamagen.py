@@ -224,11 +224,6 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
         self.post_quant_conv = nn.Conv2d(codebook_dim, latent_channels, 1)
         self.decoder = Decoder(channels, multipliers, layers_per_block + 1, latent_channels, norm_num_groups)
 
-    @property
-    def scale_factor(self) -> int:
-        """Pixels per code along each side."""
-        return 2 ** (len(self.config.channel_multipliers) - 1)
-
     @apply_forward_hook
     def encode(self, images: torch.Tensor) -> torch.LongTensor:
         """Codes [B, H / f, W / f] of images [B, 3, H, W] in [-1, 1] whose sides are divisible by f = `scale_factor`.
@@ -240,11 +235,7 @@ class LlamaGenVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
-        """The unit vectors [B, codebook_dim, H / f, W / f] of images, whose nearest codes `encode` returns.
-
-        Raises:
-            ValueError: if a side of the images is not divisible by `scale_factor`.
-        """
+        """The unit vectors [B, codebook_dim, H / f, W / f] of images, whose nearest codes `encode` returns."""
         check_sides(images, self.scale_factor)
         encoded = self.in_tiles(self.encoder, images, before=self.scale_factor, after=1)
         return F.normalize(self.quant_conv(encoded), dim=1)

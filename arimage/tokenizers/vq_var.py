@@ -83,11 +83,6 @@ class VARVQModel(TilingMixin, ModelMixin, ConfigMixin):
         self.post_quant_conv = nn.Conv2d(codebook_dim, codebook_dim, 3, padding=1)
         self.decoder = Decoder(channels, multipliers, layers_per_block + 1, codebook_dim, norm_num_groups)
 
-    @property
-    def scale_factor(self) -> int:
-        """Pixels per cell of the finest map along each side."""
-        return 2 ** (len(self.config.channel_multipliers) - 1)
-
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all codes [V, C]."""
         return vectors_of(self.codebook)

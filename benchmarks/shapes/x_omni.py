@@ -3,7 +3,8 @@
 import torch
 
 from arimage.decoding import Layout, Sampling
-from arimage.pipelines.x_omni.transformer_x_omni import XOmniConfig, XOmniLanguageModel, bind_prompts
+from arimage.models.two_vocabularies import bind_prompts
+from arimage.pipelines.x_omni.transformer_x_omni import XOmniConfig, XOmniLanguageModel
 
 from . import PROMPT, Bind, Bound, Published, build
 
@@ -16,7 +17,7 @@ def x_omni(layers: int, side: int = 72, **changes) -> Bind:
 
     def bind(batch: int) -> Bound:
         prompts = torch.zeros(2 * batch, PROMPT, dtype=torch.long)
-        model = bind_prompts(network, prompts, None, Layout((side, side)), None, branches=2)
+        model = bind_prompts(network, prompts, None, Layout((side, side)), config.num_codes, branches=2)
         return Bound(model, Sampling(guidance_scale=2.0, min_p=0.03), side**2, (network,))
 
     return bind

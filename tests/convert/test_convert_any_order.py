@@ -34,21 +34,7 @@ def published(request, tmp_path):
     return CONVERT[request.param], folder
 
 
-def rewrite(folder, change):
-    """Change the tensors of the model in a folder."""
-    (file,) = [path for path in folder.iterdir() if path.suffix != ".json"]
-    if file.suffix == ".safetensors":
-        state = original_state()
-        change(state)
-        save_file(state, file)
-    else:
-        loaded = torch.load(file, weights_only=True)
-        change(loaded.get("model", loaded))
-        torch.save(loaded, file)
-
-
 def run(pipe):
-    pipe.set_progress_bar_config(disable=True)
     return pipe(class_labels=[1, 2], generator=torch.Generator().manual_seed(0), output_type="latent").images
 
 
@@ -111,36 +97,6 @@ def test_heads_that_do_not_fit_are_refused(published):
     convert, folder = published
     with pytest.raises(CheckpointError, match="num-heads"):
         convert(folder, num_heads=5)
-
-
-def test_another_tokenizer_is_refused(published):
-    convert, folder = published
-
-    def widen(state):
-        for name in ("head.weight", "output.weight", "embeddings.weight", "tok_embeddings.weight", "token_emb.weight"):
-            if name in state:
-                state[name] = torch.cat([state[name], state[name][:1]])
-
-    rewrite(folder, widen)
-    with pytest.raises(CheckpointError, match="has 129.*128"):
-        convert(folder, tokenizer=TOKENIZER)
-
-
-@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
-def test_tensors_that_do_not_fit_are_refused(published, change):
-    convert, folder = published
-
-    def damage(state):
-        if change == "unknown":
-            state["extra.weight"] = torch.zeros(2)
-        elif change == "missing":
-            del state["norm.weight"]
-        else:
-            state["norm.weight"] = torch.ones(7)
-
-    rewrite(folder, damage)
-    with pytest.raises(CheckpointError, match="extra.weight" if change == "unknown" else "norm.weight"):
-        convert(folder)
 
 
 def test_an_image_size_between_tokens_is_refused(published):

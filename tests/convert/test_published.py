@@ -25,6 +25,7 @@ from arimage.pipelines.base import ARImagePipeline
 from arimage.pipelines.cosmos import family as cosmos
 from arimage.pipelines.cosmos.fsq_cosmos import CosmosVideoTokenizer
 from arimage.pipelines.lpd.transformer_lpd import LPDTransformer
+from arimage.pipelines.lumina_dimoo.pipeline_lumina_dimoo import LuminaDiMOOPipeline
 from arimage.pipelines.published_parts import LLAMAGEN_VQ, T5_XL_ENCODER
 from arimage.pipelines.randar.transformer_randar import RandARTransformer
 from arimage.pipelines.var import family as var
@@ -103,7 +104,6 @@ def test_a_name_is_listed_downloaded_converted_once_and_generates(name, publish,
     if entry.requested:
         chameleon_tokenizer(tmp_path / "home" / "arimage" / "chameleon-tokenizer")
     pipe = AutoPipeline.from_pretrained(name)
-    pipe.set_progress_bar_config(disable=True)
     _, call, class_name, _ = MODELS[name]
     images = pipe(**call, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
     image = images[0][0] if pipe.abilities.generates_video else images[0]
@@ -270,6 +270,13 @@ def test_lumina_mgpt_1_says_how_to_get_its_tokenizer(publish, tmp_path):
     for part in ("ai.meta.com", "vqgan.ckpt", str(tmp_path / "home" / "arimage" / "chameleon-tokenizer"), "anole-7b"):
         assert part in str(refusal.value)
     assert hub.requests == []
+
+
+def test_the_authors_repository_of_lumina_dimoo_is_refused_before_its_weights_are_downloaded(publish):
+    hub = publish("lumina-dimoo")
+    with pytest.raises(ValueError, match="arimage convert lumina-dimoo"):
+        LuminaDiMOOPipeline.from_pretrained("Alpha-VLLM/Lumina-DiMOO")
+    assert hub.downloaded() == ["Alpha-VLLM/Lumina-DiMOO/model_index.json"]
 
 
 @pytest.mark.parametrize("name", registry.INSTEAD)

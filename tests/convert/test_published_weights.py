@@ -27,9 +27,9 @@ def change_weights(path: Path, change: str) -> None:
     for table in tables:
         tables += [it for it in table.values() if isinstance(it, dict)]
     sizes = {key: it.numel() for table in tables for key, it in table.items() if isinstance(it, torch.Tensor)}
-    # The first of these is not read, and the other may have any number of channels.
-    other = ("llm_model.lm_head.weight", "vision_model.vision_tower.patch_embed.proj.weight")
-    key = max((key for key in sizes if key.endswith("weight") and key not in other), key=sizes.get)
+    # The head is not read.
+    used = [key for key in sizes if key.endswith("weight") and key != "llm_model.lm_head.weight"]
+    key = max(used, key=sizes.get)
     for table in [table for table in tables if key in table]:
         value = table.pop(key) if change != "unexpected" else torch.ones(2, 2)
         if change != "missing":

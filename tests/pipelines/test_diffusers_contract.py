@@ -177,8 +177,8 @@ def hub(monkeypatch, folders, tmp_path):
             shutil.copyfile(folder_of(repository) / file, out / file)
         return out
 
-    def download(repository, file, **options):
-        return str(cached(repository, [file]) / file)
+    def download(repository, filename, **options):
+        return str(cached(repository, [filename]) / filename)
 
     def snapshot(repository, allow_patterns, ignore_patterns, **options):
         files = [one.rfilename for one in Info(folder_of(repository)).siblings]
@@ -190,7 +190,8 @@ def hub(monkeypatch, folders, tmp_path):
         monkeypatch.setattr(module, "hf_hub_download", download)
     monkeypatch.setattr(pipeline_utils, "snapshot_download", snapshot)
     monkeypatch.setattr(mixin, "snapshot_download", snapshot)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    for module in ("huggingface_hub", "diffusers.configuration_utils"):
+        monkeypatch.setattr(f"{module}.hf_hub_download", download)
     return tmp_path
 
 

@@ -46,7 +46,6 @@ def test_a_pipeline_with_patches_is_saved_and_edits_images(tiny_pipeline, tmp_pa
     assert torch.equal(pipe.vq.encode(made.images * 2 - 1), made.tokens)
     pipe.save_pretrained(tmp_path)
     loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
     assert isinstance(loaded.vq, PatchVQModel)
     again = loaded(["a red heart", "green tree"], generator=torch.Generator().manual_seed(0), output_type="pt")
     assert torch.equal(again.images, made.images)

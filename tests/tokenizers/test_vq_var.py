@@ -1,58 +1,21 @@
 """The multi-scale tokenizer equals that of the authors, on random weights in their file format."""
 
-import json
-
 import pytest
 import torch
 from pipelines.var.tiny import FOLDER
 from safetensors.torch import load_file
 
+from arimage.convert.checkpoint import load_original
+from arimage.pipelines.var.convert import var_tokenizer_from_original
 from arimage.tokenizers.vq_var import VARVQModel, phi_indices
 
 
 SCALES = (1, 2, 3, 4)
 
 
-def renamed(name: str, levels: int) -> str:
-    """The published name of a weight to ours, before the joint projections are split."""
-    name = name.replace("quantize.embedding", "codebook").replace("quantize.quant_resi.qresi_ls", "phi")
-    for part, index in (("block_1", 0), ("attn_1", 1), ("block_2", 2)):
-        name = name.replace(f"mid.{part}", f"mid.{index}")
-    for level in range(levels):
-        name = name.replace(f"down.{level}.", f"levels.{level}.").replace(
-            f"up.{level}.", f"levels.{levels - 1 - level}."
-        )
-    for theirs, ours in (
-        (".block.", ".res."),
-        ("nin_shortcut", "shortcut"),
-        ("downsample", "resample"),
-        ("upsample", "resample"),
-        ("proj_out", "to_out"),
-    ):
-        name = name.replace(theirs, ours)
-    return name
-
-
 @pytest.fixture(scope="module")
 def vq():
-    config = json.loads((FOLDER / "config.json").read_text())["vae"]
-    vq = VARVQModel(
-        channels=config["ch"],
-        channel_multipliers=config["ch_mult"],
-        layers_per_block=config["num_res_blocks"],
-        codebook_size=config["vocab_size"],
-        codebook_dim=config["z_channels"],
-        scales=SCALES,
-    ).eval()
-    weights = {}
-    for name, value in torch.load(FOLDER / "vae_ch32v64z8.pth", weights_only=True).items():
-        name = renamed(name, len(config["ch_mult"]))
-        if ".qkv." in name:
-            weights |= {name.replace("qkv", f"to_{x}"): part for x, part in zip("qkv", value.chunk(3), strict=True)}
-        elif "ema_vocab_hit" not in name:
-            weights[name] = value
-    vq.load_state_dict(weights)
-    return vq
+    return var_tokenizer_from_original(load_original(FOLDER / "vae_ch32v64z8.pth"), scales=SCALES)
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +58,6 @@ def test_teacher_forcing_inputs_equal_the_original(vq, expected):
     codes = maps(expected["tf_tokens"])
     assert_close(vq.inputs(codes), expected["tf_var_input"])
     assert_close(vq.inputs(codes[:2]), expected["tf_var_input"][:, : 4 + 9])
-
-
-@torch.no_grad()
-def test_latents_grow_scale_by_scale_as_in_the_original(vq, expected):
-    latents, inputs = torch.zeros_like(expected["vae_f"]), []
-    for scale, token_map in enumerate(maps(expected["greedy_cfg1.5_tokens"])):
-        if scale:
-            inputs.append(vq.scale_input(token_map.shape[1:], latents))
-        vectors = vq.code_vectors()[token_map].permute(0, 3, 1, 2)
-        latents = vq.accumulate(scale, latents, vectors)
-        assert_close(latents, expected["greedy_cfg1.5_fhat"][:, scale])
-    assert_close(torch.cat(inputs, dim=1), expected["greedy_cfg1.5_next_maps"])
-    images = vq.decode_latents(latents)
-    assert_close((images.clamp(-1, 1) + 1) / 2, expected["greedy_cfg1.5_image"])
 
 
 def test_scales_share_their_convolutions_as_in_the_original(vq, expected):

@@ -15,7 +15,7 @@ from ...convert.checkpoint import (
 )
 from ...convert.folder import load_original_folder, load_t5_encoder
 from ...convert.paths import CheckpointError, check_vacant
-from ...models.original_names import rename
+from ...convert.vqgan import vqgan_names
 from .bsq_infinity import InfinityVQModel
 from .pipeline_infinity import InfinityPipeline
 from .schedules import PixelClass
@@ -149,13 +149,8 @@ def infinity_tokenizer_from_original(
             norm_num_groups=groups,
         )
 
-    def original_name(name: str) -> str:
-        name = rename(name, TOKENIZER_NAMES)
-        # The original counts levels from the highest resolution in the decoder too.
-        name = re.sub(r"decoder\.levels\.(\d+)", lambda match: f"decoder.up.{levels - 1 - int(match[1])}", name)
-        return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
-
-    return state.fill(vq, original_name, dtype=torch.float32, ignored=r"quantizer?\.lfq\.mask")
+    names = vqgan_names(TOKENIZER_NAMES, levels)
+    return state.fill(vq, names, dtype=torch.float32, ignored=r"quantizer?\.lfq\.mask")
 
 
 def convert_infinity(

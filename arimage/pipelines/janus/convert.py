@@ -87,7 +87,7 @@ def janus_from_original(
     """
     state = OriginalTensors(state, "Janus model", source)
     tower, vq = "vision_model.vision_tower", "gen_vision_model"
-    width, channels, patch_size, _ = state.shape(f"{tower}.patch_embed.proj.weight", 4)
+    width, _, patch_size, _ = state.shape(f"{tower}.patch_embed.proj.weight", 4)
     num_patches = state.shape(f"{tower}.pos_embed", 3)[1]
     base_channels, *widths = state.encoder_widths(f"{vq}.encoder.conv_blocks.", "res.0")
     num_embeddings, embed_dim = state.shape(f"{vq}.quantize.embedding.weight")
@@ -101,7 +101,6 @@ def janus_from_original(
         ),
         vision_config={
             "hidden_size": width,
-            "num_channels": channels,
             "patch_size": patch_size,
             "image_size": patch_size * math.isqrt(num_patches),
             "num_image_tokens": num_patches,

@@ -21,7 +21,7 @@ GREY = 0.7
 
 class HybridPipeline(ARImagePipeline):
     """Base class of pipelines whose tokens are the condition of a diffusion decoder. A family adds `latent_shape` and
-    the three steps from tokens to pixels, `decoder_inputs`, `denoise` and `decode_latents`; its `__call__` sets
+    the steps from tokens to latents, `decoder_inputs` and `denoise`; its `__call__` sets
     `call.decoder`, and `call.conditions` to what the decoder reads about each image besides its tokens.
 
     `decoding`, `stats.exact` and `stats.forward_passes` are about the tokens. `stats.seconds` has the seconds of
@@ -46,9 +46,18 @@ class HybridPipeline(ARImagePipeline):
         """Run the decoder from noise, [B, C, h, w]."""
         raise NotImplementedError
 
+    def flow_schedule(self, steps: int, shift: float, device: torch.device) -> Any:
+        """A copy of the scheduler, which holds the state of its run, with the times of so many steps."""
+        scheduler = type(self.scheduler).from_config(self.scheduler.config)
+        sigmas = torch.linspace(1, 1 / steps, steps, dtype=torch.float32).tolist()
+        scheduler.set_timesteps(sigmas=sigmas, mu=shift, device=device)
+        return scheduler
+
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """Pixels [B, 3, H, W], nominally in [-1, 1], of latents [B, C, h, w]."""
-        raise NotImplementedError
+        config = self.vae.config
+        latents = latents / config.scaling_factor + (config.shift_factor or 0)
+        return self.vae.decode(latents.to(self.vae.dtype)).sample
 
     def decoder_settings(
         self,

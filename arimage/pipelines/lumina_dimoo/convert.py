@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from ...convert.checkpoint import OriginalTensors, pipeline_of, save_whole
 from ...convert.folder import damaged_files, load_original_folder, read_json
 from ...convert.paths import CheckpointError, check_vacant
+from ...models.original_names import rename
 from ...models.tokenizer_files import load_from_files
 from ...models.weight_files import check_component
 from .pipeline_lumina_dimoo import LuminaDiMOOPipeline
@@ -43,9 +44,7 @@ FIXED = {
 
 def _original_name(name: str) -> str:
     if name.startswith("blocks."):
-        for ours, theirs in NAMES:
-            name = name.replace(ours, theirs)
-        return ROOT + name
+        return ROOT + rename(name, NAMES)
     return {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": f"{ROOT}ln_f.weight"}[name]
 
 

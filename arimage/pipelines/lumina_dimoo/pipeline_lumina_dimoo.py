@@ -23,7 +23,7 @@ from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..components import check_parts
 from ..output import ImagePipelineOutput
-from ..pictures.references import References, as_references, common_size, split_references
+from ..pictures.references import References, as_references, common_size, each_once, split_references
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_text, as_texts, check_sides
 from .family import FAMILY
 from .masked_model import LuminaDiMOOModel
@@ -157,12 +157,12 @@ class LuminaDiMOOPipeline(ARImagePipeline):
 
     def _pictures(self, references: list[list[Image.Image]]) -> list[list[list[int]]]:
         """The token ids of the pictures of each prompt."""
-        ids: dict[int, list[int]] = {}
-        for image in (image for listed in references for image in listed):
-            if id(image) not in ids:
-                pixels = VaeImageProcessor(do_resize=False).preprocess(image)
-                ids[id(image)] = picture_ids(self.encode_image(pixels)[0])
-        return [[ids[id(image)] for image in listed] for listed in references]
+        processor = VaeImageProcessor(do_resize=False)
+
+        def encode(image: Image.Image) -> list[int]:
+            return picture_ids(self.encode_image(processor.preprocess(image))[0])
+
+        return each_once(encode, references)
 
     @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(
@@ -248,9 +248,7 @@ class LuminaDiMOOPipeline(ARImagePipeline):
     def _references(self, image: References, count: int) -> list[list[Image.Image]]:
         """The pictures of each of `count` prompts, cropped."""
         listed = as_references("image", image, count, self.abilities.max_references)
-        # Prompts may share pictures: each is cropped once.
-        cropped = {id(one): crop_picture(one) for images in listed for one in images}
-        return [[cropped[id(one)] for one in images] for images in listed]
+        return each_once(crop_picture, listed)
 
 
 def _task_of(task: str | None, references: list[list[Image.Image]]) -> str:

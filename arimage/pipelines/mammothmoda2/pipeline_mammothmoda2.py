@@ -204,12 +204,8 @@ class MammothModa2Pipeline(HybridPipeline):
         text, image, negative = ([getattr(one, name) for one in read] for name in ("text", "image", "negative"))
         steps, scale = call.decoder.num_inference_steps, call.decoder.guidance_scale
         self._check_negative(call)
-        # A scheduler holds the state of its run.
-        scheduler = type(self.scheduler).from_config(self.scheduler.config)
         shift = math.sqrt(latents.shape[2] * latents.shape[3]) / UNSHIFTED_SIDE
-        scheduler.set_timesteps(
-            sigmas=torch.linspace(1, 1 / steps, steps, dtype=torch.float32).tolist(), mu=shift, device=latents.device
-        )
+        scheduler = self.flow_schedule(steps, shift, latents.device)
         for timestep in self.progress_bar(scheduler.timesteps):
             # From noise at 0 to the image at 1, the other way round than diffusers' time.
             time = (1 - timestep / scheduler.config.num_train_timesteps).expand(len(latents))
@@ -226,11 +222,6 @@ class MammothModa2Pipeline(HybridPipeline):
                 "this pipeline has no tokenizer: give negative_input_ids, or decoder_guidance_scale=1 for no guidance "
                 "of the decoder"
             )
-
-    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        config = self.vae.config
-        latents = latents / config.scaling_factor + (config.shift_factor or 0)
-        return self.vae.decode(latents.to(self.vae.dtype)).sample
 
     @pipeline_call(EXAMPLE, ImagePipelineOutput)
     def __call__(

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel, Qwen3Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from ...models.language_model import LanguageTokenModel, code_head
+from ...models import two_vocabularies
+from ...models.language_model import LanguageTokenModel
 from ...models.two_vocabularies import TwoVocabularyModel
 from ...settings.schema import Whole, check
 
@@ -136,31 +137,22 @@ def bind_prompts(
     num_codes: int,
     branches: int,
 ) -> LanguageTokenModel:
-    """The `TokenModel` of prompts.
-
-    Args:
-        input_ids, attention_mask: int64 [branches * B, P], padded on the left.
-        layout: the `Layout` of the image.
-        num_codes: V, the tokens that can be sampled, from `visual_token_start_id` on.
-        branches: 1, or 2 for the prompts of `with_headers`.
-    """
-    config, table = model.config, model.get_input_embeddings()
+    """The `TokenModel` of prompts, see `two_vocabularies.bind_prompts`; `branches` is 1, or 2 for the prompts of
+    `with_headers`."""
+    config = model.config
     first = config.visual_token_start_id - config.gen_vocab_start_index
-    head = code_head(model.gen_head, config.visual_token_start_id - config.gen_head_start, num_codes)
     codes = torch.arange(first, first + num_codes, device=input_ids.device)
-    bound = LanguageTokenModel(
+    return two_vocabularies.bind_prompts(
         model,
-        embed=lambda tokens: table(tokens + first),
-        # Prompts have one channel more than hidden states.
-        head=lambda hidden: head(hidden[..., : config.hidden_size]),
-        layout=layout,
-        inputs_embeds=model.embed(input_ids),
-        attention_mask=attention_mask,
+        input_ids,
+        attention_mask,
+        layout,
+        num_codes,
+        first=first,
+        head_first=config.visual_token_start_id - config.gen_head_start,
         row_end=config.row_end_id - config.gen_vocab_start_index,
         # The vectors of the image tokenizer, which generates nothing and is not converted, are not there. A look-up,
         # since offloading brings a weight only for the forward pass of its module.
-        codebook=table(codes),
+        codebook=model.get_input_embeddings()(codes),
         branches=branches,
     )
-    bound.conditions.ids = input_ids
-    return bound

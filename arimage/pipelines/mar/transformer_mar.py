@@ -307,9 +307,22 @@ class MARLatentModel(BoundNetwork):
         conditions: torch.Tensor,
         guidance: torch.FloatTensor,
         num_diffusion_steps: int | tuple[int, ...],
+        kept: dict | None = None,
+        **lazy: LazyBlocks,
     ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
-        """See `LatentModel.denoise`."""
-        return self._denoise(step, tokens, conditions, guidance, num_diffusion_steps)
+        """See `LatentModel.denoise`. Of one branch of two, with the difference between both that is `kept`."""
+        tables = diffusion_tables(num_diffusion_steps, self.head.config.num_train_timesteps)
+        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
+        predicted = self.head(tokens.expand(len(conditions), -1, -1, -1), timesteps, conditions, **lazy)
+        noise, place = predicted.chunk(2, dim=-1)
+        guided = noise[0]
+        if len(conditions) == 2:
+            guided = noise[1] + guidance * (noise[0] - noise[1])
+            if kept is not None:
+                kept["difference"] = noise[0] - noise[1]
+        elif kept and self.branches == 2:
+            guided = noise[0] + (guidance - 1) * kept["difference"]
+        return tables.transition(step, tokens, guided, place[0])
 
     def denoise_lazily(
         self,
@@ -328,20 +341,4 @@ class MARLatentModel(BoundNetwork):
             kept["blocks"] = LazyBlocks()
         kept["blocks"].whole, kept["blocks"].fresh = whole, fresh
         given = step, tokens, conditions if whole else conditions[:1], guidance, num_diffusion_steps
-        return self._denoise(*given, kept, lazy=kept["blocks"])
-
-    def _denoise(self, step, tokens, conditions, guidance, num_diffusion_steps, kept=None, **lazy):
-        """A step with the branches that there are `conditions` of, or with one of them and the difference between both
-        that is `kept`."""
-        tables = diffusion_tables(num_diffusion_steps, self.head.config.num_train_timesteps)
-        timesteps = torch.full((1,), tables.timesteps[step], device=tokens.device, dtype=torch.float32)
-        predicted = self.head(tokens.expand(len(conditions), -1, -1, -1), timesteps, conditions, **lazy)
-        noise, place = predicted.chunk(2, dim=-1)
-        guided = noise[0]
-        if len(conditions) == 2:
-            guided = noise[1] + guidance * (noise[0] - noise[1])
-            if kept is not None:
-                kept["difference"] = noise[0] - noise[1]
-        elif kept and self.branches == 2:
-            guided = noise[0] + (guidance - 1) * kept["difference"]
-        return tables.transition(step, tokens, guided, place[0])
+        return self.denoise(*given, kept, lazy=kept["blocks"])

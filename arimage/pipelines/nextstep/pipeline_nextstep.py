@@ -23,7 +23,7 @@ from ..base import ARImagePipeline
 from ..call import GenerationCall
 from ..components import check_parts
 from ..output import ImagePipelineOutput
-from ..pictures.references import References, as_references, common_size
+from ..pictures.references import References, as_references, common_size, each_once
 from ..text.checks import MAX_PROMPT_CHARACTERS, as_text, as_texts, check_sides
 from ..text.token_prompts import Ids, check_negatives, stack
 from .family import FAMILY
@@ -203,18 +203,18 @@ class NextStepPipeline(ARImagePipeline):
     def _references(self, image: References, count: int) -> list[Image.Image]:
         """The reference image of each of `count` prompts, in a size that the model reads."""
         listed = [one for (one,) in as_references("image", image, count, self.abilities.max_references)]
-        # Prompts may share references: each is resized once.
-        resized = {id(one): shrink("image", one, self.config.image_size, self.token_size) for one in listed}
-        return [resized[id(one)] for one in listed]
+        [resized] = each_once(lambda one: shrink("image", one, self.config.image_size, self.token_size), [listed])
+        return resized
 
     def _tokens_of(self, references: list[Image.Image]) -> list[torch.FloatTensor]:
         """The tokens [N, D] of each reference image."""
-        tokens: dict[int, torch.FloatTensor] = {}
-        for image in references:
-            if id(image) not in tokens:
-                pixels = VaeImageProcessor(do_resize=False).preprocess(image)
-                tokens[id(image)] = self.encode_image(pixels.to(self._execution_device))[0]
-        return [tokens[id(image)] for image in references]
+
+        def encode(image: Image.Image) -> torch.FloatTensor:
+            pixels = VaeImageProcessor(do_resize=False).preprocess(image)
+            return self.encode_image(pixels.to(self._execution_device))[0]
+
+        [tokens] = each_once(encode, [references])
+        return tokens
 
     def _model(
         self, branches: list[Ids], read: list[torch.FloatTensor], placeholder: int, **settings

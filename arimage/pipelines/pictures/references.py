@@ -1,7 +1,8 @@
 """Reference images: those that a model reads together with a prompt."""
 
-from collections.abc import Sequence
-from typing import TypeAlias
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from PIL import Image
@@ -61,6 +62,15 @@ def as_references(name: str, images: References, count: int, most: int) -> list[
     if found > most:
         raise ValueError(f"{name} holds {found} references for a prompt: this model takes at most {most}")
     return references
+
+
+def each_once(function: Callable[[Image.Image], Any], references: Sequence[Sequence[Image.Image]]) -> list[list[Any]]:
+    """What a function returns for each reference of each prompt; once for those that are the same object."""
+    found: dict[int, Any] = {}
+    for image in itertools.chain(*references):
+        if id(image) not in found:
+            found[id(image)] = function(image)
+    return [[found[id(image)] for image in listed] for listed in references]
 
 
 def common_size(references: list[list[Image.Image]]) -> tuple[int, int]:

@@ -124,11 +124,6 @@ class MaskGITVQModel(TilingMixin, ModelMixin, ConfigMixin):
         self.codebook = nn.Embedding(codebook_size, latent_channels)
         self.decoder = Decoder(*shape)
 
-    @property
-    def scale_factor(self) -> int:
-        """Pixels per code along each side."""
-        return 2 ** (len(self.config.channel_multipliers) - 1)
-
     def code_vectors(self) -> torch.Tensor:
         """The vectors of all codes [V, latent_channels]."""
         return vectors_of(self.codebook)
@@ -145,11 +140,7 @@ class MaskGITVQModel(TilingMixin, ModelMixin, ConfigMixin):
 
     @apply_forward_hook
     def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
-        """The vectors [B, latent_channels, H / f, W / f] of images, whose nearest codes `encode` returns.
-
-        Raises:
-            ValueError: if a side of the images is not divisible by `scale_factor`.
-        """
+        """The vectors [B, latent_channels, H / f, W / f] of images, whose nearest codes `encode` returns."""
         check_sides(images, self.scale_factor)
         # The network works on levels from 0 to 1.
         return self.in_tiles(self.encoder, (images + 1) / 2, before=self.scale_factor, after=1)

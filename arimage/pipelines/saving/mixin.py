@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ from .weights import check_weights, load_shared
 
 
 GENERATION_CONFIG = "generation_config.json"
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
 
 class SavingMixin(DiffusionPipeline):
@@ -111,6 +112,9 @@ class SavingMixin(DiffusionPipeline):
         # one default.
         kwargs = with_dtype(kwargs)
         local = local_folder(pretrained_model_name_or_path)
+        if local is None:
+            # By its index, a repository of something else is refused before its weights are downloaded.
+            cls.load_config(str(pretrained_model_name_or_path), **_hub_options(kwargs))
         folder = local or Path(cls.download(str(pretrained_model_name_or_path), **kwargs))
         if not (folder / INDEX).is_file():
             raise ValueError(f"{folder} has no {INDEX}: give a folder written by save_pretrained")
@@ -157,7 +161,6 @@ class SavingMixin(DiffusionPipeline):
     def download(cls, pretrained_model_name: str, **kwargs) -> str:
         """Download the files of a Hub repository into the cache and return their folder. Skips code, pickles, weights
         of variants other than `variant`, and components that are passed as arguments (also as None)."""
-        names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         weights = "*.safetensors" if kwargs.get("variant") is None else f"*.{kwargs['variant']}*.safetensors"
         given = [f"{name}/*" for name in cls._get_signature_types() if name in kwargs]
         # weights.safetensors has no variant, and weights.fp16.safetensors has one; names of components have no dot.
@@ -165,8 +168,12 @@ class SavingMixin(DiffusionPipeline):
             pretrained_model_name,
             allow_patterns=["*.json", weights, "*.txt", "*.model", "*.jinja"],
             ignore_patterns=(["*.*.safetensors"] if kwargs.get("variant") is None else []) + given,
-            **{name: kwargs[name] for name in names if kwargs.get(name) is not None},
+            **_hub_options(kwargs),
         )
+
+
+def _hub_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arguments[name] for name in HUB_OPTIONS if arguments.get(name) is not None}
 
 
 def _replaced(folder: Path, names: Iterable[str], variant: str | None) -> list[Path]:

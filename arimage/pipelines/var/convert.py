@@ -9,6 +9,7 @@ import torch
 from ...convert.checkpoint import NORM_NUM_GROUPS, WRAPPINGS, OriginalTensors, load_original, pipeline_of, save_whole
 from ...convert.imagenet import class_names
 from ...convert.paths import CheckpointError, check_vacant
+from ...convert.vqgan import vqgan_names
 from ...tokenizers.vq_var import VARVQModel
 from .pipeline_var import VARPipeline
 from .transformer_var import VARTransformer
@@ -92,15 +93,11 @@ def var_transformer_from_original(
             state.shape(f"blocks.{layer}.ada_gss", 4)
             state[f"blocks.{layer}.ada_gss"] = state[f"blocks.{layer}.ada_gss"].flatten()
 
-    def original_name(name: str) -> str:
-        for ours, original in TRANSFORMER_NAMES:
-            name = name.replace(ours, original)
-        if shared_adaln:
-            return name.replace(".modulation.bias", ".ada_gss")
-        return name.replace(".modulation.", ".ada_lin.1.")
-
+    modulation = (".modulation.bias", ".ada_gss") if shared_adaln else (".modulation.", ".ada_lin.1.")
     dtype = dtype or state["head.weight"].dtype
-    return state.fill(transformer, original_name, dtype=dtype, ignored="lvl_1L|attn_bias_for_masking")
+    return state.fill(
+        transformer, (*TRANSFORMER_NAMES, modulation), dtype=dtype, ignored="lvl_1L|attn_bias_for_masking"
+    )
 
 
 def scales_of(levels: torch.Tensor, source: str | Path) -> tuple[int, ...]:
@@ -153,13 +150,10 @@ def var_tokenizer_from_original(
         parts = state.pop(key).tensor_split(3)
         state |= {f"{key} ({name})": part for name, part in zip("qkv", parts, strict=True)}
 
+    names = vqgan_names((phi, *TOKENIZER_NAMES), len(widths))
+
     def original_name(name: str) -> str:
-        for ours, original in (phi, *TOKENIZER_NAMES):
-            name = name.replace(ours, original)
-        name = re.sub(r"\.to_([qkv])\.(\w+)", r".qkv.\2 (\1)", name)
-        # The original counts levels from the highest resolution in the decoder too.
-        name = re.sub(r"decoder\.levels\.(\d+)", lambda match: f"decoder.up.{len(widths) - 1 - int(match[1])}", name)
-        return name.replace(".resample.", ".downsample." if name.startswith("encoder.") else ".upsample.")
+        return re.sub(r"\.to_([qkv])\.(\w+)", r".qkv.\2 (\1)", names(name))
 
     return state.fill(vq, original_name, dtype=torch.float32, ignored=r"quantize\.ema_vocab_hit_SV")
 

@@ -11,6 +11,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from transformers import CLIPTextModel, CLIPTokenizer, PreTrainedTokenizerBase, T5EncoderModel, T5TokenizerFast
 
 from ...decoding import Layout
+from ...models.two_vocabularies import bind_prompts
 from ..abilities import TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
@@ -21,7 +22,7 @@ from ..text.token_prompts import check_negatives, stack
 from .family import FAMILY
 from .projector_x_omni import XOmniProjector
 from .prompts import XOmniPrompts
-from .transformer_x_omni import XOmniLanguageModel, bind_prompts
+from .transformer_x_omni import XOmniLanguageModel
 
 
 EXAMPLE = """
@@ -194,12 +195,9 @@ class XOmniPipeline(HybridPipeline):
         texts, features = [text for text, _ in read], torch.stack([vectors for _, vectors in read])
         text = self._embed(texts)
         empty = self._embed([""] * len(texts)) if scale > 1 else None
-        # A scheduler holds the state of its run.
-        scheduler = type(self.scheduler).from_config(self.scheduler.config)
         names = "base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift"
-        shift = calculate_shift(features.shape[1], *(scheduler.config[name] for name in names))
-        sigmas = torch.linspace(1, 1 / steps, steps, dtype=torch.float32).tolist()
-        scheduler.set_timesteps(sigmas=sigmas, mu=shift, device=latents.device)
+        shift = calculate_shift(features.shape[1], *(self.scheduler.config[name] for name in names))
+        scheduler = self.flow_schedule(steps, shift, latents.device)
         for timestep in self.progress_bar(scheduler.timesteps):
             time = (timestep / scheduler.config.num_train_timesteps).expand(len(latents))
             velocity = self.predict_velocity(latents, time, features, text)
@@ -208,12 +206,6 @@ class XOmniPipeline(HybridPipeline):
                 velocity = without + scale * (velocity - without)
             latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
         return latents
-
-    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        assert self.vae is not None
-        config = self.vae.config
-        latents = latents / config.scaling_factor + (config.shift_factor or 0)
-        return self.vae.decode(latents.to(self.vae.dtype)).sample
 
     @pipeline_call(EXAMPLE, ImagePipelineOutput, reads=("output_type",))
     def __call__(
@@ -278,7 +270,8 @@ class XOmniPipeline(HybridPipeline):
         check_negatives("negative_prompt", len(negative[0]), count)
         ids, mask = stack([*branches, *([negative] if call.guided else [])], 0, device)
         codebook, language_model = self.projector.code_vectors(), self.on_device(self.language_model)
-        bound = bind_prompts(language_model, ids, mask, Layout(grid), codebook, branches=1 + call.guided)
-        call.bind(bound)
+        settings = {"codebook": codebook, "branches": 1 + call.guided}
+        num_codes = self.language_model.config.num_codes
+        call.bind(bind_prompts(language_model, ids, mask, Layout(grid), num_codes, **settings))
         call.conditions = [text for text in texts for _ in range(call.num_images_per_prompt)]
         return call

@@ -5,7 +5,6 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
 
-from ...models.language_model import LanguageTokenModel, code_head
 from ...models.two_vocabularies import TwoVocabularyModel
 
 
@@ -89,36 +88,3 @@ class XOmniLanguageModel(TwoVocabularyModel, PreTrainedModel):
     def normed(self, hidden: torch.Tensor, text: torch.BoolTensor | None) -> torch.Tensor:
         normed = self.norm(hidden)
         return normed if text is None else torch.where(text, self.text_norm(hidden), normed)
-
-
-def bind_prompts(
-    model: XOmniLanguageModel,
-    input_ids: torch.LongTensor,
-    attention_mask: torch.Tensor | None,
-    layout,
-    codebook: torch.Tensor | None,
-    branches: int,
-) -> LanguageTokenModel:
-    """The `TokenModel` of prompts.
-
-    Args:
-        input_ids, attention_mask: int64 [branches * B, P], padded on the left.
-        layout: the `Layout` of the image.
-        codebook: see `LanguageTokenModel`.
-        branches: 1, or 2 with the prompts of the unconditional logits.
-    """
-    config, table = model.config, model.get_input_embeddings()
-    head = code_head(model.gen_head, 0, config.num_codes)
-    bound = LanguageTokenModel(
-        model,
-        embed=table,
-        # Prompts have one channel more than hidden states.
-        head=lambda hidden: head(hidden[..., : config.hidden_size]),
-        layout=layout,
-        inputs_embeds=model.embed(input_ids),
-        attention_mask=attention_mask,
-        codebook=codebook,
-        branches=branches,
-    )
-    bound.conditions.ids = input_ids
-    return bound

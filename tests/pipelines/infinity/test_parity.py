@@ -22,7 +22,6 @@ class Golden:
         self.config = json.loads((folder / "config.json").read_text())
         self.expected = load_file(folder / "expected.safetensors")
         self.pipe = convert_infinity(folder / self.config["model_file"], vae=folder / self.config["vae_file"])
-        self.pipe.set_progress_bar_config(disable=True)
         # One of the ratios is in the fixture.
         self.ratio = next(name.partition("_")[0] for name in self.expected if name.startswith("ratio"))
         self.schedule = SCHEDULES[tuple(self.config["schedules"][self.ratio.removeprefix("ratio")][-1])]

@@ -8,22 +8,11 @@ from PIL import Image
 from pipelines.infinity import tiny as tiny_infinity
 
 from arimage.pipelines.infinity.schedules import COUNTS, SCHEDULES
-from arimage.published.registry import PUBLISHED
 
 
 @pytest.fixture(scope="module")
 def pipe():
     return tiny_infinity.pipeline()
-
-
-def test_every_size_has_maps_that_grow_to_it():
-    assert len(SCHEDULES) == 60
-    for finest, schedule in SCHEDULES.items():
-        assert len(schedule.scales) == COUNTS[schedule.pixels] and schedule.scales[-1] == finest
-        assert schedule.scales[0] == (1, 1) and list(schedule.scales) == sorted(schedule.scales)
-    # As published: 1:1 at 1M has 10,521 cells, and the longest image 11,269.
-    cells = {finest: sum(h * w for h, w in schedule.scales) for finest, schedule in SCHEDULES.items()}
-    assert cells[64, 64] == 10_521 and max(cells.values()) == cells[90, 45] == cells[45, 90] == 11_269
 
 
 @pytest.mark.every(4)
@@ -126,11 +115,11 @@ def test_texts_that_cannot_be_read_are_refused(pipe, arguments, message):
         pipe(**arguments)
 
 
-def test_published_names_have_the_tokenizer_that_they_were_trained_with():
-    files = {entry.name: entry.files for entry in PUBLISHED if entry.family == "infinity"}
-    assert {name: each["vae"].file for name, each in files.items()} == {
-        "infinity-125m": "infinity_vae_d16.pth",
-        "infinity-2b": "infinity_vae_d32reg.pth",
-        "infinity-8b": "infinity_vae_d56_f8_14_patchify.pth",
-        "infinity-8b-512": "infinity_vae_d56_f8_14_patchify.pth",
-    }
+def test_every_size_has_maps_that_grow_to_it():
+    assert len(SCHEDULES) == 60
+    for finest, schedule in SCHEDULES.items():
+        assert len(schedule.scales) == COUNTS[schedule.pixels] and schedule.scales[-1] == finest
+        assert schedule.scales[0] == (1, 1) and list(schedule.scales) == sorted(schedule.scales)
+    # As published: 1:1 at 1M has 10,521 cells, and the longest image 11,269.
+    cells = {finest: sum(h * w for h, w in schedule.scales) for finest, schedule in SCHEDULES.items()}
+    assert cells[64, 64] == 10_521 and max(cells.values()) == cells[90, 45] == cells[45, 90] == 11_269

@@ -36,9 +36,7 @@ def pipeline(seed: int = 0) -> InfinityPipeline:
     """A text to images of 32x32 pixels and the like, of 7 maps."""
     words = tiny.text_tokenizer()
     encoder = tiny.text_encoder(len(words), seed=seed)
-    pipe = InfinityPipeline(transformer(seed), tokenizer(seed), words, encoder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return InfinityPipeline(transformer(seed), tokenizer(seed), words, encoder)
 
 
 PIPELINES = {"infinity": (pipeline, {"usual", "text", "captions"})}

@@ -32,24 +32,16 @@ def test_a_converted_pipeline_is_saved_and_loaded(tmp_path):
 
 
 def test_a_folder_with_the_weights_inside_and_a_trainers_file(tmp_path):
-    shutil.copytree(WEIGHTS, tmp_path / "inside")
-    state = load_original_folder(WEIGHTS)
-    torch.save({"trainer": {"gpt_fsdp": state}}, tmp_path / "trained.pth")
-    expected = infinitystar_transformer_from_original(load_original_folder(WEIGHTS), **TRAINED).state_dict()
-    for source in ({"transformer": tmp_path, "subfolder": "inside"}, {"transformer": tmp_path / "trained.pth"}):
-        found = convert_infinitystar(**source, vae=VAE, **TRAINED).transformer.state_dict()
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-def test_names_of_trainers_files_are_read(tmp_path):
     state = load_original_folder(WEIGHTS)
     expected = infinitystar_transformer_from_original(dict(state), **TRAINED).state_dict()
     state = {name.replace("semantic_head2.", "semantic_head."): value for name, value in state.items()}
     state[".cfg_uncond"], state[".sos_token"] = state.pop("cfg_uncond"), torch.zeros(1)
     state.pop("sos_token", None)
     torch.save({"trainer": {"gpt_fsdp": state}}, tmp_path / "trained.pth")
-    found = convert_infinitystar(tmp_path / "trained.pth", VAE, **TRAINED).transformer.state_dict()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    shutil.copytree(WEIGHTS, tmp_path / "inside")
+    for source in ({"transformer": tmp_path, "subfolder": "inside"}, {"transformer": tmp_path / "trained.pth"}):
+        found = convert_infinitystar(**source, vae=VAE, **TRAINED).transformer.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_what_was_never_published_must_be_said():

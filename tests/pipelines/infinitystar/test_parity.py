@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from PIL import Image
 from pipelines.infinitystar import tiny
 from safetensors.torch import load_file
 
-from arimage.pipelines.infinitystar.pyramid import bit_vectors, bits_of, enlarge
 from arimage.pipelines.infinitystar.scale_model import InfinityStarScaleModel
 from arimage.pipelines.infinitystar.schedules import COUNTS, SCHEDULES, clip_lengths, passes, repetitions_of
 
@@ -113,16 +111,3 @@ def test_a_call_makes_the_bits_and_frames_of_the_original(pipe, expected, name, 
     if len(theirs) > 1:
         theirs[0] = theirs[1]
     torch.testing.assert_close(pixels, theirs, atol=1e-3, rtol=0)
-
-
-def test_the_bits_of_latents_approach_them():
-    latents = torch.randn(2, 16, 3, 12, 21, generator=torch.Generator().manual_seed(0)) / 4
-    left = latents.clone()
-    sizes = [left.square().mean()]
-    for _ in range(3):
-        left -= enlarge(bit_vectors(bits_of(left, 16, (12, 21))), (16, 12, 21))
-        sizes.append(left.square().mean())
-    assert all(after < before for before, after in pairwise(sizes[:2]))
-    assert torch.equal(
-        bits_of(bit_vectors(bits_of(latents, 16, (12, 21))), 16, (12, 21)), bits_of(latents, 16, (12, 21))
-    )

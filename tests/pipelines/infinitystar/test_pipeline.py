@@ -152,14 +152,3 @@ def test_lengths_that_were_not_trained_are_generated_with_a_warning(caplog):
             assert pipe._num_frames(frames, 0) == frames
         assert warned == (f"videos of {frames} frames may be poor" in caplog.text)
     assert pipe._num_frames(None, 0) == pipe._num_frames(None, 1) == 81 and pipe._num_frames(None, 81) == 161
-
-
-def test_keys_are_kept_of_the_passes_that_later_clips_read(pipe):
-    model = pipe.prepare("a fox", num_frames=161, guidance_scale=3.0).model
-    with torch.no_grad():
-        cache, _ = model.prefill(1)
-    cells = [12 * 21, 20 * 12 * 21]
-    assert model._kept == cells and cache.size == model.conditions.prefix_length + max(cells)
-    short = pipe.prepare("a fox", num_frames=1).model
-    with torch.no_grad():
-        assert short.prefill(1)[0].size == short.conditions.prefix_length

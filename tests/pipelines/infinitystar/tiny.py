@@ -48,14 +48,12 @@ def pipeline(seed: int = 0, **changes) -> InfinityStarPipeline:
     words = tiny.text_tokenizer()
     words.model_max_length = TEXT_LENGTH
     encoder = tiny.text_encoder(len(words), seed=seed)
-    pipe = InfinityStarPipeline(transformer(seed, **changes), tokenizer(seed), words, encoder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return InfinityStarPipeline(transformer(seed, **changes), tokenizer(seed), words, encoder)
 
 
 def golden_pipeline(**changes) -> InfinityStarPipeline:
     """Of the authors' files."""
-    pipe = convert_infinitystar(
+    return convert_infinitystar(
         FIXTURES / "weights",
         FIXTURES / "infinitystar_videovae_tiny.pth",
         text_encoder=FIXTURES / "text_encoder",
@@ -63,8 +61,6 @@ def golden_pipeline(**changes) -> InfinityStarPipeline:
         **{name: CONFIG[name] for name in TRAINED},
         **changes,
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 PIPELINES = {"infinitystar": (pipeline, {"special", "videos", "captions"})}

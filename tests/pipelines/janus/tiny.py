@@ -158,9 +158,7 @@ def write_original(folder: Path, state: dict[str, torch.Tensor] | None = None, s
 
 
 def pipeline() -> JanusPipeline:
-    pipe = JanusPipeline(convert_janus(FOLDER).model, processor())
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return JanusPipeline(convert_janus(FOLDER).model, processor())
 
 
 PIPELINES = {

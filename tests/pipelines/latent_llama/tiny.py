@@ -29,7 +29,6 @@ def pipeline(**changes) -> LatentLlamaPipeline:
         transformer(), tiny.image_tokenizer(), drafter=transformer(1, hidden_size=16, num_layers=1), **changes
     )
     pipe.generation_config["num_diffusion_steps"] = 6
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from pipelines.llamagen.published import t5_encoder
 from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import save_file
 
@@ -23,23 +24,6 @@ def state():
     return load_original(CLASS[0])
 
 
-@pytest.fixture
-def make_text_encoder(tmp_path):
-    def make(width):
-        from tokenizers import Tokenizer, models, pre_tokenizers
-        from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
-
-        folder = tmp_path / f"t5-{width}"
-        config = T5Config(vocab_size=8, d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-        T5EncoderModel(config).save_pretrained(folder)
-        words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "heart": 3}, unk_token="<unk>"))
-        words.pre_tokenizer = pre_tokenizers.Whitespace()
-        PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
-        return folder
-
-    return make
-
-
 def test_tensors_with_attributes_are_read(state, tmp_path):
     # The published 3B was saved with some.
     for tensor in state.values():
@@ -54,17 +38,20 @@ def transformer_from(state, **settings):
     return llamagen_transformer_from_original(state, **{"image_size": 24, "downsample": 4, "num_heads": 4} | settings)
 
 
-@pytest.mark.parametrize("wrapping", [None, "model", "module", "state_dict", "model_state_dict"])
-def test_every_wrapping_gives_the_same_tensors(state, wrapping, tmp_path):
-    other = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
-    other |= {"ema": {"a": torch.ones(1)}, "discriminator": {"b": torch.ones(1)}}
-    torch.save(state if wrapping is None else {wrapping: state, **other}, tmp_path / "wrapped.pt")
-    loaded = load_original(tmp_path / "wrapped.pt")
-    assert loaded.keys() == state.keys()
-    assert all(torch.equal(loaded[key], state[key]) for key in state)
-
-
-PREFIXES = ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module.", ".", "mixed"]
+# What a trainer keeps next to the weights.
+OTHERS = {"optimizer": {"state": {0: torch.ones(2)}}, "steps": 7, "args": argparse.Namespace(lr=1e-4, name="x")}
+OTHERS |= {"discriminator": {"b": torch.ones(1)}}
+WRAPPINGS = [None, "model", "module", "state_dict", "model_state_dict", "ema", "model_ema"]
+PREFIXES = [
+    "",
+    "module.",
+    "_orig_mod.",
+    "module._orig_mod.",
+    "_orig_mod.module.",
+    "_fsdp_wrapped_module.",
+    ".",
+    "mixed",
+]
 
 
 def prefixed(state, prefix):
@@ -77,14 +64,13 @@ def prefixed(state, prefix):
     return {prefix + key: value for key, value in state.items()}
 
 
-@pytest.mark.parametrize("wrapping", [None, "model", "ema", "model_ema"])
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_names_lose_what_wrappers_of_modules_added(state, prefix, wrapping, tmp_path):
     changed = prefixed(state, prefix)
-    assert changed.keys() != state.keys()
     if wrapping == "ema":
         changed["n_averaged"] = torch.tensor(7)
-    torch.save(changed if wrapping is None else {wrapping: changed, "step": 3}, tmp_path / "wrapped.pt")
+    torch.save(changed if wrapping is None else {wrapping: changed, **OTHERS}, tmp_path / "wrapped.pt")
     loaded = load_original(tmp_path / "wrapped.pt")
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[key], state[key]) for key in state)
@@ -146,46 +132,35 @@ def test_code_in_a_file_is_refused_and_not_run(state, write, tmp_path):
     assert not trace.exists()
 
 
-def unreadable(kind, state, path):
-    if kind in ("cut zip", "cut old", "cut safetensors"):
-        if kind == "cut safetensors":
-            save_file(state, path)
-        else:
-            torch.save(state, path, _use_new_zipfile_serialization=kind == "cut zip")
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    elif kind == "text":
-        path.write_text("<!doctype html><p>Not found</p>")
-    elif kind == "empty":
-        path.touch()
-    elif kind == "foreign pickle":
-        path.write_bytes(pickle.dumps({"a": 1}, protocol=4))
-    elif kind == "list":
-        torch.save([1, 2], path)
-    elif kind == "no tensors":
-        torch.save({"model": {"a": 1}}, path)
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+# How a file is written, and what is said of it.
+UNREADABLE = {
+    "cut zip": (lambda path, state: (torch.save(state, path), cut(path)), "cut short"),
+    "cut old": (
+        lambda path, state: (torch.save(state, path, _use_new_zipfile_serialization=False), cut(path)),
+        "damaged",
+    ),
+    "cut.safetensors": (lambda path, state: (save_file(state, path), cut(path)), "cut short"),
+    "text": (lambda path, _: path.write_text("<!doctype html><p>Not found</p>"), "not a file of torch.save"),
+    "empty": (lambda path, _: path.touch(), "not a file of torch.save"),
+    "pickle": (lambda path, _: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "damaged or not a checkpoint"),
+    "list": (lambda path, _: torch.save([1, 2], path), "dictionary of tensors"),
+    "no tensors": (lambda path, _: torch.save({"model": {"a": 1}}, path), "a value of type int under 'a'"),
+    "missing": (lambda path, _: None, "is not a file"),
+}
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("cut zip", "cut short"),
-        ("cut old", "damaged"),
-        ("cut safetensors", "cut short"),
-        ("text", "not a file of torch.save"),
-        ("empty", "not a file of torch.save"),
-        ("foreign pickle", "damaged or not a checkpoint"),
-        ("list", "dictionary of tensors"),
-        ("no tensors", "a value of type int under 'a'"),
-        ("missing", "is not a file"),
-    ],
-)
-def test_unreadable_files_are_refused_in_one_sentence(kind, said, state, tmp_path):
-    path = tmp_path / ("file.safetensors" if kind == "cut safetensors" else "file.pt")
-    unreadable(kind, state, path)
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_unreadable_files_are_refused_in_one_sentence(name, state, tmp_path):
+    write, said = UNREADABLE[name]
+    write(tmp_path / name, state)
     with pytest.raises(CheckpointError, match=said) as refusal:
-        load_original(path)
-    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+        load_original(tmp_path / name)
+    assert str(tmp_path / name) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_grouped_query_attention_is_inferred(state, kv_heads=2):
@@ -208,23 +183,20 @@ def test_unfitting_tensors_are_refused_by_name(state, change, said):
         transformer_from(changed, source="some.pt")
 
 
-@pytest.mark.parametrize(("num_heads", "said"), [(None, "--num-heads"), (5, "5 heads"), (-4, "-4 heads")])
-def test_missing_or_unfitting_heads_are_asked_for(state, num_heads, said):
+@pytest.mark.parametrize(
+    ("files", "image_size", "num_heads", "said"),
+    [
+        (CLASS, 24, None, "--num-heads"),
+        (CLASS, 24, 5, "5 heads"),
+        (CLASS, 24, -4, "-4 heads"),
+        (CLASS, 0, 4, "image size 0"),
+        (CLASS, 26, 4, "image size 26"),
+        (CLASS[::-1], 24, 4, r"c2i_tiny\.pt has no 'quantize.embedding.weight', as every LlamaGen tokenizer"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_files_are_refused(files, image_size, num_heads, said):
     with pytest.raises(CheckpointError, match=said):
-        transformer_from(state, num_heads=num_heads)
-
-
-def test_files_given_the_wrong_way_round_are_refused_by_name():
-    with pytest.raises(
-        CheckpointError, match=r"c2i_tiny\.pt has no 'quantize.embedding.weight', as every LlamaGen tokenizer"
-    ):
-        convert_llamagen(CLASS[1], CLASS[0], 24, num_heads=4)
-
-
-@pytest.mark.parametrize("image_size", [0, 26])
-def test_image_sizes_between_codes_are_refused(image_size):
-    with pytest.raises(CheckpointError, match=f"image size {image_size}"):
-        convert_llamagen(*CLASS, image_size, num_heads=4)
+        convert_llamagen(*files, image_size, num_heads=num_heads)
 
 
 def test_a_codebook_of_another_size_is_refused_naming_both_files(tmp_path):
@@ -235,30 +207,15 @@ def test_a_codebook_of_another_size_is_refused_naming_both_files(tmp_path):
         convert_llamagen(CLASS[0], tmp_path / "other.pt", 24, num_heads=4)
 
 
-@pytest.mark.parametrize(
-    ("files", "image_size", "defaults"),
-    [
-        (CLASS, 24, {"guidance_scale": 4.0, "temperature": 1.0, "top_k": 2000, "top_p": 1.0}),
-        (TEXT, 16, {"guidance_scale": 7.5, "temperature": 1.0, "top_k": 1000, "top_p": 1.0}),
-    ],
-    ids=["class", "text"],
-)
-def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(files, image_size, defaults, tmp_path):
-    out = tmp_path / "new" / "pipe"
-    pipe = convert_llamagen(*files, image_size, num_heads=4, out=out)
-    loaded = LlamaGenPipeline.from_pretrained(out)
-    assert defaults.items() <= pipe.generation_config.items()
-    assert defaults.items() <= loaded.generation_config.items()
-    assert [path.name for path in out.parent.iterdir()] == ["pipe"]
-    for name in ("transformer", "vq"):
-        before, after = getattr(pipe, name).state_dict(), getattr(loaded, name).state_dict()
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[key], after[key]) for key in before)
+@pytest.mark.parametrize(("files", "image_size", "scale", "top_k"), [(CLASS, 24, 4.0, 2000), (TEXT, 16, 7.5, 1000)])
+def test_a_converted_pipeline_samples_as_published(files, image_size, scale, top_k):
+    defaults = {"guidance_scale": scale, "temperature": 1.0, "top_k": top_k, "top_p": 1.0}
+    assert defaults.items() <= convert_llamagen(*files, image_size, num_heads=4).generation_config.items()
 
 
-def test_a_text_encoder_is_packed_with_a_text_model(make_text_encoder, tmp_path):
+def test_a_text_encoder_is_packed_with_a_text_model(tmp_path):
     out = tmp_path / "pipe"
-    pipe = convert_llamagen(*TEXT, 16, num_heads=4, text_encoder=make_text_encoder(32), out=out)
+    pipe = convert_llamagen(*TEXT, 16, num_heads=4, text_encoder=t5_encoder(tmp_path / "t5", 32), out=out)
     assert pipe.tokenizer("heart").input_ids == [3]
     loaded = LlamaGenPipeline.from_pretrained(out)
     assert loaded.text_encoder.config.d_model == 32 and loaded.tokenizer("heart").input_ids == [3]
@@ -275,8 +232,8 @@ def test_a_text_encoder_is_packed_with_a_text_model(make_text_encoder, tmp_path)
         (CLASS, 24, "fitting", "c2i_tiny.pt is conditioned on classes"),
     ],
 )
-def test_unfitting_text_encoders_are_refused(files, image_size, kind, said, make_text_encoder, tmp_path):
-    folder = tmp_path / "absent" if kind == "absent" else make_text_encoder(16 if kind == "narrow" else 32)
+def test_unfitting_text_encoders_are_refused(files, image_size, kind, said, tmp_path):
+    folder = tmp_path / "absent" if kind == "absent" else t5_encoder(tmp_path / "t5", 16 if kind == "narrow" else 32)
     if kind == "not T5":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"model_type": "clip"}))

@@ -8,7 +8,6 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import LlamaGenPipeline, SpeculativeJacobiDecoding
 from arimage.decoding import Layout
-from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
 
@@ -51,25 +50,6 @@ def test_queries_that_see_no_noise_compute_what_they_compute_without_a_denoiser(
         assert torch.equal(model.forward(tokens, positions, cache), clean)
 
 
-def test_noise_is_read_by_vector_and_level_and_not_by_token(inputs):
-    tokens, positions, vectors = inputs
-    model, noise = model_of(), torch.full(tokens.shape, 0.5)
-    noisy, _ = logits_of(model, tokens, positions, vectors=vectors, noise=noise)
-    others, _ = logits_of(model, (tokens + 1) % tiny.CODES, positions, vectors=vectors, noise=noise)
-    assert torch.equal(noisy, others)
-    for change in ({"vectors": vectors + 1, "noise": noise}, {"vectors": vectors, "noise": noise / 2}):
-        assert (logits_of(model, tokens, positions, **change)[0] - noisy).abs().amin((0, 1, 2)).max() > 1e-2
-
-
-def test_adapters_begin_with_nothing():
-    denoiser = type(tiny_llamagen.denoiser(tiny_llamagen.transformer("class"))).for_transformer(
-        tiny_llamagen.transformer("class"), 4
-    )
-    hidden = torch.randn(2, 3, 32)
-    assert len(denoiser.adapters) == 2
-    assert all((adapter(hidden) == 0).all() for adapter in denoiser.adapters)
-
-
 def tokens(pipe, **call):
     return pipe(class_labels=[1, 2], generator=seeded(0), output_type="latent", **call).tokens
 
@@ -89,9 +69,3 @@ def test_a_pipeline_without_a_denoiser_says_what_it_lacks():
     assert "sjd2" not in pipe.decoding_names
     with pytest.raises(ValueError, match="no denoiser: train one with `arimage train denoiser`"):
         pipe(class_labels=1, decoding="sjd2")
-
-
-def test_a_denoiser_of_another_width_is_refused():
-    pipe = tiny_llamagen.class_pipeline()
-    with pytest.raises(ValueError, match="the denoiser .* 768.* the transformer 32"):
-        LlamaGenPipeline(pipe.transformer, pipe.vq, denoiser=LlamaGenDenoiser())

@@ -7,7 +7,7 @@ import tiny
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import AutoPipeline, DraftTreeDecoding, LlamaGenDrafter, LlamaGenPipeline
+from arimage import AutoPipeline, DraftTreeDecoding, LlamaGenPipeline
 from arimage.decoding import Layout
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
@@ -74,15 +74,6 @@ def test_a_dynamic_tree_generates_the_images_of_autoregressive_decoding(pipes, c
     assert torch.equal(found, expected)
 
 
-def test_a_tree_of_every_code_is_right_at_every_pass(pipes):
-    call = {"class_labels": [1, 2], "temperature": 4.0, "guidance_scale": 2.5}
-    decoding = DraftTreeDecoding(depth=1, width=tiny.CODES, nodes=tiny.CODES)
-    expected, found = (codes(pipes["class"], 7, **call, decoding=one) for one in ("ar", decoding))
-    assert torch.equal(found.tokens, expected.tokens)
-    # Each decides a draft and a code more, the last pass what is left of 15.
-    assert found.stats.forward_passes == 1 + 8
-
-
 def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
     pipe = tiny_llamagen.class_pipeline()
     LlamaGenPipeline(pipe.transformer, pipe.vq).save_pretrained(tmp_path)
@@ -100,9 +91,3 @@ def test_a_pipeline_without_a_drafter_loads_and_says_what_it_lacks(tmp_path):
     loaded.decoding = decoding
     with pytest.raises(ValueError, match="pipe.drafter"):
         loaded.save_pretrained(tmp_path / "more")
-
-
-def test_a_drafter_of_another_width_is_refused():
-    pipe = tiny_llamagen.class_pipeline()
-    with pytest.raises(ValueError, match="the drafter .* 768.* the transformer 32"):
-        LlamaGenPipeline(pipe.transformer, pipe.vq, drafter=LlamaGenDrafter())

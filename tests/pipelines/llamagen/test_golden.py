@@ -9,10 +9,8 @@ from pipelines.llamagen.tiny import FIXTURES
 from safetensors.torch import load_file
 
 from arimage.convert import convert_llamagen
-from arimage.convert.checkpoint import load_original
 from arimage.decoding import Layout
 from arimage.pipelines.kinds.class_or_text import left_pad
-from arimage.pipelines.llamagen.convert import llamagen_transformer_from_original
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 from arimage.pipelines.text.captions import clean_caption
 
@@ -27,7 +25,6 @@ def golden(request):
     pipe = convert_llamagen(
         folder / config["gpt_file"], folder / config["vq_file"], 4 * grid, num_heads=config["gpt"]["n_head"]
     )
-    pipe.set_progress_bar_config(disable=True)
     if request.param == "c2i":
         arguments = {"class_labels": expected["class_labels"]}
     else:
@@ -75,15 +72,6 @@ def test_text_is_padded_on_the_left_as_in_the_original():
     assert mask.dtype == torch.bool and torch.equal(mask.long(), expected["emb_masks"])
 
 
-@pytest.mark.parametrize("length", [1, 3, 6])
-def test_left_padding_keeps_the_order_of_the_text(length):
-    embeds = torch.arange(1.0, 7)[None, :, None]
-    mask = (torch.arange(6) < length).long()[None]
-    padded, padded_mask = left_pad(embeds, mask)
-    assert padded.flatten().tolist() == [0] * (6 - length) + list(range(1, length + 1))
-    assert padded_mask.flatten().tolist() == [False] * (6 - length) + [True] * length
-
-
 CLEANING = json.loads((FIXTURES / "t2i" / "caption_cleaning.json").read_text())
 
 
@@ -92,23 +80,15 @@ def test_captions_are_cleaned_as_in_the_original(pair):
     assert clean_caption(pair["input"]) == pair["text_preprocessing"]
 
 
-@pytest.fixture(scope="module", params=["c2i", "t2i"])
-def transformer_golden(request):
+@pytest.fixture
+def transformer_golden(golden):
     """The transformer, its condition, the authors' outputs and their configuration."""
-    folder = FIXTURES / request.param
-    config = json.loads((folder / "config.json").read_text())
-    expected = load_file(folder / "expected.safetensors")
-    transformer = llamagen_transformer_from_original(
-        load_original(folder / config["gpt_file"]),
-        image_size=4 * int(config["gpt"]["block_size"] ** 0.5),
-        downsample=4,
-        num_heads=config["gpt"]["n_head"],
-    )
-    if request.param == "c2i":
-        condition = {"class_labels": expected["class_labels"]}
-    else:
-        condition = {"prompt_embeds": expected["caption_embs"], "prompt_attention_mask": expected["emb_masks"]}
-    return transformer, condition, expected, config
+    pipe, arguments, expected, config = golden
+    condition = {name: arguments[name] for name in ("class_labels",) if name in arguments} or {
+        "prompt_embeds": expected["caption_embs"],
+        "prompt_attention_mask": expected["emb_masks"],
+    }
+    return pipe.transformer, condition, expected, config
 
 
 def assert_close(actual, expected):

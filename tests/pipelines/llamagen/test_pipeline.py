@@ -10,6 +10,8 @@ from families import seeded
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage import decoding_from_name
+from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
+from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 
 
@@ -45,7 +47,6 @@ def defaults(pipe, class_pipe):
     for one in (pipe, class_pipe):
         one.decoding = "ar"
         one.generation_config.update(guidance_scale=1.0, temperature=1.0, top_k=0, top_p=1.0)
-        one.set_progress_bar_config(disable=True)
 
 
 def guided_argmax(pipe, tokens, condition, scale, guided_tokens=N):
@@ -58,17 +59,6 @@ def guided_argmax(pipe, tokens, condition, scale, guided_tokens=N):
     guided = without + scale * (with_condition - without)
     guided[:, guided_tokens:] = with_condition[:, guided_tokens:]
     return guided.argmax(-1).reshape(tokens.shape)
-
-
-def test_one_generator_serves_the_images_in_turn(pipe):
-    generator = seeded(9)
-    single = torch.cat([pipe("tree", generator=generator, output_type="latent").tokens for _ in range(3)])
-    batch = pipe(["tree"] * 3, generator=seeded(9), output_type="latent").tokens
-    assert torch.equal(batch, single)
-    twice = pipe(PROMPTS[:2], num_images_per_prompt=2, generator=seeded(3), output_type="latent").tokens
-    rows = pipe([PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, generator=seeded(3), output_type="latent").tokens
-    assert torch.equal(twice, rows) and not torch.equal(twice[0], twice[1])
-    assert len({tuple(row.flatten().tolist()) for row in batch}) == 3
 
 
 def test_a_call_overrides_the_defaults_of_the_checkpoint(pipe, greedy):
@@ -110,7 +100,6 @@ def test_a_prefix_of_one_token_is_the_state_of_the_last_token_of_the_prompt(pipe
     short = LlamaGenPipeline(
         tiny_llamagen.transformer("text", GRID, num_condition_tokens=1), pipe.vq, pipe.tokenizer, pipe.text_encoder
     )
-    short.set_progress_bar_config(disable=True)
     length = pipe.tokenizer.model_max_length
     embeds, mask = short.encode_prompt(PROMPTS)
     assert embeds.shape == (3, length, tiny.TEXT_WIDTH) and len(set(mask.sum(1).tolist())) == len(PROMPTS)
@@ -190,6 +179,9 @@ def test_parts_that_do_not_fit_together_are_refused(pipe):
     wide = tiny.text_encoder(300, width=32)
     with pytest.raises(ValueError, match="the text encoder .* 32.* the transformer .*16"):
         LlamaGenPipeline(pipe.transformer, pipe.vq, pipe.tokenizer, wide)
+    for name, part in (("drafter", LlamaGenDrafter()), ("denoiser", LlamaGenDenoiser())):
+        with pytest.raises(ValueError, match=f"the {name} .* 768.* the transformer 32"):
+            LlamaGenPipeline(pipe.transformer, pipe.vq, **{name: part})
 
 
 def test_group_offloading_changes_nothing(greedy, device):

@@ -46,7 +46,7 @@ def neighbours(seed: int = 0) -> NeighbourModel:
 def text_pipeline(grid: int = 4, seed: int = 0, **changes) -> LlamaGenPipeline:
     """Text to images of grid * SCALE_FACTOR pixels."""
     tokenizer, model = tiny.text_tokenizer(), transformer("text", grid, seed, **changes)
-    pipe = LlamaGenPipeline(
+    return LlamaGenPipeline(
         model,
         tiny.image_tokenizer(seed=seed),
         tokenizer,
@@ -55,17 +55,13 @@ def text_pipeline(grid: int = 4, seed: int = 0, **changes) -> LlamaGenPipeline:
         denoiser(model, seed),
         neighbours=neighbours(seed),
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
     """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
     model = transformer("class", grid, seed)
     parts = {"drafter": drafter(model, seed), "denoiser": denoiser(model, seed)}
-    pipe = LlamaGenPipeline(model, tiny.image_tokenizer(seed=seed), **parts)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return LlamaGenPipeline(model, tiny.image_tokenizer(seed=seed), **parts)
 
 
 PIPELINES = {

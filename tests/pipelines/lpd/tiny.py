@@ -18,9 +18,7 @@ def transformer(grid: int = 4, seed: int = 0, **changes) -> LPDTransformer:
 
 def pipeline(grid: int = 4, seed: int = 0) -> LPDPipeline:
     """A class to images of grid * SCALE_FACTOR pixels."""
-    pipe = LPDPipeline(transformer(grid, seed), tiny.image_tokenizer(seed=seed))
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return LPDPipeline(transformer(grid, seed), tiny.image_tokenizer(seed=seed))
 
 
 PIPELINES = {"lpd": (pipeline, {"trained", "shared steps"})}

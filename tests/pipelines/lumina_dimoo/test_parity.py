@@ -144,9 +144,3 @@ def test_which_steps_are_full():
         decoding = MLCache(warmup=case["warmup"], interval=case["interval"])
         steps = range(case["steps"])
         assert [step for step in steps if decoding.is_full(step, case["steps"])] == case["full"]
-
-
-@pytest.mark.parametrize("case", REFERENCE["counts"])
-def test_how_many_tokens_each_step_leaves(case):
-    tokens, steps = map(int, case.split("_"))
-    assert confidence._counts(tokens, steps, "maskgit")[1:] == REFERENCE["counts"][case]["left_without_ties"]

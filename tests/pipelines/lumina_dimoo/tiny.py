@@ -52,7 +52,6 @@ def converted() -> LuminaDiMOOPipeline:
     with TemporaryDirectory() as folder:
         pipe = convert_lumina_dimoo(write_original(Path(folder) / "original"))
     pipe.transformer.float()
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
@@ -72,7 +71,6 @@ def pipeline(image_size: int = 64) -> LuminaDiMOOPipeline:
     """Text to images, by default of 4x4 codes."""
     pipe = LuminaDiMOOPipeline(**deepcopy(random_parts()), image_size=image_size)
     pipe.decoding = "confidence:steps=5"
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

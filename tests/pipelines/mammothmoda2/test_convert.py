@@ -43,7 +43,6 @@ def test_settings_are_read_from_the_files(variant):
 def test_a_published_folder_generates_from_text(published, tmp_path):
     convert_mammothmoda2(published, out=tmp_path / "pipe")
     pipe = AutoPipeline.from_pretrained(tmp_path / "pipe", dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
     assert type(pipe) is MammothModa2Pipeline
     settings = {"height": 32, "width": 32, "token_grid": (10, 10), "num_inference_steps": 1, "top_k": 1}
     out = pipe("a red heart", **settings)

@@ -43,7 +43,6 @@ def pipeline(variant: str = "preview", tokenizer: bool = True) -> MammothModa2Pi
     parts["tokenizer"] = character_tokenizer(variant) if tokenizer else None
     pipe = MammothModa2Pipeline(**parts, token_grid=(3, 4), image_size=32)
     pipe.generation_config["num_inference_steps"] = 2
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

@@ -58,36 +58,6 @@ def test_heads_that_no_file_holds_are_asked_for():
         convert_mar(CHECKPOINT, VAE, num_heads=5)
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("mask_token", None),
-        ("diffloss.net.res_blocks.1.mlp.2.bias", None),
-        ("decoder_blocks.1.attn.qkv.weight", torch.zeros(3, 48)),
-        ("surprise", torch.zeros(1)),
-        ("diffloss.net.surprise", torch.zeros(1)),
-    ],
-)
-def test_a_transformer_that_is_not_whole_is_refused(loaded, tmp_path, key, value):
-    state = loaded["model_ema"]
-    state.pop(key, None)
-    if value is not None:
-        state[key] = value
-    with pytest.raises(CheckpointError, match=key):
-        convert(written(tmp_path, {"model_ema": state}))
-
-
-@pytest.mark.parametrize(
-    "key", ["encoder.down.2.attn.0.q.bias", "decoder.up.0.block.0.conv1.weight", "quant_conv.bias"]
-)
-def test_an_image_tokenizer_that_is_not_whole_is_refused(tmp_path, key):
-    state = torch.load(VAE, weights_only=True)["model"]
-    del state[key]
-    with pytest.raises(CheckpointError, match=key):
-        convert(vae=written(tmp_path, {"model": state}, "kl16.ckpt"))
-
-
 def test_a_checkpoint_without_averaged_weights_is_refused(loaded, tmp_path):
     with pytest.raises(CheckpointError, match="model_ema"):
         convert(written(tmp_path, {"model": loaded["model"]}))

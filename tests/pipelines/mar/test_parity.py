@@ -31,9 +31,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def pipe():
-    pipe = convert_mar(FOLDER / "checkpoint-last.pth", FOLDER / "kl16.ckpt", num_heads=3)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_mar(FOLDER / "checkpoint-last.pth", FOLDER / "kl16.ckpt", num_heads=3)
 
 
 def layout_of(pipe):
@@ -79,33 +77,6 @@ def test_the_tables_of_the_diffusion(expected, setting, prefix):
     }
     for name, values in names.items():
         close(torch.tensor(values, dtype=torch.float64), expected[f"{prefix}_{name}"], 1e-12)
-
-
-def test_the_head(pipe, expected):
-    times, tokens = expected["head_t"], expected["head_x"]
-    close(pipe.head(tokens, times, expected["head_z"]), expected["head_output"], 1e-4)
-
-
-def head_conditions(pipe, expected, guided):
-    """A model of six images of one token each, and their conditions [G, 6, 1, C]."""
-    conditions = [expected["head_z"], expected["head_z_uncond"]][: 1 + guided]
-    model = MARLatentModel(
-        pipe.transformer, pipe.head, torch.zeros(6, dtype=torch.long), layout_of(pipe), guided=guided
-    )
-    return model, torch.stack(conditions)[:, :, None]
-
-
-@pytest.mark.parametrize(
-    ("name", "scale", "temperature"),
-    [("plain", 1.0, 1.0), ("cool", 1.0, 0.8), ("cfg", 2.5, 1.0), ("cfg_cool", 2.5, 0.9)],
-)
-def test_a_chain_of_denoising_steps(pipe, expected, name, scale, temperature):
-    model, conditions = head_conditions(pipe, expected, scale > 1)
-    tokens, noise = expected["traj_noise_init"], expected["traj_noise_steps"]
-    for i, step in enumerate(reversed(range(10))):
-        mean, std = model.denoise(step, tokens[:, None], conditions, torch.full((6, 1, 1), scale), SPACING)
-        tokens = mean[:, 0] + (temperature * std[:, 0] * noise[:, step] if step else 0)
-        close(tokens, expected[f"traj_{name}_samples"][:, i], 1e-3)
 
 
 @pytest.mark.every(2)

@@ -23,7 +23,6 @@ def test_a_smaller_model_may_draft(pipe):
     parts = {name: part for name, part in pipe.components.items() if not name.startswith("drafter")}
     with_drafter = MARPipeline(**parts, drafter=tiny_mar.transformer(num_layers=1), drafter_head=tiny_mar.head())
     with_drafter.generation_config.update(tiny_mar.STEPS)
-    with_drafter.set_progress_bar_config(disable=True)
     assert with_drafter.decoding_names == ["mar", "mar-disa", "recap", "lazy-mar", "cspd"]
     out = with_drafter(class_labels=[1, 2], guidance_scale=2.0, decoding="cspd", output_type="pt")
     # One set by the model, and three by the drafter, which one pass of the model tests.
@@ -62,25 +61,6 @@ def test_tokens_that_float16_cannot_hold_are_distinguished_from_logits():
     assert 1e5 < pipe(**options, generator=seeded(0), output_type="latent").tokens.abs().max() < 1e12
     with pytest.raises(ValueError, match="the tokens of the model are not finite .* float32 or bfloat16"):
         pipe.to(torch.float16)(**options, generator=seeded(0))
-
-
-@torch.no_grad()
-def test_large_images_are_encoded_and_decoded_in_tiles():
-    pipe, factor, sizes = tiny_mar.pipeline(), 2, []
-    images = torch.rand(1, 3, 16, 16, generator=seeded(0)) * 2 - 1
-    whole = pipe.encode_image(images), pipe(class_labels=3, generator=seeded(0), output_type="pt").images
-    pipe.vae.decoder.conv_in.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[-2:]))
-    pipe.enable_vae_tiling()
-    assert torch.equal(pipe.encode_image(images), whole[0])
-    pipe.enable_vae_tiling(tile_sample_min_height=4 * factor, tile_sample_min_width=6 * factor)
-    tiled = pipe.encode_image(images), pipe(class_labels=3, generator=seeded(0), output_type="pt").images
-    assert set(sizes) == {(4, 6)} and len(sizes) > 1
-    for found, wanted in zip(tiled, whole, strict=True):
-        assert found.shape == wanted.shape and not torch.equal(found, wanted)
-    with pytest.raises(ValueError, match="tile_sample_min_height is 3"):
-        pipe.enable_vae_tiling(3)
-    pipe.disable_vae_tiling()
-    assert torch.equal(pipe.encode_image(images), whole[0])
 
 
 def test_components_that_do_not_fit_are_refused():

@@ -31,13 +31,10 @@ def expected():
 @pytest.fixture(scope="module")
 def pipes():
     files = {"recap": ("checkpoint-last.pth", 3), "lazy": ("lazy_mar_weights.safetensors", 2)}
-    found = {
+    return {
         name: convert_mar(FOLDER / file, FOLDER / "kl16.ckpt", num_heads=heads)
         for name, (file, heads) in files.items()
     }
-    for pipe in found.values():
-        pipe.set_progress_bar_config(disable=True)
-    return found
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from diffusers import AutoencoderKL
-from tiny import NUM_CLASSES, randomise
+from tiny import NUM_CLASSES, autoencoder, randomise
 
 from arimage.models.denoising_head import DenoisingHead
 from arimage.pipelines.mar.pipeline_mar import MARPipeline
@@ -40,24 +40,13 @@ def head(**changes) -> DenoisingHead:
 
 
 def vae() -> AutoencoderKL:
-    return randomise(
-        AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
-            latent_channels=3,
-            norm_num_groups=4,
-            scaling_factor=0.25,
-        ),
-        2,
-    )
+    return autoencoder(2, scaling_factor=0.25)
 
 
 def pipeline() -> MARPipeline:
     """Ten classes to images of 16 pixels: 16 tokens of width 12."""
     pipe = MARPipeline(transformer(), head(), vae())
     pipe.generation_config.update(STEPS)
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
@@ -65,7 +54,6 @@ def pipeline_with_drafter() -> MARPipeline:
     parts = {"drafter": transformer(num_layers=1), "drafter_head": head()}
     pipe = MARPipeline(**{**pipeline().components, **parts})
     pipe.generation_config.update(STEPS)
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

@@ -13,7 +13,7 @@ from pipelines.nextstep import tiny
 from arimage.convert import CheckpointError, convert_nextstep
 from arimage.convert.folder import load_original_folder, read_json
 from arimage.pipelines.nextstep.convert import nextstep_from_original
-from arimage.pipelines.nextstep.flow import STEPS, flow_steps
+from arimage.pipelines.nextstep.flow import STEPS
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +102,6 @@ def test_the_steps_of_a_sampler_are_the_authors_unless_a_number_is_given(pipe):
     assert asked == [tiny.STEPS, tiny.STEPS, STEPS["sde"], STEPS["em-1.0"], 7]
 
 
-@pytest.mark.parametrize("shift", [1.0, 2.5])
-def test_only_the_last_step_of_the_first_version_adds_no_noise(shift):
-    for sampler in STEPS:
-        steps = flow_steps(sampler, 6, shift)
-        assert list(steps.times) == sorted(steps.times, reverse=True) and steps.times[-1] == 0
-        assert all(std > 0 for std in steps.stds[1:]) and (steps.stds[0] > 0) == (sampler != "em-1.0")
-    assert math.isclose(flow_steps("em", 28).stds[0], 2**0.5 / 28)
-    assert math.isclose(flow_steps("sde", 30).stds[0], 0.8 * (1 / 29) ** 0.5 / 30**0.5)
-
-
 def test_a_noiseless_step_is_refused_by_decodings_that_couple(pipe):
     first = tiny.golden_pipeline("1.0")
     assert first.sampler == "em-1.0" and first.decoding_names == ["ar"]
@@ -137,15 +127,6 @@ def test_parts_of_a_drafter_belong_together():
         tiny.pipeline(**{**parts, "drafter_head": None})
     with pytest.raises(ValueError, match="channels per token"):
         tiny.pipeline(**{**parts, "drafter_projector": tiny.NextStepProjector(16, tiny.WIDTH)})
-
-
-def test_samplers_do_not_share_captured_steps(pipe):
-    keys = {
-        pipe.prepare("a", sampler=sampler, timesteps_shift=shift).model.put_key
-        for sampler in ("em", "sde")
-        for shift in (1.0, 2.0)
-    }
-    assert len(keys) == 4
 
 
 def test_odd_arguments_are_refused(pipe):
@@ -202,3 +183,12 @@ def test_folders_that_say_too_little_are_refused(tmp_path):
         nextstep_from_original(dict(state), config | {"hidden_size": None})
     with pytest.raises(CheckpointError, match="rope_scaling"):
         nextstep_from_original(dict(state), config | {"rope_scaling": {"factor": 2}})
+
+
+def test_samplers_do_not_share_captured_steps(pipe):
+    keys = {
+        pipe.prepare("a", sampler=sampler, timesteps_shift=shift).model.put_key
+        for sampler in ("em", "sde")
+        for shift in (1.0, 2.0)
+    }
+    assert len(keys) == 4

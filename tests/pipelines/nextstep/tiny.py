@@ -20,9 +20,7 @@ WIDTH, TOKEN_DIM, STEPS = 32, 12, 4
 
 def golden_pipeline(version: str = "1.1", **changes) -> NextStepPipeline:
     """Of the authors' files of NextStep-1.1 or NextStep-1."""
-    pipe = convert_nextstep(FIXTURES / f"v{version}", vae=FIXTURES / "v1.1" / "vae", **changes)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_nextstep(FIXTURES / f"v{version}", vae=FIXTURES / "v1.1" / "vae", **changes)
 
 
 def model(seed: int = 0, **changes) -> Qwen2Model:
@@ -39,20 +37,8 @@ def head(seed: int = 0) -> DenoisingHead:
 
 
 def vae(seed: int = 0) -> AutoencoderKL:
-    return tiny.randomise(
-        AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
-            latent_channels=3,
-            norm_num_groups=4,
-            scaling_factor=0.9,
-            shift_factor=0.1,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        ),
-        seed + 2,
-    )
+    without = {"use_quant_conv": False, "use_post_quant_conv": False}
+    return tiny.autoencoder(seed + 2, scaling_factor=0.9, shift_factor=0.1, **without)
 
 
 def projector(seed: int = 0) -> NextStepProjector:
@@ -74,7 +60,6 @@ def pipeline(seed: int = 0, **more) -> NextStepPipeline:
     tokenizer = Qwen2TokenizerFast.from_pretrained(FIXTURES / "v1.1")
     pipe = NextStepPipeline(model(seed), projector(seed), head(seed), vae(seed), tokenizer, image_size=16, **more)
     pipe.generation_config.update(num_diffusion_steps=STEPS, guidance_scale=2.0)
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

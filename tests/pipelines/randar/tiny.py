@@ -15,9 +15,7 @@ def transformer(grid: int = 4, seed: int = 0, **changes) -> RandARTransformer:
 
 def pipeline(grid: int = 4, seed: int = 0) -> RandARPipeline:
     """A class to images of grid * SCALE_FACTOR pixels."""
-    pipe = RandARPipeline(transformer(grid, seed), tiny.image_tokenizer(seed=seed))
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return RandARPipeline(transformer(grid, seed), tiny.image_tokenizer(seed=seed))
 
 
 PIPELINES = {"randar": (pipeline, {"trained", "fused", "shared steps"})}

@@ -27,9 +27,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def pipe():
-    pipe = convert_rar(FIXTURES / "rar_tiny.bin", FIXTURES / "maskgit-vqgan-tiny-f4.bin")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_rar(FIXTURES / "rar_tiny.bin", FIXTURES / "maskgit-vqgan-tiny-f4.bin")
 
 
 def settings(guidance_scale, guidance_scale_pow, temperature):

@@ -28,7 +28,6 @@ def pipeline(grid: int = 4, seed: int = 0) -> RARPipeline:
     """A class to images of grid * SCALE_FACTOR pixels, with guidance that grows along the image."""
     pipe = RARPipeline(transformer(grid, seed), image_tokenizer(seed))
     pipe.generation_config["guidance_scale_pow"] = 1.5
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 

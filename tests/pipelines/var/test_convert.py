@@ -55,24 +55,6 @@ def name_phi(vae_state, num_phi):
     return changed
 
 
-@torch.no_grad()
-def test_a_converted_transformer_gives_the_logits_of_the_original(golden):
-    pipe, expected, _ = golden
-    labels = torch.tensor([3, 8])
-    for name, classes in (("cond", labels), ("uncond", torch.full_like(labels, 10))):
-        logits = pipe.transformer.predict(expected["tf_var_input"], class_labels=classes)
-        torch.testing.assert_close(logits, expected[f"tf_logits_{name}"], atol=1e-3, rtol=0)
-
-
-@torch.no_grad()
-def test_a_converted_tokenizer_gives_the_codes_and_images_of_the_original(golden):
-    pipe, expected, _ = golden
-    codes = pipe.vq.encode(expected["vae_image"])
-    assert torch.equal(torch.cat([part.flatten(1) for part in codes], dim=1), expected["vae_tokens"])
-    images = pipe.vq.decode(codes).clamp(-1, 1)
-    torch.testing.assert_close(images, expected["vae_recon_per_scale"][:, -1], atol=1e-4, rtol=0)
-
-
 def test_a_thousand_classes_are_those_of_imagenet(state, tmp_path):
     state["class_emb.weight"] = torch.randn(1001, state["class_emb.weight"].shape[1])
     torch.save(state, tmp_path / "var.pth")
@@ -179,54 +161,25 @@ def test_averaged_weights_are_taken_where_they_are_asked_for(state, tmp_path):
         assert torch.equal(pipe.transformer.head.weight, state["head.weight"] * factor)
 
 
-def test_a_converted_pipeline_is_saved_and_loaded_with_the_published_defaults(golden, tmp_path):
-    pipe = convert_var(*FILES, out=tmp_path / "pipe")
-    loaded = VARPipeline.from_pretrained(tmp_path / "pipe")
-    assert_same(loaded, golden[0])
-    for one in (pipe, loaded):
-        assert one.generation_config.items() >= DEFAULTS.items()
-        assert one.decoding.exact
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+def test_a_converted_pipeline_samples_as_published(golden):
+    assert golden[0].generation_config.items() >= DEFAULTS.items() and golden[0].decoding.exact
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"lvl_1L": torch.zeros(1, 30, dtype=torch.long)},
-            r"'lvl_1L' with levels \[0\] of \[30\] codes, expected two",
-        ),
+        ({"lvl_1L": torch.zeros(1, 30).long()}, r"'lvl_1L' with levels \[0\] of \[30\] codes, expected two"),
         ({"lvl_1L": torch.arange(30)[None].flip(1)}, "'lvl_1L' with levels .29, 28"),
-        ({"pos_1LC": torch.ones(1, 29, 48)}, r"'pos_1LC' of shape \(1, 29, 48\) where \(1, 30, 48\) was expected"),
         ({"blocks.0.attn.scale_mul_1H11": torch.ones(1, 5, 1, 1)}, "width 48, which 5 heads cannot share"),
-        ({"blocks.3.ffn.fc1.weight": torch.ones(192, 48)}, "has no 'blocks.2.attn.q_bias'"),
-        ({"shared_ada_lin.1.weight": torch.ones(288, 48)}, "has no 'blocks.0.ada_gss'"),
-    ],
-)
-def test_unfitting_tensors_of_a_transformer_are_refused_by_name(state, change, said):
-    changed = {key: value for key, value in (state | change).items() if value is not None}
-    with pytest.raises(CheckpointError, match=f"^some.pth .*{said}"):
-        var_transformer_from_original(changed, source="some.pth")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"encoder.mid.attn_1.qkv.weight": None}, r"has no 'encoder.mid.attn_1.qkv.weight \(q\)'"),
-        ({"encoder.mid.attn_1.qkv.weight": torch.ones(95, 32, 1, 1)}, r"qkv.weight \(v\)' of shape \(31, 32, 1, 1\)"),
         ({"encoder.conv_in.weight": torch.ones(40, 3, 3, 3)}, r"widths \[40, 64, 32, 32\], expected multiples"),
-        ({"quantize.quant_resi.qresi_ls.2.weight": None}, "has no 'quantize.quant_resi.qresi_ls.2.weight'"),
     ],
 )
-def test_unfitting_tensors_of_a_tokenizer_are_refused_by_name(vae_state, change, said):
-    changed = {key: value for key, value in (vae_state | change).items() if value is not None}
+def test_unfitting_tensors_are_refused_by_name(state, vae_state, change, said):
     with pytest.raises(CheckpointError, match=f"^some.pth .*{said}"):
-        var_tokenizer_from_original(changed, scales=SCALES, source="some.pth")
-
-
-def test_files_given_the_wrong_way_round_are_refused_by_name():
-    with pytest.raises(CheckpointError, match=r"vae_ch32v64z8\.pth has no 'head.weight', as every VAR transformer"):
-        convert_var(*FILES[::-1])
+        if "encoder.conv_in.weight" in change:
+            var_tokenizer_from_original(vae_state | change, scales=SCALES, source="some.pth")
+        else:
+            var_transformer_from_original(state | change, source="some.pth")
 
 
 @pytest.mark.parametrize(("rows", "width", "said"), [(32, 8, "32, 8, "), (64, 4, "64, 4, ")])

@@ -75,14 +75,6 @@ def test_passes_over_a_cache_give_the_teacher_forced_logits(transformer, conditi
         assert_close(model.forward(scale, latents[scale - 1], cache), expected[scale])
 
 
-def test_a_scale_sees_itself_and_those_before(transformer, condition, latents):
-    inputs = inputs_of(latents).requires_grad_()
-    logits = transformer.predict(inputs, **condition).split(COUNTS, dim=1)
-    for scale in range(len(COUNTS)):
-        seen = torch.autograd.grad(logits[scale][:, 0].sum(), inputs, retain_graph=True)[0].abs().sum((0, 2)) > 0
-        assert torch.equal(seen, torch.arange(len(seen)) < sum(COUNTS[: scale + 1]) - 1)
-
-
 @torch.no_grad()
 def test_what_lies_in_the_padding_of_a_text_does_not_matter(latents):
     transformer, condition = tiny_var.transformer("text"), condition_of("text")

@@ -22,51 +22,6 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
-class Watched:
-    """A `ScaleModel` that records its inputs and outputs."""
-
-    def __init__(self, model):
-        self.model, self.inputs, self.logits, self.latents = model, [], [], []
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-    def prefill(self, batch_size):
-        cache, logits = self.model.prefill(batch_size)
-        self.logits.append(logits)
-        return cache, logits
-
-    def forward(self, scale, latents, cache):
-        self.inputs.append(self.model.vq.scale_input(self.model.scales[scale], latents))
-        self.logits.append(self.model.forward(scale, latents, cache))
-        return self.logits[-1]
-
-    def accumulate(self, scale, latents, vectors):
-        self.latents.append(self.model.accumulate(scale, latents, vectors))
-        return self.latents[-1]
-
-
-def decode_greedily(golden, guidance_scale):
-    transformer, expected, vq = golden
-    labels = {"class_labels": expected["class_labels"]}
-    model = Watched(VARScaleModel(transformer, vq, labels, guided=True))
-    return model, decode(model, NextScaleDecoding(), Sampling(guidance_scale, top_k=1), torch.arange(2))
-
-
-@torch.no_grad()
-def test_everything_between_the_greedy_codes_equals_the_original(golden):
-    model, state = decode_greedily(golden, 2.5)
-    expected = {name.removeprefix("greedy_cfg1.5_"): value for name, value in golden[1].items()}
-    assert_close(torch.cat([logits.flatten(0, 1) for logits in model.logits], dim=1), expected["logits_pre_cfg"])
-    assert_close(torch.cat(model.inputs, dim=1), expected["next_maps"])
-    assert_close(torch.stack(model.latents, dim=1), expected["fhat"])
-    assert_close(state.latents, expected["fhat"][:, -1])
-    guided = []
-    for scale, (with_condition, without) in enumerate(model.logits):
-        guided.append(without + (1 + 1.5 * scale / 3) * (with_condition - without))
-    assert_close(torch.cat(guided, dim=1), expected["logits_cfg"])
-
-
 class OriginalNoise(Sampling):
     """Samples from each distribution as the original does, and keeps the tokens in `sampled`."""
 

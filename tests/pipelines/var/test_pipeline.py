@@ -34,10 +34,6 @@ def condition(kind):
     return {"prompt": PROMPTS} if kind == "text" else {"class_labels": LABELS}
 
 
-def one(condition, index):
-    return {name: values[index] for name, values in condition.items()}
-
-
 def test_greedy_codes_are_the_arg_max_of_guided_logits_that_ramp_up(pipe, condition, kind):
     out = pipe(**condition, top_k=1, guidance_scale=3.0, output_type="latent")
     if kind == "text":
@@ -85,7 +81,6 @@ def test_a_refiner_is_given_to_a_pipeline_that_has_none(tmp_path):
     tiny_var.pipeline("class", refiner=False).save_pretrained(tmp_path / "pipe")
     refiner = tiny_var.pipeline("class").refiner
     pipe = AutoPipeline.from_pretrained(tmp_path / "pipe", refiner=refiner)
-    pipe.set_progress_bar_config(disable=True)
     options = {"class_labels": LABELS, "decoding": "code", "output_type": "latent"}
     expected = tiny_var.pipeline("class")(**options, generator=seeded(1)).images
     assert same(pipe(**options, generator=seeded(1)).images, expected)
@@ -106,28 +101,6 @@ def test_parts_that_do_not_fit_are_refused():
         )
     with pytest.raises(ValueError, match="32 and 32"):
         tiny_var.pipeline("class")(class_labels=1, height=32, width=32)
-
-
-def test_what_is_kept_stands_and_the_rest_is_generated_on_every_side_of_it(pipe, condition):
-    given = torch.rand(3, 3, SIZE, SIZE, generator=seeded(3))
-    mask = torch.zeros(1, 1, SIZE, SIZE)
-    # One pixel of the cell in the second row and third column of the finest scale.
-    mask[..., 2, 5] = 1
-    options = {"image": given, "mask_image": mask, "top_k": 9, "guidance_scale": 2.0}
-    with torch.no_grad():
-        codes = pipe.vq.encode(given * 2 - 1)
-    for decoding in ("next-scale", "code"):
-        out = pipe(**condition, **options, decoding=decoding, generator=seeded(0), output_type="pt")
-        kept = [each == code for each, code in zip(out.tokens, codes, strict=True)]
-        # No coarser cell is mostly repainted.
-        assert all(each.all() for each in kept[:-1])
-        generated = torch.zeros(4, 4, dtype=torch.bool)
-        generated[1, 2] = True
-        assert kept[-1][:, ~generated].all()
-        white = mask[0, 0].bool()
-        torch.testing.assert_close(out.images[..., ~white], given[..., ~white], atol=1e-6, rtol=0)
-    made = [pipe(**condition, **options, generator=seeded(seed), output_type="latent").images[-1] for seed in range(4)]
-    assert any(not torch.equal(made[0][:, 1, 2], one[:, 1, 2]) for one in made[1:])
 
 
 def test_a_mask_is_felt_in_every_scale_where_it_covers_most_of_a_cell(pipe, condition):

@@ -34,9 +34,7 @@ def pipeline(conditioning: str, seed: int = 0, refiner: bool = True) -> VARPipel
         tokenizer = tiny.text_tokenizer()
         texts = {"tokenizer": tokenizer, "text_encoder": tiny.text_encoder(len(tokenizer), seed=seed)}
     small = transformer(conditioning, seed + 1, hidden_size=16, num_layers=1) if refiner else None
-    pipe = VARPipeline(transformer(conditioning, seed), tiny.scale_tokenizer(seed), refiner=small, **texts)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return VARPipeline(transformer(conditioning, seed), tiny.scale_tokenizer(seed), refiner=small, **texts)
 
 
 PIPELINES = {

@@ -22,9 +22,7 @@ SIZE = {"height": 64, "width": 48}
 
 @pytest.fixture(scope="module")
 def converted():
-    pipe = convert_x_omni(FIXTURES)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return convert_x_omni(FIXTURES)
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +76,6 @@ def test_the_published_settings_are_the_defaults(converted):
     assert (config["num_inference_steps"], config["decoder_guidance_scale"]) == (3, 2.0)
 
 
-def test_a_prompt_in_a_batch_is_that_prompt_alone(pipe):
-    prompts = ["a red fox", "snow"]
-    options = {**SIZE, **LATENT, "guidance_scale": 2.0, "decoding": "sjd-coupled:window=4"}
-    together = pipe(prompts, generator=[seeded(0), seeded(1)], **options).images
-    alone = torch.cat([pipe(text, generator=seeded(i), **options).images for i, text in enumerate(prompts)])
-    assert together.shape == (2, 4, 3) and torch.equal(together, alone)
-    others = pipe(prompts, "fog", generator=[seeded(0), seeded(1)], **options).images
-    assert not torch.equal(together, others)
-
-
 def test_images_of_a_flux_depend_on_tokens_and_text(pipe):
     out = pipe(["a red fox", "snow"], **SIZE, generator=[seeded(0), seeded(1)], output_type="pt")
     assert out.images.shape == (2, 3, 64, 48) and out.stats.decoder_steps == 2
@@ -98,19 +86,25 @@ def test_images_of_a_flux_depend_on_tokens_and_text(pipe):
     assert not torch.equal(guided, alone)
 
 
+def test_tokens_are_guided_away_from_a_negative_prompt(pipe):
+    options = {**SIZE, **LATENT, "guidance_scale": 2.0}
+    plain, fog = (pipe("snow", negative, generator=seeded(0), **options).images for negative in (None, "fog"))
+    assert not torch.equal(plain, fog)
+    with pytest.raises(ValueError, match="either a negative_prompt or"):
+        pipe("snow", "fog", negative_input_ids=EXPECTED["negative_input_ids"], **options)
+
+
 def test_a_flux_of_ones_own_is_handed_over(converted, pipe, tmp_path):
     parts = {name: part for name, part in pipe.components.items() if name not in ("language_model", "projector")}
     del parts["text_tokenizer"]
     flux = FluxPipeline(**parts)
     own = {name: part for name, part in converted.components.items() if part is not None}
     whole = XOmniPipeline.from_pipe(flux, **own | {"text_tokenizer": pipe.text_tokenizer})
-    whole.set_progress_bar_config(disable=True)
     options = {**SIZE, "output_type": "pt", "num_inference_steps": 2, "decoder_guidance_scale": 2.0}
     images = whole("snow", generator=seeded(1), min_p=0.03, top_k=50, **options).images
     assert torch.equal(images, pipe("snow", generator=seeded(1), **options).images)
     whole.save_pretrained(tmp_path)
     loaded = AutoPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
     assert torch.equal(loaded("snow", generator=seeded(1), min_p=0.03, top_k=50, **options).images, images)
 
 

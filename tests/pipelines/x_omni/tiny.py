@@ -57,7 +57,6 @@ def pipeline() -> XOmniPipeline:
     parts = convert_x_omni(FIXTURES).components
     pipe = XOmniPipeline(**parts | flux() | {"text_tokenizer": character_tokenizer()}, image_size=64)
     pipe.generation_config["num_inference_steps"] = 2
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
