@@ -55,11 +55,7 @@ def _metric(name: str) -> Callable[[Job], dict[str, dict]]:
 
 
 def check_metrics(job: Job, metrics: list[str]) -> None:
-    """Refuse metrics that cannot be computed, before any work. The run need not exist yet.
-
-    Raises:
-        ValueError: if a metric is unknown, or its reference or weights are missing or damaged.
-    """
+    """Refuse metrics that cannot be computed, before any work. The run need not exist yet."""
     reference, names = job.reference, set(metrics)
     available = metric_names()
     unknown = [name for name in metrics if name not in available]
@@ -151,11 +147,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
 
 
 def read_metrics(run: Path) -> dict[str, dict]:
-    """The entries in the `metrics.json` of a run; none if it was not scored.
-
-    Raises:
-        ValueError: if the file is damaged, or a figure in it is not finite.
-    """
+    """The entries in the `metrics.json` of a run; none if it was not scored."""
     path, remedy = run / METRICS_FILE, "delete it and repeat `arimage eval score`"
     if not path.is_file():
         return {}
@@ -185,9 +177,6 @@ def check_comparable(runs: dict[str, dict[str, dict]]) -> None:
 
     Args:
         runs: the entries of `read_metrics`, by the name of the run.
-
-    Raises:
-        ValueError: if a metric of two runs differs in the number of images, reference, weights, resizing or settings.
     """
     first: dict[str, str] = {}
     for run, metrics in runs.items():

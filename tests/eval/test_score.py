@@ -17,7 +17,7 @@ from arimage.eval.job import Job, entry, write_scores
 from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.standard_errors import Estimate
 from arimage.eval.runs.export import export
-from arimage.eval.runs.manifest import class_rows, prompt_rows
+from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.score import METRICS_FILE, check_comparable, figure_text, images_text, read_metrics, score
 
 
@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch, write_run):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(jobs, "InceptionExtractor", Moments)
     folder = tmp_path / "run"
-    write_run(folder, class_rows(30, 0, 1), pictures(30, 0, 20))
+    write_run(folder, label_rows(range(30), 0, 1), pictures(30, 0, 20))
     return folder
 
 
@@ -95,7 +95,7 @@ def test_the_fid_of_a_category_is_that_of_its_images_and_pictures(run, tmp_path,
     assert list(entries) == ["fid-animals", "fid-art"]
     for category, chosen in (("animals", slice(12)), ("art", slice(12, None))):
         part = tmp_path / category
-        write_run(part, class_rows(len(images[chosen]), 0, 1), images[chosen])
+        write_run(part, label_rows(range(len(images[chosen])), 0, 1), images[chosen])
         alone = score(Job(part, tmp_path / "ref" / category), ["fid"])["fid"]
         entry = entries[f"fid-{category}"]
         assert entry["value"] == pytest.approx(alone["value"], rel=1e-9) and entry["count"] == alone["count"]
@@ -220,7 +220,7 @@ def test_a_distance_of_few_images_is_a_warning(run, tmp_path, monkeypatch, caplo
 
 
 def test_two_images_are_too_few_for_a_distance(tmp_path, run, reference, write_run):
-    write_run(tmp_path / "two", class_rows(2, 0, 1), pictures(2, 0))
+    write_run(tmp_path / "two", label_rows(range(2), 0, 1), pictures(2, 0))
     with pytest.raises(ValueError, match="needs at least 3 images, not 2"):
         score(Job(tmp_path / "two", reference), ["fid"])
 

@@ -16,7 +16,7 @@ from arimage.eval import score_images
 from arimage.eval.job import Job, make_statistics
 from arimage.eval.metrics import inception
 from arimage.eval.metrics.features import Space
-from arimage.eval.runs.manifest import class_rows, prompt_rows
+from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.score import METRICS_FILE, check_comparable, figure_text, score
 
 
@@ -70,7 +70,7 @@ def frechet(x, y):
 
 def test_a_folder_an_array_and_a_run_of_the_same_images_score_the_same(images, reference, tmp_path, write_run):
     before = files(images)
-    write_run(tmp_path / "run", class_rows(30, 0, 1), OURS)
+    write_run(tmp_path / "run", label_rows(range(30), 0, 1), OURS)
     np.savez(tmp_path / "images.npz", arr_0=OURS)
     np.save(tmp_path / "images.npy", OURS)
     folder, run, npz, npy = (

@@ -68,11 +68,7 @@ def weights_sha256(files: list[Path]) -> str:
 
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
     """The images or videos of a run in the order of its manifest, or all images or videos below another folder, see
-    `list_files`. Other files of such a folder are counted and named in a warning.
-
-    Raises:
-        ValueError: if the run is unfinished or damaged, or the folder has no images or no videos.
-    """
+    `list_files`. Other files of such a folder are counted and named in a warning."""
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("images", IMAGE_SUFFIXES)
@@ -193,11 +189,7 @@ class WeightsFile:
         return f"download {self.url}, and name the file with {self.option} or {self.variable}"
 
     def check(self, path: Path | None, user: str) -> Path:
-        """The path, if there is a file.
-
-        Raises:
-            ValueError: if there is none, naming the `user` of the weights.
-        """
+        """The path, if there is a file."""
         if path is None:
             raise ValueError(f"{user} needs {self.name}: {self.where}")
         if not path.is_file():

@@ -9,11 +9,7 @@ from .standard_errors import Estimate, Prompts, jackknife_standard_error
 
 
 def check_eigenvalues(name: str, values: np.ndarray) -> None:
-    """Refuse a matrix that is no covariance by its eigenvalues [D]: rounding to float32 leaves no such negative ones.
-
-    Raises:
-        ValueError: naming the matrix.
-    """
+    """Refuse a matrix that is no covariance by its eigenvalues [D]: float32 leaves no such negative ones."""
     rounding = np.finfo(np.float32).eps * len(values) ** 0.5
     if values.min() < -10 * rounding * np.abs(values).max():
         raise ValueError(
@@ -31,22 +27,14 @@ class Gaussian:
 
     @classmethod
     def of_covariance(cls, mean: np.ndarray, covariance: np.ndarray) -> "Gaussian":
-        """From a mean [D] and a covariance [D, D], as files of reference statistics hold them.
-
-        Raises:
-            ValueError: if it has negative eigenvalues beyond rounding.
-        """
+        """From a mean [D] and a covariance [D, D], as files of reference statistics hold them."""
         values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
         check_eigenvalues("the covariance", values)
         return cls(np.asarray(mean, dtype=np.float64), np.sqrt(values.clip(min=0))[:, None] * vectors.T)
 
     @classmethod
     def of_features(cls, features: np.ndarray) -> "Gaussian":
-        """From features [N, D].
-
-        Raises:
-            ValueError: if there are fewer than 2.
-        """
+        """From features [N, D]."""
         if len(features) < 2:
             raise ValueError(f"a Fréchet distance needs at least 2 images of reference, and there are {len(features)}")
         mean, centred = _centre(features)
@@ -67,11 +55,7 @@ class _Distances:
 
     A distance is |m - m'|^2 + tr S + tr S' - 2 tr (S S')^(1/2). With S = A^T A and S' = F^T F the last trace is the
     nuclear norm of A F^T: the sum of the roots of the eigenvalues of F S F^T, or of A S' A^T, which is smaller for few
-    images.
-
-    Raises:
-        ValueError: if the reference has another number of features.
-    """
+    images."""
 
     def __init__(self, features: np.ndarray, reference: Gaussian):
         if features.shape[1] != len(reference.mean):
@@ -98,11 +82,7 @@ class _Distances:
         return self.without(np.arange(0))
 
     def without(self, left_out: np.ndarray) -> float:
-        """The distance without the images [n] that are `left_out`.
-
-        Raises:
-            ValueError: if fewer than 2 remain.
-        """
+        """The distance without the images [n] that are `left_out`."""
         count, others = len(self._centred) - len(left_out), self._projected[left_out]
         if count < 2:
             raise ValueError(f"a Fréchet distance needs at least 2 images, and there are {count}")

@@ -96,11 +96,7 @@ class InceptionExtractor:
 class SpatialInceptionExtractor(InceptionExtractor):
     """Features of images for the sFID (https://arxiv.org/abs/2103.03841) as in the evaluator of ADM: the first 7
     channels of its layer `mixed_6/conv`, which is `Mixed_6d.branch1x1` of torch-fidelity's port. They are 17 rows of
-    17 places of 7 numbers, in this order, so that `mu_s` and `sigma_s` in ADM's files are their statistics.
-
-    Raises:
-        ValueError: as `InceptionExtractor` does.
-    """
+    17 places of 7 numbers, in this order, so that `mu_s` and `sigma_s` in ADM's files are their statistics."""
 
     # The first output after the layer.
     layer = "768"

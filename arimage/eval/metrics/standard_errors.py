@@ -122,11 +122,7 @@ def paired_difference(values: np.ndarray, baseline: np.ndarray, prompts: Prompts
     interval over other prompts.
 
     If all of them are 0 or 1, the interval is that of Bonett and Price (https://doi.org/10.3102/1076998611411915) for
-    as many independent pairs as vary as much, else Student's. One prompt has neither.
-
-    Raises:
-        ValueError: if there are more of one than of the other.
-    """
+    as many independent pairs as vary as much, else Student's. One prompt has neither."""
     if len(values) != len(baseline):
         raise ValueError(
             f"{len(values)} values cannot be paired with {len(baseline)}: score runs of the same manifest"

@@ -61,11 +61,7 @@ def is_file_name(name: str) -> bool:
 
 
 def group_by_prompt(run: Path, paths: list[Path]) -> list[Group]:
-    """The rows and `paths` of a run by their prompts.
-
-    Raises:
-        ValueError: if config.json and the manifest differ in the number of images per prompt.
-    """
+    """The rows and `paths` of a run by their prompts."""
     images, count = list(zip(read_rows(run), paths, strict=True)), read_config(run)["source"].get("per_prompt", 1)
     groups = [images[start : start + count] for start in range(0, len(images), count)]
     for group in groups:
@@ -83,11 +79,7 @@ def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> Non
     the ImageNet figures of LlamaGen and VAR come from.
 
     The images are in a fixed random order, because the evaluator averages the Inception score over groups of 5,000
-    consecutive images, and each group must cover all classes. `size` resizes as LlamaGen does, see `resize`.
-
-    Raises:
-        ValueError: if the images have different sizes.
-    """
+    consecutive images, and each group must cover all classes. `size` resizes as LlamaGen does, see `resize`."""
     order = np.random.default_rng(0).permutation(len(paths))
     first = _read(paths[0], size)
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), *first.shape)}
@@ -108,11 +100,7 @@ def _read(path: Path, size: int | None) -> np.ndarray:
 
 def write_geneval(groups: list[Group], out: Path) -> None:
     """Write a folder for GenEval (https://arxiv.org/abs/2310.11513): one folder per prompt, with its line of
-    evaluation_metadata.jsonl and its images.
-
-    Raises:
-        ValueError: if a row does not come from that file.
-    """
+    evaluation_metadata.jsonl and its images."""
     for [(row, _), *_] in groups:
         if not {"tag", "include"} <= row.get("metadata", {}).keys():
             raise ValueError(
@@ -130,11 +118,7 @@ def write_geneval(groups: list[Group], out: Path) -> None:
 
 def write_dpg(groups: list[Group], out: Path) -> None:
     """Write a folder for DPG-Bench (https://arxiv.org/abs/2403.05135): one image per prompt, item_id.png, a 2x2 grid
-    of its four images.
-
-    Raises:
-        ValueError: if an item_id is missing, not a file name or not unique, or a prompt does not have four images.
-    """
+    of its four images."""
     seen = set()
     for group in groups:
         row = group[0][0]
@@ -164,11 +148,7 @@ def _check_count(group: Group, count: int, scorer: str) -> None:
 
 
 def write_wise(groups: list[Group], out: Path) -> None:
-    """Write a folder for WISE (https://arxiv.org/abs/2503.07265): one image per prompt, prompt_id.png.
-
-    Raises:
-        ValueError: if a prompt_id is missing, not a whole number or not unique, or a prompt has several images.
-    """
+    """Write a folder for WISE (https://arxiv.org/abs/2503.07265): one image per prompt, prompt_id.png."""
     names: dict[int, Path] = {}
     for group in groups:
         row, path = group[0]
@@ -187,11 +167,7 @@ def write_wise(groups: list[Group], out: Path) -> None:
 
 def write_t2i_compbench(groups: list[Group], out: Path) -> None:
     """Write a folder for T2I-CompBench (https://arxiv.org/abs/2307.06350): samples/PROMPT_000000.png, numbered without
-    gaps in the order of the prompts. The scorers read one category at a time.
-
-    Raises:
-        ValueError: if a prompt has an underscore, at which the scorers cut it, or is not a file name.
-    """
+    gaps in the order of the prompts. The scorers read one category at a time."""
     names = {}
     for row, path in (pair for group in groups for pair in group):
         prompt = row.get("prompt", "")
@@ -209,11 +185,7 @@ def write_t2i_compbench(groups: list[Group], out: Path) -> None:
 
 def write_result_jsonl(groups: list[Group], out: Path) -> None:
     """Write a folder like LlamaGen's text-to-image runs (https://arxiv.org/abs/2406.06525): result.jsonl with text and
-    image_path, captions.txt, and the images.
-
-    Raises:
-        ValueError: if the run was generated from classes.
-    """
+    image_path, captions.txt, and the images."""
     images = [pair for group in groups for pair in group]
     if "prompt" not in images[0][0]:
         raise ValueError("result-jsonl needs prompts, and this run is of classes: use --format adm-npz")

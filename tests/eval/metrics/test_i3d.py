@@ -13,7 +13,7 @@ from arimage.eval.job import Job
 from arimage.eval.metrics.features import Space
 from arimage.eval.metrics.frechet import Gaussian, frechet_distance, frechet_infinity
 from arimage.eval.metrics.i3d import I3D, I3DExtractor, read_clip
-from arimage.eval.runs.manifest import class_rows
+from arimage.eval.runs.manifest import label_rows
 from arimage.eval.score import check_comparable, score
 from arimage.media.files import write_video
 
@@ -152,14 +152,14 @@ def run(tmp_path, monkeypatch, write_run):
     """Thirty videos of twelve frames."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(jobs, "I3DExtractor", Moments)
-    write_run(tmp_path / "run", class_rows(30, 0, 1), noise(30, 12, 4))
+    write_run(tmp_path / "run", label_rows(range(30), 0, 1), noise(30, 12, 4))
     return tmp_path / "run"
 
 
 @pytest.fixture
 def reference(tmp_path, write_run):
     """A run of forty videos of fourteen frames."""
-    write_run(tmp_path / "reference", class_rows(40, 0, 1), noise(40, 14, 4, 1, high=200))
+    write_run(tmp_path / "reference", label_rows(range(40), 0, 1), noise(40, 14, 4, 1, high=200))
     return tmp_path / "reference"
 
 
@@ -191,8 +191,8 @@ def test_distances_of_other_frames_are_not_compared(run, reference):
 def test_what_has_no_distance_is_refused(run, reference, tmp_path, write_run):
     np.savez(tmp_path / "x.npz", mu=np.zeros(6), sigma=np.eye(6))
     (tmp_path / "empty").mkdir()
-    write_run(tmp_path / "images", class_rows(30, 0, 1), noise(30, 12, 4)[:, 0])
-    write_run(tmp_path / "one", class_rows(1, 0, 1), noise(1, 12, 4))
+    write_run(tmp_path / "images", label_rows(range(30), 0, 1), noise(30, 12, 4)[:, 0])
+    write_run(tmp_path / "one", label_rows(range(1), 0, 1), noise(1, 12, 4))
     for folder, ref, frames, sentence in (
         (tmp_path / "images", reference, None, "000000.png is an image: fvd needs a run of a model that generates v"),
         (run, None, None, "--ref is missing: name a folder of videos"),

@@ -13,7 +13,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.runs.export import export
 from arimage.eval.runs.generate import generate, make_config, prepare
-from arimage.eval.runs.manifest import class_rows, prompt_rows
+from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.runs.run_folder import read_rows
 
 
@@ -55,7 +55,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_classes(tmp_path_factory):
-    rows = class_rows(5, 0, 2)
+    rows = label_rows(range(5), 0, 2)
     return generate_run(
         tiny_llamagen.class_pipeline(), rows, {"per_class": 2}, tmp_path_factory.mktemp("runs") / "classes"
     )

@@ -18,7 +18,7 @@ from pipelines.var import tiny as tiny_var
 from arimage.decoding import SpeculativeJacobiDecoding
 from arimage.eval.runs import estimate
 from arimage.eval.runs.generate import generate_batch, make_config, missing_batches, prepare
-from arimage.eval.runs.manifest import class_rows, prompt_rows
+from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.runs.run_folder import read_config, read_results, read_rows
 from arimage.pipelines import base
 from arimage_emoji.known import KnownCaptions
@@ -63,7 +63,11 @@ def test_images_and_costs_are_those_of_the_pipeline(tmp_path, kind, text, decodi
         "bits": tiny_infinity.pipeline,
     }
     pipe = build.get(kind, lambda: tiny_var.pipeline("text"))()
-    rows = class_rows(3, 1, 2) if kind == "class" else prompt_rows([{"prompt": f"tree {i}"} for i in range(3)], 1, 2)
+    rows = (
+        label_rows(range(3), 1, 2)
+        if kind == "class"
+        else prompt_rows([{"prompt": f"tree {i}"} for i in range(3)], 1, 2)
+    )
     config = make_config(pipe, rows, model=kind, source={}, seed=1, batch_size=4, decoding=text, sampling=sampling)
     run = prepare(config, rows, tmp_path)
     for index in reversed(missing_batches(run)):

@@ -14,7 +14,7 @@ from eval.runs.run_kit import BATCH, COUNT, contents, options, part_of, pictures
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.runs.generate import generate, make_config, missing_batches, open_run, prepare
-from arimage.eval.runs.manifest import class_rows
+from arimage.eval.runs.manifest import label_rows
 from arimage.eval.runs.run_folder import read_results
 
 
@@ -45,7 +45,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
 def test_a_call_whose_images_take_the_rows_of_finished_ones_is_repeated_as_a_whole(tmp_path):
     """Five calls of three images, generated one at a time, of which the second image of the second call is lost."""
     pipe = tiny_llamagen.class_pipeline()
-    rows = class_rows(tiny.NUM_CLASSES, 1, 3)[:25]
+    rows = label_rows(range(tiny.NUM_CLASSES), 1, 3)[:25]
     config = make_config(pipe, rows, model="m", source={}, seed=1, batch_size=1, decoding="sjd-coupled")
     run = prepare(config, rows, tmp_path / "run")
     assert run.call_size == 3 and len(missing_batches(run)) == 9
@@ -67,7 +67,7 @@ def test_a_call_whose_images_take_the_rows_of_finished_ones_is_repeated_as_a_who
 
 
 def test_a_run_of_an_earlier_version_is_continued_as_it_was_begun(tmp_path):
-    pipe, rows = tiny_llamagen.class_pipeline(), class_rows(tiny.NUM_CLASSES, 1, 3)
+    pipe, rows = tiny_llamagen.class_pipeline(), label_rows(range(tiny.NUM_CLASSES), 1, 3)
     config = make_config(pipe, rows, model="m", source={}, seed=1, batch_size=1)
     prepare({name: value for name, value in config.items() if name != "call_size"}, rows, tmp_path / "run")
     run = prepare(config, rows, tmp_path / "run")
