@@ -336,13 +336,6 @@ def test_family_check_finds_names(source):
     assert named_families(source, "arimage/training/x.py") == []
 
 
-def test_family_check_allows_shared_parts_and_papers():
-    source = "from .pipelines.base import ARPipeline\nfrom .tokenizers.vq_var import VARVQModel"
-    assert (
-        named_families(f"{source}\n# As for LlamaGen and VAR, https://arxiv.org/abs/2404.02905", "arimage/x.py") == []
-    )
-
-
 @pytest.mark.parametrize(
     "source",
     [

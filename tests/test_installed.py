@@ -130,7 +130,3 @@ def test_without_the_models_of_emoji_everything_that_needs_them_says_what_to_ins
         check_metrics(Job(None), ["retrieval"])
     with pytest.raises(ValueError, match=r'^icons-arpg belongs to arimage-icons, .*"arimage\[icons\]"'):
         AutoPipeline.from_pretrained("icons-arpg")
-
-
-def test_other_names_belong_to_no_distribution():
-    assert not_installed("janus-pro-1b") is None and not_installed("emoji-llamgen") is None

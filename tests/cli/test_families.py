@@ -73,17 +73,6 @@ def test_images_are_measured_but_not_compared_with_a_distribution(printed, model
         judge(pipe, {"class_labels": [1]}, pipe.decoding, images=1, seed=0)
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("model", IMAGES)
-def test_a_run_of_many_images_is_finished_and_reported(printed, model, tmp_path):
-    options = ("--classes", 3, "--batch-size", 2, "--dtype", "float32", "--out", "run")
-    assert "images: 3 of" in printed("eval generate", model, *options, "--dry-run")[0]
-    assert printed("eval generate", model, *options)[0] == "run\n"
-    row = json.loads((tmp_path / "run/manifest.jsonl").read_text().splitlines()[2])
-    with Image.open(tmp_path / "run" / row["path"]) as picture:
-        assert near(picture, alone(model, row["seed"], class_labels=2))
-
-
 @pytest.mark.parametrize(
     ("command", "model", "message"),
     [
@@ -149,33 +138,6 @@ def test_every_kind_of_model_is_served(engine, model, options, others):
             assert result.head_calls > result.passes and f"{result.head_calls} calls of" in markup.finished(result)
         for seed, image in zip(result.seeds, result.images, strict=True):
             assert near(image, alone(model, seed, class_labels=1 + i, **one))
-
-
-def test_masked_tokens_are_generated_traced_and_measured(printed, tmp_path):
-    model, condition = "halton-maskgit-class", ("--class-label", 1)
-    steps = ("--decoding", "halton:steps=4")
-    printed("generate", model, *condition, *steps, "--trace", "trace.webp", "--out", "x.png")
-    with Image.open(tmp_path / "trace.webp") as film, Image.open(tmp_path / "x.png") as picture:
-        assert film.n_frames > 2 and picture.size == (8, 8)
-    reuse = ("--decoding", "recap:steps=4,full_steps=1")
-    printed("bench", model, *condition, "--per-prompt", 1, *steps, *reuse, "--out", "runs")
-    rows = json.loads((tmp_path / "runs" / "report.json").read_text())["rows"]
-    assert [row["decoding"] for row in rows] == [steps[1], reuse[1]]
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("model", "side"), [("mar", 16), ("halton-maskgit-class", 8)])
-def test_a_masked_model_edits_and_sees_all_sides(engine, model, side):
-    before = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    mask = np.zeros((side, side), dtype=np.uint8)
-    mask[side // 4 : 3 * side // 4, side // 4 : 3 * side // 4] = 255
-    request = Request(
-        model, class_label=1, image=Image.fromarray(before), mask_image=Image.fromarray(mask), preview_every=1
-    )
-    after = np.asarray(engine.submit(request).result(60).images[0])
-    changed = (after != before).any(-1)
-    assert changed.any() and not changed[mask == 0].any()
-    assert "on all sides" in markup.about_editing(engine.models[model])
 
 
 @pytest.mark.every(2)

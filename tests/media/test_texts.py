@@ -4,9 +4,7 @@ import json
 import unicodedata
 
 import pytest
-from commands import outcome, refusal
 from PIL import Image
-from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.cli.options import prompt_lines
 from arimage.eval.metrics.features import image_paths
@@ -57,13 +55,6 @@ def through_table(folder, data):
     return [row["prompt"] for row in read_prompts(folder / "a.jsonl")]
 
 
-def through_names(folder, data):
-    """meta_data.json of MJHQ."""
-    items = {str(i): {"prompt": caption} for i, caption in enumerate(CAPTIONS)}
-    (folder / "a.json").write_bytes(data(lambda _: json.dumps(items, ensure_ascii=False), ""))
-    return [row["prompt"] for row in read_prompts(folder / "a.json")]
-
-
 def through_lines(folder, data):
     (folder / "a.txt").write_bytes(data(lambda _: "\r\n\r\n".join(CAPTIONS), ""))
     found = prompt_lines("--file", folder / "a.txt")
@@ -71,25 +62,11 @@ def through_lines(folder, data):
     return found
 
 
-def through_folder(folder, data):
-    for i, caption in enumerate(CAPTIONS):
-        (folder / f"{i}.txt").write_bytes(data(lambda _, caption=caption: f"{caption}\n", ""))
-    return [row["prompt"] for row in read_prompts(folder)]
-
-
-def through_columns(folder, data):
-    (folder / "a.tsv").write_bytes(data(lambda _: "\n".join(["prompt", *CAPTIONS]), ""))
-    return [row["prompt"] for row in read_prompts(folder / "a.tsv")]
-
-
 ENTRANCES = [
     through_pairs,
     through_notes,
     through_table,
-    through_names,
-    through_columns,
     through_lines,
-    through_folder,
 ]
 
 
@@ -211,24 +188,4 @@ def test_names_with_accents_in_tables(inside, asked, tmp_path):
     assert load_pairs(tmp_path, (8, 8)).captions == ["a castle"]
 
 
-def test_a_listed_picture_counts_wherever_it_is(tmp_path):
-    rows = [{"file_name": name, "text": name} for name in ("a.bmp", "./in/b.png", ".c/d.png", "e.ppm")]
-    for row in rows:
-        picture(tmp_path / row["file_name"])
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert sorted(load_pairs(tmp_path, (8, 8)).captions) == sorted(row["text"] for row in rows)
-
-
 # The command
-
-
-def test_the_command_reads_prompts_of_powershell(tmp_path, monkeypatch, capsys):
-    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
-    (tmp_path / "prompts.txt").write_bytes("tree\r\nhouse\r\n".encode("utf-16"))
-    words = ["generate", "--file", "prompts.txt", "--model", "./model", "--device", "cpu"]
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = outcome(capsys, *words)
-    assert code == 0 and out.split() == ["outputs/tree-0-0.png", "outputs/house-0-1.png"]
-    (tmp_path / "prompts.txt").write_bytes(b"tree\nch\xe2teau\n")
-    printed = refusal(capsys, *words)
-    assert "--file is prompts.txt" in printed and "line 2" in printed

@@ -23,27 +23,6 @@ class Counting:
         return torch.tensor([[np.asarray(image).mean()] for image in images])
 
 
-def test_pictures_are_those_that_viewers_show(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    shown = np.full((4, 8, 3), 255, np.uint8)
-    shown[:2] = 80
-    Image.fromarray(np.rot90(shown).copy()).save(tmp_path / "turned.png", exif=exif)
-    Image.fromarray(shown[..., 0].astype(np.uint16) * 257).save(tmp_path / "wide.png")
-    sticker = Image.new("RGBA", (8, 4))
-    sticker.paste((80, 80, 80, 255), (0, 0, 8, 2))
-    sticker.save(tmp_path / "transparent.webp", lossless=True)
-    seen = []
-
-    class Seeing(Counting):
-        def __call__(self, images):
-            seen.extend(np.asarray(image) for image in images)
-            return super().__call__(images)
-
-    extract(image_paths(tmp_path), Seeing())
-    assert len(seen) == 3 and all(np.array_equal(picture, shown) for picture in seen)
-
-
 def test_features_are_cached_until_something_changes(pictures, tmp_path):
     folder, cache = shutil.copytree(pictures, tmp_path / "pictures"), tmp_path / "features"
     paths = image_paths(folder)

@@ -150,13 +150,6 @@ def test_what_a_scorer_needs_is_asked_for(run, format, sentence, request, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_dpg_takes_four_images(tmp_path):
-    rows = prompt_rows([{"prompt": "tree", "item_id": "1"}], 0, 3)
-    run = generate_run(tiny_llamagen.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
-    with pytest.raises(ValueError, match="image 0 is one of 3 of its prompt"):
-        export(run, "dpg", tmp_path / "out")
-
-
 def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_path):
     rows = prompt_rows([{"prompt": "tree"}], 0, 3)
     run = generate_run(tiny_llamagen.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 
 import pytest
@@ -167,23 +166,3 @@ def test_a_file_that_cannot_grow_is_one_sentence_and_nothing_half_written(models
     assert not list(run.rglob("*.tmp"))
     assert finish(options(models, run))[0] == 0
     assert contents(run) == contents(undisturbed)
-
-
-def test_a_full_disk_is_one_sentence_and_the_run_resumes_when_there_is_room(command, models, undisturbed, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("may not mount a small disk")
-    try:
-        run = disk / "run"
-        code, said = command(*options(models, run))
-        assert code == 2 and said == (
-            f"arimage: no space is left in {run} (No space left on device): make room and repeat the command, which "
-            "resumes the run\n"
-        )
-        assert 0 < pictures(run) < COUNT and not list(run.rglob("*.tmp"))
-        subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
-        assert command(*options(models, run))[0] == 0
-        assert contents(run) == contents(undisturbed)
-    finally:
-        subprocess.run(["umount", disk], check=True)
