@@ -15,7 +15,7 @@ from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
 from .metrics.diversity import diversity
 from .metrics.features import extract
-from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
+from .metrics.frechet import FrechetDistance, Gaussian
 from .metrics.i3d import frame_count, read_clip
 from .metrics.inception_score import inception_score
 from .metrics.kernel_distance import gaussian_kernel_distance, kernel_distance, subsets_of
@@ -28,7 +28,8 @@ from .sheet import IMAGES, Neighbours, chosen_images, write_sheet
 
 
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
-FID_INFINITY_POINTS = 15
+# Of the line whose limit is a distance for infinitely many images: all of them, and halves.
+FID_INFINITY_POINTS = 2
 # As many as their networks have features: with fewer the estimated covariance is singular.
 FEWEST_IMAGES, FEWEST_VIDEOS = 2048, 400
 PRECISION_K, DENSITY_K = 3, 5
@@ -45,10 +46,10 @@ PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd", "near
 
 def _with_infinity(metric: str, job: Job, ours: np.ndarray, reference: Gaussian, make_entry: Callable) -> dict:
     """The entries of a Fréchet distance of all images, and of its limit for infinitely many."""
-    limit = Estimate(frechet_infinity(ours, reference, points=FID_INFINITY_POINTS))
+    distance = FrechetDistance(ours, reference)
     return {
-        metric: make_entry(frechet_estimate(ours, reference, prompts=job.prompts)),
-        f"{metric}-infinity": make_entry(limit, points=FID_INFINITY_POINTS),
+        metric: make_entry(distance.estimate(job.prompts)),
+        f"{metric}-infinity": make_entry(Estimate(distance.infinity()), points=FID_INFINITY_POINTS),
     }
 
 
@@ -75,7 +76,7 @@ def _fid(job: Job) -> dict[str, dict]:
 def _sfid(job: Job) -> dict[str, dict]:
     extractor = job.spatial_inception
     reference, label = _of_reference(job, "sfid", job.spatial_statistics, lambda: job.extract_against(extractor))
-    estimate = frechet_estimate(job.extract(extractor, job.size), reference, prompts=job.prompts)
+    estimate = FrechetDistance(job.extract(extractor, job.size), reference).estimate(job.prompts)
     return {"sfid": job.inception_entry(estimate, label, space=extractor.space)}
 
 
@@ -106,7 +107,7 @@ def _fid_categories(job: Job) -> dict[str, dict]:
         counts += [len(rows), len(columns)]
         reference = Gaussian.of_features(job.reference_features[columns])
         label = f"{job.against.label}: {len(columns)} pictures in {category}"
-        estimate = frechet_estimate(job.features[rows], reference, prompts=job.of_prompts(rows))
+        estimate = FrechetDistance(job.features[rows], reference).estimate(job.of_prompts(rows))
         entries[f"fid-{category}"] = job.inception_entry(estimate, label, rows)
     warn_of_few("fid-categories", FEWEST_IMAGES, *counts)
     return entries

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from arimage.eval import job as jobs
 from arimage.eval.job import Job
 from arimage.eval.metrics.features import Space
-from arimage.eval.metrics.frechet import Gaussian, frechet_distance, frechet_infinity
+from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance
 from arimage.eval.metrics.i3d import I3D, I3DExtractor, read_clip
 from arimage.eval.runs.manifest import label_rows
 from arimage.eval.score import score
@@ -155,7 +155,7 @@ def test_the_distance_is_that_of_as_many_frames_as_the_run_has(run, reference, m
     assert found["fvd"]["reference"].startswith("reference, files ")
     assert found["fvd"]["reference"].endswith(": 40 videos")
     assert found["fvd"]["space"] == {"name": "moments", "sha256": "0", "resize": "12 frames"}
-    limit = frechet_infinity(ours, Gaussian.of_features(theirs))
+    limit = FrechetDistance(ours, Gaussian.of_features(theirs)).infinity()
     assert found["fvd-infinity"]["value"] == pytest.approx(limit, rel=1e-6)
     of_folder = score(Job(run, reference / "images"), ["fvd"])
     assert of_folder["fvd"]["value"] == found["fvd"]["value"]
