@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .standard_errors import Estimate, Prompts, standard_error
+from .standard_errors import Estimate, Prompts, check_width, standard_error
 
 
 # The nodes of an integral over t: from e^-LOWEST to e^HIGHEST times the largest root, in steps of STEP in log t.
@@ -69,11 +69,7 @@ class FrechetDistance:
     """
 
     def __init__(self, features: np.ndarray, reference: Gaussian):
-        if features.shape[1] != len(reference.mean):
-            raise ValueError(
-                f"the reference has {len(reference.mean)} features and the images have {features.shape[1]}: "
-                "use a reference of the same network"
-            )
+        check_width(features, len(reference.mean))
         if len(features) < 2:
             raise ValueError(f"a Fréchet distance needs at least 2 images, and there are {len(features)}")
         mean, self._centred = _centre(features)

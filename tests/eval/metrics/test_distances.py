@@ -11,7 +11,7 @@ from torch_fidelity.metric_prc import prc_features_to_metric
 from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance
 from arimage.eval.metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
 from arimage.eval.metrics.neighbourhoods import neighbourhoods
-from arimage.eval.metrics.standard_errors import jackknife_standard_error, standard_error
+from arimage.eval.metrics.standard_errors import jackknife_blocks, jackknife_error, standard_error
 
 
 def sample(count, width, seed, shift=0.0, gain=1.0):
@@ -166,9 +166,8 @@ def test_the_error_of_the_gaussian_kernel_distance_is_a_jackknife():
     x, y = (unit(one.astype(np.float64)) for one in (sample(60, 12, 1, 0.2), sample(40, 12, 2)))
     prompts = np.arange(20).repeat(3)
     for of in (prompts, None):
-        explicit = jackknife_standard_error(
-            lambda rows: explicit_cmmd(np.delete(x, rows, axis=0), y), len(x), prompts=of, blocks=20
-        )
+        block = jackknife_blocks(len(x), of)
+        explicit = jackknife_error([explicit_cmmd(x[block != one], y) for one in range(20)])
         assert gaussian_kernel_distance(x, y, prompts=of).standard_error == pytest.approx(explicit, rel=1e-6)
     assert gaussian_kernel_distance(x, y, prompts=["one"] * 60).standard_error is None
     with pytest.raises(ValueError, match="4 features .* 12"):
