@@ -1,6 +1,5 @@
 """`arimage eval export`: writes runs in the file layouts of scorers that are not part of this library."""
 
-import json
 import re
 import shutil
 import zipfile
@@ -11,7 +10,7 @@ from diffusers.utils import make_image_grid
 
 from ...media.files import read_image
 from ..metrics.features import image_paths, resize
-from .files import write_whole
+from .files import to_lines, write_whole
 from .run_folder import CONFIG, RESTORE, read_config, read_rows
 
 
@@ -110,10 +109,17 @@ def write_geneval(groups: list[Group], out: Path) -> None:
     for number, group in enumerate(groups):
         folder, row = out / f"{number:05d}", group[0][0]
         (folder / "samples").mkdir(parents=True)
-        metadata = json.dumps({**row["metadata"], "prompt": row["prompt"]}, ensure_ascii=False)
-        (folder / "metadata.jsonl").write_text(metadata + "\n", encoding="utf-8")
+        (folder / "metadata.jsonl").write_bytes(to_lines([{**row["metadata"], "prompt": row["prompt"]}]))
         for sample, (_, path) in enumerate(group):
             shutil.copyfile(path, folder / "samples" / f"{sample:05d}.png")
+
+
+def _check_count(group: Group, count: int, scorer: str) -> None:
+    if len(group) != count:
+        raise ValueError(
+            f"image {group[0][0]['id']} is one of {len(group)} of its prompt, and {scorer} needs {count}: generate "
+            f"with --per-prompt {count}"
+        )
 
 
 def write_dpg(groups: list[Group], out: Path) -> None:
@@ -137,14 +143,6 @@ def write_dpg(groups: list[Group], out: Path) -> None:
     for group in groups:
         images = [read_image(path) for _, path in group]
         make_image_grid(images, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
-
-
-def _check_count(group: Group, count: int, scorer: str) -> None:
-    if len(group) != count:
-        raise ValueError(
-            f"image {group[0][0]['id']} is one of {len(group)} of its prompt, and {scorer} needs {count}: generate "
-            f"with --per-prompt {count}"
-        )
 
 
 def write_wise(groups: list[Group], out: Path) -> None:
@@ -192,10 +190,7 @@ def write_result_jsonl(groups: list[Group], out: Path) -> None:
     (out / "images").mkdir(parents=True)
     lines = []
     for row, path in images:
-        copy = out / "images" / path.name
-        shutil.copyfile(path, copy)
-        lines.append(
-            json.dumps({"text": row["prompt"], "image_path": str(copy.absolute())}, ensure_ascii=False) + "\n"
-        )
-    (out / "result.jsonl").write_text("".join(lines), encoding="utf-8")
+        copy = shutil.copyfile(path, out / "images" / path.name)
+        lines.append({"text": row["prompt"], "image_path": str(copy.absolute())})
+    (out / "result.jsonl").write_bytes(to_lines(lines))
     (out / "captions.txt").write_text("".join(row["prompt"] + "\n" for row, _ in images), encoding="utf-8")

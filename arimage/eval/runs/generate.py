@@ -236,7 +236,7 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
 
 
 def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
-    """Check that the run in `folder` has this configuration and manifest."""
+    """Refuse a run in `folder` that has another configuration or manifest."""
     old = read_config(folder)
     # A run keeps its number of threads.
     machine = {**config["machine"], "threads": old["machine"]["threads"]}
@@ -250,8 +250,7 @@ def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
 
 def open_run(folder: Path, lock: FileLock | None = None) -> Run:
     """The run in `folder`."""
-    config = read_config(folder)
-    return Run(folder, config, read_rows(folder), lock)
+    return Run(folder, read_config(folder), read_rows(folder), lock)
 
 
 def missing_batches(run: Run) -> list[int]:
@@ -262,7 +261,7 @@ def missing_batches(run: Run) -> list[int]:
 
 @contextlib.contextmanager
 def _threads(count: int):
-    """Let torch use `count` threads inside the block. Rounding depends on their number."""
+    # Rounding depends on their number.
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -313,16 +312,10 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
             first.save(png, "PNG", **({"save_all": True, "append_images": others} if others else {}))
             write_whole(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))
             digests.append(hashlib.sha256(png.getvalue()).hexdigest())
-    tokens_per_pass = stats.accepted.sum(0) / passes
+    own = zip(rows, passes.tolist(), (stats.accepted.sum(0) / passes).tolist(), digests, strict=True)
     return [
-        {
-            "id": row["id"],
-            **common,
-            "passes": int(passes[i]),
-            "tokens_per_pass": float(tokens_per_pass[i]),
-            "sha256": digests[i],
-        }
-        for i, row in enumerate(rows)
+        {"id": row["id"], **common, "passes": count, "tokens_per_pass": tokens, "sha256": digest}
+        for row, count, tokens, digest in own
     ]
 
 
