@@ -15,14 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import compare_llamagen
 import compare_transformers
 import compare_var
-import first_drafts
 import hybrid_stages
 import scaling
 import side_by_side
 import store_float8
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import LlamaGenTransformer, SpeculativeJacobiDecoding
+from arimage import LlamaGenTransformer
 
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -48,14 +47,6 @@ def test_every_script_has_its_line():
     folder = Path(scaling.__file__).parent
     named = re.findall(r"`(\w+\.py)`", (folder / "README.md").read_text(encoding="utf-8"))
     assert set(named) == {path.name for path in folder.glob("*.py")}
-
-
-def test_perfect_first_drafts_save_forward_passes():
-    pipe = tiny_llamagen.text_pipeline(grid=8)
-    prompts = ["a red heart", "green tree"] * 4
-    uniform = first_drafts.steps_of(pipe, prompts, SpeculativeJacobiDecoding(window=4))
-    perfect = first_drafts.steps_of(pipe, prompts, first_drafts.PerfectDrafts(window=4))
-    assert perfect.mean() < 0.8 * uniform.mean() and perfect.min() >= 1 + 63 / 4
 
 
 def test_large_matrices_are_stored_in_half_the_bytes(tmp_path, monkeypatch):
@@ -112,18 +103,6 @@ def test_the_floor_counts_weights_and_half_of_the_image():
 def test_a_folder_that_is_no_clone_is_refused(module, run, tmp_path):
     with pytest.raises(SystemExit, match="--reference"):
         run(module, "--reference", str(tmp_path))
-
-
-def test_runs_take_turns_after_one_that_is_not_timed():
-    order = []
-
-    def call(name: str) -> int:
-        order.append(name)
-        return 4
-
-    runs = side_by_side.in_turn({name: lambda name=name: call(name) for name in "ab"}, 2, torch.device("cpu"))
-    assert order == [*"ababab"]
-    assert [len(runs[name]) for name in "ab"] == [2, 2] and all(run.units == 4 for run in runs["a"])
 
 
 def test_tokens_that_are_not_greedy_are_refused():

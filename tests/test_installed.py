@@ -1,7 +1,6 @@
 """What an installed distribution adds is found by its entry points, and what is missing is named in one sentence."""
 
 import sys
-from importlib.metadata import entry_points
 
 import pytest
 from commands import refusal
@@ -13,7 +12,7 @@ from arimage.eval.job import Job
 from arimage.eval.protocol import find_protocol
 from arimage.eval.runs.prompts import prompt_file, prompt_metrics
 from arimage.eval.score import check_metrics, metric_names
-from arimage.settings.installed import KINDS, installed, installed_models, installed_packages, not_installed
+from arimage.settings.installed import KINDS, installed, installed_models, installed_packages
 from arimage.training.recipe import TokenizerRecipe, load_recipe
 
 
@@ -83,14 +82,6 @@ def test_what_a_distribution_adds_is_found_by_name(trees):
     assert prompt_file("trees") == trees / "trees.txt" and prompt_metrics("trees") == ["height"]
     assert "height" in metric_names() and "trees" in installed_packages()
     check_metrics(Job(trees), ["height"])
-
-
-def test_models_of_others_do_not_stand_for_a_missing_distribution(trees, monkeypatch):
-    monkeypatch.setattr(
-        "arimage.settings.installed.entry_points", lambda group: entry_points(group=group, module="trees")
-    )
-    assert installed_models().keys() == {"oak"}
-    assert "pip install" in str(not_installed("emoji-arpg"))
 
 
 def test_a_folder_comes_before_what_is_installed_and_that_before_what_is_published(trees, monkeypatch):

@@ -3,18 +3,20 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock
+from pydantic import BaseModel, Field
 
 from ..media.texts import parse_json
 from ..settings.installed import installed
-from ..settings.schema import read_whole
+from ..settings.schema import Items, check, read_whole
 from .figures import INCEPTION_METRICS, METRICS, PLAIN_METRICS, REFERENCE_METRICS, TF1_METRICS
 from .job import Job
+from .metrics.features import Space
 from .metrics.i3d import FEWEST_FRAMES
 from .metrics.standard_errors import estimate_text
 from .runs.files import check_fields, write_json
-from .runs.run_folder import NUMBER
 
 
 METRICS_FILE = "metrics.json"
@@ -23,13 +25,19 @@ SHARED = (
     "count", "prompts", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale",
     "size", "splits", "sigma",
 )  # fmt: skip
-ENTRY_FIELDS = {
-    "value": NUMBER,
-    "standard_error": (*NUMBER, type(None)),
-    "count": int,
-    "reference": str,
-    "space": (dict, type(None)),
-}
+Figure = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class _Entry(BaseModel):
+    """What an entry of `metrics.json` must hold, whatever settings its metric adds."""
+
+    value: Figure
+    standard_error: Figure | None
+    interval: Annotated[list[Figure], Field(min_length=2, max_length=2)] | None = None
+    count: Items
+    prompts: Items | None = None
+    reference: str
+    space: Space | None
 
 
 def figure_text(entry: dict) -> str:
@@ -132,7 +140,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
     for name in metrics:
         entries = _metric(name)(job)
         for figure, one in entries.items():
-            if not _is_finite(one):
+            if not all(map(math.isfinite, (one["value"], one["standard_error"] or 0, *one.get("interval", ())))):
                 raise ValueError(
                     f"{figure} of {job.run} is {one['value']} ± {one['standard_error']}, which is not finite: check "
                     "the reference and the weights"
@@ -153,23 +161,8 @@ def read_metrics(run: Path) -> dict[str, dict]:
         return {}
     entries = check_fields(parse_json(read_whole(path), path, remedy), {}, path, remedy)
     for name, one in entries.items():
-        check_fields(one, ENTRY_FIELDS, f"{name} in {path}", remedy)
-        if one["space"] is not None:
-            fields: dict[str, type] = dict.fromkeys(("name", "sha256", "resize"), str)
-            check_fields(one["space"], fields, f"space of {name} in {path}", remedy)
-        optional: dict[str, type] = {"interval": list, "prompts": int}
-        given = {field: kind for field, kind in optional.items() if field in one}
-        check_fields(one, given, f"{name} in {path}", remedy)
-        if len(one.get("interval", (0, 1))) != 2:
-            raise ValueError(f"{name} in {path} has an interval that is not two numbers: {remedy}")
-        if not _is_finite(one):
-            raise ValueError(f"{name} in {path} is not finite: {remedy}")
+        check(_Entry, one, f"{name} in {path} is damaged, {remedy}")
     return entries
-
-
-def _is_finite(entry: dict) -> bool:
-    numbers = (entry["value"], entry["standard_error"] or 0, *entry.get("interval", ()))
-    return all(isinstance(number, NUMBER) and math.isfinite(number) for number in numbers)
 
 
 def check_comparable(runs: dict[str, dict[str, dict]]) -> None:

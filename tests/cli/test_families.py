@@ -10,7 +10,7 @@ from pipelines.latent_llama import tiny as tiny_latent_llama
 
 from arimage.app.demo import markup
 from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Refused, Request
+from arimage.app.engine.types import Request
 from arimage.decoding import decoding_from_text
 from arimage.eval.bench.judge import judge
 
@@ -138,20 +138,3 @@ def test_every_kind_of_model_is_served(engine, model, options, others):
             assert result.head_calls > result.passes and f"{result.head_calls} calls of" in markup.finished(result)
         for seed, image in zip(result.seeds, result.images, strict=True):
             assert near(image, alone(model, seed, class_labels=1 + i, **one))
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("model", ["mar", "latent-llama"])
-def test_continuous_tokens_are_traced(printed, model, tmp_path):
-    options = ("--trace", "trace.webp", "--trace", "map.png", "--out", "x.png")
-    assert "calls of the denoising head" in printed("generate", model, "--class-label", 1, *options)[1]
-    with Image.open(tmp_path / "trace.webp") as film, Image.open(tmp_path / "map.png"):
-        assert film.n_frames > 2
-
-
-def test_requests_that_a_model_cannot_answer_are_refused(engine):
-    with pytest.raises(Refused, match="top_k is for tokens of a vocabulary"):
-        engine.submit(Request("mar", class_label=1, top_k=5))
-    picture = Image.new("RGB", (8, 8))
-    with pytest.raises(Refused, match="var-dd does not edit images"):
-        engine.submit(Request("var-dd", class_label=1, image=picture, mask_image=picture.convert("L")))

@@ -77,13 +77,6 @@ def test_a_video_is_continued_and_a_folder_holds_a_file_per_video(generate, pict
     assert len(frames_of(tmp_path / "films" / "first-0-1.webp")) == 17
 
 
-def test_a_text_says_what_happens_and_a_file_holds_a_grid(generate, picture, tmp_path):
-    generate("a red heart", "a blue book", "--image", picture, "--out", "both.gif", model="text")
-    frames = frames_of(tmp_path / "both.gif")
-    assert len(frames) == 17 and frames[0].shape == (48, 128, 3)
-    assert not np.array_equal(frames[-1][:, :64], frames[-1][:, 64:])
-
-
 @needs_mp4
 def test_mp4_files_are_written_and_read(generate, picture, tmp_path):
     generate("--image", picture, "--out", "film.mp4")

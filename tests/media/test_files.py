@@ -117,13 +117,6 @@ def test_every_form_of_transparency_is_put_on_white(form):
     same(image, expected, 2)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"])
-def test_opaque_images_stay_what_they_are(mode):
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode)
-    same(image, np.asarray(image.convert("RGB")))
-    assert to_rgb("image", image).mode == "RGB" and to_rgba("image", image).getextrema()[3] == (255, 255)
-
-
 TURNS = {
     1: lambda a: a,
     3: lambda a: np.rot90(a, 2),

@@ -14,7 +14,6 @@ from arimage.media.folders import finder
 from arimage.media.texts import parse_json, read_text
 from arimage.training.adapters.pairs import load_pairs
 from arimage.training.pixels import open_pixels
-from arimage.training.recipe import TokenizerRecipe, load_recipe
 
 
 CAPTIONS = ["a château,\u2028on\x85paper", "a red\x0cheart"]
@@ -90,15 +89,6 @@ def test_a_wrong_character_is_named_by_its_line(tmp_path):
         (tmp_path / "a.txt").write_bytes(data)
         with pytest.raises(ValueError, match="a.txt is not UTF-8 in line 3"):
             read_text(tmp_path / "a.txt")
-
-
-def test_a_recipe_may_begin_with_a_mark(tmp_path):
-    (tmp_path / "a.toml").write_text("[tokenizer\n", encoding="utf-8-sig")
-    with pytest.raises(ValueError, match="a.toml is not TOML .Expected"):
-        load_recipe(tmp_path / "a.toml", TokenizerRecipe)
-    (tmp_path / "a.toml").write_bytes(b"# caf\xe9")
-    with pytest.raises(ValueError, match="a.toml is not UTF-8 in line 1"):
-        load_recipe(tmp_path / "a.toml", TokenizerRecipe)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import os
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,21 +38,6 @@ def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", recorded_rename)
     write_whole(tmp_path / "a.json", lambda file: file.write_text("new"))
     assert re.fullmatch(r"\.a\.json\.\w+\.tmp", Path(calls[0]).name) and calls[1:] == ["rename", str(tmp_path)]
-
-
-def test_several_commands_may_replace_a_file_at_the_same_time(tmp_path):
-    path, barrier = tmp_path / "a.json", threading.Barrier(4)
-
-    def write(number):
-        def write_slowly(file):
-            file.write_text(str(number))
-            barrier.wait()
-
-        write_whole(path, write_slowly)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(write, range(4))) == [None] * 4
-    assert path.read_text() in "0123" and [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_what_killed_commands_left_is_removed(tmp_path):

@@ -8,13 +8,11 @@ import time
 
 import pytest
 import tiny
-import torch
 from eval.runs.run_kit import BATCH, COUNT, contents, options, part_of, pictures
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.eval.runs.generate import generate, make_config, missing_batches, open_run, prepare
+from arimage.eval.runs.generate import make_config, missing_batches, open_run, prepare
 from arimage.eval.runs.manifest import label_rows
-from arimage.eval.runs.run_folder import read_results
 
 
 def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
@@ -38,31 +36,6 @@ def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
     # Nothing else was generated again.
     changed = {int(path.stem) // BATCH for path, then in before.items() if path.stat().st_mtime_ns != then}
     assert changed <= set(redrawn)
-
-
-@pytest.mark.slow
-def test_a_call_whose_images_take_the_rows_of_finished_ones_is_repeated_as_a_whole(tmp_path):
-    """Five calls of three images, generated one at a time, of which the second image of the second call is lost."""
-    pipe = tiny_llamagen.class_pipeline()
-    rows = label_rows(range(tiny.NUM_CLASSES), 1, 3)[:25]
-    config = make_config(pipe, rows, model="m", source={}, seed=1, batch_size=1, decoding="sjd-coupled")
-    run = prepare(config, rows, tmp_path / "run")
-    assert run.call_size == 3 and len(missing_batches(run)) == 9
-    generate(run, pipe)
-    results = read_results(run.folder)
-    before = {path.name: path.read_bytes() for path in (run.folder / "images").iterdir()}
-    assert {row["batch_size"] for row in results.values()} == {3, 1}
-    alone = pipe(
-        class_labels=rows[4]["class_label"],
-        generator=torch.Generator().manual_seed(rows[4]["seed"]),
-        decoding="sjd-coupled",
-    )
-    assert results[4]["passes"] == int((alone.stats.accepted > 0).sum())
-    (run.folder / rows[4]["path"]).unlink()
-    assert missing_batches(run) == [1]
-    generate(run, pipe)
-    assert missing_batches(run) == []
-    assert before == {path.name: path.read_bytes() for path in (run.folder / "images").iterdir()}
 
 
 def test_a_run_of_an_earlier_version_is_continued_as_it_was_begun(tmp_path):
