@@ -24,7 +24,7 @@ from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Statistics, read_folder
 from .metrics.small_versions import SIDE
 from .metrics.standard_errors import Estimate, mean_estimate
-from .sheet import IMAGES, Neighbours, chosen_images, write_sheet
+from .sheet import IMAGES, chosen_images, write_sheet
 
 
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
@@ -221,8 +221,7 @@ _SMALL = f"{SIDE}x{SIDE}"
 
 
 def _diversity(job: Job) -> dict[str, dict]:
-    pixels = job.small_versions
-    found = diversity(pixels.reshape(len(pixels), -1), _conditions(job))
+    found = diversity(job.small_versions.reshape(job.count, -1), _conditions(job))
     return {name: job.entry(one, "images of the run", None, size=_SMALL) for name, one in found.items()}
 
 
@@ -258,7 +257,7 @@ def _write_sheet(job: Job, path: Path, values: np.ndarray, index: np.ndarray) ->
         row = job.rows[some[0]] if job.is_run else {}
         title = [*(f"{values[number]:.2f}" for number in some), str(row.get("prompt", row.get("class_label", "")))]
         examples = job.examples.read(index[some].tolist())[0].numpy()
-        cells.append(Neighbours(" ".join(title), job.small_versions[some], examples))
+        cells.append((" ".join(title), job.small_versions[some], examples))
     write_sheet(path, cells)
 
 
