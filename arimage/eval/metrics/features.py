@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -166,10 +167,14 @@ def resize(pixels: np.ndarray, size: int) -> np.ndarray:
 def image_batches(paths: list[Path], size: int, name: str, read: Callable[[Path], object]) -> Iterator[list]:
     packed = paths[0].suffix in ARRAY_SUFFIXES
     images = read_array(paths[0]) if packed else paths
+    batches = [images[start : start + size] for start in range(0, len(images), size)]
     with ThreadPoolExecutor() as pool, tqdm(total=len(images), desc=name, unit="image", leave=False) as progress:
-        for start in range(0, len(images), size):
-            batch = images[start : start + size]
-            yield list(pool.map(Image.fromarray if packed else read, batch))
+        reading = partial(pool.map, Image.fromarray if packed else read)
+        ahead = reading(batches[0])
+        # The next batch is read while this one is in use.
+        for following in [*batches[1:], []]:
+            batch, ahead = list(ahead), reading(following)
+            yield batch
             progress.update(len(batch))
 
 

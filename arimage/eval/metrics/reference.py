@@ -83,14 +83,12 @@ def _is_readable(path: Path) -> bool:
 def read_images(path: Path, *, skip_damaged: bool = False) -> Reference:
     """Images that need not be a run: a folder of images, or a .npz (`arr_0`) or .npy of images, uint8 [N, H, W, 3].
     `skip_damaged` is that of `read_folder`."""
-    if path.is_dir():
-        return read_folder(path, skip_damaged=skip_damaged)
-    if path.suffix not in ARRAY_SUFFIXES or not path.is_file():
-        raise ValueError(
-            f"{path} is not a set of images: name a folder of images, a folder of `arimage eval generate`, or a .npz "
-            f"({FIRST}) or .npy of images"
-        )
-    found = _read_arrays(path)
+    found = _read(
+        path,
+        skip_damaged,
+        f"{path} is not a set of images: name a folder of images, a folder of `arimage eval generate`, or a .npz "
+        f"({FIRST}) or .npy of images",
+    )
     if not found.paths:
         raise ValueError(f"{path} holds statistics only: name a folder of images, or a .npz with images as {FIRST}")
     return found
@@ -99,17 +97,19 @@ def read_images(path: Path, *, skip_damaged: bool = False) -> Reference:
 def read_reference(path: Path | None, *, skip_damaged: bool = False) -> Reference:
     """A folder of images, a .npz with statistics (`mu` and `sigma`), images (`arr_0`, uint8 [N, H, W, 3]) or both,
     or a .npy of images. `skip_damaged` is that of `read_folder`."""
+    return _read(
+        path,
+        skip_damaged,
+        f"--ref is {path}, which is not a reference: name a folder of images, a .npz of statistics or images, or a "
+        ".npy of images",
+    )
+
+
+def _read(path: Path | None, skip_damaged: bool, otherwise: str) -> Reference:
     if path is not None and path.is_dir():
         return read_folder(path, skip_damaged=skip_damaged)
     if path is None or path.suffix not in ARRAY_SUFFIXES or not path.is_file():
-        raise ValueError(
-            f"--ref is {path}, which is not a reference: name a folder of images, a .npz of statistics or images, "
-            "or a .npy of images"
-        )
-    return _read_arrays(path)
-
-
-def _read_arrays(path: Path) -> Reference:
+        raise ValueError(otherwise)
     arrays = array_headers(path)
     has_images, has_statistics = FIRST in arrays, {"mu", "sigma"} <= arrays.keys()
     if not has_images and not has_statistics:

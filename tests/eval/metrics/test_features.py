@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 from arimage.eval.metrics.features import Space, extract, image_paths
 from arimage.eval.runs.manifest import prompt_rows
+from arimage.media.files import read_image
 
 
 class Counting:
@@ -135,3 +137,21 @@ def test_a_run_gives_its_pictures_in_the_order_of_its_manifest(tmp_path, write_r
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty has no images"):
         image_paths(tmp_path / "empty")
+
+
+def test_the_next_batch_is_read_while_this_one_is_in_use(pictures):
+    begun = [threading.Event() for _ in range(8)]
+    paths = image_paths(pictures)
+
+    def read(path):
+        begun[paths.index(path)].set()
+        return read_image(path)
+
+    class Waiting(Counting):
+        def __call__(self, images):
+            first_of_next = self.seen + len(images)
+            assert first_of_next >= 8 or begun[first_of_next].wait(20)
+            return super().__call__(images)
+
+    found = extract(paths, Waiting(), batch_size=3, read=read)
+    assert (found == extract(paths, Counting())).all()
