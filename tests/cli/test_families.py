@@ -138,3 +138,15 @@ def test_every_kind_of_model_is_served(engine, model, options, others):
             assert result.head_calls > result.passes and f"{result.head_calls} calls of" in markup.finished(result)
         for seed, image in zip(result.seeds, result.images, strict=True):
             assert near(image, alone(model, seed, class_labels=1 + i, **one))
+
+
+def test_masked_tokens_are_generated_traced_and_measured(printed, tmp_path):
+    model, condition = "halton-maskgit-class", ("--class-label", 1)
+    steps = ("--decoding", "halton:steps=4")
+    printed("generate", model, *condition, *steps, "--trace", "trace.webp", "--out", "x.png")
+    with Image.open(tmp_path / "trace.webp") as film, Image.open(tmp_path / "x.png") as picture:
+        assert film.n_frames > 2 and picture.size == (8, 8)
+    reuse = ("--decoding", "recap:steps=4,full_steps=1")
+    printed("bench", model, *condition, "--per-prompt", 1, *steps, *reuse, "--out", "runs")
+    rows = json.loads((tmp_path / "runs" / "report.json").read_text())["rows"]
+    assert [row["decoding"] for row in rows] == [steps[1], reuse[1]]

@@ -1,12 +1,13 @@
 """Files are on disk before they get their names, whole or not at all."""
 
+import errno
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from arimage.eval.runs.files import remove_leftovers, write_whole
+from arimage.eval.runs.files import FullDisk, remove_leftovers, space_in, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -45,3 +46,15 @@ def test_what_killed_commands_left_is_removed(tmp_path):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path / "a.json")
     assert {file.name for file in tmp_path.iterdir()} == {"a.json", ".b.json.0f.tmp"}
+
+
+def test_a_full_disk_is_one_sentence_whatever_library_wrote(tmp_path):
+    for error in (OSError(errno.ENOSPC, "no space"), RuntimeError("torch hides it")):
+        error.__cause__ = OSError(errno.EDQUOT, "quota")
+        with (
+            pytest.raises(FullDisk, match=f"no space is left in {tmp_path} .*make room and repeat"),
+            space_in(tmp_path),
+        ):
+            raise error
+    with pytest.raises(RuntimeError, match="a bug"), space_in(tmp_path):
+        raise RuntimeError("a bug")
