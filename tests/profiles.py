@@ -65,7 +65,6 @@ def _ink():
 
 # Primaries of Display P3; sRGB with a table of its curve, as in the files of cameras; a scanner's grey; inks.
 WIDE = matrix(*WIDE_PRIMARIES, gamma(2.2))
-SRGB = matrix(*SRGB_PRIMARIES, _points(_CURVE))
 GREY = _profile(b"GRAY", {b"kTRC": gamma(1.0)})
 INKS = _profile(b"CMYK", {b"A2B0": _ink()}, b"Lab ", b"prtr")
 # It names a hundred thousand steps in 800 kB.

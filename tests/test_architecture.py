@@ -288,27 +288,16 @@ def test_a_picture_imports_only_the_family_of_its_model(tmp_path):
         ("arimage/kernels/coupling/__init__.py", "from ...decoding import law"),
         ("arimage/kernels/coupling/triton.py", "import numpy"),
         ("arimage/decoding/contract/x.py", "def f():\n    from transformers.cache_utils import Cache"),
-        ("arimage/decoding/contract/x.py", "from ...models.cache import StaticCache"),
-        ("arimage/decoding/__init__.py", "from .. import models"),
         ("arimage/decoding/contract/x.py", "from ... import AutoPipeline"),
-        ("arimage/decoding/contract/x.py", "from .. import decode"),
         ("arimage/decoding/contract/x.py", "from ..run.watch import Watch"),
         (
             "arimage/decoding/run/x.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..group import X",
         ),
         ("arimage/app/engine/engine.py", "from ..server.schemas import Fields"),
-        ("arimage/app/server/app.py", "from ..demo import links"),
-        ("arimage/training/loop.py", "from .recipe import Recipe"),
-        ("arimage/training/data/pictures.py", "from ..recipe import TokenRecipe"),
-        ("arimage/eval/metrics/features.py", "from ..runs.generate import Run"),
         ("arimage/eval/runs/files.py", "from .manifest import make_manifest"),
-        ("arimage/eval/report.py", "from .turns import bench"),
         ("arimage/models/transformer_x.py", "from ..decoding.contract.models import TokenModel"),
         ("arimage/tokenizers/vq_x.py", "import arimage.decoding"),
-        ("arimage/models/transformer_x.py", "from arimage.pipelines.base import ARImagePipeline"),
-        ("arimage/pipelines/base.py", "from ..training import loop"),
-        ("arimage/convert/x.py", "from ..cli import main"),
         ("arimage/cellar/x.py", ""),
         ("arimage/pipelines/a/transformer_a.py", "from ...decoding import Sampling"),
         ("arimage/pipelines/a/transformer_a.py", "from .pipeline_a import f"),
@@ -324,23 +313,14 @@ def test_layer_check_finds_violations(file, source):
     "source",
     [
         "from .pipelines.var import pipeline_var",
-        "from .pipelines.emu3.prompts import f",
         "def f():\n    from arimage import JanusPipeline",
         "KINDS = {'CosmosPipeline'}",
         "from .convert import convert_mar",
-        "import arimage.pipelines.lpd.transformer_lpd",
     ],
 )
 def test_family_check_finds_names(source):
     assert len(named_families(source, "arimage/x.py")) == 1
     assert named_families(source, "arimage/training/x.py") == []
-
-
-def test_family_check_allows_shared_parts_and_papers():
-    source = "from .pipelines.base import ARPipeline\nfrom .tokenizers.vq_var import VARVQModel"
-    assert (
-        named_families(f"{source}\n# As for LlamaGen and VAR, https://arxiv.org/abs/2404.02905", "arimage/x.py") == []
-    )
 
 
 @pytest.mark.parametrize(
@@ -354,25 +334,6 @@ def test_family_check_allows_shared_parts_and_papers():
 def test_opening_check_finds_violations(source):
     assert len(opened_elsewhere(source, "arimage/eval/x.py")) == 1
     assert opened_elsewhere(source, "arimage/media/x.py") == []
-
-
-@pytest.mark.parametrize(
-    ("file", "source"),
-    [
-        ("arimage/kernels/coupling/__init__.py", "import math\nimport torch\nfrom . import reference"),
-        ("arimage/decoding/contract/x.py", "import torch.nn.functional as F\nfrom ...kernels.coupling import couple"),
-        ("arimage/models/transformer_x.py", "from diffusers import ModelMixin\nfrom ..tokenizers.vq_x import VQ"),
-        ("arimage/pipelines/base.py", "from .. import __version__, decoding\nfrom ..models.cache import StaticCache"),
-        ("arimage/cli/main.py", "from .training.loop import fit\nfrom . import AutoPipeline"),
-        ("arimage/decoding/group.py", "from .run.watch import Watch\nfrom .window import WindowState"),
-        ("arimage/eval/metrics/features.py", "from ..runs.run_folder import read_finished"),
-        ("arimage/app/demo/demo.py", "from ..engine.engine import Engine\nfrom ..server.auth import local_only"),
-        ("arimage/pipelines/a/convert.py", "from ...convert.paths import f\nfrom .pipeline_a import g"),
-        ("arimage/pipelines/a/tokens_a.py", "from .transformer_a import f\nfrom ...models.cache import Cache"),
-    ],
-)
-def test_layer_check_allows_what_the_layers_allow(file, source):
-    assert layer_violations(source, file) == []
 
 
 @pytest.mark.parametrize(
@@ -392,17 +353,6 @@ def test_layer_check_allows_what_the_layers_allow(file, source):
 )
 def test_circle_check_finds_circles(sources):
     assert set(circle(sources)) == {module_name(file) for file in sources}
-
-
-def test_circle_check_allows_lazy_exports_and_modules_of_one_package():
-    sources = {
-        "arimage/__init__.py": "from .auto import AutoPipeline",
-        "arimage/auto.py": "from . import __version__\nfrom .app import b",
-        "arimage/app/__init__.py": "from .a import f\nfrom .b import g",
-        "arimage/app/a.py": "from .b import g",
-        "arimage/app/b.py": "",
-    }
-    assert circle(sources) == []
 
 
 def test_checks_find_long_files_and_heavy_modules():

@@ -15,15 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import compare_llamagen
 import compare_transformers
 import compare_var
-import first_drafts
 import hybrid_stages
 import scaling
 import side_by_side
 import store_float8
-import token_hashes
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import LlamaGenTransformer, SpeculativeJacobiDecoding
+from arimage import LlamaGenTransformer
 
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -49,14 +47,6 @@ def test_every_script_has_its_line():
     folder = Path(scaling.__file__).parent
     named = re.findall(r"`(\w+\.py)`", (folder / "README.md").read_text(encoding="utf-8"))
     assert set(named) == {path.name for path in folder.glob("*.py")}
-
-
-def test_perfect_first_drafts_save_forward_passes():
-    pipe = tiny_llamagen.text_pipeline(grid=8)
-    prompts = ["a red heart", "green tree"] * 4
-    uniform = first_drafts.steps_of(pipe, prompts, SpeculativeJacobiDecoding(window=4))
-    perfect = first_drafts.steps_of(pipe, prompts, first_drafts.PerfectDrafts(window=4))
-    assert perfect.mean() < 0.8 * uniform.mean() and perfect.min() >= 1 + 63 / 4
 
 
 def test_large_matrices_are_stored_in_half_the_bytes(tmp_path, monkeypatch):
@@ -115,18 +105,6 @@ def test_a_folder_that_is_no_clone_is_refused(module, run, tmp_path):
         run(module, "--reference", str(tmp_path))
 
 
-def test_runs_take_turns_after_one_that_is_not_timed():
-    order = []
-
-    def call(name: str) -> int:
-        order.append(name)
-        return 4
-
-    runs = side_by_side.in_turn({name: lambda name=name: call(name) for name in "ab"}, 2, torch.device("cpu"))
-    assert order == [*"ababab"]
-    assert [len(runs[name]) for name in "ab"] == [2, 2] and all(run.units == 4 for run in runs["a"])
-
-
 def test_tokens_that_are_not_greedy_are_refused():
     logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]])
     assert side_by_side.greedy_gap(logits, torch.tensor([[2, 0]])) == 0
@@ -134,21 +112,6 @@ def test_tokens_that_are_not_greedy_are_refused():
     assert gap == pytest.approx(3 / float(logits.std()))
     with pytest.raises(SystemExit):
         side_by_side.check_gap(gap, 2, torch.float32)
-
-
-@pytest.mark.slow
-def test_tokens_of_packaged_models_are_compared_with_those_before(tmp_path, monkeypatch, capsys):
-    before, after = tmp_path / "before.json", tmp_path / "after.json"
-
-    def run(out, *arguments):
-        monkeypatch.setattr(sys, "argv", ["hashes", "--model", "emoji-var", "--out", out, *arguments])
-        token_hashes.main()
-        return capsys.readouterr().out.splitlines()
-
-    assert run(str(before), "--decoding", "next-scale", "ar") == ["emoji-var next-scale 6 0"]
-    before.write_text(before.read_text().replace("6,", "7,"))
-    last = run(str(after), "--decoding", "next-scale", "--compare", str(before))[-2:]
-    assert last[0] == "0 of 1 are the same" and last[1].startswith("emoji-var next-scale: [")
 
 
 def test_the_stages_of_a_hybrid_are_timed(run, monkeypatch):

@@ -95,8 +95,6 @@ def quoted_messages(text: str) -> list[str]:
     return [part for message in messages for part in message.split("...")]
 
 
-SHOWN = {command for path in PAGES for command in shown_commands(read(path))}
-NAMED = {command for path in PAGES for command in named_commands(read(path))}
 SOURCES = [*GUIDES, *sorted((ROOT / "arimage" / "pipelines").rglob("*.py"))]
 NAMES_OF_MODELS = set().union(*(loaded_models(read(path)) for path in SOURCES))
 
@@ -136,19 +134,9 @@ def test_docs_are_short():
     assert sum(len(read(path).split()) for path in ROOT.glob("docs/**/*.md")) <= 36_000
 
 
-def test_every_family_has_a_page():
-    folders = {path.parent for path in ROOT.glob("arimage/pipelines/*/pipeline_*.py")}
-    assert len(folders) > 10 and folders == {path.parent for path in GUIDES if path.match("pipelines/*/README.md")}
-
-
 def test_every_file_names_this_version():
     assert f"\nversion: {arimage.__version__}\n" in read(ROOT / "CITATION.cff")
     assert f"\n## [{arimage.__version__}]" in read(ROOT / "CHANGELOG.md")
-
-
-def test_there_are_commands():
-    assert len(SHOWN) > 30 and len(NAMED) > 10 and len(NAMES_OF_MODELS) > 8
-    assert any("--engine ray" in command for command in SHOWN)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)

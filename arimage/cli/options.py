@@ -92,11 +92,7 @@ def check_classes(pipe, model: str, labels: list | None) -> None:
 
 
 def prompt_lines(option: str, file: Path, what: str = "prompts") -> list[str]:
-    """The lines of the text file of an option that are not blank; `what` they are, for the error.
-
-    Raises:
-        ValueError: if there are none, or the file is not UTF-8, naming the option.
-    """
+    """The lines of the text file of an option that are not blank; `what` they are, for the error."""
     name = f"{option} is {file}, which"
     prompts = [line for _, line in lines_of(read_text(file, name))]
     if not prompts:
@@ -155,11 +151,7 @@ Steps = Literal["captured", "compiled", "eager"]
 
 
 def steps_of(compile_steps: bool, eager: bool) -> Steps:
-    """How steps run, by the options --compile and --eager.
-
-    Raises:
-        ValueError: if both are given.
-    """
+    """How steps run, by the options --compile and --eager."""
     if compile_steps and eager:
         raise ValueError("--compile and --eager exclude each other: give one of the two")
     return "compiled" if compile_steps else "eager" if eager else "captured"
@@ -225,11 +217,7 @@ DecoderGuidanceScale = Annotated[
 
 
 def parse_lora(text: str) -> tuple[str, float]:
-    """The source of an adapter and its scale, from FILE[:SCALE].
-
-    Raises:
-        ValueError: if the scale is not a finite number.
-    """
+    """The source of an adapter and its scale, from FILE[:SCALE]."""
     source, colon, scale = text.rpartition(":")
     if not colon or Path(text).exists():
         return text, 1.0
@@ -250,11 +238,7 @@ def adapter_text(text: str) -> str:
 
 
 def check_loras(texts: list[str]) -> None:
-    """Check the values of an option --lora: their scales, their files, and that peft is installed.
-
-    Raises:
-        ValueError: if one is wrong, or peft is missing.
-    """
+    """Check the values of an option --lora: their scales, their files, and that peft is installed."""
     for text in texts:
         source, _ = parse_lora(text)
         path = Path(source).expanduser()
@@ -282,9 +266,6 @@ def check_output(option: str, path: Path, suffixes: tuple[str, ...] | None) -> N
 
     Args:
         suffixes: what the file must end in, empty for any; None for a folder.
-
-    Raises:
-        ValueError: if it cannot.
     """
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{option} is {path}: end it in one of {', '.join(suffixes)}")
@@ -429,11 +410,7 @@ def sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder:
 
 def images_of(pipe, model: str, images: list, with_mask: bool) -> dict:
     """The arguments of a call of the pipeline of `model` for the given images: references, or with a mask or a model
-    that reads none, an image to edit and references after it.
-
-    Raises:
-        ValueError: if there are more references than it reads.
-    """
+    that reads none, an image to edit and references after it."""
     edited = with_mask or not pipe.abilities.max_references
     references = images[1:] if edited else images
     most = pipe.abilities.max_references
@@ -445,11 +422,7 @@ def images_of(pipe, model: str, images: list, with_mask: bool) -> dict:
 
 
 def supported(pipe, model: str, arguments: dict) -> dict:
-    """The `arguments` that are given, not None, of a call of the pipeline of `model`.
-
-    Raises:
-        ValueError: if the pipeline does not take one.
-    """
+    """The `arguments` that are given, not None, of a call of the pipeline of `model`."""
     given = {name: value for name, value in arguments.items() if value is not None}
     for name in given:
         if not pipe.abilities.accepts(name):

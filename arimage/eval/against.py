@@ -37,11 +37,7 @@ class _Report(BaseModel):
 
 
 def read_report(path: Path) -> dict:
-    """A report that `write_report` wrote.
-
-    Raises:
-        ValueError: if the file cannot be read, or does not hold a report.
-    """
+    """A report that `write_report` wrote."""
     try:
         data = read_whole(path)
     except OSError as error:
@@ -52,11 +48,7 @@ def read_report(path: Path) -> dict:
 
 
 def check_against(old: dict, config: dict) -> None:
-    """Refuse to compare a report with a run that has another configuration, before anything is generated.
-
-    Raises:
-        ValueError: if the settings or the machines differ.
-    """
+    """Refuse to compare a report with a run that has another configuration, before anything is generated."""
     pairs = [(name, value, config.get(name)) for name, value in old["settings"].items()]
     pairs += [(name, old["machine"].get(name), config["machine"][name]) for name in SHARED_MACHINE]
     for name, theirs, ours in pairs:

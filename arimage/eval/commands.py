@@ -375,11 +375,13 @@ def reproduce(
         return
     found, row = find_protocol(name, protocol)
 
-    from .reproduce import check_decoding, check_size
+    from .reproduce import check_decoding
     from .reproduce import reproduce as run
 
     chosen = check_decoding(row, decoding, allow_lossy)
-    check_size(row, size)
+    scored = row.score_size or row.size
+    if size not in (None, scored):
+        raise ValueError(f"--size is {size}: the published figure was scored at {scored} pixels, leave it out")
     count = row.check_images(images)
     if dry_run:
         typer.echo(describe(found, row, count, chosen, batch_size, bandwidth, teraflops))

@@ -15,7 +15,7 @@ from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
 from .metrics.diversity import diversity
 from .metrics.features import extract
-from .metrics.frechet import Gaussian, frechet_estimate, frechet_infinity
+from .metrics.frechet import FrechetDistance, Gaussian
 from .metrics.i3d import frame_count, read_clip
 from .metrics.inception_score import inception_score
 from .metrics.kernel_distance import gaussian_kernel_distance, kernel_distance, subsets_of
@@ -24,11 +24,12 @@ from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Statistics, read_folder
 from .metrics.small_versions import SIDE
 from .metrics.standard_errors import Estimate, mean_estimate
-from .sheet import IMAGES, Neighbours, chosen_images, write_sheet
+from .sheet import IMAGES, chosen_images, write_sheet
 
 
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
-FID_INFINITY_POINTS = 15
+# Of the line whose limit is a distance for infinitely many images: all of them, and halves.
+FID_INFINITY_POINTS = 2
 # As many as their networks have features: with fewer the estimated covariance is singular.
 FEWEST_IMAGES, FEWEST_VIDEOS = 2048, 400
 PRECISION_K, DENSITY_K = 3, 5
@@ -43,42 +44,39 @@ REFERENCE_METRICS = ("fid", "fid-categories", "kid", "prdc", "sfid", "fd-dinov2"
 PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd", "nearest")
 
 
-def _infinity(features: np.ndarray, reference: Gaussian) -> Estimate:
-    return Estimate(frechet_infinity(features, reference, points=FID_INFINITY_POINTS))
+def _with_infinity(metric: str, job: Job, ours: np.ndarray, reference: Gaussian, make_entry: Callable) -> dict:
+    """The entries of a Fréchet distance of all images, and of its limit for infinitely many."""
+    distance = FrechetDistance(ours, reference)
+    return {
+        metric: make_entry(distance.estimate(job.prompts)),
+        f"{metric}-infinity": make_entry(Estimate(distance.infinity()), points=FID_INFINITY_POINTS),
+    }
 
 
-def _statistics(job: Job, statistics: Statistics, metric: str) -> tuple[Gaussian, str]:
-    """The Gaussian of a file of statistics, and its label."""
-    if statistics.space is None:
-        label = f"{job.against.label}: statistics, of weights and resizing that the file does not name"
-    else:
-        label = f"{job.against.label}: statistics of {statistics.count} pictures"
+def _of_reference(
+    job: Job, metric: str, statistics: Statistics | None, extract: Callable[[], np.ndarray]
+) -> tuple[Gaussian, str | None]:
+    """The Gaussian of the statistics in a file and their label, or else of the features that are extracted."""
+    if statistics is None:
+        theirs = extract()
+        warn_of_few(metric, FEWEST_IMAGES, job.count, len(theirs))
+        return Gaussian.of_features(theirs), None
+    told = "statistics, of weights and resizing that the file does not name"
+    if statistics.space is not None:
+        told = f"statistics of {statistics.count} pictures"
     warn_of_few(metric, FEWEST_IMAGES, job.count, statistics.count or FEWEST_IMAGES)
-    return Gaussian.of_covariance(statistics.mean, statistics.covariance), label
+    return Gaussian.of_covariance(statistics.mean, statistics.covariance), f"{job.against.label}: {told}"
 
 
 def _fid(job: Job) -> dict[str, dict]:
-    if job.against.statistics is None:
-        reference, label = Gaussian.of_features(job.reference_features), None
-        warn_of_few("fid", FEWEST_IMAGES, len(job.features), len(job.reference_features))
-    else:
-        reference, label = _statistics(job, job.against.statistics, "fid")
-    return {
-        "fid": job.inception_entry(frechet_estimate(job.features, reference, prompts=job.prompts), label),
-        "fid-infinity": job.inception_entry(_infinity(job.features, reference), label, points=FID_INFINITY_POINTS),
-    }
+    reference, label = _of_reference(job, "fid", job.against.statistics, lambda: job.reference_features)
+    return _with_infinity("fid", job, job.features, reference, partial(job.inception_entry, reference=label))
 
 
 def _sfid(job: Job) -> dict[str, dict]:
     extractor = job.spatial_inception
-    features = job.extract(extractor, job.size)
-    if job.spatial_statistics is None:
-        theirs = job.extract_against(extractor)
-        reference, label = Gaussian.of_features(theirs), None
-        warn_of_few("sfid", FEWEST_IMAGES, len(features), len(theirs))
-    else:
-        reference, label = _statistics(job, job.spatial_statistics, "sfid")
-    estimate = frechet_estimate(features, reference, prompts=job.prompts)
+    reference, label = _of_reference(job, "sfid", job.spatial_statistics, lambda: job.extract_against(extractor))
+    estimate = FrechetDistance(job.extract(extractor, job.size), reference).estimate(job.prompts)
     return {"sfid": job.inception_entry(estimate, label, space=extractor.space)}
 
 
@@ -109,7 +107,7 @@ def _fid_categories(job: Job) -> dict[str, dict]:
         counts += [len(rows), len(columns)]
         reference = Gaussian.of_features(job.reference_features[columns])
         label = f"{job.against.label}: {len(columns)} pictures in {category}"
-        estimate = frechet_estimate(job.features[rows], reference, prompts=job.of_prompts(rows))
+        estimate = FrechetDistance(job.features[rows], reference).estimate(job.of_prompts(rows))
         entries[f"fid-{category}"] = job.inception_entry(estimate, label, rows)
     warn_of_few("fid-categories", FEWEST_IMAGES, *counts)
     return entries
@@ -182,26 +180,20 @@ def _note(weights: str | None) -> dict[str, Any]:
 
 def _cmmd(job: Job) -> dict[str, dict]:
     extractor = job.clip_extractor
-    ours, theirs = (_of_unit_length(one) for one in (job.extract(extractor), job.extract_against(extractor)))
+    ours, theirs = job.extract(extractor), job.extract_against(extractor)
+    unit = [features / np.linalg.norm(features, axis=1, keepdims=True) for features in (ours, theirs)]
     settings: dict[str, Any] = {"sigma": CMMD_SIGMA, "scale": CMMD_SCALE}
-    estimate = gaussian_kernel_distance(ours, theirs, prompts=job.prompts, **settings)
+    estimate = gaussian_kernel_distance(*unit, prompts=job.prompts, **settings)
     note = _note(extractor.cmmd_weights)
     return {"cmmd": job.entry(estimate, job.against_label, extractor.space, **note, **settings)}
-
-
-def _of_unit_length(features: np.ndarray) -> np.ndarray:
-    return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
 def _fd_dinov2(job: Job) -> dict[str, dict]:
     extractor = job.dinov2_extractor
     features, theirs = job.extract(extractor), job.extract_against(extractor)
     warn_of_few("fd-dinov2", features.shape[1], len(features), len(theirs))
-    reference = Gaussian.of_features(theirs)
-    shared, note = (job.against_label, extractor.space), _note(extractor.weights)
-    estimate = frechet_estimate(features, reference, prompts=job.prompts)
-    infinity = job.entry(_infinity(features, reference), *shared, **note, points=FID_INFINITY_POINTS)
-    return {"fd-dinov2": job.entry(estimate, *shared, **note), "fd-dinov2-infinity": infinity}
+    shared = {"reference": job.against_label, "space": extractor.space, **_note(extractor.weights)}
+    return _with_infinity("fd-dinov2", job, features, Gaussian.of_features(theirs), partial(job.entry, **shared))
 
 
 def _fvd(job: Job) -> dict[str, dict]:
@@ -219,15 +211,9 @@ def _fvd(job: Job) -> dict[str, dict]:
     features = extract(job.paths, extractor, cache=job.run / "features", **settings)
     theirs = extract_reference(videos, extractor, **settings)
     warn_of_few("fvd", FEWEST_VIDEOS, len(features), len(theirs))
-    reference = Gaussian.of_features(theirs)
-    shared, weights = (f"{videos.label}: {len(theirs)} videos", extractor.space), extractor.weights
-    estimate = frechet_estimate(features, reference, prompts=job.prompts)
-    return {
-        "fvd": job.entry(estimate, *shared, weights=weights),
-        "fvd-infinity": job.entry(
-            _infinity(features, reference), *shared, weights=weights, points=FID_INFINITY_POINTS
-        ),
-    }
+    label = f"{videos.label}: {len(theirs)} videos"
+    make_entry = partial(job.entry, reference=label, space=extractor.space, weights=extractor.weights)
+    return _with_infinity("fvd", job, features, Gaussian.of_features(theirs), make_entry)
 
 
 # At which size pixels are compared.
@@ -235,8 +221,7 @@ _SMALL = f"{SIDE}x{SIDE}"
 
 
 def _diversity(job: Job) -> dict[str, dict]:
-    pixels = job.small_versions
-    found = diversity(pixels.reshape(len(pixels), -1), _conditions(job))
+    found = diversity(job.small_versions.reshape(job.count, -1), _conditions(job))
     return {name: job.entry(one, "images of the run", None, size=_SMALL) for name, one in found.items()}
 
 
@@ -272,7 +257,7 @@ def _write_sheet(job: Job, path: Path, values: np.ndarray, index: np.ndarray) ->
         row = job.rows[some[0]] if job.is_run else {}
         title = [*(f"{values[number]:.2f}" for number in some), str(row.get("prompt", row.get("class_label", "")))]
         examples = job.examples.read(index[some].tolist())[0].numpy()
-        cells.append(Neighbours(" ".join(title), job.small_versions[some], examples))
+        cells.append((" ".join(title), job.small_versions[some], examples))
     write_sheet(path, cells)
 
 

@@ -86,11 +86,7 @@ class Protocol(BaseModel):
         return {**PROMPTS, "imagenet": 1000, "installed": self.first}[self.benchmark]
 
     def check_images(self, images: int | None) -> int:
-        """The number of images of a reproduction, by default that of the figure.
-
-        Raises:
-            ValueError: if there are too many, or not equally many of each class or prompt.
-        """
+        """The number of images of a reproduction, by default that of the figure."""
         if images is None or images == self.number:
             return self.number
         if images > self.number:
@@ -119,11 +115,7 @@ class Protocol(BaseModel):
 
 
 def load_protocols() -> dict[str, Protocol]:
-    """The rows of all files, installed ones too, by NAME or NAME:PROTOCOL.
-
-    Raises:
-        ValueError: if a row is damaged, or is there twice.
-    """
+    """The rows of all files, installed ones too, by NAME or NAME:PROTOCOL."""
     found: dict[str, Protocol] = {}
     for path in [*sorted(FOLDER.glob("*.toml")), *installed_files("protocols", "*.toml")]:
         shared = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -139,11 +131,7 @@ def load_protocols() -> dict[str, Protocol]:
 
 
 def find_protocol(name: str, protocol: str | None = None) -> tuple[str, Protocol]:
-    """The row of a model, which `protocol` chooses if it has several.
-
-    Raises:
-        ValueError: if there is none, or several.
-    """
+    """The row of a model, which `protocol` chooses if it has several."""
     rows = load_protocols()
     wanted = name if protocol is None else f"{name}:{protocol}"
     if wanted in rows:

@@ -28,11 +28,7 @@ SCORERS = {
 
 
 def check_decoding(row: Protocol, decoding: str | None, allow_lossy: bool) -> str:
-    """The decoding of a reproduction: the authors' own, or an exact one.
-
-    Raises:
-        ValueError: if it is another lossy one, without `allow_lossy`.
-    """
+    """The decoding of a reproduction: the authors' own, or an exact one."""
     if decoding is None or decoding == row.decoding:
         return row.decoding
     if not decoding_from_text(decoding).exact and not allow_lossy:
@@ -43,26 +39,9 @@ def check_decoding(row: Protocol, decoding: str | None, allow_lossy: bool) -> st
     return decoding
 
 
-def check_size(row: Protocol, size: int | None) -> None:
-    """Refuse to score at another size than the published figure was.
-
-    Raises:
-        ValueError: if `size` is another.
-    """
-    if size is not None and size != (row.score_size or row.size):
-        raise ValueError(
-            f"--size is {size}: the published figure was scored at {row.score_size or row.size} pixels, leave it out"
-        )
-
-
 def manifest_of(row: Protocol, images: int | None, prompts: str | None, seed: int) -> tuple[list[dict], dict]:
     """The manifest of `images` images, by default as many as the published figure used, and where they come from; see
-    `make_manifest`.
-
-    Raises:
-        ValueError: if `Protocol.check_images` refuses their number, the benchmark needs a file of prompts, or it has
-            another number of them.
-    """
+    `make_manifest`."""
     images = row.check_images(images)
     if row.benchmark == "imagenet":
         classes = min(images, row.groups)
@@ -102,11 +81,7 @@ def reproduce(
     seed: int = 0,
     device: str | None = None,
 ) -> str:
-    """Generate, score or export, and compare; the text is also written to OUT/report.md. Resumes an interrupted run.
-
-    Raises:
-        ValueError: if a setting or the model does not fit, or a reference or weights are damaged.
-    """
+    """Generate, score or export, and compare; the text is also in OUT/report.md. Resumes an interrupted run."""
     rows, source = manifest_of(row, images, prompts, seed)
     state = join_processes(device)
     if state.num_processes > 1 and device is None:

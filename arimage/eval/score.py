@@ -3,18 +3,20 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock
+from pydantic import BaseModel, Field
 
 from ..media.texts import parse_json
 from ..settings.installed import installed
-from ..settings.schema import read_whole
+from ..settings.schema import Items, check, read_whole
 from .figures import INCEPTION_METRICS, METRICS, PLAIN_METRICS, REFERENCE_METRICS, TF1_METRICS
 from .job import Job
+from .metrics.features import Space
 from .metrics.i3d import FEWEST_FRAMES
 from .metrics.standard_errors import estimate_text
 from .runs.files import check_fields, write_json
-from .runs.run_folder import NUMBER
 
 
 METRICS_FILE = "metrics.json"
@@ -23,13 +25,19 @@ SHARED = (
     "count", "prompts", "reference", "space", "weights", "k", "subsets", "subset_size", "points", "prefix", "scale",
     "size", "splits", "sigma",
 )  # fmt: skip
-ENTRY_FIELDS = {
-    "value": NUMBER,
-    "standard_error": (*NUMBER, type(None)),
-    "count": int,
-    "reference": str,
-    "space": (dict, type(None)),
-}
+Figure = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class _Entry(BaseModel):
+    """What an entry of `metrics.json` must hold, whatever settings its metric adds."""
+
+    value: Figure
+    standard_error: Figure | None
+    interval: Annotated[list[Figure], Field(min_length=2, max_length=2)] | None = None
+    count: Items
+    prompts: Items | None = None
+    reference: str
+    space: Space | None
 
 
 def figure_text(entry: dict) -> str:
@@ -55,11 +63,7 @@ def _metric(name: str) -> Callable[[Job], dict[str, dict]]:
 
 
 def check_metrics(job: Job, metrics: list[str]) -> None:
-    """Refuse metrics that cannot be computed, before any work. The run need not exist yet.
-
-    Raises:
-        ValueError: if a metric is unknown, or its reference or weights are missing or damaged.
-    """
+    """Refuse metrics that cannot be computed, before any work. The run need not exist yet."""
     reference, names = job.reference, set(metrics)
     available = metric_names()
     unknown = [name for name in metrics if name not in available]
@@ -136,7 +140,7 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
     for name in metrics:
         entries = _metric(name)(job)
         for figure, one in entries.items():
-            if not _is_finite(one):
+            if not all(map(math.isfinite, (one["value"], one["standard_error"] or 0, *one.get("interval", ())))):
                 raise ValueError(
                     f"{figure} of {job.run} is {one['value']} ± {one['standard_error']}, which is not finite: check "
                     "the reference and the weights"
@@ -151,33 +155,14 @@ def score(job: Job, metrics: list[str]) -> dict[str, dict]:
 
 
 def read_metrics(run: Path) -> dict[str, dict]:
-    """The entries in the `metrics.json` of a run; none if it was not scored.
-
-    Raises:
-        ValueError: if the file is damaged, or a figure in it is not finite.
-    """
+    """The entries in the `metrics.json` of a run; none if it was not scored."""
     path, remedy = run / METRICS_FILE, "delete it and repeat `arimage eval score`"
     if not path.is_file():
         return {}
     entries = check_fields(parse_json(read_whole(path), path, remedy), {}, path, remedy)
     for name, one in entries.items():
-        check_fields(one, ENTRY_FIELDS, f"{name} in {path}", remedy)
-        if one["space"] is not None:
-            fields: dict[str, type] = dict.fromkeys(("name", "sha256", "resize"), str)
-            check_fields(one["space"], fields, f"space of {name} in {path}", remedy)
-        optional: dict[str, type] = {"interval": list, "prompts": int}
-        given = {field: kind for field, kind in optional.items() if field in one}
-        check_fields(one, given, f"{name} in {path}", remedy)
-        if len(one.get("interval", (0, 1))) != 2:
-            raise ValueError(f"{name} in {path} has an interval that is not two numbers: {remedy}")
-        if not _is_finite(one):
-            raise ValueError(f"{name} in {path} is not finite: {remedy}")
+        check(_Entry, one, f"{name} in {path} is damaged, {remedy}")
     return entries
-
-
-def _is_finite(entry: dict) -> bool:
-    numbers = (entry["value"], entry["standard_error"] or 0, *entry.get("interval", ()))
-    return all(isinstance(number, NUMBER) and math.isfinite(number) for number in numbers)
 
 
 def check_comparable(runs: dict[str, dict[str, dict]]) -> None:
@@ -185,9 +170,6 @@ def check_comparable(runs: dict[str, dict[str, dict]]) -> None:
 
     Args:
         runs: the entries of `read_metrics`, by the name of the run.
-
-    Raises:
-        ValueError: if a metric of two runs differs in the number of images, reference, weights, resizing or settings.
     """
     first: dict[str, str] = {}
     for run, metrics in runs.items():

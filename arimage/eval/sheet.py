@@ -1,6 +1,5 @@
 """A sheet to look at: images, and under each its nearest training example."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,6 @@ TITLE, GAP = 14, 6
 LETTERS = 44
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """Images of one prompt and their nearest training examples, uint8 [K, 3, S, S], with a title."""
-
-    title: str
-    images: np.ndarray
-    examples: np.ndarray
-
-
 def chosen_images(prompts: np.ndarray) -> list[list[int]]:
     """The numbers of the first `IMAGES` images of each of the first `PROMPTS` prompts, of the prompt of each image."""
     found: dict[int, list[int]] = {}
@@ -34,17 +24,18 @@ def chosen_images(prompts: np.ndarray) -> list[list[int]]:
     return [numbers[:IMAGES] for numbers in found.values()]
 
 
-def write_sheet(path: Path, cells: list[Neighbours]) -> None:
-    """Write a PNG with a cell for each prompt: its title, its images, and their nearest examples below them."""
-    side = cells[0].images.shape[-1]
+def write_sheet(path: Path, cells: list[tuple[str, np.ndarray, np.ndarray]]) -> None:
+    """Write a PNG with a cell for each prompt: its title, its images, and their nearest examples below them, uint8
+    [K, 3, S, S]."""
+    side = cells[0][1].shape[-1]
     width, height = IMAGES * side + GAP, TITLE + 2 * side + GAP
     lines = -(-len(cells) // LINE)
     sheet = Image.new("RGB", (LINE * width, lines * height), "lightgrey")
     draw = ImageDraw.Draw(sheet)
-    for number, cell in enumerate(cells):
+    for number, (title, *pictures) in enumerate(cells):
         left, top = number % LINE * width, number // LINE * height
-        draw.text((left + 2, top), " ".join(cell.title.split())[:LETTERS], "black")
-        for row, pixels in enumerate((cell.images, cell.examples)):
+        draw.text((left + 2, top), " ".join(title.split())[:LETTERS], "black")
+        for row, pixels in enumerate(pictures):
             together = pixels.transpose(2, 0, 3, 1).reshape(side, -1, 3)
             sheet.paste(Image.fromarray(together), (left, top + TITLE + row * side))
     write_whole(path, lambda file: sheet.save(file, "PNG"))

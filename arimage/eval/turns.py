@@ -38,11 +38,7 @@ def typed_rows(
     pipe: ARPipeline, prompts: list[str], labels: list[int | str], images: int | None, batch_size: int, seed: int
 ) -> tuple[list[dict], dict]:
     """The manifest of `images` images for each of the prompts, or else of the classes, and its source as in
-    `make_manifest`.
-
-    Raises:
-        ValueError: if the pipeline has no such class.
-    """
+    `make_manifest`."""
     images = images or math.ceil(CALLS * batch_size / len(prompts or labels))
     if prompts:
         return prompt_rows([{"prompt": text} for text in prompts], seed, images), {"per_prompt": images}
@@ -72,9 +68,6 @@ def prepare_runs(
 
     Returns:
         The runs, and the reason why each other preset was left out.
-
-    Raises:
-        ValueError: if a decoding does not run on the model, or a run in `out` or the report has another configuration.
     """
     check_references(pipe, asked["model"], rows)
     configs, left_out = {}, {}

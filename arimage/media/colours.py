@@ -26,11 +26,7 @@ def as_rgba(image: Image.Image) -> Image.Image:
 
 
 def eight_bits(name: str, image: Image.Image) -> Image.Image:
-    """An image of mode I;16, I or F in mode L, or LA if one of its levels is transparent; others as they are.
-
-    Raises:
-        ValueError: if it has levels outside the range of its mode, naming the image.
-    """
+    """An image of mode I;16, I or F in mode L, or LA if one of its levels is transparent; others as they are."""
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
     values = np.asarray(image)

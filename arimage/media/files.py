@@ -113,20 +113,12 @@ def to_rgb(name: str, image: Image.Image) -> Image.Image:
 
 
 def to_levels(name: str, image: Image.Image) -> Image.Image:
-    """An image whose levels are not colours but, for example, coverage, in mode L: as they are, whatever its profile.
-
-    Raises:
-        ValueError: if it is damaged, or has levels outside the range of its mode.
-    """
+    """An image whose levels are not colours but coverage, for example, in mode L: as they are, without its profile."""
     return _on_white(eight_bits(name, _upright(name, image))).convert("L")
 
 
 def read_image(path: Path) -> Image.Image:
-    """The image in a file, as `to_rgb` gives it.
-
-    Raises:
-        ValueError: if it cannot be read, naming the file.
-    """
+    """The image in a file, as `to_rgb` gives it."""
     name = f"one of the pictures is {path}, which"
     with open_image(name, path) as image:
         return to_rgb(name, image)
@@ -205,11 +197,7 @@ def _selects(mask: Image.Image) -> bool:
 
 
 def transparent_part(name: str, image: Image.Image) -> Image.Image:
-    """A mask in mode L that is white where an image is transparent.
-
-    Raises:
-        ValueError: if the image is damaged, or transparent nowhere.
-    """
+    """A mask in mode L that is white where an image is transparent."""
     mask = to_rgba(name, image).getchannel("A").point([255] * 128 + [0] * 128)
     if not _selects(mask):
         raise ValueError(f"{name} has no transparency: make it transparent where the image should change")
@@ -225,11 +213,7 @@ def can_write_mp4() -> bool:
 
 
 def check_mp4(option: str, path: Path) -> None:
-    """Refuse a file that needs the extra "video" where it is not installed.
-
-    Raises:
-        ValueError: naming the option.
-    """
+    """Refuse a file that needs the extra "video" where it is not installed."""
     if path.suffix.lower() not in ANIMATED_SUFFIXES and not can_write_mp4():
         raise ValueError(
             f"{option} is {path}, which needs imageio: pip install 'arimage[video]', or give a .webp or .gif"

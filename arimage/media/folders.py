@@ -47,11 +47,7 @@ class Listing:
 def list_files(folder: Path, suffixes: Collection[str]) -> Listing:
     """The files in a folder and in all folders below it; `suffixes` are lower-case. Links are followed, but for those
     to a folder that they are in. Hidden files and folders are left out, such as `.ipynb_checkpoints`, and what macOS
-    adds to archives (`._a.png`, `__MACOSX`). No file is opened.
-
-    Raises:
-        ValueError: if a folder cannot be read.
-    """
+    adds to archives (`._a.png`, `__MACOSX`). No file is opened."""
     found = Listing()
     places: list[tuple[str, frozenset]] = [("", frozenset())]
     while places:

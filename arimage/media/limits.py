@@ -95,11 +95,7 @@ def too_much_exif(data: bytes) -> str | None:
 
 def check_pixels(name: str, image: Image.Image, frames: int = 1) -> None:
     """Refuse an image of more pixels than Pillow calls safe (`PIL.Image.MAX_IMAGE_PIXELS`), or an animated one of too
-    many frames or pixels in all of them, without reading them.
-
-    Raises:
-        ValueError: naming the image.
-    """
+    many frames or pixels in all of them, without reading them."""
     pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
     if most is not None and pixels > most:
         raise ValueError(f"{name} has {image.width}x{image.height} pixels, more than {most}: give a smaller one")

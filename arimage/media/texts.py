@@ -91,11 +91,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict:
 
 
 def check_finite(row: dict, path: Path, where: str) -> None:
-    """Refuse a row of a file with a number that JSON cannot hold.
-
-    Raises:
-        ValueError: naming the file and `where` the row is.
-    """
+    """Refuse a row of a file with a number that JSON cannot hold."""
     try:
         json.dumps(row, allow_nan=False)
     except ValueError as error:
@@ -103,11 +99,7 @@ def check_finite(row: dict, path: Path, where: str) -> None:
 
 
 def text_of(row: dict, field: str, path: Path, where: str) -> str:
-    """A text of a row of a file.
-
-    Raises:
-        ValueError: if there is none, or UTF-8 cannot encode it, naming the file and `where` the row is.
-    """
+    """A text of a row of a file."""
     value = row.get(field)
     if not isinstance(value, str):
         raise ValueError(f'{path} has no "{field}" in {where}: write {{"{field}": "..."}}')

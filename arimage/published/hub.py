@@ -73,11 +73,7 @@ def missing_bytes(
     force_download: bool = False,
     token: str | bool | None = None,
 ) -> int | None:
-    """Bytes of `files` that are not in the cache, or of all with `force_download`; `None` if the Hub does not answer.
-
-    Raises:
-        PermissionError, FileNotFoundError: see `hub_errors`.
-    """
+    """Bytes of `files` that are not in the cache, or of all with `force_download`; None if the Hub does not answer."""
     with hub_errors(files.repository, revision):
         try:
             info = HfApi().model_info(files.repository, revision=revision or "main", files_metadata=True, token=token)
@@ -97,11 +93,7 @@ def missing_bytes(
 
 def download(files: HubFiles, revision: str | None, **hub) -> Path:
     """The path of one file in the Hub's cache, or of the folder with several. What is complete is not downloaded
-    again.
-
-    Raises:
-        PermissionError, FileNotFoundError, ConnectionError: see `hub_errors`.
-    """
+    again."""
     with hub_errors(files.repository, revision):
         folder = Path(
             snapshot_download(files.repository, allow_patterns=list(files.patterns), revision=revision, **hub)

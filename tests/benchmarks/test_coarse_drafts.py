@@ -3,7 +3,6 @@
 import coarse_drafts
 import pytest
 import torch
-from pipelines.glm_image.tiny import FOLDER
 
 
 @pytest.mark.parametrize(("small", "large"), [((2, 2), (4, 6)), ((3, 2), (5, 5))])
@@ -17,11 +16,3 @@ def test_each_draft_is_compared_at_its_place(small, large):
         assert found[name].tolist() == (moved == 0).double().mean((1, 2)).tolist()
     same[1, 0, 0] = -1
     assert coarse_drafts.shares(coarse, same)["the small grid"].tolist() == [1, 1 - 1 / (large[0] * large[1])]
-
-
-@pytest.mark.slow
-def test_shares_of_a_model_are_printed(tmp_path, capsys):
-    (prompts := tmp_path / "prompts.txt").write_text("a red heart\ntwo cats\n")
-    coarse_drafts.main(str(FOLDER), prompts, 64, 96, device="cpu", dtype="float32")
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert "2 images of 64x96" in first and len(lines) == 4 and all(line.endswith(" %") for line in lines)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import card
 import gpu_day
-import gpu_day_tables
 import kernel_times
 import pytest
 import torch
@@ -60,21 +59,6 @@ def test_every_part_and_model_is_measured(folder):
         entry["floor_ms"] >= entry["bytes_ms"] > 0 and entry["ratio"] > 1 for entry in results["steps"].values()
     )
     assert results["memory"]["failing capture emoji-llamagen sjd-coupled:window=16"]["share_of_equal_tokens"] == 1
-
-
-@pytest.mark.slow
-def test_tables_and_line_say_that_tiny_models_say_nothing(folder, capsys, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{gpu_day_tables.BEGIN}old\n{gpu_day_tables.END}after\n")
-    for _ in range(2):
-        gpu_day_tables.report(folder, page)
-        assert "Tiny models, which say nothing" in capsys.readouterr().out
-        text = page.read_text()
-        assert text.startswith(f"before\n{gpu_day_tables.BEGIN}Tiny models") and "old" not in text
-        assert text.endswith(f"{gpu_day_tables.END}after\n")
-    assert all(text.count(f"| {model} | 1 |") >= 1 for model in MODELS) and "not captured" in text
-    assert "passes of the packaged model x step, not measured" in text
-    assert [PAGES[0].read_text().count(marker) for marker in (gpu_day_tables.BEGIN, gpu_day_tables.END)] == [1, 1]
 
 
 def test_an_interrupted_run_resumes(tmp_path, monkeypatch):

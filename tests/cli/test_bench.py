@@ -7,9 +7,6 @@ import pytest
 import torch
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
-from presets import FOR_TOKENS
-
-from arimage import SpeculativeJacobiDecoding
 
 
 @pytest.fixture(scope="module")
@@ -45,41 +42,6 @@ def test_bench_prints_a_table_and_writes_every_figure(run, models):
     assert ar["decoding"] == "ar" and ar["cost"]["passes"] == ar["cost"]["call_passes"] == 16
     assert coupled["exact"] is True and 2 <= coupled["cost"]["passes"] <= 16
     assert coupled["settings"]["refresh"] == "coupled" and coupled["cost"]["timed_calls"] == 2
-
-
-@pytest.mark.slow
-def test_bench_measures_what_the_model_can_do_and_says_what_it_leaves_out(run, refused, models, monkeypatch):
-    def picky(self, model):
-        return "it needs a crystal ball" if self.refresh == "gumbel" else None
-
-    monkeypatch.setattr(SpeculativeJacobiDecoding, "supports", picky)
-    options = ["--model", models / "class", "--class-label", 1, "--per-prompt", 1, "--metrics", ""]
-    code, out, err = run("bench", *options)
-    assert code == 0
-    (line,) = [line for line in err.splitlines() if "left out" in line]
-    assert "sjd-gumbel (it needs a crystal ball)" in line
-    left_out = [reason.partition(" (")[0] for reason in line.partition("left out ")[2].split("; ")]
-    assert sorted([row[0] for row in table(out)] + left_out) == sorted([*FOR_TOKENS, "groups"])
-    assert {"ar", "sjd", "sjd-coupled"} <= {row[0] for row in table(out)}
-    assert "it needs a crystal ball" in refused("bench", *options, "--decoding", "sjd-gumbel")
-
-
-@pytest.mark.slow
-def test_bench_sets_two_reports_side_by_side(run, refused, models):
-    options = ["--model", models / "text", "--decoding", "sjd", "--per-prompt", 1, "--metrics", ""]
-    run("bench", *options, "--decoding", "ar", "--out", "old")
-    code, out, _ = run("bench", *options, "--against", "old/report.json")
-    assert code == 0 and [row[:1] + row[3:4] for row in table(out)[1:]] == [["sjd", "1.00"]]
-    assert out.splitlines()[-1] == "Only in one of the two: ar."
-    for others, word in (
-        (("--top-k", 3), "another sampling"),
-        (("--seed", 1), "another seed (0) than this command (1)"),
-        (("--dtype", "bfloat16"), "another weights"),
-        (("--prompt", "tree"), "another manifest"),
-        (("--per-prompt", 2), "another source"),
-    ):
-        assert word in refused("bench", *options, *others, "--against", "old/report.json", "--out", "new")
-    assert not Path("new").exists()
 
 
 @pytest.mark.every(3)

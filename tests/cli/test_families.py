@@ -10,7 +10,7 @@ from pipelines.latent_llama import tiny as tiny_latent_llama
 
 from arimage.app.demo import markup
 from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Refused, Request
+from arimage.app.engine.types import Request
 from arimage.decoding import decoding_from_text
 from arimage.eval.bench.judge import judge
 
@@ -71,17 +71,6 @@ def test_images_are_measured_but_not_compared_with_a_distribution(printed, model
     assert {row["decoding"] for row in report["rows"]} == set(pipe.decoding_names) - {"cspd"}
     with pytest.raises(ValueError, match="cannot be compared with its distribution"):
         judge(pipe, {"class_labels": [1]}, pipe.decoding, images=1, seed=0)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("model", IMAGES)
-def test_a_run_of_many_images_is_finished_and_reported(printed, model, tmp_path):
-    options = ("--classes", 3, "--batch-size", 2, "--dtype", "float32", "--out", "run")
-    assert "images: 3 of" in printed("eval generate", model, *options, "--dry-run")[0]
-    assert printed("eval generate", model, *options)[0] == "run\n"
-    row = json.loads((tmp_path / "run/manifest.jsonl").read_text().splitlines()[2])
-    with Image.open(tmp_path / "run" / row["path"]) as picture:
-        assert near(picture, alone(model, row["seed"], class_labels=2))
 
 
 @pytest.mark.parametrize(
@@ -161,35 +150,3 @@ def test_masked_tokens_are_generated_traced_and_measured(printed, tmp_path):
     printed("bench", model, *condition, "--per-prompt", 1, *steps, *reuse, "--out", "runs")
     rows = json.loads((tmp_path / "runs" / "report.json").read_text())["rows"]
     assert [row["decoding"] for row in rows] == [steps[1], reuse[1]]
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(("model", "side"), [("mar", 16), ("halton-maskgit-class", 8)])
-def test_a_masked_model_edits_and_sees_all_sides(engine, model, side):
-    before = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    mask = np.zeros((side, side), dtype=np.uint8)
-    mask[side // 4 : 3 * side // 4, side // 4 : 3 * side // 4] = 255
-    request = Request(
-        model, class_label=1, image=Image.fromarray(before), mask_image=Image.fromarray(mask), preview_every=1
-    )
-    after = np.asarray(engine.submit(request).result(60).images[0])
-    changed = (after != before).any(-1)
-    assert changed.any() and not changed[mask == 0].any()
-    assert "on all sides" in markup.about_editing(engine.models[model])
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("model", ["mar", "latent-llama"])
-def test_continuous_tokens_are_traced(printed, model, tmp_path):
-    options = ("--trace", "trace.webp", "--trace", "map.png", "--out", "x.png")
-    assert "calls of the denoising head" in printed("generate", model, "--class-label", 1, *options)[1]
-    with Image.open(tmp_path / "trace.webp") as film, Image.open(tmp_path / "map.png"):
-        assert film.n_frames > 2
-
-
-def test_requests_that_a_model_cannot_answer_are_refused(engine):
-    with pytest.raises(Refused, match="top_k is for tokens of a vocabulary"):
-        engine.submit(Request("mar", class_label=1, top_k=5))
-    picture = Image.new("RGB", (8, 8))
-    with pytest.raises(Refused, match="var-dd does not edit images"):
-        engine.submit(Request("var-dd", class_label=1, image=picture, mask_image=picture.convert("L")))

@@ -9,9 +9,6 @@ import tiny
 import torch
 from commands import python
 from PIL import Image
-from pipelines.chameleon import tiny as tiny_chameleon
-from pipelines.emu3 import tiny as tiny_emu3
-from pipelines.janus import tiny as tiny_janus
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
 
@@ -113,12 +110,6 @@ def test_images_to_a_folder_one_file_each(run, models):
         np.testing.assert_array_equal(pixels(Path("images") / name), image)
 
 
-def test_without_a_place_images_go_to_outputs(run, models):
-    code, output, _ = run("generate", "❤", "--model", models / "text", "--seed", 5)
-    assert code == 0 and output.splitlines() == [str(Path("outputs") / "image-5-0.png")]
-    assert pixels("outputs/image-5-0.png").shape == (SIZE, SIZE, 3)
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "prompts, count, rows, columns",
@@ -181,12 +172,6 @@ def test_an_unknown_prompt_is_reported_once_with_the_nearest_captions(run, model
     assert record.message.startswith('"a hart" is not among the 2 pictures') and '"red heart"' in record.message
 
 
-@pytest.mark.slow
-def test_an_unknown_prompt_is_reported_on_the_standard_error(models, tmp_path):
-    done = python("-m", "arimage", "generate", "a hart", "--model", models / "known", cwd=tmp_path)
-    assert done.returncode == 0 and '"a hart" is not among the 2 pictures' in done.stderr
-
-
 def test_trace_and_acceptance_map_are_written_next_to_the_images(run, models):
     options = ["--trace", "new/x.webp", "--trace", "new/map.png", "--decoding", "sjd", "--out", "x.png"]
     code, output, _ = run("generate", *PROMPTS[:2], "--model", models / "text", *options)
@@ -208,34 +193,6 @@ def test_a_next_scale_model_is_traced_and_measured(run, refused, models):
     assert "--trace map.png" in refused("generate", "tree", *options, "--trace", "map.png")
     code, out, _ = run("bench", *options, "--per-prompt", 1)
     assert code == 0 and "| next-scale |" in out and "| code |" in out
-
-
-@pytest.mark.parametrize("model", ["text", "scales"])
-def test_a_part_of_an_image_is_generated_again(run, models, model):
-    image = torch.randint(256, (SIZE, SIZE, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
-    mask = np.zeros((SIZE, SIZE), np.uint8)
-    mask[:, : SIZE // 2] = 255
-    Image.fromarray(image).save("image.png")
-    Image.fromarray(mask).save("mask.png")
-    options = ("--model", models / model, "--image", "image.png", "--mask-image", "mask.png", "--out", "x.png")
-    assert run("generate", "tree", *options)[0] == 0
-    assert np.array_equal(pixels("x.png")[:, SIZE // 2 :], image[:, SIZE // 2 :])
-    assert not np.array_equal(pixels("x.png")[:, : SIZE // 2], image[:, : SIZE // 2])
-
-
-def test_size_and_negative_prompt_reach_the_model(run, refused, models, tmp_path):
-    pipe = tiny_emu3.pipeline()
-    pipe.save_pretrained(tmp_path / "emu3")
-    options = ["generate", "a red heart", "--model", tmp_path / "emu3", "--height", 16, "--width", 40]
-    for name, settings in (("away", {"negative_prompt": "lowres"}), ("default", {})):
-        words = ["--negative-prompt", "lowres"] if settings else []
-        assert run(*options, *words, "--guidance-scale", 3, "--out", f"{name}.png")[0] == 0
-        generator = torch.Generator().manual_seed(0)
-        image = pipe("a red heart", height=16, width=40, guidance_scale=3, generator=generator, **settings).images[0]
-        np.testing.assert_array_equal(pixels(f"{name}.png"), np.asarray(image))
-    assert not np.array_equal(pixels("away.png"), pixels("default.png"))
-    assert "height and width" in refused(*options[:-2])
-    assert "negative_prompt" in refused("generate", "tree", "--model", models / "text", "--negative-prompt", "bird")
 
 
 def test_many_images_are_generated_a_batch_at_a_time(run, models, monkeypatch):
@@ -316,35 +273,3 @@ def test_converted_files_of_var_generate_images(run):
     assert code == 0 and out == "made\n"
     code, _, err = run("generate", "--class-label", "3", "--model", "./made", "--out", "image.png")
     assert code == 0 and "4 forward passes" in err and pixels("image.png").shape == (16, 16, 3)
-
-
-def write_janus(folder):
-    return ["janus", tiny_janus.write_original(folder / "published"), "--template", "janus"]
-
-
-def write_emu3(folder):
-    published = tiny_emu3.write_original(folder / "published", image_area=32 * 32)
-    return ["emu3", published, "--vision-tokenizer", tiny_emu3.write_vision_tokenizer(folder / "vision")]
-
-
-def write_lumina(folder):
-    published = tiny_chameleon.write_version_2(folder / "published")
-    return ["lumina-mgpt", published, "--tokenizer", tiny_chameleon.MOVQGAN, "--image-size", 64]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("write", "options", "shape"),
-    [
-        (write_janus, ["--decoding", "sjd-coupled"], (64, 64, 3)),
-        (write_emu3, ["--decoding", "sjd"], (32, 32, 3)),
-        (write_lumina, ["--decoding", "sjd", "--height", 32, "--width", 64], (32, 64, 3)),
-    ],
-)
-def test_converted_files_generate_images_that_can_be_traced(run, tmp_path, write, options, shape):
-    code, out, _ = run("convert", *write(tmp_path), "--out", "made")
-    assert code == 0 and out == "made\n"
-    options = [*options, "--trace", "trace.webp", "--trace", "map.png", "--model", "./made", "--out", "image.png"]
-    code, _, err = run("generate", "a red heart", *options)
-    assert code == 0 and "forward passes" in err and pixels("image.png").shape == shape
-    assert Path("trace.webp").stat().st_size and Path("map.png").stat().st_size

@@ -1,15 +1,12 @@
 """`--lora`: on the command line, in the server and in the demo."""
 
 import pytest
-import torch
 from adapters import adapter
-from families import seeded
 from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import save_file
 
-from arimage.app.engine.models import load_models
-from arimage.cli.options import load_pipeline, parse_lora
+from arimage.cli.options import parse_lora
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
@@ -25,10 +22,6 @@ def files(tmp_path_factory):
     return root
 
 
-def generated(pipe):
-    return pipe("a red heart", output_type="latent", generator=seeded(0)).tokens
-
-
 def test_file_and_scale_are_told_apart(tmp_path):
     assert parse_lora("style.safetensors") == ("style.safetensors", 1.0)
     assert parse_lora("style.safetensors:0.5") == ("style.safetensors", 0.5)
@@ -38,19 +31,6 @@ def test_file_and_scale_are_told_apart(tmp_path):
     assert parse_lora(f"{tmp_path}/one:2") == (f"{tmp_path}/one:2", 1.0)
     with pytest.raises(ValueError, match="not finite"):
         parse_lora("style.safetensors:nan")
-
-
-@pytest.mark.slow
-def test_adapters_are_active_at_their_scales(files):
-    one, two = (str(files / f"{name}.safetensors") for name in ("one", "two"))
-    pipe = load_pipeline(str(files / "model"), "cpu", "float32", lora=[f"{one}:0.5", two])
-    expected = load_pipeline(str(files / "model"), "cpu", "float32")
-    expected.load_lora_weights(one, "yy")
-    expected.load_lora_weights(two, "zz")
-    expected.set_adapters(["yy", "zz"], [0.5, 1.0])
-    assert torch.equal(generated(pipe), generated(expected))
-    [served] = load_models([str(files / "model")], "cpu", "float32", lora=[f"{one}:0.5", two]).values()
-    assert torch.equal(generated(served), generated(expected))
 
 
 def test_commands_use_adapters(files, run):

@@ -46,18 +46,6 @@ def test_generate_takes_an_order(run, model, tmp_path):
     assert Image.open("map.png").width > SIZE
 
 
-def test_generate_edits_in_an_order(run, model):
-    image = Image.effect_noise((SIZE, SIZE), 80).convert("RGB")
-    mask = Image.new("L", image.size)
-    mask.paste(255, (2, 2, 6, 6))
-    image.save("image.png")
-    mask.save("mask.png")
-    asked = ("--image", "image.png", "--mask-image", "mask.png", "--order", "random")
-    code, _, said = run("generate", "tree", "--model", model, "--dtype", "float32", *asked, "--out", "one.png")
-    assert code == 0, said
-    assert np.array_equal(np.asarray(Image.open("one.png")), image_of("random", image=image, mask_image=mask))
-
-
 @pytest.mark.parametrize(
     "command", ["generate tree", "bench --prompt tree", "eval generate --prompts emoji --out run"]
 )

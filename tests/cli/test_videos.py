@@ -77,36 +77,6 @@ def test_a_video_is_continued_and_a_folder_holds_a_file_per_video(generate, pict
     assert len(frames_of(tmp_path / "films" / "first-0-1.webp")) == 17
 
 
-def test_a_text_says_what_happens_and_a_file_holds_a_grid(generate, picture, tmp_path):
-    generate("a red heart", "a blue book", "--image", picture, "--out", "both.gif", model="text")
-    frames = frames_of(tmp_path / "both.gif")
-    assert len(frames) == 17 and frames[0].shape == (48, 128, 3)
-    assert not np.array_equal(frames[-1][:, :64], frames[-1][:, 64:])
-
-
-@pytest.mark.slow
-def test_a_trace_and_an_acceptance_map_show_the_maps_side_by_side(generate, picture, tmp_path):
-    options = ("--trace", "trace.webp", "--trace", "map.png", "--decoding", "sjd-lazy:init=previous")
-    generate("--image", picture, "--out", "film.webp", *options)
-    # Two maps of 48 x 64 pixels, enlarged to a height of at least 384 pixels.
-    assert len(frames_of(tmp_path / "trace.webp")) > 3 and frames_of(tmp_path / "trace.webp")[0].shape[1] > 2 * 8 * 64
-    with Image.open(tmp_path / "map.png") as picture:
-        assert picture.width > 4 * 8 * 64
-
-
-def test_a_video_is_continued_at_the_rate_of_the_model(generate, tmp_path, monkeypatch):
-    read, found = media.read_video, []
-    monkeypatch.setattr(media, "read_video", lambda *given, **named: found.append(read(*given, **named)) or found[-1])
-    # The model generates 24 frames per second.
-    frames = [Image.new("RGB", SIZE, (6 * number, 0, 0)) for number in range(40)]
-    media.write_video(frames, tmp_path / "fast.webp", 48)
-    generate("--video", "fast.webp", "--out", "film.webp")
-    assert len(found[-1]) == 20 and len(found[0]) == 1
-    # A .webp rounds 20.8 ms to 21.
-    shown = np.array([np.asarray(frame)[..., 0].mean() / 6 for frame in found[-1]])
-    assert np.abs(shown - np.arange(0.5, 40, 2)).max() < 0.7
-
-
 @needs_mp4
 def test_mp4_files_are_written_and_read(generate, picture, tmp_path):
     generate("--image", picture, "--out", "film.mp4")

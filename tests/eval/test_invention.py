@@ -9,7 +9,7 @@ from eval.score_kit import save
 from PIL import Image
 
 from arimage.eval import score_images
-from arimage.eval.runs.manifest import class_rows, prompt_rows
+from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.score import read_metrics
 
 
@@ -66,7 +66,7 @@ def test_folders_and_classes_are_compared_with_shards(tmp_path, write_run):
     found = score_images(folder, metrics="nearest", train=tmp_path / "train-*.parquet", held_out=folder, device="cpu")
     assert found["nearest-above-0.95"]["value"] == found["held-out-nearest-above-0.95"]["value"] == 1
     assert not (folder / "scores").exists()
-    write_run(tmp_path / "run", class_rows(2, 0, 2), pictures(4, 0))
+    write_run(tmp_path / "run", label_rows(range(2), 0, 2), pictures(4, 0))
     assert score_images(tmp_path / "run", metrics="diversity")["diversity"]["count"] == 4
 
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 
 from arimage.eval import turns
 from arimage.eval.runs.manifest import prompt_rows
@@ -69,13 +68,6 @@ def test_the_decodings_take_turns_and_finished_images_are_reused(tmp_path, monke
     turns_taken = [(name, index) for index in range(3) for name in names]
     assert generated == [*turns_taken[:3], "stop", *turns_taken[3:]]
     assert [len(read_results(run.folder)) for run in runs] == [6, 6]
-
-
-def test_presets_that_do_not_run_are_left_out(tmp_path):
-    pipe = tiny_var.pipeline("text", refiner=False)
-    asked = {"model": "tiny", "source": {}, "seed": 0, "batch_size": 2, "sampling": {}}
-    runs, left_out = turns.prepare_runs(pipe, prompt_rows(PROMPTS, 0), [], tmp_path, **asked)
-    assert [run.folder.name for run in runs] == ["next-scale", "fastvar"] and "refiner" in left_out["code"]
 
 
 def test_metrics_that_cannot_be_computed_are_refused_before_anything_is_written(model, prompts, tmp_path, command):

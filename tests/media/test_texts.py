@@ -4,9 +4,7 @@ import json
 import unicodedata
 
 import pytest
-from commands import outcome, refusal
 from PIL import Image
-from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.cli.options import prompt_lines
 from arimage.eval.metrics.features import image_paths
@@ -16,7 +14,6 @@ from arimage.media.folders import finder
 from arimage.media.texts import parse_json, read_text
 from arimage.training.adapters.pairs import load_pairs
 from arimage.training.pixels import open_pixels
-from arimage.training.recipe import TokenizerRecipe, load_recipe
 
 
 CAPTIONS = ["a château,\u2028on\x85paper", "a red\x0cheart"]
@@ -57,13 +54,6 @@ def through_table(folder, data):
     return [row["prompt"] for row in read_prompts(folder / "a.jsonl")]
 
 
-def through_names(folder, data):
-    """meta_data.json of MJHQ."""
-    items = {str(i): {"prompt": caption} for i, caption in enumerate(CAPTIONS)}
-    (folder / "a.json").write_bytes(data(lambda _: json.dumps(items, ensure_ascii=False), ""))
-    return [row["prompt"] for row in read_prompts(folder / "a.json")]
-
-
 def through_lines(folder, data):
     (folder / "a.txt").write_bytes(data(lambda _: "\r\n\r\n".join(CAPTIONS), ""))
     found = prompt_lines("--file", folder / "a.txt")
@@ -71,25 +61,11 @@ def through_lines(folder, data):
     return found
 
 
-def through_folder(folder, data):
-    for i, caption in enumerate(CAPTIONS):
-        (folder / f"{i}.txt").write_bytes(data(lambda _, caption=caption: f"{caption}\n", ""))
-    return [row["prompt"] for row in read_prompts(folder)]
-
-
-def through_columns(folder, data):
-    (folder / "a.tsv").write_bytes(data(lambda _: "\n".join(["prompt", *CAPTIONS]), ""))
-    return [row["prompt"] for row in read_prompts(folder / "a.tsv")]
-
-
 ENTRANCES = [
     through_pairs,
     through_notes,
     through_table,
-    through_names,
-    through_columns,
     through_lines,
-    through_folder,
 ]
 
 
@@ -113,15 +89,6 @@ def test_a_wrong_character_is_named_by_its_line(tmp_path):
         (tmp_path / "a.txt").write_bytes(data)
         with pytest.raises(ValueError, match="a.txt is not UTF-8 in line 3"):
             read_text(tmp_path / "a.txt")
-
-
-def test_a_recipe_may_begin_with_a_mark(tmp_path):
-    (tmp_path / "a.toml").write_text("[tokenizer\n", encoding="utf-8-sig")
-    with pytest.raises(ValueError, match="a.toml is not TOML .Expected"):
-        load_recipe(tmp_path / "a.toml", TokenizerRecipe)
-    (tmp_path / "a.toml").write_bytes(b"# caf\xe9")
-    with pytest.raises(ValueError, match="a.toml is not UTF-8 in line 1"):
-        load_recipe(tmp_path / "a.toml", TokenizerRecipe)
 
 
 @pytest.mark.parametrize(
@@ -211,24 +178,4 @@ def test_names_with_accents_in_tables(inside, asked, tmp_path):
     assert load_pairs(tmp_path, (8, 8)).captions == ["a castle"]
 
 
-def test_a_listed_picture_counts_wherever_it_is(tmp_path):
-    rows = [{"file_name": name, "text": name} for name in ("a.bmp", "./in/b.png", ".c/d.png", "e.ppm")]
-    for row in rows:
-        picture(tmp_path / row["file_name"])
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert sorted(load_pairs(tmp_path, (8, 8)).captions) == sorted(row["text"] for row in rows)
-
-
 # The command
-
-
-def test_the_command_reads_prompts_of_powershell(tmp_path, monkeypatch, capsys):
-    tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "model")
-    (tmp_path / "prompts.txt").write_bytes("tree\r\nhouse\r\n".encode("utf-16"))
-    words = ["generate", "--file", "prompts.txt", "--model", "./model", "--device", "cpu"]
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = outcome(capsys, *words)
-    assert code == 0 and out.split() == ["outputs/tree-0-0.png", "outputs/house-0-1.png"]
-    (tmp_path / "prompts.txt").write_bytes(b"tree\nch\xe2teau\n")
-    printed = refusal(capsys, *words)
-    assert "--file is prompts.txt" in printed and "line 2" in printed

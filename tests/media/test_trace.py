@@ -20,7 +20,6 @@ from arimage.media.trace import (
     animate,
     deciding_passes,
     draw_acceptance_map,
-    draw_steps,
 )
 
 
@@ -56,15 +55,6 @@ def test_cells_are_marked_by_what_happened_to_them(frames):
     ] == expected
 
 
-def test_cells_are_marked_in_their_places(tmp_path, monkeypatch):
-    marks = []
-    monkeypatch.setattr(trace, "_mark", lambda picture, mark: marks.append(mark) or picture)
-    layout, tokens = Layout((2, 2), torch.tensor([[3, 1, 0, 2]])), torch.tensor([[5, 0, 9, -1]])
-    animate(tokens, tokens == 5, layout, grey, "a title", tmp_path / "x.gif")
-    assert marks[0][ACCEPTED].tolist() == [[False, False], [False, True]]
-    assert marks[0][NOTHING].tolist() == [[False, False], [True, False]]
-
-
 def test_an_animation_has_one_frame_per_step_and_rests_on_the_image(frames):
     _, path = frames
     with Image.open(path) as animation:
@@ -81,14 +71,6 @@ def test_an_animation_has_one_frame_per_step_and_rests_on_the_image(frames):
     assert np.abs(corner - round((5 / 20 + 1) * 127.5)).max() <= 8
 
 
-def test_some_steps_are_drawn_as_among_all():
-    tokens = torch.tensor([[5, 0, 9, -1], [5, 8, 9, 4], [5, 8, 9, 4]])
-    decided = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
-    every, some = (draw_steps(tokens, decided, Layout((2, 2)), grey, "a title", steps) for steps in (range(3), [1]))
-    assert len(every) == 4 and len(some) == 2
-    assert np.array_equal(some[0], every[1]) and np.array_equal(some[1], every[3])
-
-
 def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):
     tokens = torch.tensor([[3, -1, -1, -1, -1], [3, 5, 7, 9, 4]])
     decided = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
@@ -103,16 +85,6 @@ def test_the_scales_of_a_next_scale_model_are_frames_without_marks(tmp_path):
             animation.seek(frame)
             pixels = np.asarray(animation.convert("RGB")).astype(int)[60:420, 20:380]
             assert np.abs(pixels - (grey + 1) * 127.5).max() <= 8
-
-
-def test_outlines_have_their_colours():
-    marks = {colour: np.zeros((2, 2), bool) for colour in (ACCEPTED, REJECTED, DRAFT, NOTHING)}
-    marks[ACCEPTED][0, 0] = marks[REJECTED][0, 1] = marks[DRAFT][1, 0] = marks[NOTHING][1, 1] = True
-    picture = trace._mark(np.full((40, 40, 3), 255, np.uint8), marks)
-    assert tuple(picture[0, 10]) == ACCEPTED and tuple(picture[0, 30]) == REJECTED
-    assert tuple(picture[20, 10]) == DRAFT and tuple(picture[30, 30]) == NOTHING
-    # Inside, what is decided stays clearer than a draft.
-    assert picture[10, 10].mean() > picture[30, 10].mean()
 
 
 @pytest.mark.every(4)

@@ -80,9 +80,6 @@ def judge(
     Returns:
         `deviation`, the fields of a `Deviation`, and for a `TokenModel` also `tokens_fed`, the number of tokens fed
         per image and forward pass after the prefill.
-
-    Raises:
-        ValueError: if the images cannot be compared, see `cannot_judge`.
     """
     reason = cannot_judge(pipe)
     if reason is not None:

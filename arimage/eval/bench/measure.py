@@ -26,9 +26,6 @@ def choose_decodings(
 
     Returns:
         The decodings, and the reason why each other preset was left out.
-
-    Raises:
-        ValueError: if one of `texts` is not a decoding or does not run on the model, or if no preset does.
     """
     model = pipe.prepare(**take(condition, 0, 1), **sampling).model
     chosen, left_out = {}, {}

@@ -46,11 +46,7 @@ def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dt
 
 
 def read_array(path: Path, name: str = FIRST) -> np.ndarray:
-    """An array of a file; that of a .npy stays on disk until it is used.
-
-    Raises:
-        ValueError: as `array_headers` does.
-    """
+    """An array of a file; that of a .npy stays on disk until it is used."""
     with _naming(path):
         file = np.load(path, mmap_mode="r")
         if isinstance(file, np.ndarray):

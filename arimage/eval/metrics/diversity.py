@@ -29,9 +29,6 @@ def diversity(pixels: np.ndarray, prompts: np.ndarray) -> dict[str, Estimate]:
     Args:
         pixels: uint8 [N, D].
         prompts: the prompt [N] of each image.
-
-    Raises:
-        ValueError: if there is one prompt, or one of them has one image.
     """
     _, index, counts = np.unique(prompts, return_inverse=True, return_counts=True)
     if len(counts) < 2 or counts.min() < 2:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -68,11 +69,7 @@ def weights_sha256(files: list[Path]) -> str:
 
 def image_paths(folder: Path, *, videos: bool = False) -> list[Path]:
     """The images or videos of a run in the order of its manifest, or all images or videos below another folder, see
-    `list_files`. Other files of such a folder are counted and named in a warning.
-
-    Raises:
-        ValueError: if the run is unfinished or damaged, or the folder has no images or no videos.
-    """
+    `list_files`. Other files of such a folder are counted and named in a warning."""
     if (folder / MANIFEST).is_file():
         return [folder / row["path"] for row in read_finished(folder)[0]]
     kind, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("images", IMAGE_SUFFIXES)
@@ -170,10 +167,14 @@ def resize(pixels: np.ndarray, size: int) -> np.ndarray:
 def image_batches(paths: list[Path], size: int, name: str, read: Callable[[Path], object]) -> Iterator[list]:
     packed = paths[0].suffix in ARRAY_SUFFIXES
     images = read_array(paths[0]) if packed else paths
+    batches = [images[start : start + size] for start in range(0, len(images), size)]
     with ThreadPoolExecutor() as pool, tqdm(total=len(images), desc=name, unit="image", leave=False) as progress:
-        for start in range(0, len(images), size):
-            batch = images[start : start + size]
-            yield list(pool.map(Image.fromarray if packed else read, batch))
+        reading = partial(pool.map, Image.fromarray if packed else read)
+        ahead = reading(batches[0])
+        # The next batch is read while this one is in use.
+        for following in [*batches[1:], []]:
+            batch, ahead = list(ahead), reading(following)
+            yield batch
             progress.update(len(batch))
 
 
@@ -193,11 +194,7 @@ class WeightsFile:
         return f"download {self.url}, and name the file with {self.option} or {self.variable}"
 
     def check(self, path: Path | None, user: str) -> Path:
-        """The path, if there is a file.
-
-        Raises:
-            ValueError: if there is none, naming the `user` of the weights.
-        """
+        """The path, if there is a file."""
         if path is None:
             raise ValueError(f"{user} needs {self.name}: {self.where}")
         if not path.is_file():

@@ -167,11 +167,7 @@ def frame_count(path: Path) -> int:
 
 
 def read_clip(path: Path, frames: int) -> list[Image.Image]:
-    """The first `frames` frames of a video, RGB.
-
-    Raises:
-        ValueError: if it has fewer, or cannot be read.
-    """
+    """The first `frames` frames of a video, RGB."""
     found = read_video("one of the videos", path, count=frames)
     if len(found) < frames:
         raise ValueError(

@@ -68,9 +68,21 @@ class InceptionExtractor:
         self.device = device
         # Another network shows only when it is used.
         with damaged_files(path, f"download {published.url} again"):
-            self._network = _load_clean(path) if resize == "clean" else _load_tf1(path, self.layer)
-            self._network.to(device)
+            self._network = self._load(path, resize).to(device)
             InceptionExtractor.__call__(self, [Image.new("RGB", (8, 8))])
+
+    def _load(self, path: Path, resize: Resize) -> torch.nn.Module:
+        if resize == "clean":
+            from cleanfid.inception_torchscript import InceptionV3W
+
+            return InceptionV3W(str(path.parent), download=False)
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        # torch-fidelity unpickles any file: refuse one that holds more than tensors.
+        load_original(path, ())
+        return FeatureExtractorInceptionV3(
+            "inception-v3-compat", [self.layer], feature_extractor_weights_path=str(path)
+        )
 
     @torch.inference_mode()
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
@@ -96,11 +108,7 @@ class InceptionExtractor:
 class SpatialInceptionExtractor(InceptionExtractor):
     """Features of images for the sFID (https://arxiv.org/abs/2103.03841) as in the evaluator of ADM: the first 7
     channels of its layer `mixed_6/conv`, which is `Mixed_6d.branch1x1` of torch-fidelity's port. They are 17 rows of
-    17 places of 7 numbers, in this order, so that `mu_s` and `sigma_s` in ADM's files are their statistics.
-
-    Raises:
-        ValueError: as `InceptionExtractor` does.
-    """
+    17 places of 7 numbers, in this order, so that `mu_s` and `sigma_s` in ADM's files are their statistics."""
 
     # The first output after the layer.
     layer = "768"
@@ -117,17 +125,3 @@ class SpatialInceptionExtractor(InceptionExtractor):
     def __call__(self, images: list[Image.Image]) -> torch.FloatTensor:
         super().__call__(images)
         return self._kept.permute(0, 2, 3, 1).flatten(1)
-
-
-def _load_clean(path: Path) -> torch.nn.Module:
-    from cleanfid.inception_torchscript import InceptionV3W
-
-    return InceptionV3W(str(path.parent), download=False)
-
-
-def _load_tf1(path: Path, layer: str) -> torch.nn.Module:
-    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-    # torch-fidelity unpickles any file: refuse one that holds more than tensors.
-    load_original(path, ())
-    return FeatureExtractorInceptionV3("inception-v3-compat", [layer], feature_extractor_weights_path=str(path))

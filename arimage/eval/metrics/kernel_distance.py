@@ -5,7 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .standard_errors import Estimate, Prompts, clustered_variance, jackknife_blocks, jackknife_error
+from .standard_errors import (
+    Estimate,
+    Prompts,
+    check_width,
+    clustered_variance,
+    jackknife_blocks,
+    jackknife_error,
+)
 
 
 def subsets_of(count: int, others: int, subsets: int, subset_size: int) -> tuple[int, int]:
@@ -44,11 +51,7 @@ def kernel_distance(
         raise ValueError(
             f"a kernel distance needs at least 2 images, and there are {len(features)} and {len(reference)}"
         )
-    if features.shape[1] != reference.shape[1]:
-        raise ValueError(
-            f"the reference has {reference.shape[1]} features and the images have {features.shape[1]}: "
-            "use a reference of the same network"
-        )
+    check_width(features, reference.shape[1])
     rng = np.random.default_rng(seed)
     values, first, second = [], [], []
     for _ in range(subsets):
@@ -115,11 +118,7 @@ def gaussian_kernel_distance(
     Raises:
         ValueError: if the two differ in D.
     """
-    if features.shape[1] != reference.shape[1]:
-        raise ValueError(
-            f"the reference has {reference.shape[1]} features and the images have {features.shape[1]}: "
-            "use a reference of the same network"
-        )
+    check_width(features, reference.shape[1])
     x, y = features.astype(np.float64), reference.astype(np.float64)
     blocks = jackknife_blocks(len(x), prompts)
     block = np.zeros(len(x), int) if blocks is None else blocks

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .standard_errors import Estimate, Prompts, jackknife_standard_error, mean_estimate
+from .standard_errors import Estimate, Prompts, jackknife_blocks, jackknife_error, mean_estimate
 
 
 # Images above these are given as shares; those above the last one are near copies.
@@ -65,8 +65,8 @@ def nearest(
 def nearest_estimates(values: np.ndarray, prompts: Prompts | None = None) -> dict[str, Estimate]:
     """The median of the likeness [N] to the nearest example, and the shares of images above each of `THRESHOLDS`. The
     standard error of the median is that of a jackknife over 20 blocks of prompts."""
-    error = jackknife_standard_error(
-        lambda rows: float(np.median(np.delete(values, rows))), len(values), prompts=prompts
-    )
+    block, error = jackknife_blocks(len(values), prompts), None
+    if block is not None:
+        error = jackknife_error([float(np.median(values[block != one])) for one in range(block.max() + 1)])
     shares = {f"nearest-above-{least}": mean_estimate(values > least, prompts) for least in THRESHOLDS}
     return {"nearest": Estimate(float(np.median(values)), error), **shares}

@@ -23,9 +23,6 @@ def load_network(kind: type[Network], folder: Path, remedy: str) -> Network:
         kind: its class.
         folder: with config.json and .safetensors files.
         remedy: what the user can do, for errors.
-
-    Raises:
-        ValueError: if a file is damaged or a pipe, or a weight is missing or of another shape, naming the file.
     """
     config = folder / "config.json"
     settings = read_object(config)

@@ -55,11 +55,7 @@ class Reference:
 
 def read_folder(folder: Path, *, videos: bool = False, skip_damaged: bool = False) -> Reference:
     """The images or videos of a folder, or of another run. `skip_damaged` leaves out images that cannot be read,
-    with a warning that counts and names them.
-
-    Raises:
-        ValueError: if no image is left.
-    """
+    with a warning that counts and names them."""
     paths, skipped = image_paths(folder, videos=videos), ""
     if skip_damaged and not videos:
         damaged = [path for path in paths if not _is_readable(path)]
@@ -86,19 +82,13 @@ def _is_readable(path: Path) -> bool:
 
 def read_images(path: Path, *, skip_damaged: bool = False) -> Reference:
     """Images that need not be a run: a folder of images, or a .npz (`arr_0`) or .npy of images, uint8 [N, H, W, 3].
-    `skip_damaged` is that of `read_folder`.
-
-    Raises:
-        ValueError: if it is none of these, or its arrays have unsuitable shapes or dtypes.
-    """
-    if path.is_dir():
-        return read_folder(path, skip_damaged=skip_damaged)
-    if path.suffix not in ARRAY_SUFFIXES or not path.is_file():
-        raise ValueError(
-            f"{path} is not a set of images: name a folder of images, a folder of `arimage eval generate`, or a .npz "
-            f"({FIRST}) or .npy of images"
-        )
-    found = _read_arrays(path)
+    `skip_damaged` is that of `read_folder`."""
+    found = _read(
+        path,
+        skip_damaged,
+        f"{path} is not a set of images: name a folder of images, a folder of `arimage eval generate`, or a .npz "
+        f"({FIRST}) or .npy of images",
+    )
     if not found.paths:
         raise ValueError(f"{path} holds statistics only: name a folder of images, or a .npz with images as {FIRST}")
     return found
@@ -106,22 +96,20 @@ def read_images(path: Path, *, skip_damaged: bool = False) -> Reference:
 
 def read_reference(path: Path | None, *, skip_damaged: bool = False) -> Reference:
     """A folder of images, a .npz with statistics (`mu` and `sigma`), images (`arr_0`, uint8 [N, H, W, 3]) or both,
-    or a .npy of images. `skip_damaged` is that of `read_folder`.
+    or a .npy of images. `skip_damaged` is that of `read_folder`."""
+    return _read(
+        path,
+        skip_damaged,
+        f"--ref is {path}, which is not a reference: name a folder of images, a .npz of statistics or images, or a "
+        ".npy of images",
+    )
 
-    Raises:
-        ValueError: if it is none of these, or its arrays have unsuitable shapes, dtypes or values.
-    """
+
+def _read(path: Path | None, skip_damaged: bool, otherwise: str) -> Reference:
     if path is not None and path.is_dir():
         return read_folder(path, skip_damaged=skip_damaged)
     if path is None or path.suffix not in ARRAY_SUFFIXES or not path.is_file():
-        raise ValueError(
-            f"--ref is {path}, which is not a reference: name a folder of images, a .npz of statistics or images, "
-            "or a .npy of images"
-        )
-    return _read_arrays(path)
-
-
-def _read_arrays(path: Path) -> Reference:
+        raise ValueError(otherwise)
     arrays = array_headers(path)
     has_images, has_statistics = FIRST in arrays, {"mu", "sigma"} <= arrays.keys()
     if not has_images and not has_statistics:
@@ -146,11 +134,7 @@ def _read_arrays(path: Path) -> Reference:
 
 def read_spatial_statistics(path: Path | None) -> Statistics | None:
     """The statistics of the spatial features of the sFID, `mu_s` and `sigma_s`, in a reference batch of ADM; None for
-    other references.
-
-    Raises:
-        ValueError: if the arrays have unsuitable shapes, dtypes or values.
-    """
+    other references."""
     if path is None or not path.is_file():
         return None
     arrays = array_headers(path)
@@ -186,11 +170,7 @@ def _read_statistics(
 
 def write_statistics(path: Path, features: np.ndarray, space: Space) -> None:
     """Write mean and covariance of features [N, D] as `mu` and `sigma`, as in the files of pytorch-fid and clean-fid,
-    and next to them their `space` and number.
-
-    Raises:
-        ValueError: if there are fewer than 2 images.
-    """
+    and next to them their `space` and number."""
     if len(features) < 2:
         raise ValueError(f"statistics need at least 2 images, and there are {len(features)}: give more")
     features = features.astype(np.float64)

@@ -2,7 +2,7 @@
 other, so a run of few prompts says little about others, however many images it has of each."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,15 @@ class Estimate:
     value: float
     standard_error: float | None = None
     interval: tuple[float, float] | None = None
+
+
+def check_width(features: np.ndarray, width: int) -> None:
+    """Refuse features [N, D] of another width than those of a reference."""
+    if features.shape[1] != width:
+        raise ValueError(
+            f"the reference has {width} features and the images have {features.shape[1]}: use a reference of the same "
+            "network"
+        )
 
 
 def decimals(width: float) -> int:
@@ -75,28 +84,9 @@ def jackknife_blocks(
 
 
 def jackknife_error(values: Sequence[float]) -> float | None:
-    """The standard error of a statistic from its `values` without each of the blocks. None if they do not differ."""
+    """The standard error of a statistic from its `values` without each of the blocks, an upper bound for equally many
+    images of every class. None if they do not differ."""
     return float(np.sqrt((len(values) - 1) * np.var(values))) or None
-
-
-def jackknife_standard_error(
-    without: Callable[[np.ndarray], float],
-    count: int,
-    *,
-    prompts: Prompts | None = None,
-    blocks: int = 20,
-    seed: int = 0,
-) -> float | None:
-    """Standard error of a statistic of `count` rows by the jackknife, which leaves out each of `blocks` random blocks
-    of prompts in turn: `without(rows)` is the statistic without these rows. None if it cannot be known: from one
-    prompt, or from blocks that do not differ.
-
-    For stratified rows (equally many images of every class) it is an upper bound.
-    """
-    block = jackknife_blocks(count, prompts, blocks=blocks, seed=seed)
-    if block is None:
-        return None
-    return jackknife_error([without(np.flatnonzero(block == one)) for one in range(block.max() + 1)])
 
 
 def mean_estimate(values: np.ndarray, prompts: Prompts | None = None) -> Estimate:
@@ -122,11 +112,7 @@ def paired_difference(values: np.ndarray, baseline: np.ndarray, prompts: Prompts
     interval over other prompts.
 
     If all of them are 0 or 1, the interval is that of Bonett and Price (https://doi.org/10.3102/1076998611411915) for
-    as many independent pairs as vary as much, else Student's. One prompt has neither.
-
-    Raises:
-        ValueError: if there are more of one than of the other.
-    """
+    as many independent pairs as vary as much, else Student's. One prompt has neither."""
     if len(values) != len(baseline):
         raise ValueError(
             f"{len(values)} values cannot be paired with {len(baseline)}: score runs of the same manifest"

@@ -73,11 +73,7 @@ def measure_batch(pipe: ARImagePipeline, config: dict, rows: list[dict]) -> Cost
 
 def dry_run(pipe: ARImagePipeline, config: dict, rows: list[dict], out: Path, processes: int) -> str:
     """A text that says how long `processes` would take for the missing images of the run in `out`, and what they would
-    write.
-
-    Raises:
-        ValueError: if there is another run in `out`.
-    """
+    write."""
     count, batch, done = len(rows), config["batch_size"], 0
     if (out / CONFIG).is_file():
         check_resumed(config, rows, out)

@@ -1,6 +1,5 @@
 """`arimage eval export`: writes runs in the file layouts of scorers that are not part of this library."""
 
-import json
 import re
 import shutil
 import zipfile
@@ -11,7 +10,7 @@ from diffusers.utils import make_image_grid
 
 from ...media.files import read_image
 from ..metrics.features import image_paths, resize
-from .files import write_whole
+from .files import to_lines, write_whole
 from .run_folder import CONFIG, RESTORE, read_config, read_rows
 
 
@@ -61,11 +60,7 @@ def is_file_name(name: str) -> bool:
 
 
 def group_by_prompt(run: Path, paths: list[Path]) -> list[Group]:
-    """The rows and `paths` of a run by their prompts.
-
-    Raises:
-        ValueError: if config.json and the manifest differ in the number of images per prompt.
-    """
+    """The rows and `paths` of a run by their prompts."""
     images, count = list(zip(read_rows(run), paths, strict=True)), read_config(run)["source"].get("per_prompt", 1)
     groups = [images[start : start + count] for start in range(0, len(images), count)]
     for group in groups:
@@ -83,11 +78,7 @@ def write_adm_npz(paths: list[Path], file: Path, size: int | None = None) -> Non
     the ImageNet figures of LlamaGen and VAR come from.
 
     The images are in a fixed random order, because the evaluator averages the Inception score over groups of 5,000
-    consecutive images, and each group must cover all classes. `size` resizes as LlamaGen does, see `resize`.
-
-    Raises:
-        ValueError: if the images have different sizes.
-    """
+    consecutive images, and each group must cover all classes. `size` resizes as LlamaGen does, see `resize`."""
     order = np.random.default_rng(0).permutation(len(paths))
     first = _read(paths[0], size)
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), *first.shape)}
@@ -108,11 +99,7 @@ def _read(path: Path, size: int | None) -> np.ndarray:
 
 def write_geneval(groups: list[Group], out: Path) -> None:
     """Write a folder for GenEval (https://arxiv.org/abs/2310.11513): one folder per prompt, with its line of
-    evaluation_metadata.jsonl and its images.
-
-    Raises:
-        ValueError: if a row does not come from that file.
-    """
+    evaluation_metadata.jsonl and its images."""
     for [(row, _), *_] in groups:
         if not {"tag", "include"} <= row.get("metadata", {}).keys():
             raise ValueError(
@@ -122,19 +109,22 @@ def write_geneval(groups: list[Group], out: Path) -> None:
     for number, group in enumerate(groups):
         folder, row = out / f"{number:05d}", group[0][0]
         (folder / "samples").mkdir(parents=True)
-        metadata = json.dumps({**row["metadata"], "prompt": row["prompt"]}, ensure_ascii=False)
-        (folder / "metadata.jsonl").write_text(metadata + "\n", encoding="utf-8")
+        (folder / "metadata.jsonl").write_bytes(to_lines([{**row["metadata"], "prompt": row["prompt"]}]))
         for sample, (_, path) in enumerate(group):
             shutil.copyfile(path, folder / "samples" / f"{sample:05d}.png")
 
 
+def _check_count(group: Group, count: int, scorer: str) -> None:
+    if len(group) != count:
+        raise ValueError(
+            f"image {group[0][0]['id']} is one of {len(group)} of its prompt, and {scorer} needs {count}: generate "
+            f"with --per-prompt {count}"
+        )
+
+
 def write_dpg(groups: list[Group], out: Path) -> None:
     """Write a folder for DPG-Bench (https://arxiv.org/abs/2403.05135): one image per prompt, item_id.png, a 2x2 grid
-    of its four images.
-
-    Raises:
-        ValueError: if an item_id is missing, not a file name or not unique, or a prompt does not have four images.
-    """
+    of its four images."""
     seen = set()
     for group in groups:
         row = group[0][0]
@@ -155,20 +145,8 @@ def write_dpg(groups: list[Group], out: Path) -> None:
         make_image_grid(images, rows=2, cols=2).save(out / f"{group[0][0]['metadata']['item_id']}.png")
 
 
-def _check_count(group: Group, count: int, scorer: str) -> None:
-    if len(group) != count:
-        raise ValueError(
-            f"image {group[0][0]['id']} is one of {len(group)} of its prompt, and {scorer} needs {count}: generate "
-            f"with --per-prompt {count}"
-        )
-
-
 def write_wise(groups: list[Group], out: Path) -> None:
-    """Write a folder for WISE (https://arxiv.org/abs/2503.07265): one image per prompt, prompt_id.png.
-
-    Raises:
-        ValueError: if a prompt_id is missing, not a whole number or not unique, or a prompt has several images.
-    """
+    """Write a folder for WISE (https://arxiv.org/abs/2503.07265): one image per prompt, prompt_id.png."""
     names: dict[int, Path] = {}
     for group in groups:
         row, path = group[0]
@@ -187,11 +165,7 @@ def write_wise(groups: list[Group], out: Path) -> None:
 
 def write_t2i_compbench(groups: list[Group], out: Path) -> None:
     """Write a folder for T2I-CompBench (https://arxiv.org/abs/2307.06350): samples/PROMPT_000000.png, numbered without
-    gaps in the order of the prompts. The scorers read one category at a time.
-
-    Raises:
-        ValueError: if a prompt has an underscore, at which the scorers cut it, or is not a file name.
-    """
+    gaps in the order of the prompts. The scorers read one category at a time."""
     names = {}
     for row, path in (pair for group in groups for pair in group):
         prompt = row.get("prompt", "")
@@ -209,21 +183,14 @@ def write_t2i_compbench(groups: list[Group], out: Path) -> None:
 
 def write_result_jsonl(groups: list[Group], out: Path) -> None:
     """Write a folder like LlamaGen's text-to-image runs (https://arxiv.org/abs/2406.06525): result.jsonl with text and
-    image_path, captions.txt, and the images.
-
-    Raises:
-        ValueError: if the run was generated from classes.
-    """
+    image_path, captions.txt, and the images."""
     images = [pair for group in groups for pair in group]
     if "prompt" not in images[0][0]:
         raise ValueError("result-jsonl needs prompts, and this run is of classes: use --format adm-npz")
     (out / "images").mkdir(parents=True)
     lines = []
     for row, path in images:
-        copy = out / "images" / path.name
-        shutil.copyfile(path, copy)
-        lines.append(
-            json.dumps({"text": row["prompt"], "image_path": str(copy.absolute())}, ensure_ascii=False) + "\n"
-        )
-    (out / "result.jsonl").write_text("".join(lines), encoding="utf-8")
+        copy = shutil.copyfile(path, out / "images" / path.name)
+        lines.append({"text": row["prompt"], "image_path": str(copy.absolute())})
+    (out / "result.jsonl").write_bytes(to_lines(lines))
     (out / "captions.txt").write_text("".join(row["prompt"] + "\n" for row, _ in images), encoding="utf-8")

@@ -53,11 +53,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def append(path: Path, rows: list[dict]) -> None:
-    """Append rows to a file of one JSON object per line, all of them or none.
-
-    Raises:
-        OSError: if they cannot be written.
-    """
+    """Append rows to a file of one JSON object per line, all of them or none."""
     with open(path, "a+b", buffering=0) as file:
         # An interruption may have cut the last line short.
         begin = max(0, file.seek(0, os.SEEK_END) - 2**16)
@@ -85,11 +81,7 @@ def remove_all_leftovers(folder: Path) -> None:
 
 
 def hold(folder: Path) -> FileLock:
-    """Keep other commands out of a folder, until the lock is released or this process ends.
-
-    Raises:
-        ValueError: if another command uses it.
-    """
+    """Keep other commands out of a folder, until the lock is released or this process ends."""
     lock = FileLock(folder / LOCK, blocking=False, is_singleton=True)
     try:
         lock.acquire()
@@ -118,11 +110,7 @@ def full_disk(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def space_in(folder: Path) -> Iterator[None]:
-    """Say what to do where the disk of a folder is full, whatever library wrote to it.
-
-    Raises:
-        FullDisk: if it is.
-    """
+    """Say what to do where the disk of a folder is full, whatever library wrote to it."""
     try:
         yield
     except FullDisk:
@@ -137,11 +125,7 @@ def space_in(folder: Path) -> Iterator[None]:
 
 
 def to_json(content: dict) -> str:
-    """The text of a JSON file.
-
-    Raises:
-        ValueError: if a number in it is not finite, which JSON cannot hold.
-    """
+    """The text of a JSON file."""
     try:
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
     except ValueError as error:
@@ -159,11 +143,7 @@ def to_lines(rows: list[dict]) -> bytes:
 
 
 def check_sampling(sampling: dict, name: str | Path, remedy: str) -> None:
-    """Refuse sampling settings that no pipeline has.
-
-    Raises:
-        ValueError: if one is neither a number, a name nor a list.
-    """
+    """Refuse sampling settings that no pipeline has."""
     check_fields(sampling, dict.fromkeys(sampling, (int, float, str, list)), f"sampling in {name}", remedy)
 
 
@@ -174,11 +154,7 @@ def sampling_text(sampling: dict) -> str:
 
 
 def check_fields(value: object, fields: Mapping[str, type | tuple], name: str | Path, remedy: str) -> dict:
-    """Return `value` if it is an object that has every one of `fields` with a value of its type.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Return `value` if it is an object that has every one of `fields` with a value of its type."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} is not a JSON object: {remedy}")
     for field, kind in fields.items():
@@ -191,11 +167,7 @@ def check_fields(value: object, fields: Mapping[str, type | tuple], name: str | 
 def check_same(
     where: Path, old: dict, new: dict, path: str = "", remedy: str = "ask for the same, or give another --out"
 ) -> None:
-    """Check that the settings in the file `where` are those of a command that resumes its run.
-
-    Raises:
-        ValueError: naming the first that differs.
-    """
+    """Check that the settings in the file `where` are those of a command that resumes its run."""
     for key in dict.fromkeys([*new, *old]):
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):

@@ -150,11 +150,7 @@ def make_config(
 
 
 def condition(rows: list[dict]) -> dict[str, list]:
-    """The pipeline's arguments with the prompts and references, or the classes, of `rows`.
-
-    Raises:
-        ValueError: if a reference cannot be read.
-    """
+    """The pipeline's arguments with the prompts and references, or the classes, of `rows`."""
     if "class_label" in rows[0]:
         return {"class_labels": [row["class_label"] for row in rows]}
     prompts = {"prompt": [row["prompt"] for row in rows]}
@@ -166,11 +162,7 @@ def condition(rows: list[dict]) -> dict[str, list]:
 
 
 def check_references(pipe: ARPipeline, model: str, rows: list[dict]) -> None:
-    """Refuse prompts with references that the model does not read.
-
-    Raises:
-        ValueError: if it reads none, or fewer.
-    """
+    """Refuse prompts with references that the model does not read."""
     most, found = pipe.abilities.max_references, max(len(row.get("image", ())) for row in rows)
     if found > most:
         raise ValueError(
@@ -244,11 +236,7 @@ def prepare(config: dict, rows: list[dict], folder: Path, rank: int = 0) -> Run:
 
 
 def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
-    """Check that the run in `folder` has this configuration and manifest.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Refuse a run in `folder` that has another configuration or manifest."""
     old = read_config(folder)
     # A run keeps its number of threads.
     machine = {**config["machine"], "threads": old["machine"]["threads"]}
@@ -261,13 +249,8 @@ def check_resumed(config: dict, rows: list[dict], folder: Path) -> None:
 
 
 def open_run(folder: Path, lock: FileLock | None = None) -> Run:
-    """The run in `folder`.
-
-    Raises:
-        ValueError: if there is no run, or its files are damaged.
-    """
-    config = read_config(folder)
-    return Run(folder, config, read_rows(folder), lock)
+    """The run in `folder`."""
+    return Run(folder, read_config(folder), read_rows(folder), lock)
 
 
 def missing_batches(run: Run) -> list[int]:
@@ -278,7 +261,7 @@ def missing_batches(run: Run) -> list[int]:
 
 @contextlib.contextmanager
 def _threads(count: int):
-    """Let torch use `count` threads inside the block. Rounding depends on their number."""
+    # Rounding depends on their number.
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -298,9 +281,6 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
         they ran, see `DecodingStats`), peak_memory in MiB (of the GPU, or of the process; None where the system does
         not report it), warm (False for the first call of a run in a process, which includes one-time setup), sha256
         (of the file).
-
-    Raises:
-        OSError: if an image cannot be written.
     """
     rows, config = run.batch(index), run.config
     # A benchmark may ask for captions that the model does not know: the scores show it.
@@ -332,25 +312,15 @@ def generate_images(run: Run, pipe: ARPipeline, index: int) -> list[dict]:
             first.save(png, "PNG", **({"save_all": True, "append_images": others} if others else {}))
             write_whole(run.folder / row["path"], lambda file, png=png: file.write_bytes(png.getvalue()))
             digests.append(hashlib.sha256(png.getvalue()).hexdigest())
-    tokens_per_pass = stats.accepted.sum(0) / passes
+    own = zip(rows, passes.tolist(), (stats.accepted.sum(0) / passes).tolist(), digests, strict=True)
     return [
-        {
-            "id": row["id"],
-            **common,
-            "passes": int(passes[i]),
-            "tokens_per_pass": float(tokens_per_pass[i]),
-            "sha256": digests[i],
-        }
-        for i, row in enumerate(rows)
+        {"id": row["id"], **common, "passes": count, "tokens_per_pass": tokens, "sha256": digest}
+        for row, count, tokens, digest in own
     ]
 
 
 def record(run: Run, results: list[dict], rank: int = 0) -> None:
-    """Append rows from `generate_images` to the file of this process, all of them or none.
-
-    Raises:
-        OSError: if they cannot be written.
-    """
+    """Append rows from `generate_images` to the file of this process, all of them or none."""
     with space_in(run.folder):
         append(run.folder / RESULTS / f"rank-{rank:05d}.jsonl", results)
 
@@ -381,11 +351,7 @@ def progress_bar(**options) -> tqdm:
 
 
 def join_processes(device: str | None) -> PartialState:
-    """Join the processes that torchrun or `accelerate launch` started, if there are any.
-
-    Raises:
-        ValueError: if the processes of a launcher have not found each other: each would do all the work.
-    """
+    """Join the processes that torchrun or `accelerate launch` started, if there are any."""
     launched = os.environ.get("WORLD_SIZE", "1")
     try:
         state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())

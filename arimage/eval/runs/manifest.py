@@ -1,8 +1,9 @@
 """The manifest of a run: one row per image, with its prompt or class and its seed."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -20,26 +21,13 @@ def image_seed(seed: int, id: int) -> int:
 ROW_BYTES = 500
 
 
-def _check_count(images: int) -> None:
-    most = psutil.virtual_memory().total // ROW_BYTES
-    if images > most:
-        raise ValueError(
-            f"{images:,} images are asked for, of which the memory holds {most:,} rows: make several runs"
-        )
-
-
 def make_manifest(
     prompts: str | None, per_prompt: int, classes: int | None, per_class: int, seed: int
 ) -> tuple[list[dict], dict]:
     """The rows of a manifest, and where they come from for config.json. `prompts` is a file or the name of installed
-    prompts.
-
-    Raises:
-        ValueError: if both or neither of `prompts` and `classes` are given, or `read_prompts`, `prompt_rows` or
-            `class_rows` refuses them.
-    """
+    prompts."""
     if classes is not None and prompts is None:
-        return class_rows(classes, seed, per_class), {"classes": classes, "per_class": per_class}
+        return label_rows(range(classes), seed, per_class), {"classes": classes, "per_class": per_class}
     if prompts is None or classes is not None:
         raise ValueError("give either --prompts or --classes")
     path = prompt_file(prompts)
@@ -59,37 +47,28 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def prompt_rows(prompts: list[dict], seed: int, per_prompt: int = 1) -> list[dict]:
-    """The manifest of `per_prompt` images for each row of `read_prompts`. Images of one prompt are consecutive.
+    """The manifest of `per_prompt` images for each row of `read_prompts`. Images of one prompt are consecutive."""
 
-    Raises:
-        ValueError: if `per_prompt` is less than 1, or the images are too many.
-    """
-    _check_count(len(prompts) * per_prompt)
-    conditions = []
-    for row in prompts:
-        condition = {name: value for name, value in row.items() if name in ("prompt", "image")}
-        metadata = {name: value for name, value in row.items() if name not in condition}
-        conditions += [{**condition, **({"metadata": metadata} if metadata else {})}] * per_prompt
-    return _rows(conditions, seed)
+    def condition(row: dict) -> dict:
+        known = {name: value for name, value in row.items() if name in ("prompt", "image")}
+        metadata = {name: value for name, value in row.items() if name not in known}
+        return {**known, "metadata": metadata} if metadata else known
 
-
-def class_rows(classes: int, seed: int, per_class: int) -> list[dict]:
-    """The manifest of `per_class` images for each class from 0 to `classes` - 1. Images of one class are consecutive.
-
-    Raises:
-        ValueError: if one of the numbers is less than 1, or the images are too many.
-    """
-    return label_rows(range(classes), seed, per_class)
+    return _rows(prompts, seed, per_prompt, condition)
 
 
 def label_rows(labels: Sequence[int], seed: int, per_class: int) -> list[dict]:
-    """`class_rows` of some classes."""
-    _check_count(len(labels) * per_class)
-    return _rows([{"class_label": label} for label in labels for _ in range(per_class)], seed)
+    """The manifest of `per_class` images for each of some classes. Images of one class are consecutive."""
+    return _rows(labels, seed, per_class, lambda label: {"class_label": label})
 
 
-def _rows(conditions: list[dict], seed: int) -> list[dict]:
+def _rows(given: Sequence, seed: int, each: int, condition: Callable[[Any], dict]) -> list[dict]:
+    images, most = len(given) * each, psutil.virtual_memory().total // ROW_BYTES
+    if images > most:
+        raise ValueError(
+            f"{images:,} images are asked for, of which the memory holds {most:,} rows: make several runs"
+        )
     return [
-        {"id": id, **condition, "seed": image_seed(seed, id), "path": image_path(id)}
-        for id, condition in enumerate(conditions)
+        {"id": id, **condition(given[id // each]), "seed": image_seed(seed, id), "path": image_path(id)}
+        for id in range(images)
     ]

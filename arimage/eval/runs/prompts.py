@@ -46,12 +46,7 @@ def read_prompts(path: Path) -> list[dict]:
     (WISE), and a .txt one prompt per line. Empty lines are ignored. Each .txt of a folder is one prompt,
     whose "item_id" is the name of the file (DPG-Bench). The "image" of a row of a .jsonl is the path of a reference
     image, or a list of paths, relative to the file; here it becomes a list of absolute paths. The "alternatives" of a
-    row are the questions of the metric `clip-choice`.
-
-    Raises:
-        ValueError: if the file is of another kind or damaged, holds no prompts, or has a row without one, or if some
-            rows have images and others none, or an image is not there, or "alternatives" are of another form.
-    """
+    row are the questions of the metric `clip-choice`."""
     if path.is_dir():
         return _read_folder(path)
     readers = {".tsv": _read_tsv, ".json": _read_json, ".jsonl": _read_jsonl, ".txt": _read_txt}

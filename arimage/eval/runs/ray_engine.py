@@ -38,11 +38,7 @@ def generate_by_ray(
     config: dict, rows: list[dict], folder: Path, device: str | None, workers: int | None, steps: Steps
 ) -> None:
     """Prepare the run and generate the missing calls with `workers` workers of Ray, on the cluster at RAY_ADDRESS or
-    on this machine. Each has its own GPU if there are GPUs.
-
-    Raises:
-        ValueError: if `prepare` refuses the run, or a worker fails.
-    """
+    on this machine. Each has its own GPU if there are GPUs."""
     # Before Ray is imported, which reports its usage by default.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray

@@ -101,11 +101,7 @@ def manifest_digest(rows: list[dict]) -> str:
 
 
 def read_config(run: Path) -> dict:
-    """The configuration of a run.
-
-    Raises:
-        ValueError: if the folder holds no run, or its config.json is damaged.
-    """
+    """The configuration of a run."""
     path = run / CONFIG
     if not path.is_file():
         raise ValueError(f"{run} holds no run: make one with `arimage eval generate --out {run}`")
@@ -122,11 +118,7 @@ def read_config(run: Path) -> dict:
 
 
 def read_rows(run: Path) -> list[dict]:
-    """The manifest of a run, in the order of its ids.
-
-    Raises:
-        ValueError: if the folder holds no run, or its manifest is damaged or not the one that the run started with.
-    """
+    """The manifest of a run, in the order of its ids."""
     config, path = read_config(run), run / MANIFEST
     data = path.read_bytes()
     lines = data.split(b"\n")[:-1]
@@ -169,11 +161,7 @@ def read_results(run: Path) -> dict[int, dict]:
     """The results of all finished and intact images of a run, by their ids.
 
     An image is intact if its file has the digest in its row. Rows of earlier versions have none, so that only missing
-    and cut files are noticed. A last line that was cut short is ignored.
-
-    Raises:
-        ValueError: if a row is damaged, or contradicts the configuration.
-    """
+    and cut files are noticed. A last line that was cut short is ignored."""
     found, files, images = {}, {}, call_size(read_config(run))
     for path in sorted((run / RESULTS).glob("rank-*.jsonl")):
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
@@ -201,11 +189,7 @@ def _state(path: Path) -> tuple[bool, str]:
 
 
 def read_finished(run: Path) -> tuple[list[dict], list[dict]]:
-    """The manifest of a finished run, and the results of its images in the same order.
-
-    Raises:
-        ValueError: if an image is missing or damaged, or `read_rows` or `read_results` refuses the run.
-    """
+    """The manifest of a finished run, and the results of its images in the same order."""
     rows, results = read_rows(run), read_results(run)
     damaged = [row for row in rows if row["id"] not in results]
     if damaged:

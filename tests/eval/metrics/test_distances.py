@@ -8,11 +8,10 @@ from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics
 from torch_fidelity.metric_kid import kid_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
 
-from arimage.eval.metrics import frechet
-from arimage.eval.metrics.frechet import Gaussian, frechet_distance, frechet_estimate, frechet_infinity
+from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance
 from arimage.eval.metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
 from arimage.eval.metrics.neighbourhoods import neighbourhoods
-from arimage.eval.metrics.standard_errors import jackknife_standard_error
+from arimage.eval.metrics.standard_errors import jackknife_blocks, jackknife_error, standard_error
 
 
 def sample(count, width, seed, shift=0.0, gain=1.0):
@@ -44,41 +43,54 @@ def test_frechet_distance_of_known_distributions():
     assert frechet_distance(x, Gaussian.of_features(x)) == pytest.approx(0, abs=1e-7)
     with pytest.raises(ValueError, match="at least 2 images"):
         frechet_distance(x[:1], Gaussian.of_features(y))
+    with pytest.raises(ValueError, match="at least 3 images, not 2"):
+        FrechetDistance(x[:2], Gaussian.of_features(y)).estimate()
     with pytest.raises(ValueError, match="2 features .* 3"):
         frechet_distance(np.zeros((4, 3)), Gaussian.of_features(y))
 
 
 @pytest.mark.parametrize(("count", "others", "width"), [*SIZES, (60, 80, 48), (50, 400, 48)])
-def test_the_errors_and_limits_of_frechet_distances_are_those_of_distances_computed_one_by_one(count, others, width):
+def test_a_distance_without_each_image_is_that_of_the_others(count, others, width):
     x, gaussian = sample(count, width, 0), Gaussian.of_features(sample(others, width, 1, 0.1, 1.2))
+    distance, one_by_one = FrechetDistance(x, gaussian), []
+    for image in range(count):
+        one_by_one.append(frechet_distance(np.delete(x, image, axis=0), gaussian))
+    assert distance.without_each() == pytest.approx(np.array(one_by_one), abs=1e-7 * distance.value)
     prompts = np.arange(count) // 3
-
-    def without(rows):
-        return frechet_distance(np.delete(x, rows, axis=0), gaussian)
-
-    found = frechet_estimate(x, gaussian, prompts=prompts)
-    assert found.value == pytest.approx(frechet_distance(x, gaussian), rel=1e-12)
-    explicit = jackknife_standard_error(without, count, prompts=prompts)
-    assert found.standard_error == pytest.approx(explicit, rel=1e-7)
-    rng, sizes = np.random.default_rng(0), np.linspace(count // 2, count, 15).astype(int)
-    values = [frechet_distance(x[rng.choice(count, size, replace=False)], gaussian) for size in sizes]
-    assert frechet_infinity(x, gaussian) == pytest.approx(np.polyfit(1 / sizes, values, 1)[1], rel=1e-7)
+    for of in (None, prompts):
+        expected = standard_error((count - 1) * np.array(one_by_one), of)
+        assert distance.estimate(of).standard_error == pytest.approx(expected, rel=1e-6)
+    assert distance.estimate().value == pytest.approx(frechet_distance(x, gaussian), rel=1e-8)
 
 
-def test_a_frechet_distance_with_its_error_multiplies_the_features_a_few_times(monkeypatch):
-    x, gaussian = sample(4000, 8, 0), Gaussian.of_features(sample(400, 8, 1))
-    rows, features = 0, frechet.np.ndarray
+@pytest.mark.parametrize("count", [200, 60, 30])
+def test_the_error_of_a_distance_is_the_spread_over_other_images(count):
+    gaussian = Gaussian.of_features(sample(500, 24, 99))
+    found = [FrechetDistance(sample(count, 24, seed, 0.1, 1.1), gaussian).estimate() for seed in range(60)]
+    spread = np.std([estimate.value for estimate in found], ddof=1)
+    assert np.mean([estimate.standard_error for estimate in found]) == pytest.approx(spread, rel=0.25)
+    x, rng = sample(200, 24, 0, 0.1, 1.1), np.random.default_rng(0)
+    draws = [frechet_distance(x[rng.integers(0, 200, 200)], gaussian) for _ in range(100)]
+    assert found[0].standard_error == pytest.approx(np.std(draws, ddof=1), rel=0.25) or count < 200
 
-    class Counted(features):
-        def __matmul__(self, other):
-            nonlocal rows
-            rows += max(len(self), len(self.T))
-            return super().__matmul__(other)
 
-    centre = frechet._centre
-    monkeypatch.setattr(frechet, "_centre", lambda some: tuple(part.view(Counted) for part in centre(some)))
-    frechet_estimate(x, gaussian)
-    assert 0 < rows < 6 * len(x)
+def test_the_limit_of_a_distance_is_where_the_line_through_halves_ends():
+    x, gaussian = sample(300, 24, 0), Gaussian.of_features(sample(400, 24, 1, 0.1, 1.2))
+    order = np.random.default_rng(0).permutation(300)
+    halves = np.mean([frechet_distance(x[rows], gaussian) for rows in (order[:150], order[150:])])
+    line = np.polyfit([1 / 300, 1 / 150], [frechet_distance(x, gaussian), halves], 1)
+    assert FrechetDistance(x, gaussian).infinity() == pytest.approx(line[1], rel=1e-9)
+
+
+def test_a_distance_with_its_error_and_limit_takes_one_decomposition(monkeypatch):
+    x, gaussian = sample(400, 24, 0), Gaussian.of_features(sample(400, 24, 1))
+    calls = []
+    for name in ("eigh", "eigvalsh"):
+        function = getattr(np.linalg, name)
+        monkeypatch.setattr(np.linalg, name, lambda m, f=function, name=name: calls.append(name) or f(m))
+    distance = FrechetDistance(x, gaussian)
+    distance.estimate(), distance.infinity()
+    assert calls == ["eigh", "eigvalsh", "eigvalsh"]
 
 
 def test_several_images_of_a_prompt_are_not_independent():
@@ -87,22 +99,23 @@ def test_several_images_of_a_prompt_are_not_independent():
     # Four images of a prompt that are all but equal.
     repeats = [sample(60, 12, seed, 0.1, 1.1).repeat(4, 0) + 0.01 * sample(240, 12, seed + 1000) for seed in range(30)]
     for estimates in (
-        [frechet_estimate(images, gaussian, prompts=prompts) for images in repeats],
+        [FrechetDistance(images, gaussian).estimate(prompts) for images in repeats],
         [kernel_distance(images, reference, prompts=prompts, subsets=10, subset_size=100) for images in repeats],
         [neighbourhoods(images, reference, prompts=prompts)["density"] for images in repeats],
     ):
         spread = np.std([estimate.value for estimate in estimates], ddof=1)
         assert np.mean([estimate.standard_error for estimate in estimates]) == pytest.approx(spread, rel=0.4)
     assert kernel_distance(repeats[0], reference, prompts=["one"] * 240).standard_error is None
-    assert frechet_estimate(repeats[0], gaussian, prompts=["one"] * 240).standard_error is None
+    assert FrechetDistance(repeats[0], gaussian).estimate(["one"] * 240).standard_error is None
 
 
 def test_frechet_infinity_forgets_the_number_of_images():
     reference_gaussian = Gaussian(np.zeros(32), np.eye(32))
-    images = np.random.default_rng(0).normal(size=(1000, 32)) * 1.1
+    images = [np.random.default_rng(seed).normal(size=(1000, 32)) * 1.1 for seed in range(20)]
     truth = 32 * 0.1**2
-    assert frechet_distance(images, reference_gaussian) > truth * 1.5
-    assert frechet_infinity(images, reference_gaussian) == pytest.approx(truth, rel=0.1)
+    assert frechet_distance(images[0], reference_gaussian) > truth * 1.5
+    limits = [FrechetDistance(some, reference_gaussian).infinity() for some in images]
+    assert np.mean(limits) == pytest.approx(truth, rel=0.1)
 
 
 def test_kernel_distance_is_that_of_the_libraries():
@@ -153,9 +166,8 @@ def test_the_error_of_the_gaussian_kernel_distance_is_a_jackknife():
     x, y = (unit(one.astype(np.float64)) for one in (sample(60, 12, 1, 0.2), sample(40, 12, 2)))
     prompts = np.arange(20).repeat(3)
     for of in (prompts, None):
-        explicit = jackknife_standard_error(
-            lambda rows: explicit_cmmd(np.delete(x, rows, axis=0), y), len(x), prompts=of, blocks=20
-        )
+        block = jackknife_blocks(len(x), of)
+        explicit = jackknife_error([explicit_cmmd(x[block != one], y) for one in range(20)])
         assert gaussian_kernel_distance(x, y, prompts=of).standard_error == pytest.approx(explicit, rel=1e-6)
     assert gaussian_kernel_distance(x, y, prompts=["one"] * 60).standard_error is None
     with pytest.raises(ValueError, match="4 features .* 12"):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 from arimage.eval.metrics.features import Space, extract, image_paths
 from arimage.eval.runs.manifest import prompt_rows
+from arimage.media.files import read_image
 
 
 class Counting:
@@ -21,27 +23,6 @@ class Counting:
     def __call__(self, images):
         self.seen += len(images)
         return torch.tensor([[np.asarray(image).mean()] for image in images])
-
-
-def test_pictures_are_those_that_viewers_show(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    shown = np.full((4, 8, 3), 255, np.uint8)
-    shown[:2] = 80
-    Image.fromarray(np.rot90(shown).copy()).save(tmp_path / "turned.png", exif=exif)
-    Image.fromarray(shown[..., 0].astype(np.uint16) * 257).save(tmp_path / "wide.png")
-    sticker = Image.new("RGBA", (8, 4))
-    sticker.paste((80, 80, 80, 255), (0, 0, 8, 2))
-    sticker.save(tmp_path / "transparent.webp", lossless=True)
-    seen = []
-
-    class Seeing(Counting):
-        def __call__(self, images):
-            seen.extend(np.asarray(image) for image in images)
-            return super().__call__(images)
-
-    extract(image_paths(tmp_path), Seeing())
-    assert len(seen) == 3 and all(np.array_equal(picture, shown) for picture in seen)
 
 
 def test_features_are_cached_until_something_changes(pictures, tmp_path):
@@ -156,3 +137,21 @@ def test_a_run_gives_its_pictures_in_the_order_of_its_manifest(tmp_path, write_r
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty has no images"):
         image_paths(tmp_path / "empty")
+
+
+def test_the_next_batch_is_read_while_this_one_is_in_use(pictures):
+    begun = [threading.Event() for _ in range(8)]
+    paths = image_paths(pictures)
+
+    def read(path):
+        begun[paths.index(path)].set()
+        return read_image(path)
+
+    class Waiting(Counting):
+        def __call__(self, images):
+            first_of_next = self.seen + len(images)
+            assert first_of_next >= 8 or begun[first_of_next].wait(20)
+            return super().__call__(images)
+
+    found = extract(paths, Waiting(), batch_size=3, read=read)
+    assert (found == extract(paths, Counting())).all()

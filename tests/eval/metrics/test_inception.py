@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import tiny
 import torch
-import torch_fidelity
 from PIL import Image
 from torch_fidelity import feature_extractor_inceptionv3
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
 from arimage.eval.metrics.features import Space, extract, image_paths
-from arimage.eval.metrics.frechet import Gaussian, frechet_distance
 from arimage.eval.metrics.inception import InceptionExtractor, SpatialInceptionExtractor
 
 
@@ -70,12 +68,6 @@ def test_clean_features_are_those_of_clean_fid(torchscript, pictures):
     check_clean_features(torchscript, pictures)
 
 
-@pytest.mark.slow
-def test_clean_features_of_the_whole_network_are_those_of_clean_fid(inception, pictures, tmp_path):
-    layers = torch.nn.Sequential(*[layer for name, layer in inception.named_children() if name != "fc"])
-    check_clean_features(save_torchscript(layers, tmp_path), pictures)
-
-
 def test_tf1_features_are_those_of_the_network(inception, tf1_weights):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8))
     extractor = InceptionExtractor(tf1_weights, "tf1")
@@ -114,28 +106,6 @@ def test_spatial_features_are_those_of_the_evaluator_of_adm(inception, tf1_weigh
     assert theirs.shape == (17, 17, 7) and theirs.std() > 1e-3
     torch.testing.assert_close(extractor([picture]), theirs.reshape(1, 2023))
     assert extractor.space.name == "inception-v3-spatial-2023" and extractor.space.resize == "tf1"
-
-
-@pytest.mark.slow
-def test_the_tf1_distance_is_that_of_torch_fidelity(tf1_weights, tmp_path):
-    features = []
-    for name, seeds in (("a", (0, 1, 2)), ("b", (3, 4, 5))):
-        (tmp_path / name).mkdir()
-        for seed in seeds:
-            noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(noise).resize((100, 80)).save(tmp_path / name / f"{seed}.png")
-        features.append(extract(image_paths(tmp_path / name), InceptionExtractor(tf1_weights, "tf1")))
-    theirs = torch_fidelity.calculate_metrics(
-        input1=str(tmp_path / "a"),
-        input2=str(tmp_path / "b"),
-        fid=True,
-        cuda=False,
-        cache=False,
-        verbose=False,
-        feature_extractor_weights_path=str(tf1_weights),
-    )["frechet_inception_distance"]
-    assert theirs > 0.01
-    assert frechet_distance(features[0], Gaussian.of_features(features[1])) == pytest.approx(theirs, rel=1e-4)
 
 
 def test_weights_that_nobody_published_are_marked(torchscript):

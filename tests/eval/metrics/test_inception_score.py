@@ -29,13 +29,6 @@ def test_one_part_is_the_exponential_of_the_mean_divergence():
     assert inception_score(logits, splits=1).value == pytest.approx(np.exp(np.mean(divergences)), rel=1e-9)
 
 
-def test_sure_and_evenly_spread_classes_have_the_highest_score():
-    logits = np.eye(5, dtype=np.float32).repeat(200, 0) * 1e4
-    assert inception_score(logits).value == pytest.approx(5, rel=0.05)
-    assert inception_score(np.zeros((20, 5), np.float32)).value == pytest.approx(1)
-    assert inception_score(np.zeros((20, 5), np.float32)).standard_error is None
-
-
 def test_standard_errors_are_the_spread_of_repeated_samples():
     # With few images per class the jackknife gives more than the spread.
     prompts = np.arange(600).repeat(2)
@@ -47,14 +40,6 @@ def test_standard_errors_are_the_spread_of_repeated_samples():
         spread = np.std([estimate.value for estimate in found], ddof=1)
         assert np.mean([estimate.standard_error for estimate in found]) == pytest.approx(spread, rel=0.4)
     assert inception_score(sample(40, 0), prompts=["one"] * 40).standard_error is None
-
-
-def test_the_order_of_the_images_is_not_that_of_their_classes():
-    # Parts of one class each would have a score of 1.
-    logits = np.eye(10, dtype=np.float32).repeat(30, 0) * 50
-    state = np.random.get_state()[1].copy()
-    assert inception_score(logits).value > 8
-    assert (np.random.get_state()[1] == state).all()
 
 
 def test_fewer_images_than_parts_are_refused():

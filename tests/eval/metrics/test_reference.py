@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from arimage.eval.metrics.features import image_paths
 from arimage.eval.metrics.frechet import Gaussian
 from arimage.eval.metrics.reference import read_folder, read_reference, read_spatial_statistics
 
@@ -119,16 +118,6 @@ def test_the_digest_of_a_folder_is_that_of_its_contents(tmp_path):
         Image.fromarray(noise).save(tmp_path / name / "0.bmp")
     a, b, c = (read_folder(tmp_path / name) for name in "abc")
     assert a.sha256 == c.sha256 != b.sha256 and a.label == f"a, files {a.sha256[:8]}"
-
-
-def test_files_that_archives_of_macos_add_are_left_out(tmp_path):
-    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    (tmp_path / "._a.png").write_bytes(b"\0\5\26\7")
-    assert image_paths(tmp_path) == [tmp_path / "a.png"]
-    (tmp_path / "videos").mkdir()
-    (tmp_path / "videos" / "._a.mp4").write_bytes(b"\0\5\26\7")
-    with pytest.raises(ValueError, match="has no videos"):
-        image_paths(tmp_path / "videos", videos=True)
 
 
 def test_damaged_pictures_are_left_out_on_request(tmp_path, caplog):

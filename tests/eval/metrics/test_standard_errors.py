@@ -6,32 +6,32 @@ from scipy.stats import binomtest
 
 from arimage.eval.metrics.standard_errors import (
     estimate_text,
-    jackknife_standard_error,
+    jackknife_blocks,
+    jackknife_error,
     mean_estimate,
     paired_difference,
 )
 
 
-def mean_without(values):
-    return lambda rows: np.delete(values, rows).mean()
+def jackknife(values, prompts=None, **settings):
+    """The standard error of a mean."""
+    block = jackknife_blocks(len(values), prompts, **settings)
+    return None if block is None else jackknife_error([values[block != one].mean() for one in range(block.max() + 1)])
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error():
     values = np.random.default_rng(0).normal(size=2000)
     known = values.std(ddof=1) / np.sqrt(2000)
     # As many blocks as values: the two are one formula.
-    assert jackknife_standard_error(mean_without(values), 2000, blocks=2000) == pytest.approx(known, rel=1e-9)
-    few = [jackknife_standard_error(mean_without(values), 2000, seed=seed) for seed in range(50)]
-    assert np.mean(few) == pytest.approx(known, rel=0.1)
+    assert jackknife(values, blocks=2000) == pytest.approx(known, rel=1e-9)
+    assert np.mean([jackknife(values, seed=seed) for seed in range(50)]) == pytest.approx(known, rel=0.1)
 
 
 def test_the_jackknife_leaves_out_whole_prompts():
     rng, prompts = np.random.default_rng(0), np.arange(100).repeat(4)
     values = rng.normal(size=100).repeat(4)
-    found = jackknife_standard_error(mean_without(values), 400, prompts=prompts, blocks=100)
-    assert found == pytest.approx(values[::4].std(ddof=1) / 10, rel=1e-9)
-    assert jackknife_standard_error(mean_without(values), 400, prompts=["one"] * 400) is None
-    assert jackknife_standard_error(mean_without(np.ones(40)), 40) is None
+    assert jackknife(values, prompts, blocks=100) == pytest.approx(values[::4].std(ddof=1) / 10, rel=1e-9)
+    assert jackknife(values, ["one"] * 400) is None and jackknife(np.ones(40)) is None
 
 
 @pytest.mark.parametrize("per_prompt", [1, 4])

@@ -13,7 +13,7 @@ from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.runs.export import export
 from arimage.eval.runs.generate import generate, make_config, prepare
-from arimage.eval.runs.manifest import class_rows, prompt_rows
+from arimage.eval.runs.manifest import label_rows, prompt_rows
 from arimage.eval.runs.run_folder import read_rows
 
 
@@ -55,7 +55,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_classes(tmp_path_factory):
-    rows = class_rows(5, 0, 2)
+    rows = label_rows(range(5), 0, 2)
     return generate_run(
         tiny_llamagen.class_pipeline(), rows, {"per_class": 2}, tmp_path_factory.mktemp("runs") / "classes"
     )
@@ -148,13 +148,6 @@ def test_what_a_scorer_needs_is_asked_for(run, format, sentence, request, tmp_pa
     with pytest.raises(ValueError, match=sentence):
         export(request.getfixturevalue(run), format, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_dpg_takes_four_images(tmp_path):
-    rows = prompt_rows([{"prompt": "tree", "item_id": "1"}], 0, 3)
-    run = generate_run(tiny_llamagen.text_pipeline(), rows, {"per_prompt": 3}, tmp_path / "run")
-    with pytest.raises(ValueError, match="image 0 is one of 3 of its prompt"):
-        export(run, "dpg", tmp_path / "out")
 
 
 def test_an_unfinished_run_an_old_folder_and_a_size_elsewhere_are_refused(tmp_path):

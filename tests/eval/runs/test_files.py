@@ -1,14 +1,13 @@
 """Files are on disk before they get their names, whole or not at all."""
 
+import errno
 import os
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from arimage.eval.runs.files import remove_leftovers, write_whole
+from arimage.eval.runs.files import FullDisk, remove_leftovers, space_in, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -42,23 +41,20 @@ def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert re.fullmatch(r"\.a\.json\.\w+\.tmp", Path(calls[0]).name) and calls[1:] == ["rename", str(tmp_path)]
 
 
-def test_several_commands_may_replace_a_file_at_the_same_time(tmp_path):
-    path, barrier = tmp_path / "a.json", threading.Barrier(4)
-
-    def write(number):
-        def write_slowly(file):
-            file.write_text(str(number))
-            barrier.wait()
-
-        write_whole(path, write_slowly)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(write, range(4))) == [None] * 4
-    assert path.read_text() in "0123" and [file.name for file in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_what_killed_commands_left_is_removed(tmp_path):
     for name in (".a.json.tmp", ".a.json.0f.tmp", "a.json", ".b.json.0f.tmp"):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path / "a.json")
     assert {file.name for file in tmp_path.iterdir()} == {"a.json", ".b.json.0f.tmp"}
+
+
+def test_a_full_disk_is_one_sentence_whatever_library_wrote(tmp_path):
+    for error in (OSError(errno.ENOSPC, "no space"), RuntimeError("torch hides it")):
+        error.__cause__ = OSError(errno.EDQUOT, "quota")
+        with (
+            pytest.raises(FullDisk, match=f"no space is left in {tmp_path} .*make room and repeat"),
+            space_in(tmp_path),
+        ):
+            raise error
+    with pytest.raises(RuntimeError, match="a bug"), space_in(tmp_path):
+        raise RuntimeError("a bug")

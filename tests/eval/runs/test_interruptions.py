@@ -4,18 +4,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 
 import pytest
 import tiny
-import torch
 from eval.runs.run_kit import BATCH, COUNT, contents, options, part_of, pictures
 from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage.eval.runs.generate import generate, make_config, missing_batches, open_run, prepare
-from arimage.eval.runs.manifest import class_rows
-from arimage.eval.runs.run_folder import read_results
+from arimage.eval.runs.generate import make_config, missing_batches, open_run, prepare
+from arimage.eval.runs.manifest import label_rows
 
 
 def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
@@ -41,33 +38,8 @@ def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
     assert changed <= set(redrawn)
 
 
-@pytest.mark.slow
-def test_a_call_whose_images_take_the_rows_of_finished_ones_is_repeated_as_a_whole(tmp_path):
-    """Five calls of three images, generated one at a time, of which the second image of the second call is lost."""
-    pipe = tiny_llamagen.class_pipeline()
-    rows = class_rows(tiny.NUM_CLASSES, 1, 3)[:25]
-    config = make_config(pipe, rows, model="m", source={}, seed=1, batch_size=1, decoding="sjd-coupled")
-    run = prepare(config, rows, tmp_path / "run")
-    assert run.call_size == 3 and len(missing_batches(run)) == 9
-    generate(run, pipe)
-    results = read_results(run.folder)
-    before = {path.name: path.read_bytes() for path in (run.folder / "images").iterdir()}
-    assert {row["batch_size"] for row in results.values()} == {3, 1}
-    alone = pipe(
-        class_labels=rows[4]["class_label"],
-        generator=torch.Generator().manual_seed(rows[4]["seed"]),
-        decoding="sjd-coupled",
-    )
-    assert results[4]["passes"] == int((alone.stats.accepted > 0).sum())
-    (run.folder / rows[4]["path"]).unlink()
-    assert missing_batches(run) == [1]
-    generate(run, pipe)
-    assert missing_batches(run) == []
-    assert before == {path.name: path.read_bytes() for path in (run.folder / "images").iterdir()}
-
-
 def test_a_run_of_an_earlier_version_is_continued_as_it_was_begun(tmp_path):
-    pipe, rows = tiny_llamagen.class_pipeline(), class_rows(tiny.NUM_CLASSES, 1, 3)
+    pipe, rows = tiny_llamagen.class_pipeline(), label_rows(range(tiny.NUM_CLASSES), 1, 3)
     config = make_config(pipe, rows, model="m", source={}, seed=1, batch_size=1)
     prepare({name: value for name, value in config.items() if name != "call_size"}, rows, tmp_path / "run")
     run = prepare(config, rows, tmp_path / "run")
@@ -167,23 +139,3 @@ def test_a_file_that_cannot_grow_is_one_sentence_and_nothing_half_written(models
     assert not list(run.rglob("*.tmp"))
     assert finish(options(models, run))[0] == 0
     assert contents(run) == contents(undisturbed)
-
-
-def test_a_full_disk_is_one_sentence_and_the_run_resumes_when_there_is_room(command, models, undisturbed, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("may not mount a small disk")
-    try:
-        run = disk / "run"
-        code, said = command(*options(models, run))
-        assert code == 2 and said == (
-            f"arimage: no space is left in {run} (No space left on device): make room and repeat the command, which "
-            "resumes the run\n"
-        )
-        assert 0 < pictures(run) < COUNT and not list(run.rglob("*.tmp"))
-        subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
-        assert command(*options(models, run))[0] == 0
-        assert contents(run) == contents(undisturbed)
-    finally:
-        subprocess.run(["umount", disk], check=True)

@@ -65,17 +65,6 @@ def test_three_processes_finish_what_one_began(models, fork, undisturbed, tmp_pa
     assert ranks == [12, 6, 4]
 
 
-# Its launcher sets what torchrun's does.
-@pytest.mark.slow
-def test_two_processes_of_accelerate_generate_the_same_images(models, finish, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    code, said = finish(options(models, run), ENVIRONMENT, launcher=launcher)
-    assert code == 0 and said.count(f"{run}\n") == 1, said
-    assert contents(run) == contents(undisturbed)
-    assert len(list((run / "results").iterdir())) == 2
-
-
 @pytest.mark.slow
 def test_workers_of_ray_generate_the_same_images(models, finish, undisturbed, tmp_path):
     run = part_of(undisturbed, tmp_path / "run", 1)

@@ -8,7 +8,6 @@ from families import seeded
 from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.emu35.tiny import REFERENCES
-from pipelines.glm_image import tiny as tiny_glm_image
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.eval.runs.generate import generate, make_config, prepare
@@ -65,17 +64,6 @@ def test_references_reach_the_model_with_its_guidance_for_them(tmp_path, prompts
         np.testing.assert_array_equal(Image.open(run.folder / row["path"]), np.asarray(image))
 
 
-def test_references_of_a_hybrid(tmp_path, prompts):
-    pipe, size = tiny_glm_image.pipeline(), {"height": 64, "width": 64}
-    sampling = {"num_inference_steps": 1}
-    run = run_of(pipe, prompts("pictures/0.png", "pictures/1.png"), tmp_path / "run", sampling=sampling, **size)
-    generators = [seeded(row["seed"]) for row in read_rows(run.folder)]
-    images = [[image] for image in REFERENCES]
-    expected = pipe(["make it blue", "make it red"], image=images, generator=generators, **sampling, **size).images
-    for row, image in zip(read_rows(run.folder), expected, strict=True):
-        np.testing.assert_array_equal(Image.open(run.folder / row["path"]), np.asarray(image))
-
-
 def test_a_run_is_not_resumed_with_other_references(tmp_path, prompts):
     pipe, file = tiny_emu35.pipeline(), prompts("pictures/0.png", "pictures/0.png")
     for _ in range(2):
@@ -106,12 +94,3 @@ def test_models_that_read_fewer_are_named(tmp_path, prompts):
         make_config(tiny_emu35.pipeline(), rows, model="m", source={}, seed=0, batch_size=1)
     with pytest.raises(ValueError, match="m reads no reference images"):
         prepare_runs(tiny_llamagen.text_pipeline(), rows, ["ar"], tmp_path / "runs", model="m", sampling={})
-
-
-@pytest.mark.parametrize("command", ["eval generate", "bench"])
-def test_commands_refuse_them_in_one_line(tmp_path, prompts, command, refused):
-    tiny_llamagen.text_pipeline(4).save_pretrained(tmp_path / "model")
-    words = [*command.split(), "--model", tmp_path / "model"]
-    words += ["--prompts", prompts("pictures/0.png", "pictures/1.png"), "--out", tmp_path / "run", "--device", "cpu"]
-    assert "reads no reference images" in refused(*words)
-    assert not (tmp_path / "run").exists()
