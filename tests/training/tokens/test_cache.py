@@ -2,9 +2,10 @@
 
 import io
 import json
+import os
 import shutil
 import tarfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from PIL import Image
 from pipelines.latent_llama import tiny as tiny_latents
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
+from safetensors.torch import load_file, save_file
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
@@ -240,7 +242,7 @@ def test_other_settings_and_damage_are_refused(tmp_path):
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(ValueError, match="tokens-00001.safetensors is missing or damaged"):
+    with pytest.raises(ValueError, match="tokens-00001.safetensors is damaged"):
         TokenCache(out)
     index = json.loads((out / INDEX).read_text())
     for changed, message in (
@@ -253,6 +255,32 @@ def test_other_settings_and_damage_are_refused(tmp_path):
             TokenCache(out)
     with pytest.raises(ValueError, match=f"has no {INDEX}"):
         TokenCache(tmp_path)
+
+
+def test_only_shards_that_changed_are_hashed_again(tmp_path, monkeypatch):
+    encode(tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens")
+    hashed, plain = [], caches._sha256
+    monkeypatch.setattr(caches, "_sha256", lambda path: hashed.append(path.name) or plain(path))
+    digest = TokenCache(tmp_path / "tokens").digest
+    assert len(hashed) == 3 and TokenCache(tmp_path / "tokens").digest == digest and len(hashed) == 3
+    os.utime(tmp_path / "tokens" / hashed[1])
+    assert TokenCache(tmp_path / "tokens").digest == digest and hashed[3:] == [hashed[1]]
+    (tmp_path / "tokens" / hashed[2]).unlink()
+    with pytest.raises(ValueError, match="is missing"):
+        TokenCache(tmp_path / "tokens")
+
+
+def test_shards_may_hold_tokens_of_several_types(tmp_path):
+    index = encode(tiny_llamagen.class_pipeline(), class_folders(tmp_path / "data"), tmp_path / "tokens")
+    before, _ = TokenCache(tmp_path / "tokens").read([0, 5, 8], [0] * 3)
+    path = tmp_path / "tokens" / index.shards[1].file
+    found = load_file(path)
+    save_file(found | {"tokens": found["tokens"].to(torch.int32) + 70_000}, path)
+    shards = [replace(shard, sha256=caches._sha256(tmp_path / "tokens" / shard.file)) for shard in index.shards]
+    caches.write_json(tmp_path / "tokens" / INDEX, asdict(replace(index, shards=shards)))
+    after, texts = TokenCache(tmp_path / "tokens").read([0, 5, 8], [0] * 3)
+    before[1] += 70_000
+    assert torch.equal(after, before) and texts == ["0", "1", "2"]
 
 
 # The same data
