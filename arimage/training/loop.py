@@ -151,11 +151,7 @@ def finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_tracker(name: str, out: Path) -> GeneralTracker:
-    """A tracker of accelerate for the run in `out`.
-
-    Raises:
-        ValueError: if there is none of this name, or it is not installed.
-    """
+    """A tracker of accelerate for the run in `out`."""
     if name not in LOGGER_TYPE_TO_CLASS:
         raise ValueError(f"unknown tracker {name!r}: choose among {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
     kind: Any = LOGGER_TYPE_TO_CLASS[name]
@@ -175,11 +171,7 @@ def begin(
     about: dict[str, Any] | None = None,
     resume_from: str | None = None,
 ) -> dict | None:
-    """The checkpoint that `fit` resumes from, None without one, after a check that the run began with these settings.
-
-    Raises:
-        ValueError: if it did not, or the checkpoint is damaged or past `settings.steps`.
-    """
+    """The checkpoint that `fit` resumes from, or None, after a check that the run began with these settings."""
     path, state = newest_checkpoint(out) if resume_from is None else chosen_checkpoint(out, resume_from)
     optimizer = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
     every = {

@@ -60,11 +60,7 @@ class GenerationTable(Table):
     decoding: DecodingTable
 
     def give(self, pipe: ARPipeline) -> None:
-        """Make them the defaults of `pipe`.
-
-        Raises:
-            ValueError: if one of them is not a setting of such a pipeline.
-        """
+        """Make them the defaults of `pipe`."""
         if "decoding" in self.sampling:
             raise ValueError(
                 "table [generation.sampling]: decoding is not a setting: add a table [generation.decoding]"
@@ -163,11 +159,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(name_or_path: str | Path, known: dict[str, Path]) -> tuple[Path, dict[str, Any]]:
-    """The file of a recipe by its path or its name, and what it holds.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The file of a recipe by its path or its name, and what it holds."""
     path = Path(name_or_path)
     if not path.is_file():
         path = known.get(str(name_or_path), path)
@@ -206,11 +198,7 @@ def load_recipe(
 
 
 def load_augmentation(name_or_path: str | Path) -> Augmentation:
-    """The table [augmentation] of a recipe, or of a file with no more than that.
-
-    Raises:
-        ValueError: if there is none, or a setting is wrong.
-    """
+    """The table [augmentation] of a recipe, or of a file with no more than that."""
     path, content = find_recipe(name_or_path, recipes(TokenizerRecipe.says))
     if "augmentation" not in content:
         raise ValueError(f"{path} has no table [augmentation]: add it")
@@ -218,11 +206,7 @@ def load_augmentation(name_or_path: str | Path) -> Augmentation:
 
 
 def settings_of(kind: Callable[..., Settings], recipe: Any, **given: Any) -> Settings:
-    """The settings of a training by its recipe. The recipe cannot set the fields `given`.
-
-    Raises:
-        ValueError: if a setting is not one of `kind`, or of a wrong type or range.
-    """
+    """The settings of a training by its recipe. The recipe cannot set the fields `given`."""
     where = "table [training]"
     if recipe.optimizer is not None:
         given = {"optimizer": recipe.optimizer, **given}
@@ -232,11 +216,7 @@ def settings_of(kind: Callable[..., Settings], recipe: Any, **given: Any) -> Set
 
 
 def new_model(kind: Callable[..., Model], config: dict, name: str, **given) -> Model:
-    """A model without memory for its weights, of the arguments `given` and those that the table `name` holds.
-
-    Raises:
-        ValueError: if an argument is not one of `kind`, they do not fit each other, or the weights fit in no memory.
-    """
+    """A model without memory for its weights, of the arguments `given` and those that the table `name` holds."""
     for argument in config.keys() - (inspect.signature(kind).parameters.keys() - given.keys()):
         raise ValueError(f"table [{name}]: {argument} is not a setting: leave it out, or correct its name")
     try:

@@ -51,10 +51,6 @@ def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) ->
             metadata.jsonl lists several times has several captions. Hidden files and folders are left out.
         caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture
             needs one.
-
-    Raises:
-        ValueError: if there are no pictures, one cannot be read or has no caption, or a folder has captions in both
-            places.
     """
     if path.is_dir():
         found = _read_folder(path, needed=caption is None or "{}" in caption)

@@ -21,11 +21,7 @@ class Found:
 
 
 def find_data(data: str, *, videos: bool = False, split: str = "train") -> Found:
-    """Which files a data set has; none is opened.
-
-    Raises:
-        ValueError: if there are none, or several kinds of them.
-    """
+    """Which files a data set has; none is opened."""
     if not data:
         raise ValueError("--data is empty: give a folder, shards or a data set of the Hub")
     path = Path(data)

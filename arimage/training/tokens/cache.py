@@ -155,11 +155,7 @@ def _checked(index: Index) -> Index:
 
 
 def read_index(folder: Path) -> Index:
-    """The index of a folder.
-
-    Raises:
-        ValueError: if it has none, or a damaged one.
-    """
+    """The index of a folder."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{folder} has no {INDEX}: {REMEDY}")
@@ -252,11 +248,7 @@ def _listing(source: Source) -> str:
 
 def _resumed(out: Path, source: Source, about: dict[str, Any]) -> Index:
     """The index of the cache in `out`, after a check that its tokens are those of the first rows of a data set. It is
-    not complete if the data set changed otherwise.
-
-    Raises:
-        ValueError: if the settings, the classes or these rows are others.
-    """
+    not complete if the data set changed otherwise."""
     index, path = read_index(out), out / INDEX
     check_same(path, index.about | {"data": about["data"]}, about)
     again = "give another --out to encode all"

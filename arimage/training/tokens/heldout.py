@@ -75,11 +75,7 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
 
 
 def apart(cache: TokenCache, heldout: Sequence[TokenCache]) -> TokenCache | Part:
-    """The images of a cache to train on: those that are in none of `heldout` too.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """The images of a cache to train on: those that are in none of `heldout` too."""
     marks, every = _fingerprints(cache), np.empty(0, np.int64)
     for held in heldout:
         found = np.union1d(np.flatnonzero(np.isin(marks, _fingerprints(held))), _copies(cache, held))

@@ -42,11 +42,7 @@ OF_TOKENS = ("vocab_size", "grid_size", "scales", "codebook_dim", "token_dim", "
 
 
 def load_token_recipe(name_or_path: str | Path) -> TokenRecipe:
-    """A recipe for `arimage train model` by its name, or of a TOML file.
-
-    Raises:
-        ValueError: if there is none, or a setting is wrong.
-    """
+    """A recipe for `arimage train model` by its name, or of a TOML file."""
     recipe = load_recipe(name_or_path, TokenRecipe)
     if recipe.pipeline not in PIPELINES:
         raise ValueError(f"{name_or_path}: pipeline is {recipe.pipeline!r}: give one of {', '.join(PIPELINES)}")
@@ -75,9 +71,6 @@ def new_pipeline(
 ) -> ARPipeline:
     """The pipeline of a recipe with random weights, or with none (`fresh` is False). Its image tokenizer is that of
     `of_tokens`, which made the tokens, and so is its text encoder if they have captions and none is given as `text`.
-
-    Raises:
-        ValueError: if the tokens do not fit the recipe, or one of its settings is wrong.
     """
     kind = getattr(import_module(f"arimage.{PIPELINES[recipe.pipeline]}"), recipe.pipeline)
     network = get_type_hints(kind.__init__).get("transformer")
@@ -131,11 +124,7 @@ def new_text(
     recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, folder: Path | None
 ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel] | None:
     """The text encoder of a recipe and its tokenizer: those of a trained pipeline, or random weights and the tokenizer
-    in `folder`, or one that is learned from the captions of a cache. None if the recipe has no text encoder.
-
-    Raises:
-        ValueError: if the tokens have classes, or the folder has no tokenizer with a padding token.
-    """
+    in `folder`, or one that is learned from the captions of a cache. None if the recipe has no text encoder."""
     table = recipe.text_encoder
     if table is None:
         if folder is not None:
@@ -185,12 +174,7 @@ def _check_clips(pipe: CosmosPipeline, cache: TokenCache) -> None:
 
 
 def check_heldout(cache: TokenCache, held: TokenCache) -> None:
-    """Refuse held-out tokens of which a model of the tokens in `cache` knows nothing.
-
-    Raises:
-        ValueError: if they are of another image tokenizer, size, frame rate or other classes, or the one have classes
-            and the other captions.
-    """
+    """Refuse held-out tokens of which a model of the tokens in `cache` knows nothing."""
     ours, theirs, names = cache.index, held.index, f"{held.folder} holds tokens of"
     same = ours.shape == theirs.shape and all(ours.about.get(one) == theirs.about.get(one) for one in ("vq", "fps"))
     if not same:
@@ -223,11 +207,6 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
 
     Args:
         adapter: whether only an adapter is trained, which keeps the classes of its model.
-
-    Raises:
-        ValueError: if it generates from text and the tokens have classes, or the other way round; if it generates
-            videos that are not like those of the cache; if another image tokenizer made the tokens; or if an adapter
-            would need other classes.
     """
     if isinstance(pipe, CosmosPipeline):
         _check_kind(type(pipe), cache)
@@ -302,11 +281,7 @@ def trained_pipeline(
     fresh: bool = True,
 ) -> ARPipeline:
     """The pipeline that a training begins with: that of `start_from` or, with random weights, of the recipe; see
-    `with_classes`, `new_pipeline` and `new_text`.
-
-    Raises:
-        ValueError: if the tokens do not fit it, or an adapter has no trained model.
-    """
+    `with_classes`, `new_pipeline` and `new_text`."""
     if start_from is not None:
         if text_tokenizer is not None:
             raise ValueError(
@@ -328,11 +303,7 @@ def open_sets(
     tokens: Path, heldout: Sequence[Path]
 ) -> tuple[TokenCache, TokenCache | Part, Mapping[str, TokenCache | Part]]:
     """The cache in the folder `tokens`, its images to train on, and those that are held out by the names of their
-    sets: those in the folders `heldout`, by default some of the cache, see `hold_out`.
-
-    Raises:
-        ValueError: if held-out tokens are not like the others, or two sets are called alike.
-    """
+    sets: those in the folders `heldout`, by default some of the cache, see `hold_out`."""
     cache = TokenCache(tokens)
     if not heldout:
         trained, some = hold_out(cache)
@@ -368,9 +339,6 @@ def begin_training(
         prompts: what samples are of; by default the captions or classes of held-out images.
         gradient_checkpointing: whether the layers of a language model are computed again in the backward pass, which
             takes less memory and more time.
-
-    Raises:
-        ValueError: if the parts do not fit.
     """
     cache, trained, held = open_sets(tokens, heldout)
     torch.manual_seed(settings.seed)
