@@ -2,16 +2,19 @@
 batches: seconds and the most memory of all processes per 100,000 rows. Then a batch of 256 rows, next to one indexing
 of a memory map of the same rows.
 
-python benchmarks/many_rows.py --rows 1300000
+python benchmarks/many_rows.py --rows 1300000 [--tokens]
 """
 
 import argparse
+import hashlib
 import io
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from arimage.tokenizers.vq_patches import PatchVQModel
 from arimage.training.tokens.batches import TokenBatches
-from arimage.training.tokens.cache import TokenCache
+from arimage.training.tokens.cache import INDEX, Index, Shard, TokenCache
 from arimage.training.tokens.heldout import hold_out
 
 
-PER_FILE, WINDOW, BATCH = 100_000, 100_000, 256
+PER_FILE, WINDOW, BATCH = 20_000, 100_000, 256
 
 
 def make_data(folder: Path, rows: int, side: int, files: bool) -> None:
@@ -92,9 +96,24 @@ def encode(data: Path, tokenizer: Path, out: Path, rows: int, side: int) -> None
         while run.poll() is None:
             watch.look(1024 * len(list(out.glob("tokens-*.safetensors"))))
             time.sleep(0.5)
-    watch.look(rows)
     if run.returncode:
         raise SystemExit(run.returncode)
+    watch.look(rows)
+
+
+def make_tokens(folder: Path, rows: int) -> None:
+    """A cache of random tokens, 256 per row, as `train tokens` writes it."""
+    folder.mkdir()
+    about = {"model": "none", "vq": "none", "image_size": [16, 16], "views": "centre", "data": "noise"}
+    about |= {"columns": ["image", "label"], "limit": None, "shard_size": 1024}
+    shards = []
+    for number, start in enumerate(range(0, rows, 1024)):
+        count, file = min(1024, rows - start), f"tokens-{number:05d}.safetensors"
+        tokens = torch.randint(0, 16384, (count, 1, 256)).to(torch.uint16)
+        save_file({"tokens": tokens, "labels": torch.randint(0, 10, (count,))}, folder / file)
+        shards.append(Shard(file, count, hashlib.sha256((folder / file).read_bytes()).hexdigest()))
+    index = Index(about, (256,), True, 10, None, [1.0], rows, True, shards)
+    (folder / INDEX).write_text(json.dumps(asdict(index)))
 
 
 def epoch(folder: Path, workers: int) -> None:
@@ -136,15 +155,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--side", type=int, default=16, help="pixels; one token per pixel")
     parser.add_argument("--files", action="store_true", help="folders of files in place of parquet shards")
+    parser.add_argument("--tokens", action="store_true", help="random tokens in place of encoded pictures")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data, tokenizer, out = (Path(folder) / name for name in ("data", "tokenizer", "tokens"))
-        data.mkdir()
         torch.manual_seed(0)
-        PatchVQModel(patch_size=1, codebook_size=300).save_pretrained(tokenizer)
-        make_data(data, args.rows, args.side, args.files)
-        encode(data, tokenizer, out, args.rows, args.side)
+        if args.tokens:
+            make_tokens(out, args.rows)
+        else:
+            data.mkdir()
+            PatchVQModel(patch_size=1, codebook_size=300).save_pretrained(tokenizer)
+            make_data(data, args.rows, args.side, args.files)
+            encode(data, tokenizer, out, args.rows, args.side)
         epoch(out, args.workers)
         compare(out)
 

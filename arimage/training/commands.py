@@ -37,6 +37,10 @@ def check_out(out: Path) -> Path:
     return out
 
 
+DATA = (
+    "Folder with images and a metadata.jsonl (file_name, text) or a NAME.txt next to each, or with one folder per "
+    "class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
+)
 Recipe = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
 TrainingSteps = Annotated[int | None, typer.Option("--steps", help="Training steps. Default: the recipe's.")]
 Tokens = Annotated[Path, typer.Option(help="Folder of `arimage train tokens`.")]
@@ -89,14 +93,7 @@ def check_kept(every: int | None, most: int | None, resume_from: str | None) -> 
     tokens="model size views augmentation shard_size out",
 )
 def tokens(
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Folder with one folder of images per class, or with images, or videos, and a metadata.jsonl or a "
-            "NAME.txt next to each; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of "
-            "the Hugging Face Hub."
-        ),
-    ],
+    data: Annotated[str, typer.Option(help=f"{DATA} Or of videos, for a model of videos.")],
     out: Annotated[Path, typer.Option(callback=check_out, help="Folder of the tokens.")],
     model: Annotated[
         str,
@@ -251,7 +248,7 @@ def train_model(
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...
     """
-    from .loop import seconds_per_step
+    from .loop import measured_step
     from .processes import join_processes, processes
     from .resuming import alone_in
     from .tokens.cache import TokenCache
@@ -274,20 +271,25 @@ def train_model(
     more = {"text_tokenizer": text_tokenizer, "compile": compile, "prompts": prompts}
     more["gradient_checkpointing"] = gradient_checkpointing
     begin = partial(begin_training, table, settings, tokens, heldout or (), start_from, **more)
-    if dry_run:
-        chosen = choose_device(device)
-        plan = plan_of(table, settings, TokenCache(tokens), start_from, text_tokenizer, device=chosen)
-        for name, value in plan.items():
-            typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
-        seconds = seconds_per_step(begin(chosen), settings.optimizer)
-        typer.echo(f"minutes in one process: {seconds * settings.optimizer.steps / 60:.1f}, {seconds:.3f} s per step")
-        return
     join_processes()
+    first = processes()[0] == 0
     if fsdp and processes()[1] == 1:
         raise ValueError("--fsdp divides a model over several processes, and this is one: start them with torchrun")
+    if dry_run:
+        chosen = choose_device(device)
+        more = {"text_tokenizer": text_tokenizer, "device": chosen, "sharded": fsdp}
+        if first:
+            for name, value in plan_of(table, settings, TokenCache(tokens), start_from, **more).items():
+                typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+        seconds, kept_bytes = measured_step(begin(chosen), settings.optimizer)
+        if first:
+            typer.echo(f"and for the activations of a batch: {kept_bytes:,}")
+            typer.echo(
+                f"minutes, without exchange: {seconds * settings.optimizer.steps / 60:.1f}, {seconds:.3f} s per step"
+            )
+        return
     with alone_in(out):
         task = begin(choose_device(device))
-        first = processes()[0] == 0
         if first:
             typer.echo(task.held_out, err=True)
         if first and push_to_hub is not None:
@@ -313,14 +315,7 @@ def train_model(
     hub="push_to_hub hub_token private",
 )
 def lora(
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Pictures with captions: a folder with metadata.jsonl (file_name, text) or with NAME.txt next to "
-            "each picture, or a parquet file with image, and caption or text. For a model of classes, captions are "
-            "their names or ids."
-        ),
-    ],
+    data: Annotated[str, typer.Option(help=f"{DATA} For a model of classes, captions are their names or ids.")],
     out: Out,
     model: Model = PACKAGED,
     rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 16,
@@ -339,8 +334,7 @@ def lora(
     ] = None,
     caption_dropout: Annotated[float, typer.Option(help="Share of pictures learned without a caption.")] = 0.1,
     prior: Annotated[
-        Path | None,
-        typer.Option(help="Pictures with captions that the model should keep, in the same layouts as --data."),
+        str | None, typer.Option(help="Pictures with captions that the model should keep, as --data.")
     ] = None,
     prior_prompts: Annotated[
         str | None,
@@ -415,7 +409,7 @@ def lora(
 
             asked = [row["prompt"] for row in read_prompts(prompt_file(prior_prompts))]
             old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
-        parts = {"base": model, "name": data_name(str(data)), "prior": old, "prompts": prompts, "decoding": decoding}
+        parts = {"base": model, "name": data_name(data), "prior": old, "prompts": prompts, "decoding": decoding}
         task = LoraTask(pipe, pictures, settings, **parts)
         check_lora(task, out, resume_from)
         if push_to_hub is not None:

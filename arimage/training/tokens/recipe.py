@@ -25,6 +25,7 @@ from ...settings.schema import check
 from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import reads_text
+from ..processes import processes
 from ..recipe import TokenRecipe, load_recipe, new_model
 from .cache import Index, TokenCache, image_tokenizer_of, norms_of
 from .encoders import load_encoder
@@ -380,21 +381,29 @@ def plan_of(
     start_from: str | None = None,
     text_tokenizer: Path | None = None,
     device: str = "cpu",
+    sharded: bool = False,
 ) -> dict[str, Any]:
     """What a training needs: parameters, those that are trained, images or clips, their size, tokens, steps, epochs,
-    FLOP and the bytes per process, by what they hold. Activations come on top."""
+    FLOP and the bytes per process, by what they hold; `sharded` says whether processes divide what is trained.
+    Activations come on top."""
     pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer, fresh=False)
-    network = pipe.components[pipe._lora_loadable_modules[0]]
-    learning = [network]
+    (key,) = pipe._lora_loadable_modules
+    network, optimizer = pipe.components[key], settings.optimizer
+    learning = nn.ModuleDict({key: network})
     if recipe.text_encoder is not None and not settings.lora_rank:
-        learning.append(_text_encoder_of(pipe))
-    parameters = trained = sum(weight.numel() for part in learning for weight in part.parameters())
+        learning["text_encoder"] = _text_encoder_of(pipe)
+    parameters = trained = sum(weight.numel() for weight in learning.parameters())
+    by_muon = sum(
+        weight.numel()
+        for name, weight in learning.named_parameters()
+        if weight.ndim == 2 and name.startswith(optimizer.muon)
+    )
     if settings.lora_rank:
         layers = [network.get_submodule(name) for name in target_names(network, settings.lora_targets)]
-        trained = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers)
-    optimizer = settings.optimizer
+        trained, by_muon = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers), 0
+    count = processes()[1]
     batch = settings.batch_size * optimizer.accumulate
-    images = batch * optimizer.steps
+    images = batch * optimizer.steps * count
     what = "clip" if "frames" in cache.index.about else "image"
     height, width = cache.index.about["image_size"]
     half = fast_dtype(device).itemsize
@@ -407,9 +416,12 @@ def plan_of(
         "trained weights": (4 + half % 4) * trained,
         "averaged weights": 4 * trained,
         "gradients": 4 * trained,
-        "moments of AdamW": 8 * trained,
-        "other weights": frozen,
+        "moments of AdamW": 8 * (trained - by_muon),
+        **({"momentum of Muon": 4 * by_muon} if by_muon else {}),
     }
+    if sharded:
+        parts = {name: -(-value // count) for name, value in parts.items()}
+    parts["other weights"] = frozen
     return {
         "parameters": parameters,
         "trained parameters": trained,
@@ -418,9 +430,10 @@ def plan_of(
         f"pixels that each {what} is brought to": f"{height} x {width}",
         f"{what}s per step and process": batch,
         "steps": optimizer.steps,
-        "epochs in one process": round(images / len(cache), 2),
+        "processes": count,
+        "epochs": round(images / len(cache), 2),
         # Two per weight and token forward, two backward, and two for the gradient of a weight that is trained.
         "FLOP": (4 * parameters + 2 * trained) * images * cache.index.shape[0],
-        "bytes": sum(parts.values()),
+        "bytes per process": sum(parts.values()),
         **{f"bytes of {name}": value for name, value in parts.items()},
     }

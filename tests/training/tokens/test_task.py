@@ -471,7 +471,7 @@ def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
     monkeypatch.setattr(AutoPipeline, "from_pretrained", lambda name, dtype: of_tokens)
     plan = plan_of(table, token_settings(table), cache)
     parameters, epochs = expected[name]
-    assert abs(plan["parameters"] / parameters - 1) < 0.02 and abs(plan["epochs in one process"] - epochs) < 1
+    assert abs(plan["parameters"] / parameters - 1) < 0.02 and abs(plan["epochs"] - epochs) < 1
     images = plan["steps"] * plan["images per step and process"]
     assert plan["FLOP"] == 6 * plan["parameters"] * images * cache.index.shape[0]
 
