@@ -250,14 +250,15 @@ def train_model(
     """
     from .loop import measured_step
     from .processes import join_processes, processes
+    from .recipe import TokenRecipe, load_recipe
     from .resuming import alone_in
+    from .tokens.beginning import begin_training, plan_of, token_settings
     from .tokens.cache import TokenCache
-    from .tokens.recipe import begin_training, load_token_recipe, plan_of, token_settings
     from .uploading import check_repository, make_repository, upload
 
     if push_to_hub is not None:
         check_repository(push_to_hub)
-    table = load_token_recipe(recipe)
+    table = load_recipe(recipe, TokenRecipe)
     check(Number, report_every, "--report-every")
     kept = check_kept(checkpoint_every, checkpoints_total_limit, resume_from)
     check(Positive | None, max_grad_norm, "--max-grad-norm")

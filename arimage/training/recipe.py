@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import psutil
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from torch import nn
 
 from ..decoding import decoding_from_name
+from ..families import PIPELINES
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
 from ..pipelines.saving.saved_settings import give_defaults
@@ -94,6 +95,13 @@ class TokenRecipe(Table):
     optimizer: OptimizerSettings
     training: dict[str, Any] = {}
     generation: GenerationTable | None = None
+
+    @field_validator("pipeline")
+    @classmethod
+    def check_pipeline(cls, name: str) -> str:
+        if name not in PIPELINES:
+            raise ValueError(f"pipeline is {name!r}: give one of {', '.join(PIPELINES)}")
+        return name
 
 
 class TokenizerRecipe(Table):

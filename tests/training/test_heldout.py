@@ -19,9 +19,10 @@ from training.tokens.test_task import recipe  # noqa: E402
 
 from arimage.training.adapters.pairs import Pairs  # noqa: E402
 from arimage.training.pixels import open_both  # noqa: E402
+from arimage.training.recipe import TokenRecipe, load_recipe  # noqa: E402
+from arimage.training.tokens.beginning import begin_training, token_settings  # noqa: E402
 from arimage.training.tokens.cache import MappedShard, TokenCache  # noqa: E402
 from arimage.training.tokens.heldout import Part, hold_out  # noqa: E402
-from arimage.training.tokens.recipe import begin_training, load_token_recipe, token_settings  # noqa: E402
 
 
 # Commands that hold out by themselves, with the tests that say so: here, and of parts in `test_parts.py`.
@@ -53,7 +54,7 @@ def seen_and_judged(task):
 
 
 def training(tmp_path, tokens, *heldout):
-    table = load_token_recipe(recipe(tmp_path, steps=40))
+    table = load_recipe(recipe(tmp_path, steps=40), TokenRecipe)
     return begin_training(table, token_settings(table, workers=0), tokens, heldout, None, "cpu")
 
 
@@ -187,7 +188,7 @@ def sets(tmp_path):
 
 def run_of(sets, best=None, steps=3, heldout=("val", "test")):
     training = "" if best is None else f'best = "{best}"'
-    table = load_token_recipe(recipe(sets, training=training, steps=steps))
+    table = load_recipe(recipe(sets, training=training, steps=steps), TokenRecipe)
     folders = [sets / name for name in heldout]
     return begin_training(table, token_settings(table, workers=0), sets / "tokens", folders, None, "cpu")
 

@@ -11,8 +11,9 @@ from training.tokens.test_cache import encode, parquet
 from training.tokens.test_task import recipe
 
 from arimage.training.loop import fit, load_checkpoint
+from arimage.training.recipe import TokenRecipe, load_recipe
+from arimage.training.tokens.beginning import token_settings
 from arimage.training.tokens.cache import TokenCache
-from arimage.training.tokens.recipe import load_token_recipe, token_settings
 from arimage.training.tokens.task import TokenTask
 
 
@@ -72,7 +73,7 @@ def test_a_divided_model_learns_the_same_and_resumes(one_process, tmp_path, dtyp
 def test_a_language_model_is_divided_by_its_layers_and_learns_the_same(one_process, tmp_path):
     parquet(tmp_path / "a.parquet", range(4), caption=[f"picture {i}" for i in range(4)])
     encode(EVERY["lumina"](), tmp_path / "a.parquet", tmp_path / "tokens", batch_size=2)
-    table, tasks = load_token_recipe(recipe(tmp_path, steps=3)), []
+    table, tasks = load_recipe(recipe(tmp_path, steps=3), TokenRecipe), []
     for sharded in (False, True):
         pipe = EVERY["lumina"]()
         network = pipe.components[pipe._lora_loadable_modules[0]].requires_grad_(True)

@@ -14,8 +14,9 @@ from training.tokens.test_task import recipe
 from training.two_processes import together
 
 from arimage.cli import main as cli
+from arimage.training.recipe import TokenRecipe, load_recipe
+from arimage.training.tokens.beginning import plan_of, token_settings
 from arimage.training.tokens.cache import TokenCache
-from arimage.training.tokens.recipe import load_token_recipe, plan_of, token_settings
 from arimage.training.tokens.task import TokenTask
 
 
@@ -112,13 +113,15 @@ def test_a_plan_counts_processes_and_muon(train, tmp_path, monkeypatch):
     cache = TokenCache(tmp_path / "tokens")
     alone, muon = (
         plan_of(table, token_settings(table), cache)
-        for table in (load_token_recipe(recipe(tmp_path, muon=names)) for names in ([], ["transformer.blocks."]))
+        for table in (
+            load_recipe(recipe(tmp_path, muon=names), TokenRecipe) for names in ([], ["transformer.blocks."])
+        )
     )
     matrices = muon["bytes of momentum of Muon"] // 4
     assert 0 < matrices < alone["trained parameters"]
     assert muon["bytes of moments of AdamW"] == alone["bytes of moments of AdamW"] - 8 * matrices
-    monkeypatch.setattr("arimage.training.tokens.recipe.processes", lambda: (0, 4))
-    table = load_token_recipe(recipe(tmp_path))
+    monkeypatch.setattr("arimage.training.tokens.beginning.processes", lambda: (0, 4))
+    table = load_recipe(recipe(tmp_path), TokenRecipe)
     copied, divided = (plan_of(table, token_settings(table), cache, sharded=sharded) for sharded in (False, True))
     assert copied["epochs"] == pytest.approx(4 * alone["epochs"], abs=0.1)
     assert copied["bytes per process"] == alone["bytes per process"]
@@ -151,7 +154,7 @@ def test_checkpointed_layers_have_the_same_gradients_and_keep_less(tmp_path, ran
         pytest.importorskip("peft", reason="the extra `lora` is not installed")
     parquet(tmp_path / "a.parquet", range(4), caption=[f"picture {i}" for i in range(4)])
     encode(EVERY["lumina"](), tmp_path / "a.parquet", tmp_path / "tokens", batch_size=2)
-    table, found = load_token_recipe(recipe(tmp_path)), []
+    table, found = load_recipe(recipe(tmp_path), TokenRecipe), []
     for again in (False, True):
         settings = token_settings(table, dropout=0.0, lora_rank=rank)
         pipe = EVERY["lumina"]()

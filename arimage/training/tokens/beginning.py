@@ -1,4 +1,4 @@
-"""Recipes for training on a cache of tokens: a TOML file says which pipeline is trained, and how."""
+"""The beginning of a training on a cache of tokens: the pipeline of a recipe, its sets of images, and its plan."""
 
 import inspect
 import math
@@ -26,7 +26,7 @@ from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import reads_text
 from ..processes import processes
-from ..recipe import TokenRecipe, load_recipe, new_model
+from ..recipe import TokenRecipe, new_model
 from .cache import Index, TokenCache, image_tokenizer_of, norms_of
 from .encoders import load_encoder
 from .heldout import Part, apart, hold_out
@@ -40,14 +40,6 @@ OF_OPTIMIZER = ("steps", "learning_rate", "accumulate", "gradient_clip")
 READ = "num_condition_tokens"
 # What the arguments of a transformer have in common with those of the model whose image tokenizer made the tokens.
 OF_TOKENS = ("vocab_size", "grid_size", "scales", "codebook_dim", "token_dim", "patch_size")
-
-
-def load_token_recipe(name_or_path: str | Path) -> TokenRecipe:
-    """A recipe for `arimage train model` by its name, or of a TOML file."""
-    recipe = load_recipe(name_or_path, TokenRecipe)
-    if recipe.pipeline not in PIPELINES:
-        raise ValueError(f"{name_or_path}: pipeline is {recipe.pipeline!r}: give one of {', '.join(PIPELINES)}")
-    return recipe
 
 
 def token_settings(recipe: TokenRecipe, **given: Any) -> TokenSettings:
