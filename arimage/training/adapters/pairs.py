@@ -66,6 +66,6 @@ def _rows(data: str, alike: bool) -> Iterator[tuple[str, dict[str, Any], list[st
             yield path, {"bytes": None, "path": path}, [""]
         return
     source = open_source(data)
+    names = source.classes if source.labelled else None
     for where, file, text in source.read():
-        named = source.labelled and source.classes
-        yield where, file, [source.classes[int(text)]] if named else text.split(SEPARATOR)
+        yield where, file, text.split(SEPARATOR) if names is None else [names[int(text)]]

@@ -45,6 +45,7 @@ INDEX = "tokens.json"
 CHECKED = "checked.json"
 Checked = dict[str, tuple[int, int, str, int]]
 REMEDY = "give the folder of `arimage train tokens`, or make it again"
+NONE = np.empty(0, np.int64)
 # Shards that are open at a time: systems allow some 65,000 mapped files.
 OPEN = 4096
 
@@ -410,13 +411,12 @@ class TokenCache:
         rows = places - self._starts[numbers]
         firsts, rows = (rows * self.views + views).tolist(), rows.tolist()
         shards = [self._open.get(number) or self._shard(number) for number in numbers.tolist()]
-        sizes = {shard.size for shard in shards}
         parts = [
             shard.content[first * shard.size : first * shard.size + shard.size]
             for shard, first in zip(shards, firsts, strict=True)
         ]
         kind = shards[0].tokens.dtype
-        if len(sizes) > 1:
+        if len({shard.size for shard in shards}) > 1:
             # Shards without large tokens are of a smaller type.
             kind = max((shard.tokens.dtype for shard in shards), key=lambda kind: kind.itemsize)
             parts = [
@@ -455,11 +455,12 @@ class TokenCache:
                 arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} cannot be read ({error}): {REMEDY}") from error
-        captions = arrays.get("captions", np.empty(0))
         expected = {"tokens": (shard.count, self.views, *self.index.shape)}
-        rows = {"labels"} if self.index.labelled else {"captions", "ends"}
-        expected |= {name: captions.shape if name == "captions" else (shard.count,) for name in rows}
-        if found := {name: array.shape for name, array in arrays.items()} != expected:
+        if self.index.labelled:
+            expected["labels"] = (shard.count,)
+        else:
+            expected |= {"ends": (shard.count,), "captions": arrays.get("captions", NONE).shape}
+        if (found := {name: array.shape for name, array in arrays.items()}) != expected:
             raise ValueError(f"{path} holds {found}, and {INDEX} says {expected}: {REMEDY}")
         return MappedShard(**arrays)
 
@@ -480,7 +481,7 @@ class TokenCache:
             if _sha256(path) != shard.sha256:
                 raise ValueError(f"{path} is damaged: {REMEDY}")
             labels = self._mapped(number).labels
-            if labels is not None and not 0 <= min(labels) <= max(labels) < self.index.num_classes:
+            if len(labels) and not 0 <= min(labels) <= max(labels) < self.index.num_classes:
                 raise ValueError(
                     f"{path} has the class {max(labels)}, and {INDEX} says that there are {self.index.num_classes}: "
                     f"{REMEDY}"
@@ -494,16 +495,11 @@ class MappedShard:
     images. Memory views give single rows in a fraction of the time of arrays."""
 
     def __init__(
-        self,
-        tokens: np.ndarray,
-        labels: np.ndarray | None = None,
-        captions: np.ndarray | None = None,
-        ends: np.ndarray | None = None,
+        self, tokens: np.ndarray, labels: np.ndarray = NONE, captions: np.ndarray = NONE, ends: np.ndarray = NONE
     ):
         self.tokens, self.size = tokens, tokens[0, 0].nbytes
         self.content = memoryview(tokens).cast("B")
-        self.labels = None if labels is None else memoryview(labels)
-        self._captions, self._ends = (None if one is None else memoryview(one) for one in (captions, ends))
+        self.labels, self._captions, self._ends = map(memoryview, (labels, captions, ends))
 
     def captions_of(self, row: int) -> list[str]:
         ends = self._ends
