@@ -132,7 +132,8 @@ def tokens(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
+    """Encode the images or videos of a data set once, for `arimage train model`. Needs a data set and the model that
+    encodes. Run it again to go on."""
     from .losses import reads_text
     from .recipe import load_augmentation
     from .tokens.cache import encode_tokens
@@ -243,8 +244,8 @@ def train_model(
     ] = False,
     device: Device = None,
 ) -> None:
-    """Train a model of images or videos on tokens, from random weights or from a trained model; OUT/model is the
-    pipeline, OUT/adapter an adapter.
+    """Train a model of images or videos, from random weights or from a trained model. Needs tokens and a recipe.
+    OUT/model is the pipeline, OUT/adapter an adapter.
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...
     """
@@ -365,8 +366,8 @@ def lora(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Train a LoRA adapter for a finished model; OUT/best has the lowest held-out loss, OUT/last is the last one, and
-    OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
+    """Train a LoRA adapter for a finished model. Needs images with captions. OUT/best has the lowest held-out loss,
+    OUT/last is the last one, and OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
     from .adapters.lora import LoraSettings, LoraTask, check_lora, train_lora, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
     from .cards import data_name
@@ -441,7 +442,8 @@ def tokenizer(
     workers: WorkerCount = 2,
     device: Device = None,
 ) -> None:
-    """Train an image tokenizer by a recipe on images; OUT/tokenizer/tokenizer is for `arimage train tokens`."""
+    """Train an image tokenizer. Needs images, held-out ones, and a recipe. OUT/tokenizer/tokenizer is for `arimage
+    train tokens`."""
     from .recipe import TokenizerRecipe, load_recipe
     from .resuming import alone_in
     from .tokenizers.reconstructions import held_out_psnr
@@ -489,7 +491,7 @@ def part_command(name: str, text: str) -> None:
             typer.echo(f"{what}: {value:.3f}")
         typer.echo(out / "model")
 
-    train_part.__doc__ = f"{text}\n\nIt learns from tokens of the model; OUT/model is the model with it."
+    train_part.__doc__ = f"{text} Needs the model and tokens of it.\n\nOUT/model is the model with it."
     train_app.command(name, rich_help_panel=PARTS)(train_part)
 
 
@@ -507,8 +509,8 @@ def neighbours(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Fit a model of neighbours to a finished model, in minutes, for the setting "corrections" of "sjd-coupled";
-    OUT/model is the model with it."""
+    """Fit a model of neighbours to a LlamaGen, in minutes, for the setting "corrections" of "sjd-coupled". Needs
+    tokens of the model. OUT/model is the model with it."""
     from .acceleration.neighbours import run_neighbours
     from .resuming import alone_in
 
@@ -533,7 +535,7 @@ def upscaler(
     dtype: Dtype = "float32",
 ) -> None:
     """Train an upscaler for the image tokenizer of a finished model, for images of twice as many pixels along each
-    side from the same tokens; OUT/model is the model with its upscaler."""
+    side from the same tokens. Needs images and held-out ones. OUT/model is the model with its upscaler."""
     from .recipe import PartRecipe, load_recipe
     from .resuming import alone_in
     from .tokenizers.upscaler import run_upscaler
