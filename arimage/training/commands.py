@@ -134,11 +134,11 @@ def tokens(
 ) -> None:
     """Encode the images or videos of a data set once, for `arimage train model`. Needs a data set and the model that
     encodes. Run it again to go on."""
+    from .data.sources import open_source
     from .losses import reads_text
     from .recipe import load_augmentation
     from .tokens.cache import encode_tokens
     from .tokens.encoders import load_encoder
-    from .tokens.sources import open_source
 
     check(Items | None, limit, "--limit")
     for name, value in (("--shard-size", shard_size), ("--batch-size", batch_size)):

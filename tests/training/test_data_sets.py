@@ -17,8 +17,8 @@ import pyarrow.parquet as pq  # noqa: E402
 from arimage.cli import main as cli
 from arimage.training.adapters.pairs import load_pairs  # noqa: E402
 from arimage.training.data.row import MOST_CLASSES, decode  # noqa: E402
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 
 
 def png(number=0):

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from ...media.folders import IMAGE_SUFFIXES, list_files
 from ..data.pictures import to_unit_range
 from ..data.row import SEPARATOR, decode
-from ..tokens.sources import open_source
+from ..data.sources import open_source
 
 
 @dataclass

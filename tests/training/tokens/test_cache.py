@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.data.row import decode  # noqa: E402
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.tokens import cache as caches  # noqa: E402
 from arimage.training.tokens import rows  # noqa: E402
 from arimage.training.tokens.cache import INDEX, TokenCache, encode_tokens, read_index  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 from arimage.training.tokens.views import centre_crop, views_of  # noqa: E402
 
 

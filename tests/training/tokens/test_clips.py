@@ -22,13 +22,13 @@ from arimage.media.files import can_write_mp4, read_clip, write_video
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.data.row import decode, decode_clip  # noqa: E402
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.recipe import TokenRecipe, load_recipe  # noqa: E402
 from arimage.training.tokens import rows  # noqa: E402
 from arimage.training.tokens.augmentation import Augmentation  # noqa: E402
 from arimage.training.tokens.beginning import plan_of, token_settings  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 from arimage.training.tokens.views import views_of  # noqa: E402
 
 

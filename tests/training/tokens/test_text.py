@@ -16,13 +16,13 @@ from arimage import AutoPipeline
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.orders import Orders  # noqa: E402
 from arimage.training.recipe import TokenRecipe, load_recipe  # noqa: E402
 from arimage.training.tokens.batches import TokenBatches  # noqa: E402
 from arimage.training.tokens.beginning import begin_training, plan_of, token_settings  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 
 
 ENCODER = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.0}
