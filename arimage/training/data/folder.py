@@ -213,8 +213,7 @@ def _class_folders(data: str, folder: Path, listing: Listing, classes: list[str]
             f"{data} has images without captions or classes ({named(stray)}): add a {METADATA} (file_name, text) or a "
             "NAME.txt next to each image, or put the images into one folder per class"
         )
-    tops = [name.partition("/")[0] for name in names]
-    found = sorted(set(tops))
+    found = sorted({name.partition("/")[0] for name in names})
     ids = dict(
         zip(found, range(len(found)) if classes is None else matched_classes(data, found, classes), strict=True)
     )
@@ -224,7 +223,8 @@ def _class_folders(data: str, folder: Path, listing: Listing, classes: list[str]
         if path.is_dir() and path.name not in ids and not path.name.startswith(".") and path.name not in FOREIGN
     ]
     left = [*stray, *listing.others, *listing.lost, *empty]
-    return Layout(names, [ids[top] for top in tops], "label", True, found if classes is None else classes, left=left)
+    labels = [ids[name.partition("/")[0]] for name in names]
+    return Layout(names, labels, "label", True, found if classes is None else classes, left=left)
 
 
 def _split(data: str, listing: Listing, split: str, videos: bool, captions: bool) -> tuple[Path, Listing]:

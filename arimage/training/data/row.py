@@ -21,7 +21,7 @@ MOST_CLASSES = 2**40
 SEPARATOR = "\x1e"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DataFile:
     """A file of a data set: its path relative to that, with "/", its bytes, and its time (`st_mtime_ns`)."""
 

@@ -26,11 +26,11 @@ def base_of(split: str) -> str:
 
 def part_of(data: str, split: str, count: int) -> range | list[int]:
     """The numbers of the rows in a slice such as "train[:1000]" or "train[:10%]", of `count` rows in the split."""
-    import datasets
-
     base = base_of(split)
     if split == base:
         return range(count)
+    import datasets
+
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute({base: count})
     except (ValueError, AssertionError) as error:

@@ -27,6 +27,7 @@ from arimage.training.recipe import TokenRecipe, load_recipe, recipes  # noqa: E
 from arimage.training.tokens.batches import Epochs, TokenBatches  # noqa: E402
 from arimage.training.tokens.beginning import (  # noqa: E402
     begin_training,
+    check_fits,
     new_pipeline,
     plan_of,
     token_settings,
@@ -301,6 +302,11 @@ def test_a_trained_model_is_trained_further(made, tmp_path):
     new = AutoPipeline.from_pretrained(tmp_path / "new" / "model", dtype=torch.float32)
     assert new.num_classes == 3 and new.class_names == ["ant", "bee", "cow"] and new.drafter is None
     torch.testing.assert_close(new.transformer.head.weight, before.transformer.head.weight, atol=2e-3, rtol=1e-2)
+
+
+def test_the_tokenizer_of_a_model_that_was_saved_in_bfloat16_is_known(made):
+    pipe = AutoPipeline.from_pretrained(made / "LlamaGenPipeline", dtype=torch.bfloat16)
+    check_fits(pipe, TokenCache(made / "LlamaGenPipeline-tokens"), "another one")
 
 
 def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
