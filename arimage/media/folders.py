@@ -78,7 +78,8 @@ def list_files(folder: Path, suffixes: Collection[str]) -> Listing:
             else:
                 found.lost.append(f"{name} ({'a broken link' if linked else 'not a file'})")
     for names in (found.files, found.others, found.lost):
-        names.sort(key=lambda name: name.split("/"))
+        # As the lists of their parts, which would take much memory.
+        names.sort(key=lambda name: name.replace("/", "\0"))
     return found
 
 

@@ -45,11 +45,7 @@ def kept_checkpoints(out: Path) -> list[Path]:
 
 
 def chosen_checkpoint(out: Path, name: str) -> tuple[Path, dict]:
-    """The kept checkpoint of that name, as in "checkpoint-1000", and what it holds.
-
-    Raises:
-        ValueError: if there is none, or it is damaged.
-    """
+    """The kept checkpoint of that name, as in "checkpoint-1000", and what it holds."""
     kept = {path.stem: path for path in kept_checkpoints(out)}
     if name not in kept:
         raise ValueError(f"--resume-from is {name}, and {out} keeps {', '.join(kept) or 'none'}: give one of these")
@@ -57,11 +53,7 @@ def chosen_checkpoint(out: Path, name: str) -> tuple[Path, dict]:
 
 
 def newest_checkpoint(out: Path) -> tuple[Path, dict | None]:
-    """The newest checkpoint of a run that can be read, and what it holds; None if there are none.
-
-    Raises:
-        ValueError: if all are damaged.
-    """
+    """The newest checkpoint of a run that can be read, and what it holds; None if there are none."""
     damaged = None
     for path in (out / CHECKPOINT, out / BEFORE):
         if not path.exists():
@@ -80,11 +72,7 @@ def newest_checkpoint(out: Path) -> tuple[Path, dict | None]:
 
 
 def load_checkpoint(path: Path) -> dict:
-    """What a checkpoint holds.
-
-    Raises:
-        ValueError: if the file is damaged, or was written by another version.
-    """
+    """What a checkpoint holds."""
     try:
         # Processes that train together share the memory of what they read.
         state = torch.load(path, weights_only=True, map_location="cpu", mmap=processes()[1] > 1)
@@ -100,11 +88,7 @@ def load_checkpoint(path: Path) -> dict:
 
 
 def restore(state: dict, weights: MasterWeights, buffers: dict[str, torch.Tensor], where: Path) -> None:
-    """Take over what the checkpoint `where` holds.
-
-    Raises:
-        ValueError: if it was written by another recipe.
-    """
+    """Take over what the checkpoint `where` holds."""
     if _shapes(state["weights"], state["buffers"]) != _shapes(weights.state_dict(), buffers):
         raise ValueError(
             f"{where} was written by a recipe with another model or optimizer: give that recipe or another --out"

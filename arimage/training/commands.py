@@ -37,6 +37,10 @@ def check_out(out: Path) -> Path:
     return out
 
 
+DATA = (
+    "Folder with images and a metadata.jsonl (file_name, text) or a NAME.txt next to each, or with one folder per "
+    "class; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of the Hugging Face Hub."
+)
 Recipe = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
 TrainingSteps = Annotated[int | None, typer.Option("--steps", help="Training steps. Default: the recipe's.")]
 Tokens = Annotated[Path, typer.Option(help="Folder of `arimage train tokens`.")]
@@ -89,14 +93,7 @@ def check_kept(every: int | None, most: int | None, resume_from: str | None) -> 
     tokens="model size views augmentation shard_size out",
 )
 def tokens(
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Folder with one folder of images per class, or with images, or videos, and a metadata.jsonl or a "
-            "NAME.txt next to each; folder or pattern of .parquet, .arrow or webdataset .tar files; or a data set of "
-            "the Hugging Face Hub."
-        ),
-    ],
+    data: Annotated[str, typer.Option(help=f"{DATA} Or of videos, for a model of videos.")],
     out: Annotated[Path, typer.Option(callback=check_out, help="Folder of the tokens.")],
     model: Annotated[
         str,
@@ -135,12 +132,13 @@ def tokens(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Encode the images or videos of a data set once, for `arimage train model`. Run it again to go on."""
+    """Encode the images or videos of a data set once, for `arimage train model`. Needs a data set and the model that
+    encodes. Run it again to go on."""
+    from .data.sources import open_source
     from .losses import reads_text
     from .recipe import load_augmentation
     from .tokens.cache import encode_tokens
     from .tokens.encoders import load_encoder
-    from .tokens.sources import open_source
 
     check(Items | None, limit, "--limit")
     for name, value in (("--shard-size", shard_size), ("--batch-size", batch_size)):
@@ -246,21 +244,22 @@ def train_model(
     ] = False,
     device: Device = None,
 ) -> None:
-    """Train a model of images or videos on tokens, from random weights or from a trained model; OUT/model is the
-    pipeline, OUT/adapter an adapter.
+    """Train a model of images or videos, from random weights or from a trained model. Needs tokens and a recipe.
+    OUT/model is the pipeline, OUT/adapter an adapter.
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python arimage train model ...
     """
-    from .loop import seconds_per_step
+    from .loop import measured_step
     from .processes import join_processes, processes
+    from .recipe import TokenRecipe, load_recipe
     from .resuming import alone_in
+    from .tokens.beginning import begin_training, plan_of, token_settings
     from .tokens.cache import TokenCache
-    from .tokens.recipe import begin_training, load_token_recipe, plan_of, token_settings
     from .uploading import check_repository, make_repository, upload
 
     if push_to_hub is not None:
         check_repository(push_to_hub)
-    table = load_token_recipe(recipe)
+    table = load_recipe(recipe, TokenRecipe)
     check(Number, report_every, "--report-every")
     kept = check_kept(checkpoint_every, checkpoints_total_limit, resume_from)
     check(Positive | None, max_grad_norm, "--max-grad-norm")
@@ -274,20 +273,25 @@ def train_model(
     more = {"text_tokenizer": text_tokenizer, "compile": compile, "prompts": prompts}
     more["gradient_checkpointing"] = gradient_checkpointing
     begin = partial(begin_training, table, settings, tokens, heldout or (), start_from, **more)
-    if dry_run:
-        chosen = choose_device(device)
-        plan = plan_of(table, settings, TokenCache(tokens), start_from, text_tokenizer, device=chosen)
-        for name, value in plan.items():
-            typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
-        seconds = seconds_per_step(begin(chosen), settings.optimizer)
-        typer.echo(f"minutes in one process: {seconds * settings.optimizer.steps / 60:.1f}, {seconds:.3f} s per step")
-        return
     join_processes()
+    first = processes()[0] == 0
     if fsdp and processes()[1] == 1:
         raise ValueError("--fsdp divides a model over several processes, and this is one: start them with torchrun")
+    if dry_run:
+        chosen = choose_device(device)
+        more = {"text_tokenizer": text_tokenizer, "device": chosen, "sharded": fsdp}
+        if first:
+            for name, value in plan_of(table, settings, TokenCache(tokens), start_from, **more).items():
+                typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
+        seconds, kept_bytes = measured_step(begin(chosen), settings.optimizer)
+        if first:
+            typer.echo(f"and for the activations of a batch: {kept_bytes:,}")
+            typer.echo(
+                f"minutes, without exchange: {seconds * settings.optimizer.steps / 60:.1f}, {seconds:.3f} s per step"
+            )
+        return
     with alone_in(out):
         task = begin(choose_device(device))
-        first = processes()[0] == 0
         if first:
             typer.echo(task.held_out, err=True)
         if first and push_to_hub is not None:
@@ -313,14 +317,7 @@ def train_model(
     hub="push_to_hub hub_token private",
 )
 def lora(
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Pictures with captions: a folder with metadata.jsonl (file_name, text) or with NAME.txt next to "
-            "each picture, or a parquet file with image, and caption or text. For a model of classes, captions are "
-            "their names or ids."
-        ),
-    ],
+    data: Annotated[str, typer.Option(help=f"{DATA} For a model of classes, captions are their names or ids.")],
     out: Out,
     model: Model = PACKAGED,
     rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 16,
@@ -339,8 +336,7 @@ def lora(
     ] = None,
     caption_dropout: Annotated[float, typer.Option(help="Share of pictures learned without a caption.")] = 0.1,
     prior: Annotated[
-        Path | None,
-        typer.Option(help="Pictures with captions that the model should keep, in the same layouts as --data."),
+        str | None, typer.Option(help="Pictures with captions that the model should keep, as --data.")
     ] = None,
     prior_prompts: Annotated[
         str | None,
@@ -370,8 +366,8 @@ def lora(
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Train a LoRA adapter for a finished model; OUT/best has the lowest held-out loss, OUT/last is the last one, and
-    OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
+    """Train a LoRA adapter for a finished model. Needs images with captions. OUT/best has the lowest held-out loss,
+    OUT/last is the last one, and OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
     from .adapters.lora import LoraSettings, LoraTask, check_lora, train_lora, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
     from .cards import data_name
@@ -415,7 +411,7 @@ def lora(
 
             asked = [row["prompt"] for row in read_prompts(prompt_file(prior_prompts))]
             old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
-        parts = {"base": model, "name": data_name(str(data)), "prior": old, "prompts": prompts, "decoding": decoding}
+        parts = {"base": model, "name": data_name(data), "prior": old, "prompts": prompts, "decoding": decoding}
         task = LoraTask(pipe, pictures, settings, **parts)
         check_lora(task, out, resume_from)
         if push_to_hub is not None:
@@ -446,7 +442,8 @@ def tokenizer(
     workers: WorkerCount = 2,
     device: Device = None,
 ) -> None:
-    """Train an image tokenizer by a recipe on images; OUT/tokenizer/tokenizer is for `arimage train tokens`."""
+    """Train an image tokenizer. Needs images, held-out ones, and a recipe. OUT/tokenizer/tokenizer is for `arimage
+    train tokens`."""
     from .recipe import TokenizerRecipe, load_recipe
     from .resuming import alone_in
     from .tokenizers.reconstructions import held_out_psnr
@@ -494,7 +491,7 @@ def part_command(name: str, text: str) -> None:
             typer.echo(f"{what}: {value:.3f}")
         typer.echo(out / "model")
 
-    train_part.__doc__ = f"{text}\n\nIt learns from tokens of the model; OUT/model is the model with it."
+    train_part.__doc__ = f"{text} Needs the model and tokens of it.\n\nOUT/model is the model with it."
     train_app.command(name, rich_help_panel=PARTS)(train_part)
 
 
@@ -512,8 +509,8 @@ def neighbours(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Fit a model of neighbours to a finished model, in minutes, for the setting "corrections" of "sjd-coupled";
-    OUT/model is the model with it."""
+    """Fit a model of neighbours to a LlamaGen, in minutes, for the setting "corrections" of "sjd-coupled". Needs
+    tokens of the model. OUT/model is the model with it."""
     from .acceleration.neighbours import run_neighbours
     from .resuming import alone_in
 
@@ -538,7 +535,7 @@ def upscaler(
     dtype: Dtype = "float32",
 ) -> None:
     """Train an upscaler for the image tokenizer of a finished model, for images of twice as many pixels along each
-    side from the same tokens; OUT/model is the model with its upscaler."""
+    side from the same tokens. Needs images and held-out ones. OUT/model is the model with its upscaler."""
     from .recipe import PartRecipe, load_recipe
     from .resuming import alone_in
     from .tokenizers.upscaler import run_upscaler

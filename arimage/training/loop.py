@@ -151,11 +151,7 @@ def finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_tracker(name: str, out: Path) -> GeneralTracker:
-    """A tracker of accelerate for the run in `out`.
-
-    Raises:
-        ValueError: if there is none of this name, or it is not installed.
-    """
+    """A tracker of accelerate for the run in `out`."""
     if name not in LOGGER_TYPE_TO_CLASS:
         raise ValueError(f"unknown tracker {name!r}: choose among {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
     kind: Any = LOGGER_TYPE_TO_CLASS[name]
@@ -175,11 +171,7 @@ def begin(
     about: dict[str, Any] | None = None,
     resume_from: str | None = None,
 ) -> dict | None:
-    """The checkpoint that `fit` resumes from, None without one, after a check that the run began with these settings.
-
-    Raises:
-        ValueError: if it did not, or the checkpoint is damaged or past `settings.steps`.
-    """
+    """The checkpoint that `fit` resumes from, or None, after a check that the run began with these settings."""
     path, state = newest_checkpoint(out) if resume_from is None else chosen_checkpoint(out, resume_from)
     optimizer = {name: value for name, value in dataclasses.asdict(settings).items() if name != "steps"}
     every = {
@@ -422,17 +414,28 @@ def fit(
             tracker.finish()
 
 
-def seconds_per_step(task: Task, settings: OptimizerSettings, count: int = 10) -> float:
-    """How long a step of `fit` takes in this process: the mean of at most `count` of them, after one that is not
-    counted. It changes the weights of the task."""
+def measured_step(task: Task, settings: OptimizerSettings, count: int = 10) -> tuple[float, int]:
+    """How long a step of `fit` takes in this process, without the others: the mean of at most `count` of them, after
+    one that is not counted; and the bytes that a batch keeps for the backward pass. It changes the weights of the
+    task."""
     weights = MasterWeights(task, settings)
     model = Step(task, half_of(task))
     weights.use_masters()
     task.train()
     first = int(settings.steps > 1)
     taken = min(count + first, settings.steps)
-    began = time.monotonic()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
     with enough_memory():
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(0)
+        for parameter in task.parameters():
+            kept.pop(parameter.untyped_storage().data_ptr(), None)
+        began = time.monotonic()
         for step in range(taken):
             if step == first:
                 began = time.monotonic()
@@ -440,7 +443,7 @@ def seconds_per_step(task: Task, settings: OptimizerSettings, count: int = 10) -
                 loss, _ = model(step * settings.accumulate + part)
                 (loss / settings.accumulate).backward()
             weights.step(step)
-    return (time.monotonic() - began) / (taken - first)
+    return (time.monotonic() - began) / (taken - first), sum(kept.values())
 
 
 def _remedy(checkpoint: Path) -> str:

@@ -230,10 +230,6 @@ def losses_of(
         caption: that of one of the pictures.
         orders, trains_text: those of `PrefixLosses`.
         judges: see `MaskedLosses`.
-
-    Raises:
-        ValueError: if the family cannot be trained here, or not in these orders, or the caption is not one of its
-            classes.
     """
     kind, videos = pipe.abilities.kind, pipe.abilities.generates_video
     if orders != RANDOM and not pipe.abilities.accepts("order"):

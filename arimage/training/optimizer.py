@@ -150,11 +150,7 @@ class MasterWeights:
             weight.grad = None
 
     def check(self, remedy: str) -> None:
-        """Refuse to go on with weights that are not finite.
-
-        Raises:
-            ValueError: with the `remedy`.
-        """
+        """Refuse to go on with weights that are not finite."""
         if not all(local(weight).isfinite().all() for weight in (*self.masters, *self.averages)):
             raise ValueError(f"the weights are not finite any more: {remedy}")
 

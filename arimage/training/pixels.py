@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 from ..media.files import open_image, to_rgb, to_rgba
 from ..media.folders import say_left_out
 from .data.folder import SHARDS, check_found, column_of
-from .data.found import find_data
 from .data.shards import IMAGES, check_shards, encoded, has_rows, load_rows, open_shard, pattern_of
+from .data.sources import find_data
 from .data.splits import base_of, part_of
 from .resuming import digest
 from .tokens.batches import Epochs, Prepared

@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import psutil
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from torch import nn
 
 from ..decoding import decoding_from_name
+from ..families import PIPELINES
 from ..media.texts import read_text
 from ..pipelines.base import ARPipeline
 from ..pipelines.saving.saved_settings import give_defaults
@@ -60,11 +61,7 @@ class GenerationTable(Table):
     decoding: DecodingTable
 
     def give(self, pipe: ARPipeline) -> None:
-        """Make them the defaults of `pipe`.
-
-        Raises:
-            ValueError: if one of them is not a setting of such a pipeline.
-        """
+        """Make them the defaults of `pipe`."""
         if "decoding" in self.sampling:
             raise ValueError(
                 "table [generation.sampling]: decoding is not a setting: add a table [generation.decoding]"
@@ -98,6 +95,13 @@ class TokenRecipe(Table):
     optimizer: OptimizerSettings
     training: dict[str, Any] = {}
     generation: GenerationTable | None = None
+
+    @field_validator("pipeline")
+    @classmethod
+    def check_pipeline(cls, name: str) -> str:
+        if name not in PIPELINES:
+            raise ValueError(f"pipeline is {name!r}: give one of {', '.join(PIPELINES)}")
+        return name
 
 
 class TokenizerRecipe(Table):
@@ -163,11 +167,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(name_or_path: str | Path, known: dict[str, Path]) -> tuple[Path, dict[str, Any]]:
-    """The file of a recipe by its path or its name, and what it holds.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The file of a recipe by its path or its name, and what it holds."""
     path = Path(name_or_path)
     if not path.is_file():
         path = known.get(str(name_or_path), path)
@@ -206,11 +206,7 @@ def load_recipe(
 
 
 def load_augmentation(name_or_path: str | Path) -> Augmentation:
-    """The table [augmentation] of a recipe, or of a file with no more than that.
-
-    Raises:
-        ValueError: if there is none, or a setting is wrong.
-    """
+    """The table [augmentation] of a recipe, or of a file with no more than that."""
     path, content = find_recipe(name_or_path, recipes(TokenizerRecipe.says))
     if "augmentation" not in content:
         raise ValueError(f"{path} has no table [augmentation]: add it")
@@ -218,11 +214,7 @@ def load_augmentation(name_or_path: str | Path) -> Augmentation:
 
 
 def settings_of(kind: Callable[..., Settings], recipe: Any, **given: Any) -> Settings:
-    """The settings of a training by its recipe. The recipe cannot set the fields `given`.
-
-    Raises:
-        ValueError: if a setting is not one of `kind`, or of a wrong type or range.
-    """
+    """The settings of a training by its recipe. The recipe cannot set the fields `given`."""
     where = "table [training]"
     if recipe.optimizer is not None:
         given = {"optimizer": recipe.optimizer, **given}
@@ -232,11 +224,7 @@ def settings_of(kind: Callable[..., Settings], recipe: Any, **given: Any) -> Set
 
 
 def new_model(kind: Callable[..., Model], config: dict, name: str, **given) -> Model:
-    """A model without memory for its weights, of the arguments `given` and those that the table `name` holds.
-
-    Raises:
-        ValueError: if an argument is not one of `kind`, they do not fit each other, or the weights fit in no memory.
-    """
+    """A model without memory for its weights, of the arguments `given` and those that the table `name` holds."""
     for argument in config.keys() - (inspect.signature(kind).parameters.keys() - given.keys()):
         raise ValueError(f"table [{name}]: {argument} is not a setting: leave it out, or correct its name")
     try:

@@ -69,11 +69,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 def check_resumed(out: Path, settings: dict, done: int | None) -> None:
     """Check that the run in `out`, which has taken `done` steps (None: it has no checkpoint), was trained with these
-    settings, and write them down. What begins at a later step may differ.
-
-    Raises:
-        ValueError: naming the first setting that differs, or if nothing says how the run was trained.
-    """
+    settings, and write them down. What begins at a later step may differ."""
     if processes()[0] == 0:
         # As in a file, where a tuple is a list.
         settings, path = json.loads(to_json(settings)), out / SETTINGS

@@ -17,11 +17,7 @@ from ..published.hub import LOG_IN
 
 
 def check_repository(name: str) -> None:
-    """Refuse what cannot be the name of a repository.
-
-    Raises:
-        ValueError: if it cannot.
-    """
+    """Refuse what cannot be the name of a repository."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:

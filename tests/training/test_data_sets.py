@@ -17,8 +17,8 @@ import pyarrow.parquet as pq  # noqa: E402
 from arimage.cli import main as cli
 from arimage.training.adapters.pairs import load_pairs  # noqa: E402
 from arimage.training.data.row import MOST_CLASSES, decode  # noqa: E402
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 
 
 def png(number=0):
@@ -77,10 +77,6 @@ def test_classes_are_the_first_folders_whatever_they_are_called(tmp_path):
     assert len(open_pixels(data, 8)) == 6
 
 
-def test_one_class_is_a_class(tmp_path):
-    assert open_source(str(images(tmp_path, "face/1.png"))).classes == ["face"]
-
-
 def test_what_is_no_row_is_named(tmp_path, caplog):
     data = images(tmp_path, "a/1.png", "b/1.png", "stray.png")
     (data / "cow").mkdir()
@@ -110,14 +106,6 @@ def test_captions_may_be_next_to_images(tmp_path):
         open_source(str(data))
     (data / "in" / "b.txt").write_text("two")
     assert texts(data) == ["one", "two"] == load_pairs(data, (8, 8)).captions
-
-
-def test_the_files_say_when_captions_change(tmp_path):
-    data = images(tmp_path, "a.png")
-    metadata(data, {"file_name": "a.png", "text": "one"})
-    before = open_source(str(data)).files
-    metadata(data, {"file_name": "a.png", "text": "other"})
-    assert before[0] == open_source(str(data)).files[0] and before != open_source(str(data)).files
 
 
 def test_a_folder_of_another_layout_is_refused_with_the_layouts(tmp_path):

@@ -2,6 +2,7 @@
 as it was, and go on after an interruption."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from arimage import AutoPipeline, CollaborativeDecoding, LlamaGenDDPipeline
 from arimage.cli import main as cli
 from arimage.settings.schema import check
 from arimage.training import commands
+from arimage.training.loop import load_checkpoint
 from arimage.training.recipe import PartRecipe, load_recipe, recipes
 
 
@@ -253,3 +255,14 @@ def test_the_recipes_are_found_and_their_settings_are_right(name, caches, tmp_pa
     assert BEGIN[table.part](table, pipe, sets, tmp_path).settings.optimizer == table.optimizer
     with pytest.raises(ValueError, match="is a recipe for a"):
         load_recipe(name, PartRecipe, "drafter" if table.part != "drafter" else "student")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", sorted(BEGIN))
+def test_the_packaged_recipes_run(part, caches, tmp_path):
+    name, table = "var-text" if part == "refiner" else "llamagen-text", load_recipe(part, PartRecipe, steps=20)
+    # Of the size of the tiny models.
+    table.training |= {key: value for key, value in TRAINING[part].items() if key != "batch_size"}
+    figures = run_part(BEGIN[part], table, MODELS[name](), caches / name, None, tmp_path)
+    assert all(math.isfinite(value) for value in figures.values())
+    assert load_checkpoint(tmp_path / part / "checkpoint.pt")["step"] == 20

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from pipelines.llamagen import tiny as tiny_llamagen
 from safetensors.torch import load_file
 
 
@@ -25,10 +24,9 @@ from arimage.cli import main as cli  # noqa: E402
 from arimage.settings.schema import check  # noqa: E402
 from arimage.training.loop import fit  # noqa: E402
 from arimage.training.pixels import open_pixels  # noqa: E402
-from arimage.training.recipe import PartRecipe, TokenizerRecipe, load_recipe  # noqa: E402
-from arimage.training.tokenizers import tokenizer, upscaler  # noqa: E402
+from arimage.training.recipe import TokenizerRecipe, load_recipe  # noqa: E402
+from arimage.training.tokenizers import tokenizer  # noqa: E402
 from arimage.training.tokenizers.tokenizer import TokenizerTask  # noqa: E402
-from arimage.training.tokenizers.upscaler import UpscalerTask, run_upscaler  # noqa: E402
 
 
 SIZE = 16
@@ -120,28 +118,12 @@ def test_shards_need_no_captions(tmp_path):
         open_pixels(tables, SIZE)
 
 
-def test_captions_are_ignored(tmp_path):
-    folder = folder_of(tmp_path / "data", ["a.png", "b.png"])
-    lines = [{"file_name": name, "text": ""} for name in ("a.png", "b.png")]
-    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert numbers_of(open_pixels(folder, SIZE).read([0, 1])[0]) == [0, 1]
-
-
 def test_a_part_of_a_split_is_taken(folder):
     assert numbers_of(open_pixels(folder, SIZE, split="train[5:]").read([0, 1])[0]) == [5, 6]
     with pytest.raises(ValueError, match="no splits, and 'validation'"):
         open_pixels(folder, SIZE, split="validation")
     with pytest.raises(ValueError, match="has no rows"):
         open_pixels(folder, SIZE, split="train[7:]")
-
-
-def test_coverage_is_kept(tmp_path):
-    levels = np.full((SIZE, SIZE, 4), 90, np.uint8)
-    levels[:8, :, 3], levels[8:, :, 3] = 255, 0
-    Image.fromarray(levels).save(tmp_path / "a.webp", lossless=True)
-    images, alpha = open_pixels(tmp_path, SIZE).read([0])
-    assert alpha[0, 0, :8].min() == 255 and alpha[0, 0, 8:].max() == 0
-    assert (images[0, :, :8] == 90).all() and (images[0, :, 8:] == 255).all()
 
 
 # Batches
@@ -175,13 +157,6 @@ def test_a_damaged_image_is_named_in_one_sentence(folder, workers):
     with pytest.raises(ValueError, match=rf"^{folder}/4.png cannot be read[^\n]*$"):
         for step in range(3):
             batch(source, step)
-
-
-def test_a_row_without_an_image_is_named(tmp_path):
-    rows = [{"bytes": encoded(0), "path": None}, None]
-    pq.write_table(pa.table({"image": rows}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=f"^{tmp_path}/a.parquet, row 2, has no image: leave the row out$"):
-        open_pixels(tmp_path / "a.parquet", SIZE).read([0, 1])
 
 
 def test_a_run_belongs_to_its_images_wherever_they_lie(folder, tmp_path):
@@ -222,26 +197,6 @@ def test_a_resumed_tokenizer_is_the_same_with_any_workers(folder, tmp_path, monk
     assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
 
 
-@pytest.mark.slow
-def test_a_resumed_upscaler_is_the_same_with_any_workers(tmp_path, monkeypatch):
-    for number in range(4):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        picture(number, "RGBA").save(tmp_path / "data" / f"{number}.png")
-
-    def run(name, workers):
-        data, out = tmp_path / "data", tmp_path / name
-        table, options = check(PartRecipe, UPSCALER, "mine.toml"), {"workers": workers, **SPLITS}
-        pipe = run_upscaler(table, tiny_llamagen.text_pipeline(), data, data, out, **options)
-        return pipe.components["upscaler"].state_dict()
-
-    whole = run("whole", 0)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stopping(UpscalerTask, upscaler, patch, 4)
-        run("cut", 2)
-    cut = run("cut", 1)
-    assert [name for name in whole if not torch.equal(whole[name], cut[name])] == []
-
-
 def test_processes_end_with_their_batches(folder):
     source = open_pixels(folder, SIZE, workers=1)
     batch(source, 0)
@@ -253,13 +208,6 @@ def test_processes_end_with_their_batches(folder):
     gc.collect()
     # One that is not told to end waits for five seconds.
     assert [child.exitcode for child in children] == [0] and time.monotonic() - began < 4
-
-
-def test_other_images_are_refused(folder, tmp_path):
-    run_tokenizer(folder, tmp_path / "run", 0)
-    picture(19).save(folder / "3.png")
-    with pytest.raises(ValueError, match=r"says data.images = '\w+' and you ask for"):
-        run_tokenizer(folder, tmp_path / "run", 0)
 
 
 def test_the_command_takes_parts_of_splits(folder, tmp_path, monkeypatch, capsys):

@@ -1,14 +1,9 @@
 """What an interruption leaves is used, healed or refused in one sentence."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from pipelines.llamagen import tiny as tiny_llamagen
 
-from arimage import AutoPipeline
 from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.saving import save_float16
 
 
 SETTINGS = OptimizerSettings(steps=4, learning_rate=0.1, warmup_steps=1)
@@ -55,22 +50,3 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, model):
     fit(Mean(), SETTINGS, tmp_path)
     with pytest.raises(ValueError, match="^.*checkpoint.pt was written by a recipe with another model or optimizer: "):
         fit(Mean(**model), SETTINGS, tmp_path)
-
-
-def test_a_recipe_with_more_steps_goes_on(tmp_path):
-    fit(Mean(), SETTINGS, tmp_path)
-    fit(Mean(), replace(SETTINGS, steps=6), tmp_path)
-    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 6
-
-
-@pytest.mark.parametrize("left", ["model.old", "partial", "model.old and no model"])
-def test_what_a_killed_save_left_does_not_stop_the_next(tmp_path, left):
-    pipe, folder = tiny_llamagen.class_pipeline(), tmp_path / "model"
-    save_float16(pipe, folder)
-    (tmp_path / left.split()[0] / "model").mkdir(parents=True)
-    (tmp_path / left.split()[0] / "rest").write_text("x")
-    if "no model" in left:
-        folder.rename(tmp_path / "gone")
-    save_float16(pipe, folder)
-    assert AutoPipeline.from_pretrained(folder).num_classes == pipe.num_classes
-    assert {path.name for path in tmp_path.iterdir()} <= {"model", "gone"}

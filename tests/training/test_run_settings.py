@@ -131,11 +131,7 @@ def half(out, **more):
     ("change", "name"),
     [
         ({"learning_rate": 0.2}, "optimizer.learning_rate = 0.1 and you ask for 0.2"),
-        ({"weight_decay": 0.0}, "optimizer.weight_decay"),
-        ({"betas": (0.9, 0.9)}, "optimizer.betas"),
-        ({"ema_decay": 0.5}, "optimizer.ema_decay"),
         ({"muon": ("weight",)}, "optimizer.muon"),
-        ({"restarts": ((2, 0.3), (6, 0.1))}, "optimizer.restarts"),
         ({"restarts": ((6, 0.1),)}, "optimizer.restarts"),
         ({"steps": 3, "restarts": ((2, 0.2),)}, "has taken 4 steps, and steps is 3"),
     ],

@@ -2,11 +2,19 @@
 
 import pytest
 import torch
+from families import EVERY
 from torch import distributed
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from training.test_surviving import SETTINGS, interrupt
+from training.tokens.test_cache import encode, parquet
+from training.tokens.test_task import recipe
 
 from arimage.training.loop import fit, load_checkpoint
+from arimage.training.recipe import TokenRecipe, load_recipe
+from arimage.training.tokens.beginning import token_settings
+from arimage.training.tokens.cache import TokenCache
+from arimage.training.tokens.task import TokenTask
 
 
 class Layered(torch.nn.Module):
@@ -60,3 +68,19 @@ def test_a_divided_model_learns_the_same_and_resumes(one_process, tmp_path, dtyp
     assert len(divided.reported) == 21
     for weight, average in zip(divided.shown.parameters(), states[1]["averages"], strict=True):
         assert weight.dtype == dtype and torch.equal(weight, average.to(dtype))
+
+
+def test_a_language_model_is_divided_by_its_layers_and_learns_the_same(one_process, tmp_path):
+    parquet(tmp_path / "a.parquet", range(4), caption=[f"picture {i}" for i in range(4)])
+    encode(EVERY["lumina"](), tmp_path / "a.parquet", tmp_path / "tokens", batch_size=2)
+    table, tasks = load_recipe(recipe(tmp_path, steps=3), TokenRecipe), []
+    for sharded in (False, True):
+        pipe = EVERY["lumina"]()
+        network = pipe.components[pipe._lora_loadable_modules[0]].requires_grad_(True)
+        layers = [module for module in network.modules() if type(module).__name__ in network._no_split_modules]
+        task = TokenTask(pipe, TokenCache(tmp_path / "tokens"), token_settings(table), heldout={}, base="x")
+        task.fit(tmp_path / f"{sharded}", sharded=sharded)
+        assert layers and all(isinstance(layer, FSDPModule) == sharded for layer in layers)
+        tasks.append(load_checkpoint(tmp_path / f"{sharded}" / "transformer" / "checkpoint.pt")["weights"]["masters"])
+    for one, other in zip(*tasks, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -14,7 +14,7 @@ import torch
 
 
 def together(modules, *words):
-    """Call the `main` of the last of `modules` in both processes.
+    """Call the `main` of the last of `modules` in both processes, and return what they print.
 
     Raises:
         subprocess.CalledProcessError: if one of them fails.
@@ -25,6 +25,7 @@ def together(modules, *words):
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise AssertionError(done.stderr)
+    return done.stdout
 
 
 if __name__ == "__main__":

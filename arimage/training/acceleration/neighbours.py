@@ -10,9 +10,9 @@ from ...models.neighbours import NeighbourModel
 from ...pipelines.base import ARPipeline
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ..saving import save_float16
+from ..tokens.beginning import check_fits
 from ..tokens.cache import TokenCache
 from ..tokens.heldout import reported
-from ..tokens.recipe import check_fits
 from .drafter import as_llamagen
 
 

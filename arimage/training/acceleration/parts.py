@@ -18,9 +18,9 @@ from ..processes import batch_generator, processes
 from ..recipe import PartRecipe
 from ..saving import save_float16
 from ..tokens.batches import TokenBatches
+from ..tokens.beginning import check_fits, open_sets
 from ..tokens.cache import TokenCache
 from ..tokens.heldout import Part, reported
-from ..tokens.recipe import check_fits, open_sets
 
 
 # The held-out images that reports are on, and those that are also generated again, from their captions or classes.

@@ -38,12 +38,7 @@ def generate_prior(
     pipe: ARPipeline, captions: list[str], file: Path, *, seed: int, decoding: str | None = None
 ) -> Generated:
     """Generate a picture of each caption with the settings of the pipeline. `file` keeps the tokens after every call:
-    a later run with the same model, captions, settings, seed and decoding takes them and generates the rest.
-
-    Raises:
-        ValueError: if `file` is damaged, a run was trained with the pictures of another model or other settings, or
-            the tokens are continuous: outputs are rounded to what the image tokenizer decodes.
-    """
+    a later run with the same model, captions, settings, seed and decoding takes them and generates the rest."""
     if pipe.abilities.kind == "causal_latents":
         raise ValueError("this model does not make its own prior pictures: give pictures as --prior")
     about = {

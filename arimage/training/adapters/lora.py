@@ -86,11 +86,7 @@ def target_names(component: nn.Module, targets: str) -> list[str]:
 
 
 def add_adapter(component: nn.Module, rank: int, alpha: float, targets: str) -> None:
-    """Add an adapter with random weights to a component; only its weights require gradients.
-
-    Raises:
-        ValueError: if the rank is above the width of all layers that it changes, or peft is not installed.
-    """
+    """Add an adapter with random weights to a component; only its weights require gradients."""
     check_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -136,11 +132,7 @@ def save_adapter(
 
 def split_pictures(data: Pairs, seed: int) -> tuple[Pairs, Pairs]:
     """The captions of a tenth of the pictures, which are held out, and all others. A picture that has several captions
-    is on one side.
-
-    Raises:
-        ValueError: if there are fewer than two pictures.
-    """
+    is on one side."""
     rows: dict[bytes, list[int]] = {}
     for number, picture in enumerate(data.pictures()):
         rows.setdefault(picture, []).append(number)

@@ -1,23 +1,19 @@
-"""Pictures with captions, in the layouts of diffusers' examples: a folder with metadata.jsonl or with NAME.txt next to
-each picture, or a parquet file."""
+"""Pictures with captions in memory, in every layout of a data set."""
 
 import hashlib
-import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageOps
 
-from ...media.files import open_image, to_rgb
-from ...media.folders import IMAGE_SUFFIXES, list_files, say_left_out
-from ..data.folder import METADATA, captions_of
+from ...media.folders import IMAGE_SUFFIXES, list_files
 from ..data.pictures import to_unit_range
-from ..data.row import caption_of, content_of
-from ..data.shards import encoded
+from ..data.row import SEPARATOR, decode
+from ..data.sources import open_source
 
 
 @dataclass
@@ -42,74 +38,34 @@ class Pairs:
         return to_unit_range(self.images[index])
 
 
-def load_pairs(path: Path, size: tuple[int, int], caption: str | None = None) -> Pairs:
+def load_pairs(data: str | Path, size: tuple[int, int], caption: str | None = None) -> Pairs:
     """Read pictures and captions, and resize and crop the pictures to `size` (height, width).
 
     Args:
-        path: a parquet file with the columns `image` and `caption` or `text`, or a folder. The captions of a folder
-            are in its metadata.jsonl (`file_name`, `text`), or in a file NAME.txt for each picture. A picture that
-            metadata.jsonl lists several times has several captions. Hidden files and folders are left out.
-        caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture
-            needs one.
+        data: see `open_source`. Classes with names give these as captions. A picture of several captions has a row for
+            each.
+        caption: a template for all captions, in which {} stands for the picture's own. Without {} no picture of a
+            folder needs one.
 
     Raises:
-        ValueError: if there are no pictures, one cannot be read or has no caption, or a folder has captions in both
-            places.
+        ValueError: if there are no pictures, or one cannot be read or has no caption.
     """
-    if path.is_dir():
-        found = _read_folder(path, needed=caption is None or "{}" in caption)
-    elif path.is_file():
-        found = _read_parquet(path)
-    else:
-        raise ValueError(f"{path} is neither a folder of pictures nor a parquet file: check the path")
-    if not found:
-        raise ValueError(f"{path} has no pictures: put files of {', '.join(IMAGE_SUFFIXES)} there")
     images, captions = [], []
-    for name, source, text in found:
-        image = to_rgb(name, open_image(name, source))
-        image = ImageOps.fit(image, size[::-1], Image.Resampling.LANCZOS)
-        images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
-        captions.append(text if caption is None else caption.replace("{}", text))
+    for where, file, texts in _rows(str(data), alike=caption is not None and "{}" not in caption):
+        image = ImageOps.fit(decode(where, file), size[::-1], Image.Resampling.LANCZOS)
+        images += [torch.from_numpy(np.array(image)).permute(2, 0, 1)] * len(texts)
+        captions += [text if caption is None else caption.replace("{}", text) for text in texts]
     return Pairs(torch.stack(images), captions)
 
 
-def _read_folder(folder: Path, needed: bool) -> list[tuple[str, Path, str]]:
-    listing = list_files(folder, IMAGE_SUFFIXES)
-    captions, notes = captions_of(folder, listing)
-    texts: dict[str, list[str]] = {}
-    for one in captions:
-        text = one.fields.get("text")
-        if text is None:
-            raise ValueError(f'{one.where} has no "text": write {{"text": "..."}}')
-        # None is needed where all have the same.
-        empty = isinstance(text, str) and not text.strip()
-        texts.setdefault(one.name, []).append("" if empty else caption_of(one.where, text))
-    say_left_out(folder, sorted({*listing.others, *listing.lost} - {*notes}))
-    found = []
-    for name in sorted({*listing.files, *texts}, key=lambda name: name.split("/")):
-        path = folder / name
-        if not all(texts.get(name, [""])) and needed:
-            raise ValueError(
-                f"{path} has no caption: write it into {path.stem}.txt or {METADATA}, or give one for all as --caption"
-            )
-        found += [(str(path), path, text) for text in texts.get(name, [""])]
-    return found
-
-
-def _read_parquet(path: Path) -> list[tuple[str, Path | io.BytesIO, str]]:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet ({error}): get the file again") from error
-    column = next((name for name in ("caption", "text") if name in table.column_names), None)
-    if column is None or "image" not in table.column_names:
-        raise ValueError(f"{path} has the columns {table.column_names}: it needs image, and caption or text")
-    found = []
-    for number, row in enumerate(table.select(["image", column]).to_pylist(), 1):
-        where = f"{path}, row {number}"
-        if row[column] is None:
-            raise ValueError(f"{where}, has no {column}: leave the row out")
-        content = content_of(encoded(where, "image", row["image"], path.parent))
-        source = content if isinstance(content, Path) else io.BytesIO(content)
-        found.append((where, source, caption_of(where, row[column])))
-    return found
+def _rows(data: str, alike: bool) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    files = list_files(Path(data), IMAGE_SUFFIXES).files if alike and Path(data).is_dir() else []
+    if files:
+        for name in files:
+            path = str(Path(data) / name)
+            yield path, {"bytes": None, "path": path}, [""]
+        return
+    source = open_source(data)
+    names = source.classes if source.labelled else None
+    for where, file, text in source.read():
+        yield where, file, text.split(SEPARATOR) if names is None else [names[int(text)]]

@@ -37,11 +37,7 @@ class Captioned:
 
 
 def list_data(folder: Path, videos: bool) -> tuple[Listing, list[str]]:
-    """The images or videos below a folder, and its shards.
-
-    Raises:
-        ValueError: if there are both, or shards of two kinds, or a name is not UTF-8.
-    """
+    """The images or videos below a folder, and its shards."""
     found = list_files(folder, {*(VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES), *SHARDS})
     shards = [name for name in found.files if PurePosixPath(name).suffix.lower() in SHARDS]
     if shards and len(shards) < len(found.files):
@@ -59,11 +55,7 @@ def list_data(folder: Path, videos: bool) -> tuple[Listing, list[str]]:
 
 def captions_of(folder: Path, listing: Listing) -> tuple[list[Captioned], list[str]]:
     """The images or videos of a folder with captions, in the order of their names, and the files that hold those:
-    every metadata.jsonl, or a NAME.txt for each. A file that metadata.jsonl lists several times is there as often.
-
-    Raises:
-        ValueError: if there are both, or one of the files cannot be read, or metadata.jsonl lists what is not there.
-    """
+    every metadata.jsonl, or a NAME.txt for each. A file that metadata.jsonl lists several times is there as often."""
     metadata = [name for name in listing.others if PurePosixPath(name).name == METADATA]
     notes = _notes(listing)
     if metadata and notes:
@@ -137,11 +129,7 @@ def open_folder(
     label: str | None,
     classes: list[str] | None,
 ) -> Source:
-    """Images or videos of a folder as rows, in the order of their names; see `open_source`.
-
-    Raises:
-        ValueError: if the folder has none, or another layout, or a caption or class is missing or wrong.
-    """
+    """Images or videos of a folder as rows, in the order of their names; see `open_source`."""
     folder, listing = _split(data, listing, split, videos, captions)
     check_found(folder, listing, videos)
     rest = [*listing.others, *listing.lost]
@@ -178,11 +166,7 @@ def open_folder(
 
 
 def check_found(folder: Path, listing: Listing, videos: bool) -> None:
-    """Refuse a folder without images or videos, naming what it has instead.
-
-    Raises:
-        ValueError: as it says.
-    """
+    """Refuse a folder without images or videos, naming what it has instead."""
     if not listing.files:
         what, suffixes = ("videos", VIDEO_SUFFIXES) if videos else ("images", IMAGE_SUFFIXES)
         rest = [*listing.others, *listing.lost]
@@ -229,8 +213,7 @@ def _class_folders(data: str, folder: Path, listing: Listing, classes: list[str]
             f"{data} has images without captions or classes ({named(stray)}): add a {METADATA} (file_name, text) or a "
             "NAME.txt next to each image, or put the images into one folder per class"
         )
-    tops = [name.partition("/")[0] for name in names]
-    found = sorted(set(tops))
+    found = sorted({name.partition("/")[0] for name in names})
     ids = dict(
         zip(found, range(len(found)) if classes is None else matched_classes(data, found, classes), strict=True)
     )
@@ -240,7 +223,8 @@ def _class_folders(data: str, folder: Path, listing: Listing, classes: list[str]
         if path.is_dir() and path.name not in ids and not path.name.startswith(".") and path.name not in FOREIGN
     ]
     left = [*stray, *listing.others, *listing.lost, *empty]
-    return Layout(names, [ids[top] for top in tops], "label", True, found if classes is None else classes, left=left)
+    labels = [ids[name.partition("/")[0]] for name in names]
+    return Layout(names, labels, "label", True, found if classes is None else classes, left=left)
 
 
 def _split(data: str, listing: Listing, split: str, videos: bool, captions: bool) -> tuple[Path, Listing]:
@@ -272,11 +256,7 @@ def _split(data: str, listing: Listing, split: str, videos: bool, captions: bool
 
 
 def column_of(data: str, columns: list[str], given: str | None, usual: tuple[str, ...], option: str) -> str:
-    """The column that is named, or the first of the usual ones that there is.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The column that is named, or the first of the usual ones that there is."""
     found = next((name for name in (usual if given is None else (given,)) if name in columns), None)
     if found is None:
         raise ValueError(f"{data} has the columns {', '.join(columns)}: name that of its {option}s with --{option}")

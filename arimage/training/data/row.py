@@ -21,7 +21,7 @@ MOST_CLASSES = 2**40
 SEPARATOR = "\x1e"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DataFile:
     """A file of a data set: its path relative to that, with "/", its bytes, and its time (`st_mtime_ns`)."""
 
@@ -31,11 +31,7 @@ class DataFile:
 
 
 def data_file(root: Path, name: str) -> DataFile:
-    """What says whether a file has changed.
-
-    Raises:
-        ValueError: if it is gone.
-    """
+    """What says whether a file has changed."""
     try:
         found = (root / name).stat()
     except OSError as error:
@@ -84,11 +80,7 @@ class Source:
             yield where, image, self.text_of(where, text)
 
     def text_of(self, where: str, text: Any) -> str:
-        """The caption of a row, a text or a list of them, or the id of its class in digits; "" where there is neither.
-
-        Raises:
-            ValueError: if it is not one.
-        """
+        """The caption of a row, a text or a list of them, or the id of its class in digits; "" of neither."""
         if self.text is None:
             return ""
         if text is None:
@@ -124,11 +116,7 @@ class Source:
 
 
 def caption_of(where: str, text: Any) -> str:
-    """A caption of a row, without blanks around it.
-
-    Raises:
-        ValueError: if it is not one.
-    """
+    """A caption of a row, without blanks around it."""
     if not isinstance(text, str):
         raise ValueError(f"{where}, has the caption {reprlib.repr(text)}, which is not a text: write a text")
     if not text.strip():
@@ -139,11 +127,7 @@ def caption_of(where: str, text: Any) -> str:
 
 def matched_classes(data: str, found: list[str], given: list[str]) -> list[int]:
     """The ids of the classes of a data set in a list that a user gives: by name, or, where the list has none of these
-    names, by place, as of folders with numbers whose names are in the list.
-
-    Raises:
-        ValueError: if some of the names are in the list and others are not, or it has another length.
-    """
+    names, by place, as of folders with numbers whose names are in the list."""
     number = {name: one for one, name in enumerate(given)}
     missing = [name for name in found if name not in number]
     if not missing:

@@ -41,11 +41,7 @@ def pattern_of(path: Path) -> str:
 
 
 def has_rows(path: Path) -> bool:
-    """Whether a shard has rows, as far as that is known without reading it.
-
-    Raises:
-        ValueError: if it is damaged, or cut where its readers do not see it.
-    """
+    """Whether a shard has rows, as far as that is known without reading it."""
     with reading(path):
         if path.suffix.lower() == ".parquet":
             return pq.read_metadata(path).num_rows > 0
@@ -89,11 +85,7 @@ def open_shards(
     left_out: int,
 ) -> Source:
     """Rows of shards, one shard after the other, or of a data set of the Hub if there are no `paths`; see
-    `open_source`.
-
-    Raises:
-        ValueError: if one cannot be read, or lacks a column.
-    """
+    `open_source`."""
     full = next((path for path in paths if has_rows(path)), None)
     if paths and full is None:
         raise ValueError(f"{data} has no rows: give another data set")
@@ -187,11 +179,7 @@ def _one(name: str, rows: Any, image: str, text: str | None, folder: Path | None
 
 
 def encoded(where: str, column: str, value: Any, folder: Path | None) -> dict[str, Any]:
-    """The image or video of a row, as `bytes`, or a `path` that is there.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """The image or video of a row, as `bytes`, or a `path` that is there."""
     if isinstance(value, bytes):
         return {"bytes": value, "path": None}
     file = value if isinstance(value, dict) else {"path": value}

@@ -25,16 +25,12 @@ def base_of(split: str) -> str:
 
 
 def part_of(data: str, split: str, count: int) -> range | list[int]:
-    """The numbers of the rows in a slice such as "train[:1000]" or "train[:10%]", of `count` rows in the split.
-
-    Raises:
-        ValueError: if it is not a slice, or has no rows.
-    """
-    import datasets
-
+    """The numbers of the rows in a slice such as "train[:1000]" or "train[:10%]", of `count` rows in the split."""
     base = base_of(split)
     if split == base:
         return range(count)
+    import datasets
+
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute({base: count})
     except (ValueError, AssertionError) as error:
@@ -55,12 +51,7 @@ def split_of_shard(name: str) -> str | None:
 
 def chosen_shards(data: str, names: list[str], split: str, pattern: bool) -> list[str]:
     """Those of the shards of a folder or `pattern` that belong to a split, if they are of several. What is left out
-    is counted and named in a warning.
-
-    Raises:
-        ValueError: if there is no such split, or some shards of a folder are of a split that is not "train" and others
-            of none.
-    """
+    is counted and named in a warning."""
     base = base_of(split)
     splits = {name: split_of_shard(name) for name in names}
     present = sorted({one for one in splits.values() if one is not None})

@@ -48,11 +48,7 @@ def plain(codebook: torch.Tensor, share: float) -> torch.Tensor:
 
 @torch.no_grad()
 def fit_codebook(vq: PatchVQModel, data: Pixels, settings: PatchSettings) -> None:
-    """Fit the codebook of `vq` to images.
-
-    Raises:
-        ValueError: if they have fewer different patches than the codebook.
-    """
+    """Fit the codebook of `vq` to images."""
     generator = torch.Generator().manual_seed(settings.seed)
     chosen = torch.randperm(len(data), generator=generator)[: settings.images]
     # In bytes, since there are many.

@@ -14,11 +14,7 @@ from ...tokenizers.vq_var import VARVQModel
 def kmeans(
     points: torch.Tensor, count: int, generator: torch.Generator, *, spherical: bool, rounds: int = 20
 ) -> torch.Tensor:
-    """`count` centres [count, D] close to the `points` [M, D]; unit vectors, as the points then are, if `spherical`.
-
-    Raises:
-        ValueError: if there are fewer points than centres.
-    """
+    """`count` centres [count, D] close to the `points` [M, D]; unit vectors, like the points, if `spherical`."""
     if len(points) < count:
         raise ValueError(f"{len(points)} encodings cannot start {count} codes: raise kmeans_batches or batch_size")
     centres = points[torch.randperm(len(points), generator=generator)[:count]]

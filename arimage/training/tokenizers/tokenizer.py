@@ -161,11 +161,7 @@ class TokenizerTask(nn.Module):
 def take_over(model: LlamaGenVQModel | VARVQModel, start_from: str | Path) -> LlamaGenVQModel | VARVQModel:
     """Give `model` the weights of a trained tokenizer of the same widths, of either class, where names and shapes
     agree: between the classes those of encoder and decoder but for the convolutions next to the latents. `start_from`
-    is an installed model's name, or a folder with a pipeline or a tokenizer. Returns the trained one.
-
-    Raises:
-        ValueError: if it is not a tokenizer, or has other widths.
-    """
+    is an installed model's name, or a folder with a pipeline or a tokenizer. Returns the trained one."""
     folder = Path(start_from)
     if installed := installed_models().get(str(start_from)):
         folder = stored_elsewhere(installed).get("vq", installed)
@@ -247,11 +243,7 @@ def _check_size(model: LlamaGenVQModel | VARVQModel | PatchVQModel, size: int) -
 
 
 def new_tokenizer(recipe: TokenizerRecipe) -> LlamaGenVQModel | VARVQModel | PatchVQModel:
-    """The tokenizer of a recipe, without memory for its weights.
-
-    Raises:
-        ValueError: if its settings do not fit each other.
-    """
+    """The tokenizer of a recipe, without memory for its weights."""
     model = new_model(TOKENIZERS[recipe.tokenizer], recipe.model, "model")
     _check_size(model, recipe.image_size)
     settings = _settings_of(recipe)

@@ -232,11 +232,7 @@ def run_upscaler(
     recipe: PartRecipe, pipe: UpscalingPipeline, train: str, heldout: str, out: Path, **options: Any
 ) -> UpscalingPipeline:
     """Train an upscaler for the image tokenizer of `pipe` by a recipe, on data sets, see `open_both`. The pipeline
-    with it is saved in `out`/model, in float16, at every report.
-
-    Raises:
-        ValueError: if a setting is wrong, the pipeline takes no upscaler, or its images are no squares.
-    """
+    with it is saved in `out`/model, in float16, at every report."""
     if "upscaler" not in pipe._optional_components:
         raise ValueError(f"{type(pipe).__name__} takes no upscaler: give a LlamaGen, ARPG, VAR or latent Llama model")
     upscaler, settings = new_model(ImageUpscaler, recipe.model, "model"), settings_of(UpscalerSettings, recipe)

@@ -70,7 +70,12 @@ class Epochs:
 
     def images(self, places: range) -> list[int]:
         """The images at some places of the order, counted through all epochs."""
-        return [int(self._epoch(place // self.count)[place % self.count]) for place in places]
+        found: list[int] = []
+        while places:
+            epoch, first = divmod(places.start, self.count)
+            found += self._epoch(epoch)[first : first + len(places)].tolist()
+            places = places[self.count - first :]
+        return found
 
     def _epoch(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:

@@ -8,11 +8,12 @@ U+001E) with `ends` [n].
 import hashlib
 import json
 import logging
+import os
 import reprlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,11 @@ from .views import Views, count_views
 
 
 INDEX = "tokens.json"
+# The bytes, time (`st_mtime_ns`), SHA-256 and classes of each shard when all was well.
+CHECKED = "checked.json"
+Checked = dict[str, tuple[int, int, str, int]]
 REMEDY = "give the folder of `arimage train tokens`, or make it again"
+NONE = np.empty(0, np.int64)
 # Shards that are open at a time: systems allow some 65,000 mapped files.
 OPEN = 4096
 
@@ -151,11 +156,7 @@ def _checked(index: Index) -> Index:
 
 
 def read_index(folder: Path) -> Index:
-    """The index of a folder.
-
-    Raises:
-        ValueError: if it has none, or a damaged one.
-    """
+    """The index of a folder."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{folder} has no {INDEX}: {REMEDY}")
@@ -248,11 +249,7 @@ def _listing(source: Source) -> str:
 
 def _resumed(out: Path, source: Source, about: dict[str, Any]) -> Index:
     """The index of the cache in `out`, after a check that its tokens are those of the first rows of a data set. It is
-    not complete if the data set changed otherwise.
-
-    Raises:
-        ValueError: if the settings, the classes or these rows are others.
-    """
+    not complete if the data set changed otherwise."""
     index, path = read_index(out), out / INDEX
     check_same(path, index.about | {"data": about["data"]}, about)
     again = "give another --out to encode all"
@@ -388,15 +385,12 @@ class TokenCache:
         if not self.index.complete:
             raise ValueError(f"{folder} is not finished: run `arimage train tokens` again, which resumes it")
         self._ends = np.cumsum([shard.count for shard in self.index.shards])
+        self._starts = np.append(0, self._ends)
         self.views = count_views(self.index.about)
-        self._open: dict[int, dict[str, np.ndarray]] = {}
-        for number, shard in enumerate(self.index.shards):
-            path = folder / shard.file
-            # Of processes that train together one per machine reads all files.
-            if not path.is_file() or (first_of_machine() and _sha256(path) != shard.sha256):
-                raise ValueError(f"{path} is missing or damaged: {REMEDY}")
-            if first_of_machine():
-                self._check_classes(number)
+        self._open: dict[int, MappedShard] = {}
+        # Of processes that train together one per machine reads all files.
+        if first_of_machine():
+            self._check_shards()
         self.digest = hashlib.sha256("".join(shard.sha256 for shard in self.index.shards).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -412,55 +406,101 @@ class TokenCache:
         """The tokens [B, ...] of some images, each in one of its views, int64 or float32, and their captions, or the
         ids of their classes in digits. Of an image with several captions it is the first one, or that at the share
         `variants` [B], in [0, 1), of them."""
-        numbers = np.searchsorted(self._ends, images, side="right")
-        rows = np.asarray(images) - np.append(0, self._ends)[numbers]
-        places = zip(numbers.tolist(), rows.tolist(), views, variants or [0.0] * len(images), strict=True)
-        tokens, texts = [], []
-        for number, row, view, variant in places:
-            shard = self._shard(number)
-            tokens.append(shard["tokens"][row, view])
-            if self.index.labelled:
-                texts.append(str(shard["labels"][row]))
-            else:
-                first = shard["ends"][row - 1] if row else 0
-                every = shard["captions"][first : shard["ends"][row]].tobytes().decode().split(SEPARATOR)
-                texts.append(every[int(variant * len(every))])
-        found = np.stack(tokens)
-        return torch.from_numpy(found.astype(np.float32 if found.dtype.kind == "f" else np.int64)), texts
+        places = np.asarray(images)
+        numbers = np.searchsorted(self._ends, places, side="right")
+        rows = places - self._starts[numbers]
+        firsts, rows = (rows * self.views + views).tolist(), rows.tolist()
+        shards = [self._open.get(number) or self._shard(number) for number in numbers.tolist()]
+        parts = [
+            shard.content[first * shard.size : first * shard.size + shard.size]
+            for shard, first in zip(shards, firsts, strict=True)
+        ]
+        kind = shards[0].tokens.dtype
+        if len({shard.size for shard in shards}) > 1:
+            # Shards without large tokens are of a smaller type.
+            kind = max((shard.tokens.dtype for shard in shards), key=lambda kind: kind.itemsize)
+            parts = [
+                np.frombuffer(part, shard.tokens.dtype).astype(kind) for part, shard in zip(parts, shards, strict=True)
+            ]
+        found = np.frombuffer(b"".join(parts), kind).reshape(len(images), *self.index.shape)
+        tokens = torch.from_numpy(found.astype(np.float32 if kind.kind == "f" else np.int64))
+        if self.index.labelled:
+            return tokens, [str(shard.labels[row]) for shard, row in zip(shards, rows, strict=True)]
+        every = [shard.captions_of(row) for shard, row in zip(shards, rows, strict=True)]
+        shares = variants or [0.0] * len(every)
+        return tokens, [those[int(share * len(those))] for those, share in zip(every, shares, strict=True)]
 
     def captions(self) -> Iterator[str]:
         """All captions of all images."""
-        for number in range(len(self.index.shards)):
-            shard = self._shard(number)
-            for first, end in pairwise([0, *shard["ends"].tolist()]):
-                yield from shard["captions"][first:end].tobytes().decode().split(SEPARATOR)
+        for shard in self.shards():
+            for row in range(len(shard.tokens)):
+                yield from shard.captions_of(row)
 
-    def _shard(self, number: int) -> dict[str, np.ndarray]:
-        """The arrays of a shard, which are mapped, not read."""
+    def shards(self) -> Iterator["MappedShard"]:
+        """All shards, which are not kept open."""
+        return map(self._mapped, range(len(self.index.shards)))
+
+    def _shard(self, number: int) -> "MappedShard":
         if number not in self._open:
-            shard = self.index.shards[number]
-            path = self.folder / shard.file
-            try:
-                with safe_open(path, "pt") as file:
-                    arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
-            except (OSError, SafetensorError) as error:
-                raise ValueError(f"{path} cannot be read ({error}): {REMEDY}") from error
-            captions = arrays.get("captions", np.empty(0))
-            expected = {"tokens": (shard.count, self.views, *self.index.shape)}
-            rows = {"labels"} if self.index.labelled else {"captions", "ends"}
-            expected |= {name: captions.shape if name == "captions" else (shard.count,) for name in rows}
-            if found := {name: array.shape for name, array in arrays.items()} != expected:
-                raise ValueError(f"{path} holds {found}, and {INDEX} says {expected}: {REMEDY}")
             if len(self._open) == OPEN:
                 del self._open[next(iter(self._open))]
-            self._open[number] = arrays
+            self._open[number] = self._mapped(number)
         return self._open[number]
 
-    def _check_classes(self, number: int) -> None:
-        """Refuse a shard with classes that the index does not have."""
-        labels = self._shard(number).get("labels")
-        if labels is not None and not 0 <= labels.min() <= labels.max() < self.index.num_classes:
-            raise ValueError(
-                f"{self.folder / self.index.shards[number].file} has the class {labels.max()}, and {INDEX} says that "
-                f"there are {self.index.num_classes}: {REMEDY}"
-            )
+    def _mapped(self, number: int) -> "MappedShard":
+        shard = self.index.shards[number]
+        path = self.folder / shard.file
+        try:
+            with safe_open(path, "pt") as file:
+                arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} cannot be read ({error}): {REMEDY}") from error
+        expected = {"tokens": (shard.count, self.views, *self.index.shape)}
+        if self.index.labelled:
+            expected["labels"] = (shard.count,)
+        else:
+            expected |= {"ends": (shard.count,), "captions": arrays.get("captions", NONE).shape}
+        if (found := {name: array.shape for name, array in arrays.items()}) != expected:
+            raise ValueError(f"{path} holds {found}, and {INDEX} says {expected}: {REMEDY}")
+        return MappedShard(**arrays)
+
+    def _check_shards(self) -> None:
+        """Refuse shards that are not as the index says. Those whose size and time are as they were when all was well
+        are not read."""
+        before, known, now = self.folder / CHECKED, {}, {}
+        if before.is_file():
+            known = check(Checked, parse_json(before.read_bytes(), before, "delete it"), before)
+        for number, shard in enumerate(self.index.shards):
+            path = self.folder / shard.file
+            if not path.is_file():
+                raise ValueError(f"{path} is missing: {REMEDY}")
+            state = path.stat()
+            now[shard.file] = (state.st_size, state.st_mtime_ns, shard.sha256, self.index.num_classes)
+            if known.get(shard.file) == now[shard.file]:
+                continue
+            if _sha256(path) != shard.sha256:
+                raise ValueError(f"{path} is damaged: {REMEDY}")
+            labels = self._mapped(number).labels
+            if len(labels) and not 0 <= min(labels) <= max(labels) < self.index.num_classes:
+                raise ValueError(
+                    f"{path} has the class {max(labels)}, and {INDEX} says that there are {self.index.num_classes}: "
+                    f"{REMEDY}"
+                )
+        if now != known and os.access(self.folder, os.W_OK):
+            write_json(before, now)
+
+
+class MappedShard:
+    """The arrays of a shard, which are mapped, not read: `tokens` [n, V, ...], and the `labels` or captions of its
+    images. Memory views give single rows in a fraction of the time of arrays."""
+
+    def __init__(
+        self, tokens: np.ndarray, labels: np.ndarray = NONE, captions: np.ndarray = NONE, ends: np.ndarray = NONE
+    ):
+        self.tokens, self.size = tokens, tokens[0, 0].nbytes
+        self.content = memoryview(tokens).cast("B")
+        self.labels, self._captions, self._ends = map(memoryview, (labels, captions, ends))
+
+    def captions_of(self, row: int) -> list[str]:
+        ends = self._ends
+        return str(self._captions[ends[row - 1] if row else 0 : ends[row]], "utf-8").split(SEPARATOR)

@@ -19,11 +19,7 @@ SMALL = {"hidden_size": 64, "num_layers": 1, "num_attention_heads": 1}
 
 def load_encoder(model: str, load: Callable[[str], ARPipeline], dtype: str = "float32") -> ARPipeline:
     """The pipeline that `load` gives for a name or a folder; for the folder of an image tokenizer of `arimage train
-    tokenizer`, a pipeline of classes with this tokenizer and a small random transformer.
-
-    Raises:
-        ValueError: if it is an image tokenizer and `dtype` is not float32.
-    """
+    tokenizer`, a pipeline of classes with this tokenizer and a small random transformer."""
     config = Path(model) / "config.json"
     kind = read_object(config).get("_class_name") if config.is_file() else None
     if kind not in TOKENIZERS:

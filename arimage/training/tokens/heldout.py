@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -53,7 +53,9 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
     marks = _fingerprints(cache)
     order = np.argsort(marks, kind="stable")
     starts = np.flatnonzero(np.diff(marks[order]) != 0) + 1
-    count, labels = min(HELD_OUT, (len(starts) + 1) // 10), _labels(cache)
+    count, labels = min(HELD_OUT, (len(starts) + 1) // 10), None
+    if cache.index.labelled:
+        labels = np.concatenate([np.asarray(shard.labels) for shard in cache.shards()])
     left = None if labels is None else np.bincount(labels)
     held: list[np.ndarray] = []
     for start, end in zip([0, *starts], [*starts, len(order)], strict=True):
@@ -73,11 +75,7 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
 
 
 def apart(cache: TokenCache, heldout: Sequence[TokenCache]) -> TokenCache | Part:
-    """The images of a cache to train on: those that are in none of `heldout` too.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """The images of a cache to train on: those that are in none of `heldout` too."""
     marks, every = _fingerprints(cache), np.empty(0, np.int64)
     for held in heldout:
         found = np.union1d(np.flatnonzero(np.isin(marks, _fingerprints(held))), _copies(cache, held))
@@ -106,8 +104,8 @@ def _copies(cache: TokenCache, heldout: TokenCache | Part) -> np.ndarray:
     numbers = reported(heldout).tolist()
     of = heldout.read(numbers, [0] * len(numbers))[0].flatten(1)
     found, before = [np.empty(0, np.int64)], 0
-    for shard in _shards(cache) if of.is_floating_point() else ():
-        for rows in torch.from_numpy(shard["tokens"][:, 0]).flatten(1).split(CHUNK):
+    for shard in cache.shards() if of.is_floating_point() else ():
+        for rows in torch.from_numpy(shard.tokens[:, 0]).flatten(1).split(CHUNK):
             tokens = rows.float()
             squares = tokens.square().sum(1)[:, None] + of.square().sum(1) - 2 * tokens @ of.T
             found.append(before + (squares < NEAR * of.square().sum(1)).any(1).nonzero()[:, 0].numpy())
@@ -115,21 +113,13 @@ def _copies(cache: TokenCache, heldout: TokenCache | Part) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _shards(cache: TokenCache) -> Iterator[dict[str, np.ndarray]]:
-    return map(cache._shard, range(len(cache.index.shards)))
-
-
-def _labels(cache: TokenCache) -> np.ndarray | None:
-    return np.concatenate([shard["labels"] for shard in _shards(cache)]) if cache.index.labelled else None
-
-
 def _fingerprints(cache: TokenCache) -> np.ndarray:
     """A number uint64 for each image, which follows from the tokens of its first view: equal where these are."""
     factors = np.random.default_rng(0).integers(2**63, size=int(np.prod(cache.index.shape)), dtype=np.uint64) * 2 + 1
     found = []
-    for shard in _shards(cache):
-        for start in range(0, len(shard["tokens"]), CHUNK):
-            tokens = shard["tokens"][start : start + CHUNK, 0]
+    for shard in cache.shards():
+        for start in range(0, len(shard.tokens), CHUNK):
+            tokens = shard.tokens[start : start + CHUNK, 0]
             tokens = tokens.view(np.uint16) if tokens.dtype == np.float16 else tokens
             sums = (tokens.reshape(len(tokens), -1).astype(np.uint64) * factors).sum(1)
             # Sums of few tokens are not spread evenly.

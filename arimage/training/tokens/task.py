@@ -319,11 +319,7 @@ class TokenTask(nn.Module):
 
 
 def checkpointed_layers(network: nn.Module) -> list[nn.Module]:
-    """The layers of a language model, which from now on keep nothing for the backward pass but what they read.
-
-    Raises:
-        ValueError: if it is none of transformers.
-    """
+    """The layers of a language model, which from now on keep nothing for the backward pass but what they read."""
     if not isinstance(network, PreTrainedModel) or not network.supports_gradient_checkpointing:
         raise ValueError(
             f"--gradient-checkpointing is for language models, and this is a {type(network).__name__}: leave it out"

@@ -17,9 +17,9 @@ from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
 from arimage.training import loop
 from arimage.training.data.row import SEPARATOR
+from arimage.training.data.sources import open_source
 from arimage.training.pixels import open_pixels
 from arimage.training.tokenizers import tokenizer
-from arimage.training.tokens.sources import open_source
 from arimage_emoji import commands
 from arimage_emoji.training import recipe
 from arimage_emoji.training.captioned import write_pictures

@@ -17,8 +17,8 @@ import arimage
 from arimage import AutoPipeline
 from arimage.cli import main as cli
 from arimage.pipelines.text.captions import caption_for
-from arimage.training.recipe import load_augmentation
-from arimage.training.tokens.recipe import load_token_recipe, token_settings
+from arimage.training.recipe import TokenRecipe, load_augmentation, load_recipe
+from arimage.training.tokens.beginning import token_settings
 from arimage.training.tokens.text import train_text_tokenizer
 from arimage_icons import RECIPES
 from arimage_icons.captions import captions_of, write_captions
@@ -131,7 +131,7 @@ def test_the_recipes_are_found_by_their_names_and_fit_their_models():
     assert not changes.may_mirror(["outlined arrow left", "arrow left"])
     sizes = {"icons-arpg": 4_989_184, "icons-llamagen": 5_180_672, "icons-maskgit": 4_276_352}
     for name, parameters in sizes.items():
-        table = load_token_recipe(str(RECIPES / f"{name}.toml"))
+        table = load_recipe(str(RECIPES / f"{name}.toml"), TokenRecipe)
         assert token_settings(table).best == "val"
         kind = getattr(arimage, table.pipeline.replace("Pipeline", "Transformer"))
         with torch.device("meta"):

@@ -14,9 +14,9 @@ from arimage.cli import main as cli
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.settings.schema import check  # noqa: E402
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.tokens.augmentation import Augmentation  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 
 
 WHITE = (255, 255, 255)

@@ -22,12 +22,13 @@ from arimage.media.files import can_write_mp4, read_clip, write_video
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from arimage.training.data.row import decode, decode_clip  # noqa: E402
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
+from arimage.training.recipe import TokenRecipe, load_recipe  # noqa: E402
 from arimage.training.tokens import rows  # noqa: E402
 from arimage.training.tokens.augmentation import Augmentation  # noqa: E402
+from arimage.training.tokens.beginning import plan_of, token_settings  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens, read_index  # noqa: E402
-from arimage.training.tokens.recipe import load_token_recipe, plan_of, token_settings  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 from arimage.training.tokens.views import views_of  # noqa: E402
 
 
@@ -235,9 +236,9 @@ def test_memory_does_not_grow_with_the_videos(made, tmp_path, monkeypatch):
 
 
 def losses_before(path, tokens, folder, start_from=None):
-    from arimage.training.tokens.recipe import begin_training
+    from arimage.training.tokens.beginning import begin_training
 
-    table = load_token_recipe(path)
+    table = load_recipe(path, TokenRecipe)
     task = begin_training(table, token_settings(table), tokens, (), start_from, "cpu")
     with torch.no_grad():
         return task.report(0, folder)[FIGURE]
@@ -321,7 +322,7 @@ def test_two_processes_train_as_one(made, tmp_path):
 
 
 def test_the_plan_counts_clips(made, tmp_path):
-    table = load_token_recipe(recipe(tmp_path, "CosmosPipeline", DECODER))
+    table = load_recipe(recipe(tmp_path, "CosmosPipeline", DECODER), TokenRecipe)
     plan = plan_of(table, token_settings(table), TokenCache(made / "text-tokens"))
     parameters = sum(weight.numel() for weight in tiny.transformer("text").parameters())
     assert plan["parameters"] == plan["trained parameters"] == parameters

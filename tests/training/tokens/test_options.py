@@ -11,11 +11,16 @@ from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 from training.tokens.test_cache import class_folders, encode, parquet
 from training.tokens.test_task import recipe
+from training.two_processes import together
 
 from arimage.cli import main as cli
+from arimage.training.recipe import TokenRecipe, load_recipe
+from arimage.training.tokens.beginning import plan_of, token_settings
 from arimage.training.tokens.cache import TokenCache
-from arimage.training.tokens.recipe import load_token_recipe, token_settings
 from arimage.training.tokens.task import TokenTask
+
+
+ACTIVATIONS = "and for the activations of a batch"
 
 
 @pytest.fixture
@@ -90,13 +95,45 @@ def test_options_that_do_not_fit_are_refused_first(train, tmp_path):
 def test_a_dry_run_times_steps_and_counts_memory(train, tmp_path):
     code, out, _ = train("--dry-run")
     rows = dict(line.split(": ", 1) for line in out.splitlines())
-    number = {name: int(value.replace(",", "")) for name, value in rows.items() if name.startswith("bytes")}
-    trained = int(rows["trained parameters"].replace(",", ""))
+    number = {name: int(value.replace(",", "")) for name, value in rows.items() if name.startswith("bytes of")}
+    trained, total = (int(rows[name].replace(",", "")) for name in ("trained parameters", "bytes per process"))
     assert code == 0 and number["bytes of moments of AdamW"] == 8 * trained
-    assert number["bytes"] == sum(value for name, value in number.items() if name != "bytes") >= 20 * trained
+    assert total == sum(number.values()) >= 20 * trained
     side = tiny_llamagen.class_pipeline().image_sizes[0][0]
     assert rows["pixels that each image is brought to"] == f"{side} x {side}"
-    assert "s per step" in rows["minutes in one process"] and not (tmp_path / "run").exists()
+    assert "s per step" in rows["minutes, without exchange"] and not (tmp_path / "run").exists()
+    activations = [
+        int(dict(line.split(": ", 1) for line in text.splitlines())[ACTIVATIONS].replace(",", ""))
+        for text in (out, train("--dry-run", "--batch-size", 8)[1])
+    ]
+    assert 1.8 * activations[0] < activations[1] < 2.2 * activations[0]
+
+
+def test_a_plan_counts_processes_and_muon(train, tmp_path, monkeypatch):
+    cache = TokenCache(tmp_path / "tokens")
+    alone, muon = (
+        plan_of(table, token_settings(table), cache)
+        for table in (
+            load_recipe(recipe(tmp_path, muon=names), TokenRecipe) for names in ([], ["transformer.blocks."])
+        )
+    )
+    matrices = muon["bytes of momentum of Muon"] // 4
+    assert 0 < matrices < alone["trained parameters"]
+    assert muon["bytes of moments of AdamW"] == alone["bytes of moments of AdamW"] - 8 * matrices
+    monkeypatch.setattr("arimage.training.tokens.beginning.processes", lambda: (0, 4))
+    table = load_recipe(recipe(tmp_path), TokenRecipe)
+    copied, divided = (plan_of(table, token_settings(table), cache, sharded=sharded) for sharded in (False, True))
+    assert copied["epochs"] == pytest.approx(4 * alone["epochs"], abs=0.1)
+    assert copied["bytes per process"] == alone["bytes per process"]
+    assert divided["bytes of moments of AdamW"] == alone["bytes of moments of AdamW"] // 4
+    assert divided["bytes of other weights"] == alone["bytes of other weights"]
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_two_processes(train, tmp_path):
+    words = ["--tokens", tmp_path / "tokens", "--recipe", recipe(tmp_path), "--out", tmp_path / "run", "--dry-run"]
+    said = together(["arimage.cli.main"], "train", "model", *words, "--device", "cpu", "--fsdp")
+    assert said.count("processes: 2") == said.count("minutes") == 1 and not (tmp_path / "run").exists()
 
 
 def test_the_hub_gets_token_and_privacy_before_the_first_step(train, tmp_path, monkeypatch):
@@ -117,7 +154,7 @@ def test_checkpointed_layers_have_the_same_gradients_and_keep_less(tmp_path, ran
         pytest.importorskip("peft", reason="the extra `lora` is not installed")
     parquet(tmp_path / "a.parquet", range(4), caption=[f"picture {i}" for i in range(4)])
     encode(EVERY["lumina"](), tmp_path / "a.parquet", tmp_path / "tokens", batch_size=2)
-    table, found = load_token_recipe(recipe(tmp_path)), []
+    table, found = load_recipe(recipe(tmp_path), TokenRecipe), []
     for again in (False, True):
         settings = token_settings(table, dropout=0.0, lora_rank=rank)
         pipe = EVERY["lumina"]()

@@ -23,17 +23,17 @@ from arimage.families import PIPELINES
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
-from arimage.training.recipe import recipes  # noqa: E402
+from arimage.training.recipe import TokenRecipe, load_recipe, recipes  # noqa: E402
 from arimage.training.tokens.batches import Epochs, TokenBatches  # noqa: E402
-from arimage.training.tokens.cache import TokenCache  # noqa: E402
-from arimage.training.tokens.recipe import (  # noqa: E402
+from arimage.training.tokens.beginning import (  # noqa: E402
     begin_training,
-    load_token_recipe,
+    check_fits,
     new_pipeline,
     plan_of,
     token_settings,
     with_classes,
 )
+from arimage.training.tokens.cache import TokenCache  # noqa: E402
 
 
 # Of fewer than ten images none is held out.
@@ -76,7 +76,7 @@ def recipe(folder, pipeline="LlamaGenPipeline", model=None, training="", **optim
 
 
 def train(path, tokens, out, *, heldout=(), start_from=None, **given):
-    table = load_token_recipe(path)
+    table = load_recipe(path, TokenRecipe)
     settings = token_settings(table, **given)
     task = begin_training(table, settings, tokens, heldout, start_from, "cpu")
     task.fit(out)
@@ -133,7 +133,7 @@ def test_every_family_learns_its_images(made, tmp_path, pipeline):
     path = recipe(tmp_path, pipeline, steps=60 if pipeline == "LatentLlamaPipeline" else 24, learning_rate=2e-2)
     train(path, made / f"{pipeline}-tokens", tmp_path / "run", dropout=0.0)
     first = new_pipeline(
-        load_token_recipe(path),
+        load_recipe(path, TokenRecipe),
         TokenCache(made / f"{pipeline}-tokens"),
         AutoPipeline.from_pretrained(made / pipeline, dtype=torch.float32),
     )
@@ -143,7 +143,7 @@ def test_every_family_learns_its_images(made, tmp_path, pipeline):
     assert {name: value.shape for name, value in trained.transformer.state_dict().items()} == {
         name: value.shape for name, value in first.transformer.state_dict().items()
     }
-    table = load_token_recipe(path)
+    table = load_recipe(path, TokenRecipe)
     untrained = begin_training(table, token_settings(table), made / f"{pipeline}-tokens", (), None, "cpu")
     with torch.no_grad():
         before = untrained.report(0, tmp_path)[FIGURE]
@@ -187,7 +187,7 @@ def state_of(out):
 def check_resuming(path, tokens, tmp_path):
     """A run that is killed at step 7 and resumed ends with the weights of a whole one."""
     train(path, tokens, tmp_path / "whole")
-    table = load_token_recipe(path)
+    table = load_recipe(path, TokenRecipe)
     task = begin_training(table, token_settings(table, workers=1), tokens, (), None, "cpu")
     plain, calls = task.loss, []
 
@@ -234,10 +234,10 @@ def test_a_run_is_resumed_with_its_own_data_and_settings_only(made, tmp_path):
 
 def check_processes(path, tokens, folder, module="arimage.cli.main", options=()):
     """Two processes, which call the `main` of a module, end with the weights and the loss of one."""
-    pipeline = PIPELINES[load_token_recipe(path).pipeline]
+    pipeline = PIPELINES[load_recipe(path, TokenRecipe).pipeline]
     train(path, tokens, folder / "run1")
     words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2, *options]
-    modules = ["arimage.training.tokens.recipe", f"arimage.{pipeline}", module]
+    modules = ["arimage.training.tokens.beginning", f"arimage.{pipeline}", module]
     together(modules, *words, "--out", folder / "run2")
     one, two = (state_of(folder / f"run{count}")["weights"]["averages"] for count in (1, 2))
     for a, b in zip(one, two, strict=True):
@@ -266,7 +266,7 @@ def test_a_model_that_is_divided_over_two_processes_trains_as_one(made, tmp_path
     # A run that goes on from what was kept.
     whole = state_of(tmp_path / "run2")["weights"]["masters"]
     words = ["train", "model", "--tokens", tokens, "--recipe", path, "--device", "cpu", "--batch-size", 2, "--fsdp"]
-    modules = ["arimage.training.tokens.recipe", "arimage.cli.main"]
+    modules = ["arimage.training.tokens.beginning", "arimage.cli.main"]
     together(modules, *words, "--out", tmp_path / "run2", "--resume-from", "checkpoint-5")
     for a, b in zip(whole, state_of(tmp_path / "run2")["weights"]["masters"], strict=True):
         assert torch.equal(a, b)
@@ -302,6 +302,11 @@ def test_a_trained_model_is_trained_further(made, tmp_path):
     new = AutoPipeline.from_pretrained(tmp_path / "new" / "model", dtype=torch.float32)
     assert new.num_classes == 3 and new.class_names == ["ant", "bee", "cow"] and new.drafter is None
     torch.testing.assert_close(new.transformer.head.weight, before.transformer.head.weight, atol=2e-3, rtol=1e-2)
+
+
+def test_the_tokenizer_of_a_model_that_was_saved_in_bfloat16_is_known(made):
+    pipe = AutoPipeline.from_pretrained(made / "LlamaGenPipeline", dtype=torch.bfloat16)
+    check_fits(pipe, TokenCache(made / "LlamaGenPipeline-tokens"), "another one")
 
 
 def test_classes_that_a_model_has_keep_their_embeddings(made, tmp_path):
@@ -438,7 +443,10 @@ def test_an_adapter_is_trained_by_the_same_command(made, tmp_path, capsys, monke
 
 @pytest.mark.slow
 def test_a_compiled_training_learns_the_same(made, tmp_path):
-    tokens, table = made / "LlamaGenPipeline-tokens", load_token_recipe(recipe(tmp_path, steps=3, learning_rate=1e-3))
+    tokens, table = (
+        made / "LlamaGenPipeline-tokens",
+        load_recipe(recipe(tmp_path, steps=3, learning_rate=1e-3), TokenRecipe),
+    )
     for compile in (False, True):
         task = begin_training(table, token_settings(table), tokens, (), None, "cpu", compile=compile)
         task.fit(tmp_path / f"run{compile}")
@@ -451,7 +459,7 @@ def test_a_compiled_training_learns_the_same(made, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in recipes("pipeline") if name.startswith("imagenet")])
 def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
-    table = load_token_recipe(name)
+    table = load_recipe(name, TokenRecipe)
     expected = {"imagenet-llamagen-b": (111e6, 300), "imagenet-var-d16": (310e6, 200), "imagenet-arpg-l": (320e6, 400)}
     cache = TokenCache(made / f"{table.pipeline}-tokens")
     source = AutoPipeline.from_pretrained(made / table.pipeline)
@@ -471,7 +479,7 @@ def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
     monkeypatch.setattr(AutoPipeline, "from_pretrained", lambda name, dtype: of_tokens)
     plan = plan_of(table, token_settings(table), cache)
     parameters, epochs = expected[name]
-    assert abs(plan["parameters"] / parameters - 1) < 0.02 and abs(plan["epochs in one process"] - epochs) < 1
+    assert abs(plan["parameters"] / parameters - 1) < 0.02 and abs(plan["epochs"] - epochs) < 1
     images = plan["steps"] * plan["images per step and process"]
     assert plan["FLOP"] == 6 * plan["parameters"] * images * cache.index.shape[0]
 
@@ -479,7 +487,7 @@ def test_recipes_of_the_papers_have_their_sizes(made, name, monkeypatch):
 def test_the_plan_of_an_adapter_counts_its_weights(made, tmp_path):
     pytest.importorskip("peft", reason="the extra `lora` is not installed")
     base = encode_ten_classes(made, tmp_path)
-    table = load_token_recipe(recipe(tmp_path))
+    table = load_recipe(recipe(tmp_path), TokenRecipe)
     settings = token_settings(table, lora_rank=2, lora_targets="all")
     plan = plan_of(table, settings, TokenCache(tmp_path / "tokens"), str(base))
     task = begin_training(table, settings, tmp_path / "tokens", (), str(base), "cpu")
@@ -504,7 +512,7 @@ def test_odd_trainings_are_refused(made, tmp_path):
         with pytest.raises(ValueError, match=message):
             train(recipe(tmp_path, **change), tokens, tmp_path / "run")
     with pytest.raises(ValueError, match="unknown recipe x: give a TOML file or one of imagenet"):
-        load_token_recipe("x")
+        load_recipe("x", TokenRecipe)
     tiny_llamagen.text_pipeline().save_pretrained(tmp_path / "text")
     with pytest.raises(ValueError, match="the tokens have classes, and the model needs captions"):
         train(recipe(tmp_path), tokens, tmp_path / "run", start_from=str(tmp_path / "text"))

@@ -16,12 +16,13 @@ from arimage import AutoPipeline
 
 
 pytest.importorskip("datasets", reason="the extra `train` is not installed")
+from arimage.training.data.sources import open_source  # noqa: E402
 from arimage.training.losses import losses_of  # noqa: E402
 from arimage.training.orders import Orders  # noqa: E402
+from arimage.training.recipe import TokenRecipe, load_recipe  # noqa: E402
 from arimage.training.tokens.batches import TokenBatches  # noqa: E402
+from arimage.training.tokens.beginning import begin_training, plan_of, token_settings  # noqa: E402
 from arimage.training.tokens.cache import TokenCache, encode_tokens  # noqa: E402
-from arimage.training.tokens.recipe import begin_training, load_token_recipe, plan_of, token_settings  # noqa: E402
-from arimage.training.tokens.sources import open_source  # noqa: E402
 
 
 ENCODER = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.0}
@@ -104,7 +105,7 @@ def test_a_text_encoder_is_trained_with_the_transformer(made, tmp_path, pipeline
     path = with_text(
         tmp_path, pipeline, "dropout = 0.0\nprimary_share = 1.0", steps=steps, learning_rate=2e-2, muon=muon
     )
-    table = load_token_recipe(path)
+    table = load_recipe(path, TokenRecipe)
     task = begin_training(table, token_settings(table), made / f"{pipeline}-tokens", (), None, "cpu")
     before = {name: weight.clone() for name, weight in task.text_encoder.state_dict().items()}
     with torch.no_grad():
@@ -141,7 +142,12 @@ def test_the_text_learns_at_its_own_rate_and_the_groups_of_muon_have_its_names(m
         with_text(tmp_path, training=scale, steps=3, muon=muon), made / "LlamaGenPipeline-tokens", tmp_path / "a"
     )
     fresh = begin_training(
-        load_token_recipe(tmp_path / "recipe.toml"), task.settings, made / "LlamaGenPipeline-tokens", (), None, "cpu"
+        load_recipe(tmp_path / "recipe.toml", TokenRecipe),
+        task.settings,
+        made / "LlamaGenPipeline-tokens",
+        (),
+        None,
+        "cpu",
     )
     same = {
         name for name, weight in fresh.state_dict().items() if torch.equal(weight, task.state_dict()[name].to(weight))
@@ -166,7 +172,7 @@ def test_two_processes_train_a_text_encoder_as_one(made, tmp_path):
 def test_the_text_tokenizer_of_a_folder_is_taken(made, tmp_path):
     tokens, path = made / "LlamaGenPipeline-tokens", with_text(tmp_path, steps=2)
     tiny.text_tokenizer().save_pretrained(tmp_path / "words")
-    table = load_token_recipe(path)
+    table = load_recipe(path, TokenRecipe)
 
     def begin(folder, table=table, **more):
         return begin_training(table, token_settings(table), tokens, (), None, "cpu", text_tokenizer=folder, **more)
@@ -178,14 +184,14 @@ def test_the_text_tokenizer_of_a_folder_is_taken(made, tmp_path):
     with pytest.raises(ValueError, match="x has no tokenizer.json"):
         begin(tmp_path / "x")
     with pytest.raises(ValueError, match="no table .text_encoder."):
-        begin(tmp_path / "words", load_token_recipe(recipe(tmp_path)))
+        begin(tmp_path / "words", load_recipe(recipe(tmp_path), TokenRecipe))
 
 
 def test_the_text_encoder_of_a_trained_model_begins(made, tmp_path):
     pipe, tokens = tiny_llamagen.text_pipeline(), made / "LlamaGenPipeline-tokens"
     pipe.save_pretrained(tmp_path / "model")
     path = with_text(tmp_path, encoder={"start_from": f'"{tmp_path / "model"}"'})
-    table = load_token_recipe(path)
+    table = load_recipe(path, TokenRecipe)
     task = begin_training(table, token_settings(table), tokens, (), None, "cpu")
     ours, theirs = task.text_encoder.state_dict(), pipe.text_encoder.state_dict()
     assert all(torch.equal(ours[name].float(), weight.to(ours[name]).float()) for name, weight in theirs.items())
@@ -258,12 +264,12 @@ def test_settings_of_orders_that_a_model_does_not_have_are_refused(made, tmp_pat
     with pytest.raises(ValueError, match="first_places is given, and a LPDPipeline"):
         losses_of(tiny_lpd.pipeline(), "1", orders=Orders(first_places=2))
     with pytest.raises(ValueError, match="more than 1 together"):
-        token_settings(load_token_recipe(recipe(tmp_path, training="farthest_share = 0.8\nraster_share = 0.3")))
+        token_settings(load_recipe(recipe(tmp_path, training="farthest_share = 0.8\nraster_share = 0.3"), TokenRecipe))
 
 
 def test_reports_are_in_the_order_in_which_images_are_generated(made, tmp_path):
     for training, farthest in (("farthest_share = 0.5", 1.0), ("raster_share = 0.5", 0.0)):
         path = with_text(tmp_path, "ARPGPipeline", training + "\nfirst_places = 2")
-        table = load_token_recipe(path)
+        table = load_recipe(path, TokenRecipe)
         task = begin_training(table, token_settings(table), made / "ARPGPipeline-tokens", (), None, "cpu")
         assert task.frozen.judge.orders == Orders(farthest_share=farthest)

@@ -1,4 +1,4 @@
-"""Recipes for training on a cache of tokens: a TOML file says which pipeline is trained, and how."""
+"""The beginning of a training on a cache of tokens: the pipeline of a recipe, its sets of images, and its plan."""
 
 import inspect
 import math
@@ -25,7 +25,8 @@ from ...settings.schema import check
 from ..adapters.lora import target_names
 from ..loop import OptimizerSettings
 from ..losses import reads_text
-from ..recipe import TokenRecipe, load_recipe, new_model
+from ..processes import processes
+from ..recipe import TokenRecipe, new_model
 from .cache import Index, TokenCache, image_tokenizer_of, norms_of
 from .encoders import load_encoder
 from .heldout import Part, apart, hold_out
@@ -39,18 +40,6 @@ OF_OPTIMIZER = ("steps", "learning_rate", "accumulate", "gradient_clip")
 READ = "num_condition_tokens"
 # What the arguments of a transformer have in common with those of the model whose image tokenizer made the tokens.
 OF_TOKENS = ("vocab_size", "grid_size", "scales", "codebook_dim", "token_dim", "patch_size")
-
-
-def load_token_recipe(name_or_path: str | Path) -> TokenRecipe:
-    """A recipe for `arimage train model` by its name, or of a TOML file.
-
-    Raises:
-        ValueError: if there is none, or a setting is wrong.
-    """
-    recipe = load_recipe(name_or_path, TokenRecipe)
-    if recipe.pipeline not in PIPELINES:
-        raise ValueError(f"{name_or_path}: pipeline is {recipe.pipeline!r}: give one of {', '.join(PIPELINES)}")
-    return recipe
 
 
 def token_settings(recipe: TokenRecipe, **given: Any) -> TokenSettings:
@@ -75,9 +64,6 @@ def new_pipeline(
 ) -> ARPipeline:
     """The pipeline of a recipe with random weights, or with none (`fresh` is False). Its image tokenizer is that of
     `of_tokens`, which made the tokens, and so is its text encoder if they have captions and none is given as `text`.
-
-    Raises:
-        ValueError: if the tokens do not fit the recipe, or one of its settings is wrong.
     """
     kind = getattr(import_module(f"arimage.{PIPELINES[recipe.pipeline]}"), recipe.pipeline)
     network = get_type_hints(kind.__init__).get("transformer")
@@ -131,11 +117,7 @@ def new_text(
     recipe: TokenRecipe, settings: TokenSettings, cache: TokenCache, folder: Path | None
 ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel] | None:
     """The text encoder of a recipe and its tokenizer: those of a trained pipeline, or random weights and the tokenizer
-    in `folder`, or one that is learned from the captions of a cache. None if the recipe has no text encoder.
-
-    Raises:
-        ValueError: if the tokens have classes, or the folder has no tokenizer with a padding token.
-    """
+    in `folder`, or one that is learned from the captions of a cache. None if the recipe has no text encoder."""
     table = recipe.text_encoder
     if table is None:
         if folder is not None:
@@ -185,12 +167,7 @@ def _check_clips(pipe: CosmosPipeline, cache: TokenCache) -> None:
 
 
 def check_heldout(cache: TokenCache, held: TokenCache) -> None:
-    """Refuse held-out tokens of which a model of the tokens in `cache` knows nothing.
-
-    Raises:
-        ValueError: if they are of another image tokenizer, size, frame rate or other classes, or the one have classes
-            and the other captions.
-    """
+    """Refuse held-out tokens of which a model of the tokens in `cache` knows nothing."""
     ours, theirs, names = cache.index, held.index, f"{held.folder} holds tokens of"
     same = ours.shape == theirs.shape and all(ours.about.get(one) == theirs.about.get(one) for one in ("vq", "fps"))
     if not same:
@@ -223,11 +200,6 @@ def with_classes(pipe: ARPipeline, cache: TokenCache, *, adapter: bool = False) 
 
     Args:
         adapter: whether only an adapter is trained, which keeps the classes of its model.
-
-    Raises:
-        ValueError: if it generates from text and the tokens have classes, or the other way round; if it generates
-            videos that are not like those of the cache; if another image tokenizer made the tokens; or if an adapter
-            would need other classes.
     """
     if isinstance(pipe, CosmosPipeline):
         _check_kind(type(pipe), cache)
@@ -286,7 +258,8 @@ def check_fits(pipe: ARPipeline, cache: TokenCache, what: str) -> None:
 def _check_tokenizer(pipe: ARPipeline, cache: TokenCache, what: str) -> None:
     """Refuse a pipeline whose image tokenizer did not make the tokens of a cache."""
     norms = norms_of(image_tokenizer_of(pipe))
-    if len(norms) != len(cache.index.norms) or not np.allclose(norms, cache.index.norms, rtol=1e-3):
+    # Trained models are saved in bfloat16 too, which rounds by up to 2**-8.
+    if len(norms) != len(cache.index.norms) or not np.allclose(norms, cache.index.norms, rtol=2**-8):
         raise ValueError(
             f"the tokens are of the image tokenizer of {cache.index.about['model']}, and {what}: make them with it"
         )
@@ -302,11 +275,7 @@ def trained_pipeline(
     fresh: bool = True,
 ) -> ARPipeline:
     """The pipeline that a training begins with: that of `start_from` or, with random weights, of the recipe; see
-    `with_classes`, `new_pipeline` and `new_text`.
-
-    Raises:
-        ValueError: if the tokens do not fit it, or an adapter has no trained model.
-    """
+    `with_classes`, `new_pipeline` and `new_text`."""
     if start_from is not None:
         if text_tokenizer is not None:
             raise ValueError(
@@ -328,11 +297,7 @@ def open_sets(
     tokens: Path, heldout: Sequence[Path]
 ) -> tuple[TokenCache, TokenCache | Part, Mapping[str, TokenCache | Part]]:
     """The cache in the folder `tokens`, its images to train on, and those that are held out by the names of their
-    sets: those in the folders `heldout`, by default some of the cache, see `hold_out`.
-
-    Raises:
-        ValueError: if held-out tokens are not like the others, or two sets are called alike.
-    """
+    sets: those in the folders `heldout`, by default some of the cache, see `hold_out`."""
     cache = TokenCache(tokens)
     if not heldout:
         trained, some = hold_out(cache)
@@ -368,9 +333,6 @@ def begin_training(
         prompts: what samples are of; by default the captions or classes of held-out images.
         gradient_checkpointing: whether the layers of a language model are computed again in the backward pass, which
             takes less memory and more time.
-
-    Raises:
-        ValueError: if the parts do not fit.
     """
     cache, trained, held = open_sets(tokens, heldout)
     torch.manual_seed(settings.seed)
@@ -412,21 +374,29 @@ def plan_of(
     start_from: str | None = None,
     text_tokenizer: Path | None = None,
     device: str = "cpu",
+    sharded: bool = False,
 ) -> dict[str, Any]:
     """What a training needs: parameters, those that are trained, images or clips, their size, tokens, steps, epochs,
-    FLOP and the bytes per process, by what they hold. Activations come on top."""
+    FLOP and the bytes per process, by what they hold; `sharded` says whether processes divide what is trained.
+    Activations come on top."""
     pipe = trained_pipeline(recipe, settings, cache, start_from, text_tokenizer=text_tokenizer, fresh=False)
-    network = pipe.components[pipe._lora_loadable_modules[0]]
-    learning = [network]
+    (key,) = pipe._lora_loadable_modules
+    network, optimizer = pipe.components[key], settings.optimizer
+    learning = nn.ModuleDict({key: network})
     if recipe.text_encoder is not None and not settings.lora_rank:
-        learning.append(_text_encoder_of(pipe))
-    parameters = trained = sum(weight.numel() for part in learning for weight in part.parameters())
+        learning["text_encoder"] = _text_encoder_of(pipe)
+    parameters = trained = sum(weight.numel() for weight in learning.parameters())
+    by_muon = sum(
+        weight.numel()
+        for name, weight in learning.named_parameters()
+        if weight.ndim == 2 and name.startswith(optimizer.muon)
+    )
     if settings.lora_rank:
         layers = [network.get_submodule(name) for name in target_names(network, settings.lora_targets)]
-        trained = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers)
-    optimizer = settings.optimizer
+        trained, by_muon = sum(settings.lora_rank * sum(layer.weight.shape) for layer in layers), 0
+    count = processes()[1]
     batch = settings.batch_size * optimizer.accumulate
-    images = batch * optimizer.steps
+    images = batch * optimizer.steps * count
     what = "clip" if "frames" in cache.index.about else "image"
     height, width = cache.index.about["image_size"]
     half = fast_dtype(device).itemsize
@@ -439,9 +409,12 @@ def plan_of(
         "trained weights": (4 + half % 4) * trained,
         "averaged weights": 4 * trained,
         "gradients": 4 * trained,
-        "moments of AdamW": 8 * trained,
-        "other weights": frozen,
+        "moments of AdamW": 8 * (trained - by_muon),
+        **({"momentum of Muon": 4 * by_muon} if by_muon else {}),
     }
+    if sharded:
+        parts = {name: -(-value // count) for name, value in parts.items()}
+    parts["other weights"] = frozen
     return {
         "parameters": parameters,
         "trained parameters": trained,
@@ -450,9 +423,10 @@ def plan_of(
         f"pixels that each {what} is brought to": f"{height} x {width}",
         f"{what}s per step and process": batch,
         "steps": optimizer.steps,
-        "epochs in one process": round(images / len(cache), 2),
+        "processes": count,
+        "epochs": round(images / len(cache), 2),
         # Two per weight and token forward, two backward, and two for the gradient of a weight that is trained.
         "FLOP": (4 * parameters + 2 * trained) * images * cache.index.shape[0],
-        "bytes": sum(parts.values()),
+        "bytes per process": sum(parts.values()),
         **{f"bytes of {name}": value for name, value in parts.items()},
     }
