@@ -261,17 +261,6 @@ def test_bodies_are_bounded(client):
     assert answer.status_code in (400, 422)
 
 
-def test_the_oldest_files_make_room(tmp_path):
-    for number, name in enumerate(("old/a.png", "b.png", "new/c.png")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(bytes(100))
-        os.utime(tmp_path / name, (number, number))
-    gate.make_room(tmp_path, 300)
-    assert (tmp_path / "old/a.png").exists()
-    gate.make_room(tmp_path, 150)
-    assert [path.name for path in tmp_path.rglob("*.png")] == ["c.png"]
-
-
 def test_the_page_and_programs_use_a_local_demo(url, client):
     page = client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"})
     assert page.status_code == 200 and "gradio" in page.text

@@ -126,29 +126,6 @@ def engine():
     engine.close()
 
 
-@pytest.mark.slow
-def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    demo = build_demo(engine, maker)
-    run, *_ = [
-        one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"
-    ]
-    named = {block.elem_id: block for block in run.outputs}
-    updates = list(run.fn("video", "a red heart", "sjd-coupled", 0, None, str(FRAMES)))
-    # A video of one's own is not replaced by the first example.
-    [opened] = [block for block in run.outputs if isinstance(block, gr.State)]
-    assert all(update[opened] for update in updates)
-    shown = [update[named["frames"]] for update in updates if named["frames"] in update]
-    assert [len(frames) for frames in shown][-1] == FRAMES and shown[0] == []
-    with Image.open(updates[-1][named["video"]].value["path"]) as film:
-        assert (
-            film.size == (320 // 64 * 64, 48 * (320 // 64)) and sum(1 for _ in ImageSequence.Iterator(film)) == FRAMES
-        )
-    assert "frames appeared after forward pass" in updates[-1][named["video-status"]]
-    with pytest.raises(gr.Error, match="at most 40"):
-        list(run.fn("video", "a" * 41, "sjd-coupled", 0, None, str(FRAMES)))
-
-
 def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     calls, run = [], maker.run
