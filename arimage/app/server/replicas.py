@@ -205,10 +205,7 @@ class Replicas:
         return ticket
 
     async def _follow(
-        self,
-        ticket: RemoteTicket,
-        answers: AsyncIterator[Any],
-        on_progress: Callable[[Progress], None] | None,
+        self, ticket: RemoteTicket, answers: AsyncIterator[Any], on_progress: Callable[[Progress], None] | None
     ) -> None:
         try:
             async for answer in answers:

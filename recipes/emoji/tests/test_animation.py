@@ -1,12 +1,9 @@
 """Clips of moving sprites, and a recipe that trains a video model on them."""
 
-import io
 import json
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -62,14 +59,8 @@ RECIPE = {
 }
 
 
-def encoded(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return {"bytes": file.getvalue(), "path": None}
-
-
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def path(tmp_path_factory, write_pictures):
     """Three sprites, twice the size of training: their left half is darker."""
     y, x = np.mgrid[: 2 * SIZE, : 2 * SIZE] - SIZE + 0.5
     inside = (abs(x) < 13) & (abs(y) < 13)
@@ -78,16 +69,8 @@ def path(tmp_path_factory):
         picture = np.full((2 * SIZE, 2 * SIZE, 3), 255, np.uint8)
         picture[inside] = colour
         picture[inside & (x < 0)] //= 2
-        rows.append(
-            {
-                "image": encoded(picture), "alpha": encoded(inside.astype(np.uint8) * 255), "caption": name,
-                "captions": [name], "style": "noto", "group": "objects", "name": name, "base": name,
-                "skin_tones": [], "weight": 1.0,
-            }
-        )  # fmt: skip
-    path = tmp_path_factory.mktemp("data") / "sprites.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return path
+        rows.append({"image": picture, "alpha": inside, "name": name})
+    return write_pictures(tmp_path_factory.mktemp("data") / "sprites.parquet", rows)
 
 
 @pytest.fixture(scope="module")

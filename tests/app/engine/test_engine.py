@@ -24,11 +24,7 @@ from arimage.app.engine.engine import FAILURES, Engine
 from arimage.app.engine.models import load_models
 from arimage.app.engine.types import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.app.engine.videos import VideoRequest
-from arimage.decoding import (
-    Layout,
-    decoding_from_name,
-    decoding_from_text,
-)
+from arimage.decoding import Layout, decoding_from_name, decoding_from_text
 from arimage.decoding.run.batch import Batch
 from arimage.media.trace import Trace, draw_steps
 

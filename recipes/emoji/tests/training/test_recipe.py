@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from PIL import Image
 from pipelines.var import tiny as tiny_var
 
-from arimage.training.data.pictures import save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.tokenizers.tokenizer import TokenizerSettings
 from arimage_emoji import commands
@@ -65,14 +63,6 @@ def test_samples_follow_the_recipe(tmp_path):
     CaptionTask.save_samples(task, tmp_path / "samples.png")
     assert asked["prompts"] == ["a", "b"] and asked["top_k"] == 7 and asked["decoding"] == "ar"
     assert {"guidance_scale", "temperature"}.isdisjoint(asked)
-
-
-def test_a_grid_is_filled_row_by_row_and_then_with_white(tmp_path):
-    images = torch.stack([torch.full((3, 2, 2), level / 255) for level in (0, 100, 200)])
-    save_grid(images, tmp_path / "grid.png", 2)
-    grid = Image.open(tmp_path / "grid.png")
-    assert grid.size == (4, 4)
-    assert [grid.getpixel((x, y))[0] for y in (0, 2) for x in (0, 2)] == [0, 100, 200, 255]
 
 
 def test_what_is_frozen_is_neither_trained_nor_kept():

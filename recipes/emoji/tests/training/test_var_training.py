@@ -12,12 +12,11 @@ from pipelines.var import tiny as tiny_var
 from safetensors.torch import load_file
 
 from arimage import AutoPipeline, NextScaleDecoding
-from arimage.settings.schema import check
 from arimage.training.loop import OptimizerSettings, fit
 from arimage_emoji.training import captions as captions_module
 from arimage_emoji.training import recipe as recipe_module
 from arimage_emoji.training.captioned import ImageCaptions
-from arimage_emoji.training.recipe import load_recipe, run_transformer
+from arimage_emoji.training.recipe import run_transformer
 from arimage_emoji.training.transformers import var as training
 from arimage_emoji.training.transformers.var import VARTransformerSettings, VARTransformerTask
 
@@ -136,27 +135,6 @@ def test_a_run_leaves_its_records_and_a_model_that_draws(trained):
         assert len(output.images) == 2 and output.stats.forward_passes == len(SIZES)
 
 
-@pytest.mark.slow
-def test_one_state_of_another_text_encoder_is_what_both_transformers_read(trained, tmp_path):
-    tiny.scale_tokenizer().save_pretrained(tmp_path / "tokenizer" / "tokenizer")
-    recipe = copy.deepcopy(RECIPE)
-    recipe["text_encoder"] = {"start_from": str(trained[0] / "model")}
-    recipe["transformer"]["model"]["num_condition_tokens"] = 1
-    recipe["transformer"]["training"]["train_text"] = False
-    for part in ("transformer", "refiner"):
-        recipe[part]["optimizer"]["steps"] = 2
-    run_transformer(recipe, "train", "heldout", tmp_path, "cpu")
-    ours, theirs = (
-        load_file(next((out / "model" / "text_encoder").glob("*.safetensors"))) for out in (tmp_path, trained[0])
-    )
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    pipe = AutoPipeline.from_pretrained(tmp_path / "model")
-    assert {part.config.num_condition_tokens for part in (pipe.transformer, pipe.refiner)} == {1}
-    pipe.set_progress_bar_config(disable=True)
-    for decoding in ("next-scale", "code"):
-        assert len(pipe(["a red heart", "a very green tree"], decoding=decoding).images) == 2
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("part", ["transformer", "refiner"])
 def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monkeypatch, part):
@@ -258,17 +236,3 @@ def test_a_refiner_leaves_transformer_and_text_as_they_were(tmp_path, monkeypatc
     for name, state in before.items():
         for key, value in getattr(pipe, name).state_dict().items():
             assert torch.equal(value, state[key]), f"{name} {key}"
-
-
-def test_the_transformer_needs_the_tokenizer_first(tmp_path):
-    with pytest.raises(ValueError, match="has no trained tokenizer: run `arimage-emoji train tokenizer`"):
-        run_transformer(RECIPE, "train", "heldout", tmp_path, "cpu")
-
-
-def test_the_packaged_recipe_tells_how_a_refiner_is_trained():
-    recipe = load_recipe("emoji-var")
-    scales, training = recipe["tokenizer"]["model"]["scales"], recipe["transformer"]["training"]
-    assert all(len(recipe[part]["training"]["scale_shares"]) == len(scales) for part in ("transformer", "refiner"))
-    part = {"optimizer": recipe["refiner"]["optimizer"]} | training | recipe["refiner"]["training"]
-    settings = check(VARTransformerSettings, part, "the recipe")
-    assert isinstance(settings.sample_prompts, tuple) and settings.optimizer.steps > 0

@@ -119,10 +119,7 @@ class LatentLlamaTask(CaptionTask):
             level = self.settings.input_noise * torch.rand(len(tokens), 1, 1, generator=generator)
             read = tokens + (level * torch.randn(tokens.shape, generator=generator)).to(tokens.device)
         conditions = self.transformer.predict(
-            read,
-            prompt_embeds=embeds,
-            prompt_attention_mask=mask,
-            unconditional=unconditional.to(tokens.device),
+            read, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional.to(tokens.device)
         )
         shape = *tokens.shape[:2], self.settings.noises
         timesteps = torch.randint(self._timesteps, shape, generator=generator)

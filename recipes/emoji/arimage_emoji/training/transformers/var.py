@@ -274,10 +274,6 @@ def train_refiner(
     task = VARTransformerTask(refiner, alone, data, heldout, settings, teacher=pipe.transformer)
     pipe.register_modules(refiner=refiner)
     hook = None if on_report is None else lambda: on_report(pipe)
-    about = {
-        "model": model_config,
-        "text_encoder": digest(pipe.text_encoder),
-        "teacher": digest(pipe.transformer),
-    }
+    about = {"model": model_config, "text_encoder": digest(pipe.text_encoder), "teacher": digest(pipe.transformer)}
     task.fit(out, about, slow=("network.caption_projection.",), on_report=hook)
     return pipe
