@@ -396,32 +396,6 @@ def test_the_settings_of_a_decoding_are_bounded_by_their_work(engine, decoding):
         engine.check(Request("text", prompt="a", decoding=within))
 
 
-def test_a_full_queue_is_busy(held_engine, held):
-    occupy(held_engine, held)
-    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(8)]
-    with pytest.raises(Refused, match="8 requests") as refused:
-        held_engine.submit(Request("text", prompt="a"))
-    assert refused.value.busy
-    tickets[0].cancel()
-    tickets.append(held_engine.submit(Request("text", prompt="a", seed=8)))
-    held.go.set()
-    assert all(ticket.result(60).images for ticket in tickets[1:])
-
-
-def test_a_waiting_request_is_dropped_when_it_is_cancelled(held_engine, held):
-    sizes = []
-    occupy(held_engine, held)
-    held_engine.on_pass = sizes.append
-    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(3)]
-    tickets[1].cancel()
-    with pytest.raises(Cancelled):
-        list(tickets[1].events())
-    assert held_engine.waiting == 2
-    held.go.set()
-    assert tickets[0].result(60).images and tickets[2].result(60).images
-    assert max(sizes) == 3
-
-
 def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
     passes, progress = [], []
     held_engine.on_pass = passes.append
@@ -498,20 +472,6 @@ def test_a_request_that_fails_fails_alone(held_engine, held, monkeypatch):
         with pytest.raises(RuntimeError, match="boom"):
             held_engine.submit(Request("text", prompt="boom")).result(60)
     assert held_engine.alive and held_engine.submit(Request("text", prompt="a")).result(60).images
-
-
-def test_closing_cancels_everything(held):
-    engine = Engine({"text": held})
-    occupy(engine, held)
-    ticket = engine.submit(Request("text", prompt="a"))
-    held.go.set()
-    engine.close()
-    engine.close()
-    with pytest.raises(Cancelled):
-        ticket.result(0)
-    assert not engine.alive
-    with pytest.raises(Cancelled, match="closed"):
-        engine.submit(Request("text", prompt="a"))
 
 
 def test_many_threads_get_the_right_images(engine):

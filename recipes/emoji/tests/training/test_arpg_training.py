@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from arimage import ARPGPipeline, AutoPipeline, LlamaGenVQModel
 from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
@@ -67,37 +66,6 @@ def test_a_recipe_trains_a_pipeline_that_takes_prompts_and_orders(data, tmp_path
         assert tokens.shape == (1, 4, 4) and 0 <= tokens.min() and tokens.max() < 16
 
 
-@pytest.mark.slow
-def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
-    recipe = copy.deepcopy(RECIPE)
-    del recipe["transformer"]["class"], recipe["transformer"]["training"]["first_places"]
-    recipe["transformer"]["model"]["num_layers"] = 4
-    trained = run(recipe, data, tmp_path / "llamagen").transformer.state_dict()
-    recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["model"]["num_layers"] = 4
-    started = {}
-    monkeypatch.setattr(ARPGTask, "fit", lambda task, *_, **__: started.update(task.state_dict()))
-    compiled = []
-    monkeypatch.setattr(ARPGTransformer, "compile_repeated_blocks", lambda self: compiled.append(self))
-    run(recipe, data, tmp_path / "arpg", start_from=tmp_path / "llamagen" / "model", compile=True)
-    assert len(compiled) == 1
-    for name, origin in {
-        "token_embedding.weight": "token_embedding.weight",
-        "blocks.1.attention.qkv_proj.weight": "blocks.1.attention.qkv_proj.weight",
-        "query_blocks.0.feed_forward.up_proj.weight": "blocks.2.feed_forward.up_proj.weight",
-    }.items():
-        torch.testing.assert_close(started[f"transformer.{name}"].float(), trained[origin], atol=2e-3, rtol=1e-2)
-    assert not started["transformer.head.weight"].any()
-    # The text encoder has the shape asked for, and is trained further.
-    text = load_file(tmp_path / "llamagen" / "model" / "text_encoder" / "model.safetensors")
-    assert torch.equal(started["text_encoder.shared.weight"].half(), text["shared.weight"])
-    recipe["transformer"]["model"] |= {"hidden_size": 24, "intermediate_size": 40}
-    with pytest.raises(
-        ValueError, match="do not fit a ARPGTransformer: start from a model of the same kind and width"
-    ):
-        run(recipe, data, tmp_path / "again", start_from=tmp_path / "llamagen" / "model")
-
-
 def test_the_orders_of_a_step_have_their_shares():
     task = ARPGTask.__new__(ARPGTask)
     torch.nn.Module.__init__(task)
@@ -113,18 +81,6 @@ def test_the_orders_of_a_step_have_their_shares():
     apart = ((orders[:, 0] // 4 - orders[:, 1] // 4).abs() >= 2) | ((orders[:, 0] % 4 - orders[:, 1] % 4).abs() >= 2)
     assert raster.float().mean() == pytest.approx(0.3, abs=0.06)
     assert apart[~raster].float().mean() > 0.6 and not apart[~raster].all()
-
-
-def test_ranks_of_a_part_of_an_order_have_the_logits_of_the_whole():
-    torch.manual_seed(0)
-    transformer = ARPGTransformer(
-        hidden_size=16, intermediate_size=16, num_layers=2, num_attention_heads=2, vocab_size=4, grid_size=4
-    )
-    tokens, order = torch.randint(4, (3, 16)), torch.rand(3, 16).argsort(1)
-    labels = torch.arange(3)
-    whole = transformer.predict(tokens, order=order, class_labels=labels)
-    part = transformer.predict(tokens, order=order[:, :5], class_labels=labels)
-    torch.testing.assert_close(part, whole[:, :5])
 
 
 def test_first_places_are_predicted_from_the_condition_alone():

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from arimage import AutoPipeline, LlamaGenTransformer, SpeculativeJacobiDecoding
+from arimage import AutoPipeline, SpeculativeJacobiDecoding
 from arimage.pipelines.kinds.class_or_text import last_state
 from arimage.pipelines.text.known import KNOWN_CAPTIONS
 from arimage.training.loop import OptimizerSettings
@@ -276,33 +276,6 @@ def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp
     assert seen["red disc"] == seen["blue disc"]
     with pytest.raises(ValueError, match="has no known_captions.json: give the folder"):
         run_transformer(RECIPE, data, data, tmp_path, "cpu", unlearned=out)
-
-
-def test_captions_can_be_read_by_their_last_state_alone(trained, data, tmp_path, monkeypatch):
-    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
-    recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["model"]["num_condition_tokens"] = 1
-    recipe["transformer"]["optimizer"]["steps"] = 4
-    widths = set()
-    predict = LlamaGenTransformer.predict
-
-    def recorded(transformer, codes, *, prompt_embeds, prompt_attention_mask, **condition):
-        widths.add(prompt_embeds.shape[1])
-        assert prompt_attention_mask.all()
-        return predict(
-            transformer, codes, prompt_embeds=prompt_embeds, prompt_attention_mask=prompt_attention_mask, **condition
-        )
-
-    monkeypatch.setattr(LlamaGenTransformer, "predict", recorded)
-    pipe = run_transformer(recipe, data, data, tmp_path, "cpu")
-    assert widths == {1}
-    images = load_captioned_images(data, SIZE, ["flat"])
-    task = TransformerTask(pipe, images, images, TransformerSettings(OptimizerSettings(1, 1e-3), caption_length=8))
-    prompts = ["a red square", "red"]
-    condition = pipe.encode_condition(prompts, None, None, None)
-    for ours, theirs in zip(task.embed(prompts), condition.values(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-    assert condition["prompt_embeds"].shape == (2, 1, 16)
 
 
 def test_the_text_encoder_of_another_model_can_be_taken(trained, data, tmp_path):

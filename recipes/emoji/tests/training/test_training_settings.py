@@ -9,21 +9,16 @@ import pytest
 import tiny
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 
 from arimage.tokenizers.vq_frames import FramewiseVQModel
 from arimage.training.loop import OptimizerSettings
-from arimage.training.tokens.text import new_text_encoder
 from arimage_emoji.data.classifier import ClassifierSettings, train_classifier
-from arimage_emoji.training.beginning import Beginning
 from arimage_emoji.training.captioned import ImageCaptions
 from arimage_emoji.training.recipe import load_recipe, run_transformer
-from arimage_emoji.training.text import TextSettings, train_text_encoder
-from arimage_emoji.training.transformers.arpg import ARPGSettings, ARPGTask
 from arimage_emoji.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
 from arimage_emoji.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
 from arimage_emoji.training.transformers.llamagen import TransformerSettings, train_transformer
-from arimage_emoji.training.transformers.var import VARTransformerSettings, train_refiner, train_var_transformer
+from arimage_emoji.training.transformers.var import VARTransformerSettings, train_var_transformer
 
 
 OPTIMIZER = OptimizerSettings(steps=2, learning_rate=1e-3, warmup_steps=1)
@@ -77,27 +72,9 @@ def transformer(asked):
     train_transformer(LLAMA, TEXT, vq, *asked.sets(), settings, asked.out / "run")
 
 
-def transformer_from_another(asked):
-    asked.pipe.save_pretrained(asked.out / "trained")
-    settings = asked.of(TransformerSettings, **CAPTIONS)
-    parts = LLAMA | {"hidden_size": 32}, TEXT, tiny.image_tokenizer(), *asked.sets(), settings, asked.out / "run"
-    train_transformer(*parts, beginning=Beginning(asked.out / "trained"))
-
-
-def arpg(asked):
-    model = {**LLAMA, "num_layers": 2}
-    parts = model, TEXT, tiny.image_tokenizer(seed=asked.base), *asked.sets(), asked.of(ARPGSettings, **CAPTIONS)
-    train_transformer(*parts, asked.out / "run", task_class=ARPGTask)
-
-
 def var(asked):
     parts = VAR, TEXT, tiny.scale_tokenizer(seed=asked.base), *asked.sets()
     train_var_transformer(*parts, asked.of(VARTransformerSettings, **CAPTIONS), asked.out / "run")
-
-
-def refiner(asked):
-    settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
-    train_refiner(tiny_var.pipeline("text", asked.base), VAR, *asked.sets(), settings, asked.out / "run")
 
 
 def cosmos(asked):
@@ -114,18 +91,11 @@ def latent_llama(asked):
     train_latent_llama(*parts, asked.out / "run")
 
 
-def text(asked):
-    words = tiny.text_tokenizer()
-    torch.manual_seed(0)
-    encoder = new_text_encoder(words, TEXT | {"num_layers": 1 + asked.base})
-    train_text_encoder(words, encoder, asked.sets()[0], asked.of(TextSettings, batch_size=4), asked.out / "run")
-
-
 def classifier(asked):
     train_classifier(*asked.sets(size=32), asked.out / "run", settings=asked.of(ClassifierSettings, batch_size=2))
 
 
-TRAINERS = [transformer, transformer_from_another, arpg, var, refiner, cosmos, latent_llama, text, classifier]
+TRAINERS = [transformer, var, cosmos, latent_llama, classifier]
 # What changes, and the names that the sentence has for it. Not every trainer has all of them.
 CHANGES = {
     "learning_rate": ({"settings": {"learning_rate": 2e-3}}, "learning_rate = 0.001 and you ask for 0.002"),
@@ -136,29 +106,19 @@ CHANGES = {
 }
 
 
-@pytest.mark.every(6)
-@pytest.mark.parametrize(
-    "trainer",
-    # One function trains by both of some settings.
-    [pytest.param(one, marks=pytest.mark.slow) if one in (arpg, refiner) else one for one in TRAINERS],
-    ids=lambda trainer: trainer.__name__,
-)
+@pytest.mark.every(3)
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
 def test_every_training_resumes_only_as_it_began(trainer, tmp_path):
     trainer(Asked(tmp_path, {}))
     for name, (change, message) in CHANGES.items():
-        if (trainer, name) in ((text, "heldout"), (classifier, "base")):
-            continue
-        # The rest is that of `transformer`.
-        if trainer is transformer_from_another and name != "base":
+        if (trainer, name) == (classifier, "base"):
             continue
         with pytest.raises(ValueError, match=f"(settings.json|safetensors) says [a-z._]*{message}.*another --out"):
             trainer(Asked(tmp_path, **{"settings": {}, **change}))
-    # What was refused has changed nothing. More steps of the text encoder would be another beginning of a transformer,
-    # and a drafter belongs to a text encoder that is trained further.
+    # What was refused has changed nothing. A drafter belongs to a text encoder that is trained further.
     shutil.rmtree(tmp_path / "run" / "drafter" if trainer is latent_llama else tmp_path / "none", ignore_errors=True)
-    steps = 2 if trainer is text else 3
-    trainer(Asked(tmp_path, {"steps": steps}))
-    assert steps in {torch.load(path, weights_only=True)["step"] for path in tmp_path.glob("run/**/checkpoint.pt")}
+    trainer(Asked(tmp_path, {"steps": 3}))
+    assert 3 in {torch.load(path, weights_only=True)["step"] for path in tmp_path.glob("run/**/checkpoint.pt")}
 
 
 def test_a_model_that_the_run_replaces_is_not_one_to_start_from(tmp_path):
