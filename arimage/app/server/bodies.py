@@ -2,11 +2,12 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import Request as HTTPRequest
-from starlette.formparsers import MultiPartParser
+from starlette.exceptions import HTTPException
+from starlette.types import Message
 
 from ..engine.types import Refused
 from .errors import Problem, error_response
@@ -50,53 +51,56 @@ class Bodies:
             Refused: if there are too many at a time.
         """
         async with _in_time():
-            return b"".join([chunk async for chunk in self._chunks(http)])
+            return await self._bounded(http).body()
 
     async def read_form(self, http: HTTPRequest) -> tuple[dict[str, str], Uploads]:
-        """The texts and files of multipart/form-data by field. Files stay in memory. `name[]`, `name[0]`, `name[1]`
-        and so on are the files of `name`: first those with numbers.
+        """The texts and files of multipart/form-data by field. `name[]`, `name[0]`, `name[1]` and so on are the files
+        of `name`: first those with numbers.
 
         Raises:
             Problem: if the body is too large or too slow.
-            Refused: if a text is sent several times, or there are too many bodies at a time.
+            Refused: if it is not a form, a text is sent several times, or there are too many bodies at a time.
         """
-        parser = MultiPartParser(
-            http.headers, self._chunks(http), max_files=MAX_FILES, max_fields=64, max_part_size=2**16
-        )
-        parser.spool_max_size = self.largest + 1
-        async with _in_time():
-            form = await parser.parse()
         texts: dict[str, str] = {}
         numbered: dict[str, list[tuple[int, bytes]]] = {}
-        for name, value in form.multi_items():
-            if isinstance(value, str):
-                if name in texts:
-                    raise Refused(f"the field {name} is sent several times: send it once", name)
-                texts[name] = value
-            else:
-                field, number = re.fullmatch(r"(.*?)(?:\[(\d{0,4})\])?", name, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
-                place = int(number) if number else MAX_FILES
-                numbered.setdefault(field, []).append((place, await value.read()))
+        form = self._bounded(http).form(max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
+        try:
+            async with _in_time(), form as fields:
+                for name, value in fields.multi_items():
+                    if not isinstance(value, str):
+                        field, number = re.fullmatch(r"(.*?)(?:\[(\d{0,4})\])?", name, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
+                        place = int(number) if number else MAX_FILES
+                        numbered.setdefault(field, []).append((place, await value.read()))
+                    elif name in texts:
+                        raise Refused(f"the field {name} is sent several times: send it once", name)
+                    else:
+                        texts[name] = value
+        except HTTPException as error:
+            raise Refused(f"the form cannot be read: {error.detail}") from error
         files = {name: [data for _, data in sorted(found, key=lambda one: one[0])] for name, found in numbered.items()}
         return texts, files
 
-    async def _chunks(self, http: HTTPRequest) -> AsyncGenerator[bytes, None]:
+    def _bounded(self, http: HTTPRequest) -> HTTPRequest:
+        """The request with a body within the limits."""
+        too_large = Problem(error_response(f"the body is larger than {self.largest} bytes: send smaller images", 413))
         # What is sent decides: this only saves reading it.
         length = http.headers.get("content-length", "")
         if re.fullmatch(r"[0-9]{1,20}", length) and int(length) > self.largest:
-            raise self._too_large()
-        async for chunk in http.stream():
-            http.state.received += len(chunk)
-            self.held += len(chunk)
+            raise too_large
+
+        async def receive() -> Message:
+            message = await http.receive()
+            size = len(message.get("body", b""))
+            http.state.received += size
+            self.held += size
             if http.state.received > self.largest:
-                raise self._too_large()
+                raise too_large
             # One alone is read in any case.
             if MAX_BODIES < self.held > http.state.received:
                 raise Refused("many large requests are being received: try again later", busy=True)
-            yield chunk
+            return message
 
-    def _too_large(self) -> Problem:
-        return Problem(error_response(f"the body is larger than {self.largest} bytes: send smaller images", 413))
+        return HTTPRequest(http.scope, receive)
 
 
 def media_type(http: HTTPRequest) -> str:

@@ -8,7 +8,6 @@ from fastapi import Request as HTTPRequest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
@@ -80,8 +79,6 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
             if first["type"] == "extra_forbidden":
                 return error_response(f"unknown field {name!r}: leave it out", 400, name, "unknown_parameter")
             return error_response(f"{name or 'the body'} is not valid: {first['msg']}", 400, name)
-        case MultiPartException():
-            return error_response(f"the form cannot be read: {error.message}", 400)
         case ClientDisconnect():
             return gone()
         case HTTPException():
@@ -97,7 +94,6 @@ HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
         Problem,
         RequestValidationError,
         ValidationError,
-        MultiPartException,
         ClientDisconnect,
         HTTPException,
         Refused,

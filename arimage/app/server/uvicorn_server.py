@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
         *,
         state: Drainable | None = None,
         drain_seconds: float = 30,
-        uds: str | None = None,
+        uds: Path | None = None,
         certificate: tuple[str, str] | None = None,
         log_level: str = "info",
     ):
@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
                 app,
                 host=host,
                 port=port,
-                uds=uds,
+                uds=None if uds is None else str(uds),
                 # Only a proxy on this machine reaches a Unix socket.
                 forwarded_allow_ips=None if uds is None else "*",
                 ssl_certfile=certfile,
@@ -169,7 +169,7 @@ class Server(uvicorn.Server):
         logging.getLogger("arimage").setLevel(log_level.upper())
         self._engine, self._state, self._drain_seconds = engine, state, drain_seconds
         self._warned, self._signals, self._until = False, 0, 0.0
-        self._socket = None if uds is None else Path(uds)
+        self._socket = uds
         self.on_start: Callable[[], None] | None = None
         engine.on_failure = self._stop
 

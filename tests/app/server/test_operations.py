@@ -168,7 +168,7 @@ def test_a_unix_socket_is_served(tmp_path):
     path = tmp_path / "socket"
     check_socket(path)
     engine = Engine({"text": tiny_llamagen.text_pipeline()})
-    with running(engine, uds=str(path)):
+    with running(engine, uds=path):
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
             answer = client.post(GENERATIONS, json=BODY, headers={"X-Forwarded-For": "203.0.113.7"})
             assert answer.status_code == 200

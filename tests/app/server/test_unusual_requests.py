@@ -260,7 +260,7 @@ def test_a_root_path_is_not_one_of_the_server(client, engine):
 
 def test_a_signal_while_it_closes_leaves_neither_a_traceback_nor_a_socket(maker, tmp_path, caplog):
     path = tmp_path / "socket"
-    with running(Engine({}), videos=maker, uds=str(path)) as (server, _):
+    with running(Engine({}), videos=maker, uds=path) as (server, _):
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://127.0.0.1") as client:
             assert client.get("/health").status_code == 200
