@@ -10,9 +10,10 @@ from arimage import LatentLlamaPipeline, LatentLlamaTransformer
 from arimage.decoding import Layout
 from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.latent_llama.transformer_latent_llama import LatentLlamaModel, velocity
-from arimage.training.loop import OptimizerSettings
+from arimage_emoji.training.beginning import Beginning, Run
 from arimage_emoji.training.captioned import ImageCaptions
-from arimage_emoji.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
+from arimage_emoji.training.tables import read_tables
+from arimage_emoji.training.transformers.latent_llama import LatentLlamaTask
 
 
 LATENT, NAMES = {"output_type": "latent"}, ["ar", "sjd-coupled", "path-jacobi", "path-speculative"]
@@ -118,16 +119,21 @@ def test_training_teaches_transformer_and_drafter(tmp_path, monkeypatch):
         "num_head_layers": 1,
     }
     text = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1}
-    settings = LatentLlamaSettings(
-        OptimizerSettings(steps=30, learning_rate=1e-2, warmup_steps=2, ema_decay=0.5),
-        batch_size=6,
-        drafter_steps=3,
-        input_noise=0.1,
-        caption_length=6,
-        text_vocab_size=300,
-        sample_prompts=("picture 1",),
-        sampling={"num_diffusion_steps": 3},
-    )
+    training = {"batch_size": 6, "drafter_steps": 3, "input_noise": 0.1, "sample_prompts": ["picture 1"]}
+    recipe = {
+        "image_size": 12,
+        "tokenizer": {"model": {}},
+        "text_encoder": text,
+        "transformer": {
+            "class": "LatentLlamaTransformer",
+            "model": config,
+            "drafter": config,
+            "optimizer": {"steps": 30, "learning_rate": 1e-2, "warmup_steps": 2, "ema_decay": 0.5},
+            "training": training | {"caption_length": 6, "text_vocab_size": 300},
+        },
+        "generation": {"decoding": {"name": "ar"}, "sampling": {"num_diffusion_steps": 3}},
+    }
+    tiny.image_tokenizer().save_pretrained(tmp_path / "vq")
     losses = []
     read, predict = [], LatentLlamaTransformer.predict
 
@@ -136,9 +142,8 @@ def test_training_teaches_transformer_and_drafter(tmp_path, monkeypatch):
         return predict(self, tokens, **condition)
 
     monkeypatch.setattr(LatentLlamaTransformer, "predict", recorded)
-    pipe = train_latent_llama(
-        config, config, text, tiny.image_tokenizer(), data, data, settings, tmp_path, on_report=losses.append
-    )
+    parts = read_tables(recipe), tmp_path / "vq", data, data, tmp_path, "cpu", losses.append, Beginning()
+    pipe = LatentLlamaTask.run(Run(*parts))
     # Vectors of the image tokenizer have one length, but for what noise adds in training.
     clean = [(training, (tokens.square().sum(-1) - 16).abs().max() < 1e-3) for training, tokens in read]
     assert {training for training, _ in clean} == {True, False}

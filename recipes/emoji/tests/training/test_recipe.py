@@ -71,7 +71,7 @@ def test_what_is_frozen_is_neither_trained_nor_kept():
     images = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     data = ImageCaptions(images, images[:, :1], [["a red heart"]] * 2, ["heart"] * 2, ["2764"] * 2, torch.ones(2))
     settings = VARTransformerSettings(OptimizerSettings(1, 1.0))
-    task = VARTransformerTask(pipe.transformer, pipe, data, data, settings, teacher=pipe.refiner)
+    task = VARTransformerTask(pipe, data, data, settings, teacher=pipe.refiner)
     assert task.frozen.teacher is pipe.refiner and task.frozen.pipe is pipe
     assert {name.partition(".")[0] for name, _ in task.named_parameters()} == {"network", "text_encoder"}
     assert {name for name, _ in task.named_children()} == {"network", "text_encoder"}

@@ -173,7 +173,7 @@ def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, tmp_path, monk
 def task_of(pipe=None, teacher=None, **settings):
     pipe = pipe or tiny_var.pipeline("text")
     settings = VARTransformerSettings(OptimizerSettings(steps=4, learning_rate=1e-3), batch_size=4, **settings)
-    return VARTransformerTask(pipe.transformer, pipe, pictures(), pictures(), settings, teacher)
+    return VARTransformerTask(pipe, pictures(), pictures(), settings, teacher)
 
 
 def test_short_steps_see_more_beginnings(monkeypatch):
