@@ -23,39 +23,27 @@ RECIPE = {
     "clips": {"frames": 4, "grounds": 20, "heldout_stride": 2},
     "tokenizer": {
         "model": {
-            "channels": 8,
-            "channel_multipliers": [1, 2, 2],
-            "layers_per_block": 1,
-            "latent_channels": 16,
-            "codebook_size": 24,
-            "codebook_dim": 4,
-            "norm_num_groups": 4,
+            "channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "latent_channels": 16,
+            "codebook_size": 24, "codebook_dim": 4, "norm_num_groups": 4,
         },
         "optimizer": {"steps": 12, "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 4, "ema_decay": 0.9},
         "training": {"batch_size": 16, "codebook_start": 2, "kmeans_batches": 2, "max_shift": 0},
     },
     "transformer": {
         "model": {
-            "hidden_size": 48,
-            "intermediate_size": 64,
-            "num_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 24,
-            "rope_theta": 100.0,
+            "hidden_size": 48, "intermediate_size": 64, "num_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "head_dim": 24, "rope_theta": 100.0,
         },
         "optimizer": {"steps": 8, "learning_rate": 5e-3, "warmup_steps": 2, "ema_decay": 0.5},
         "training": {
-            "batch_size": 4,
-            "caption_length": 12,
-            "text_vocab_size": 300,
+            "batch_size": 4, "caption_length": 12, "text_vocab_size": 300,
             "stages": [{"start": 4, "noisy_share": 0.5}],
             "sample_prompts": ["a heart, moving right", "a frog, growing"],
         },
     },
     "text_encoder": {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.0},
     "generation": {"sampling": {"top_k": 5}, "decoding": {"name": "sjd-coupled", "window": 8}},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

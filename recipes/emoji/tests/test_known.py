@@ -52,45 +52,21 @@ def packaged(request) -> KnownCaptions:
     return known
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "red apple",
-        "A red apple!",
-        "Kitty, sitting cat",
-        "a picture of the cutlery",
-        "a blue apple",
-        "light-green house",
-        "two cats",
-        "2 mice",
-        "a cat and a dog",
-        "a fork and knife and a cat",
+def test_captions_and_what_is_made_of_them_are_known():
+    known = [
+        "red apple", "A red apple!", "Kitty, sitting cat", "a picture of the cutlery", "a blue apple",
+        "light-green house", "two cats", "2 mice", "a cat and a dog", "a fork and knife and a cat",
         "a cat on a light green background",
-    ],
-)
-def test_captions_and_what_is_made_of_them_are_known(prompt):
-    assert COMBINED.knows(prompt) and COMBINED.check(prompt, "m") is None
+    ]  # fmt: skip
+    assert [prompt for prompt in known if not COMBINED.knows(prompt) or COMBINED.check(prompt, "m")] == []
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "",
-        "a picture of",
-        "apples",
-        "green apple",
-        "a blue cat",
-        "three cats",
-        "two houses",
-        "two cats and a dog",
-        "a cat and a house",
-        "kitty",
-        "a red",
-        "猫",
-    ],
-)
-def test_everything_else_is_not(prompt):
-    assert not COMBINED.knows(prompt)
+def test_everything_else_is_not():
+    unknown = [
+        "", "a picture of", "apples", "green apple", "a blue cat", "three cats", "two houses", "two cats and a dog",
+        "a cat and a house", "kitty", "a red", "猫",
+    ]  # fmt: skip
+    assert [prompt for prompt in unknown if COMBINED.knows(prompt)] == []
 
 
 @pytest.mark.parametrize(

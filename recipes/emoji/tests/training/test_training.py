@@ -33,13 +33,8 @@ RECIPE = {
     "tokenizer": {
         "data": {"styles": ["flat"]},
         "model": {
-            "channels": 8,
-            "channel_multipliers": [1, 2, 2],
-            "layers_per_block": 1,
-            "latent_channels": 16,
-            "codebook_size": 16,
-            "codebook_dim": 4,
-            "norm_num_groups": 4,
+            "channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "latent_channels": 16,
+            "codebook_size": 16, "codebook_dim": 4, "norm_num_groups": 4,
         },
         "optimizer": {"steps": 24, "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 4, "ema_decay": 0.9},
         "training": {"batch_size": 8, "codebook_start": 4, "kmeans_batches": 2, "restart_every": 5},
@@ -47,23 +42,19 @@ RECIPE = {
     "transformer": {
         "data": {"styles": ["flat"], "skin_tones": False},
         "model": {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_layers": 1,
-            "num_attention_heads": 2,
-            "dropout": 0.1,
+            "hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_attention_heads": 2, "dropout": 0.1,
         },
         "optimizer": {"steps": 30, "learning_rate": 1e-2, "warmup_steps": 4, "ema_decay": 0.9},
         "training": {
-            "batch_size": 8,
-            "caption_length": 8,
-            "text_vocab_size": 300,
+            "batch_size": 8, "caption_length": 8, "text_vocab_size": 300,
             "sample_prompts": ["a red square", "a blue disc"],
         },
     },
     "text_encoder": {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.1},
-    "generation": {"sampling": {"guidance_scale": 2.0, "top_k": 10}, "decoding": {"name": "sjd-coupled", "window": 8}},
-}
+    "generation": {
+        "sampling": {"guidance_scale": 2.0, "top_k": 10}, "decoding": {"name": "sjd-coupled", "window": 8},
+    },
+}  # fmt: skip
 
 
 def rows():

@@ -28,13 +28,8 @@ RECIPE = {
     "tokenizer": {
         "class": "VARVQModel",
         "model": {
-            "channels": 8,
-            "channel_multipliers": [1, 2],
-            "layers_per_block": 1,
-            "codebook_size": tiny.CODES,
-            "codebook_dim": 4,
-            "scales": list(tiny.SCALES),
-            "norm_num_groups": 4,
+            "channels": 8, "channel_multipliers": [1, 2], "layers_per_block": 1, "codebook_size": tiny.CODES,
+            "codebook_dim": 4, "scales": list(tiny.SCALES), "norm_num_groups": 4,
         },
         "optimizer": dict(OPTIMIZER),
         "training": {"codebook_start": 4},
@@ -43,10 +38,7 @@ RECIPE = {
         "model": {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "dropout": 0.1},
         "optimizer": OPTIMIZER,
         "training": {
-            "batch_size": 4,
-            "scale_shares": [0, 0.5, 0, 0.5],
-            "caption_length": 8,
-            "text_vocab_size": 300,
+            "batch_size": 4, "scale_shares": [0, 0.5, 0, 0.5], "caption_length": 8, "text_vocab_size": 300,
             "sample_prompts": ["a red heart", "a green tree"],
         },
     },
@@ -57,7 +49,7 @@ RECIPE = {
     },
     "text_encoder": {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.1},
     "generation": {"sampling": {"guidance_scale": 2.0, "top_k": 10}, "decoding": {"name": "next-scale"}},
-}
+}  # fmt: skip
 
 
 def pictures(count=4):
