@@ -89,17 +89,7 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
 
 
 # For `FastAPI(exception_handlers=...)`.
+ANSWERED = [Problem, RequestValidationError, ValidationError, ClientDisconnect, HTTPException]
 HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
-    (
-        Problem,
-        RequestValidationError,
-        ValidationError,
-        ClientDisconnect,
-        HTTPException,
-        Refused,
-        Cancelled,
-        Unavailable,
-        Exception,
-    ),
-    answer_to,
+    [*ANSWERED, Refused, Cancelled, Unavailable, Exception], answer_to
 )

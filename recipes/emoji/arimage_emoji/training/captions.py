@@ -24,7 +24,7 @@ from arimage.training.tokens.text import CaptionLength, TextVocabulary
 
 from .beginning import Run
 from .captioned import ImageCaptions
-from .drawing import draw_captions
+from .sentences import sample_captions
 from .tables import Recipe, settings_of
 
 
@@ -195,9 +195,9 @@ class CaptionTask(nn.Module):
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
         """Indices of images [B], their captions, and which of these to drop [B]."""
-        index = self.data.draw(size, generator)
+        index = self.data.sample(size, generator)
         settings = self.settings
-        captions = draw_captions(
+        captions = sample_captions(
             self.captions, index, generator, primary_share=settings.primary_share, framed_share=settings.framed_share
         )
         return index, captions, torch.rand(len(index), generator=generator) < self.settings.caption_dropout

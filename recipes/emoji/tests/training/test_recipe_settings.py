@@ -78,7 +78,7 @@ def changed(recipe, place, value):
             "VARTransformer",
             "transformer.class is 'VARTransformer': give 'LlamaGenTransformer', ",
         ),
-        (("tokenizer", "class"), "VARVQModel", r"table \[tokenizer.model\]: latent_channels is not a setting"),
+        (("tokenizer", "class"), "VARVQModel", r"table \[model\]: latent_channels is not a setting"),
         (("tokenizer", "model", "norm_num_groups"), 3, "norm_num_groups is 3: give a number that divides"),
         (
             ("tokenizer", "model", "codebook_size"),

@@ -1,4 +1,4 @@
-"""A recipe trains on a small data set, goes on after an interruption, and leaves a model that draws."""
+"""A recipe trains on a small data set, goes on after an interruption, and leaves a model that generates."""
 
 import copy
 import itertools
@@ -137,12 +137,12 @@ def test_a_data_set_is_decoded_filtered_and_resized(data):
     assert len(load_captioned_images(data, SIZE)) == 12
 
 
-def test_images_are_drawn_in_proportion_to_their_weights(data):
+def test_images_are_sampled_in_proportion_to_their_weights(data):
     images = load_captioned_images(data, SIZE, styles=["flat"])
-    sampled = images.draw(9000, torch.Generator().manual_seed(0))
+    sampled = images.sample(9000, torch.Generator().manual_seed(0))
     discs = torch.tensor(["disc" in name for name in images.names])[sampled].float().mean()
     assert abs(discs - 2 / 3) < 0.03
-    assert torch.equal(sampled, images.draw(9000, torch.Generator().manual_seed(0)))
+    assert torch.equal(sampled, images.sample(9000, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -233,7 +233,7 @@ def test_a_run_leaves_its_records(trained):
     assert (out / "model" / "model_index.json").is_file()
 
 
-def test_the_trained_model_loads_by_its_folder_and_draws(trained):
+def test_the_trained_model_loads_by_its_folder_and_generates(trained):
     out, *_ = trained
     files = {name: value.dtype for (_, name), value in weights_of(out / "model").items()}
     assert set(files.values()) == {torch.float16}

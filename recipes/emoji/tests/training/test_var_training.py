@@ -1,4 +1,4 @@
-"""VAR transformers learn codes under captions, go on after an interruption, and leave a model that draws."""
+"""VAR transformers learn codes under captions, go on after an interruption, and leave a model that generates."""
 
 import copy
 import itertools
@@ -109,7 +109,7 @@ def test_the_losses_fall(trained):
     assert sum(small[-3:]) < 0.98 * sum(small[:3])
 
 
-def test_a_run_leaves_its_records_and_a_model_that_draws(trained):
+def test_a_run_leaves_its_records_and_a_model_that_generates(trained):
     out, *_ = trained
     for part in ("transformer", "refiner"):
         assert all(math.isfinite(log_of(out / part)[-1][f"held-out loss of scale {k}"]) for k in range(len(SIZES)))
