@@ -70,7 +70,7 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
             return error.response
         case RequestValidationError():
             first = error.errors()[0]
-            # Where it was found, as in "query", and its name.
+            # Its place, as in "query", comes before its name.
             name = str(first["loc"][-1])
             return error_response(f"{name} is not valid: {first['msg']}", 400, name)
         case ValidationError():

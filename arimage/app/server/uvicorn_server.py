@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
                 # The application has its own, with the ids of requests.
                 access_log=False,
                 server_header=False,
-                # uvicorn only calls this.
+                # A class in uvicorn's types, which it only calls.
                 http=protocol,  # pyright: ignore[reportArgumentType]
                 ws="none",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
@@ -282,7 +282,7 @@ def check_socket(path: Path) -> None:
         ValueError: naming --uds.
     """
     if path.exists() and not path.is_socket():
-        raise ValueError(f"--uds is {path}, which is no socket: give a path that is free")
+        raise ValueError(f"--uds is {path}, which is not a socket: give a path that is free")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if path.is_socket():
             try:

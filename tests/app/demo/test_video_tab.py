@@ -66,15 +66,11 @@ def test_a_first_frame_is_shown_first(pipe, maker):
     assert np.abs(arrays(seen[-1].frames) - arrays(whole.frames[0])).max() == 0
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("kind", ["transparent", "16 bits"])
-def test_a_first_frame_is_what_viewers_show(pipe, maker, engine, kind, tmp_path):
+def test_a_first_frame_is_what_viewers_show(pipe, maker, engine, tmp_path):
     shown = np.full((*SIZE, 3), 255, np.uint8)
     shown[:20] = 90
-    image = Image.fromarray(shown[..., 0].astype(np.uint16) * 257)
-    if kind == "transparent":
-        image = Image.new("RGBA", image.size)
-        image.paste((90, 90, 90, 255), (0, 0, SIZE[1], 20))
+    image = Image.new("RGBA", SIZE[::-1])
+    image.paste((90, 90, 90, 255), (0, 0, SIZE[1], 20))
     image.save(tmp_path / "a.png")
     # As the tab hands it over.
     [tab] = [one for one in build_demo(engine, maker).blocks.values() if getattr(one, "elem_id", "") == "first-frame"]
