@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import Request as HTTPRequest
-from starlette.exceptions import HTTPException
+from python_multipart import create_form_parser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File
 from starlette.types import Message
 
 from ..engine.types import Refused
@@ -17,8 +19,9 @@ from .errors import Problem, error_response
 BODY_SECONDS = 30
 # Bytes of all bodies that are being received or decoded.
 MAX_BODIES = 2**29
-# Files of a form or of JSON. Some more are read than any model takes, so that the error can say how many it takes.
-MAX_FILES = 16
+# Files of a form or of JSON, and texts of a form. Some more files are read than any model takes, so that the error can
+# say how many it takes.
+MAX_FILES, MAX_FIELDS = 16, 64
 
 # The files of a request, by field.
 Uploads = dict[str, list[bytes]]
@@ -54,29 +57,44 @@ class Bodies:
             return await self._bounded(http).body()
 
     async def read_form(self, http: HTTPRequest) -> tuple[dict[str, str], Uploads]:
-        """The texts and files of multipart/form-data by field. `name[]`, `name[0]`, `name[1]` and so on are the files
-        of `name`: first those with numbers.
+        """The texts and files of multipart/form-data by field. Files stay in memory. `name[]`, `name[0]`, `name[1]`
+        and so on are the files of `name`: first those with numbers.
 
         Raises:
             Problem: if the body is too large or too slow.
-            Refused: if it is not a form, a text is sent several times, or there are too many bodies at a time.
+            Refused: if it is not a form, has too many parts, or a text is sent several times, or there are too many
+                bodies at a time.
         """
         texts: dict[str, str] = {}
         numbered: dict[str, list[tuple[int, bytes]]] = {}
-        form = self._bounded(http).form(max_files=MAX_FILES, max_fields=64, max_part_size=2**16)
+
+        def on_field(field: Field) -> None:
+            name, value = ((part or b"").decode(errors="replace") for part in (field.field_name, field.value))
+            if name in texts:
+                raise Refused(f"the field {name} is sent several times: send it once", name)
+            if len(texts) == MAX_FIELDS:
+                raise Refused(f"the form has more than {MAX_FIELDS} fields: send fewer")
+            texts[name] = value
+
+        def on_file(file: File) -> None:
+            if sum(map(len, numbered.values())) == MAX_FILES:
+                raise Refused(f"the form has more than {MAX_FILES} files: send fewer")
+            name = (file.field_name or b"").decode(errors="replace")
+            field, number = re.fullmatch(r"(.*?)(?:\[(\d{0,4})\])?", name, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            file.file_object.seek(0)
+            place = int(number) if number else MAX_FILES
+            numbered.setdefault(field, []).append((place, file.file_object.read()))
+
         try:
-            async with _in_time(), form as fields:
-                for name, value in fields.multi_items():
-                    if not isinstance(value, str):
-                        field, number = re.fullmatch(r"(.*?)(?:\[(\d{0,4})\])?", name, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
-                        place = int(number) if number else MAX_FILES
-                        numbered.setdefault(field, []).append((place, await value.read()))
-                    elif name in texts:
-                        raise Refused(f"the field {name} is sent several times: send it once", name)
-                    else:
-                        texts[name] = value
-        except HTTPException as error:
-            raise Refused(f"the form cannot be read: {error.detail}") from error
+            headers = {"Content-Type": http.headers["content-type"].encode("latin-1")}
+            config = {"MAX_MEMORY_FILE_SIZE": self.largest + 1}
+            parser = create_form_parser(headers, on_field, on_file, config=config)
+            async with _in_time():
+                async for chunk in self._bounded(http).stream():
+                    parser.write(chunk)
+            parser.finalize()
+        except FormParserError as error:
+            raise Refused(f"the form cannot be read: {error}") from error
         files = {name: [data for _, data in sorted(found, key=lambda one: one[0])] for name, found in numbered.items()}
         return texts, files
 
