@@ -269,6 +269,23 @@ def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp
         run_transformer(RECIPE, data, data, tmp_path, "cpu", unlearned=out)
 
 
+def test_a_model_is_trained_further_and_its_text_encoder_can_stay_as_it_was(trained, data, tmp_path):
+    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
+    recipe = copy.deepcopy(RECIPE)
+    recipe["transformer"]["optimizer"]["steps"] = 4
+    recipe["transformer"]["training"]["train_text"] = False
+    run_transformer(recipe, data, data, tmp_path, "cpu", start_from=trained[0] / "model")
+    for part, same in (("text_encoder", True), ("transformer", False)):
+        ours, theirs = (
+            load_file(next((run / "model" / part).glob("*.safetensors"))) for run in (tmp_path, trained[0])
+        )
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs) == same
+    recipe["transformer"]["model"] |= {"hidden_size": 24, "intermediate_size": 40}
+    shutil.copytree(tmp_path / "tokenizer", tmp_path / "other" / "tokenizer")
+    with pytest.raises(ValueError, match="whose weights do not fit a LlamaGenTransformer"):
+        run_transformer(recipe, data, data, tmp_path / "other", "cpu", start_from=trained[0] / "model")
+
+
 def test_the_text_encoder_of_another_model_can_be_taken(trained, data, tmp_path):
     shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
     recipe = copy.deepcopy(RECIPE)
