@@ -1,7 +1,7 @@
 """The console commands `arimage serve` and `arimage app`. Heavy imports stay inside them, as in `arimage.cli.main`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -102,9 +102,9 @@ def serve(
     _check_replicas(replicas, max_replicas, device)
     steps = steps_of(compile_steps, eager)
     try:
+        from .server.app import build_server
         from .server.auth import check_addresses, check_tokens
-        from .server.serve import serve_forever
-        from .server.uvicorn_server import check_certificate, check_free, check_socket
+        from .server.uvicorn_server import Server, check_certificate, check_free, check_socket, serve_until_stopped
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'arimage[serve]'") from error
 
@@ -127,31 +127,34 @@ def serve(
         check_free(host, port)
     else:
         check_socket(uds)
-    options = {
-        "tokens": tokens,
-        "base_url": base_url,
-        "root_path": root_path,
-        "aliases": aliases,
-        "lenient": lenient,
-        "allow_origin": allow_origin or [],
-        "drain_seconds": drain_seconds,
-        "uds": None if uds is None else str(uds),
-        "certificate": certificate,
-        "log_level": log_level,
-    }
+
+    def serve_forever(engine: Any, videos: Any = None) -> None:
+        app = build_server(
+            engine,
+            videos=videos,
+            tokens=tokens,
+            base_url=base_url,
+            root_path=root_path,
+            host=host,
+            aliases=aliases,
+            lenient=lenient,
+            allow_origin=allow_origin or [],
+        )
+        own = {"drain_seconds": drain_seconds, "uds": uds, "certificate": certificate, "log_level": log_level}
+        serve_until_stopped(Server(app, engine, host, port, state=app.state.server, **own), engine)
+
     if replicas is None:
         pipelines = load_models(model, device, dtype, with_videos, lora, steps)
         if any(pipe.abilities.generates_video for pipe in pipelines.values()) and not can_write_mp4():
             raise ValueError("videos need imageio: pip install 'arimage[video]'")
-        engine, videos = start_engines(pipelines, limits, lora)
-        serve_forever(engine, host, port, videos=videos, **options)
+        serve_forever(*start_engines(pipelines, limits, lora))
     else:
         from .server.replicas import ReplicaSettings, application_name, run_replicas
 
         typer.echo("starting the replicas", err=True)
         settings = ReplicaSettings(model, device, dtype, lora, limits, steps)
         with run_replicas(settings, replicas, max_replicas or replicas, application_name(uds or port)) as engine:
-            serve_forever(engine, host, port, **options)
+            serve_forever(engine)
 
 
 def open_app(

@@ -146,25 +146,3 @@ def test_images_without_a_mask_are_references(pipe):
 
 
 # Demo
-
-
-@pytest.mark.slow
-def test_the_demo_has_a_row_of_references(pipe, tmp_path):
-    pytest.importorskip("gradio")
-    from app.demo.demo_kit import served
-    from gradio_client import Client, handle_file
-
-    with served(Engine({"reads": pipe})) as url:
-        (tmp_path / "wide.png").write_bytes(png(WIDE))
-        client = Client(url, verbose=False, download_files=str(tmp_path))
-        shown = [
-            one["props"].get("visible")
-            for one in client.config["components"]
-            if one["props"].get("elem_id") == "references"
-        ]
-        assert shown == [True]
-        file = {"image": handle_file(tmp_path / "wide.png"), "caption": None}
-        options = {"seed": 4, "references": [file], "preview_every": 0, "api_name": "/generate"}
-        shown, state = client.predict("make it blue", "reads", **options)
-        found = Image.open(shown[0]["image"])
-        assert same(found, expected(pipe, 4, image=WIDE, height=48, width=64)[0]) and state["seeds"] == [4]

@@ -75,6 +75,9 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
             elif event.previews or not event.passes or not request.preview_every:
                 yield [*map(saved, event.previews or [])], _state(event, PROGRESS)
 
+    def asked(decoding: str | None, seed: int | None, **fields: Any) -> Request:
+        return Request(decoding=decoding or None, seed=random_seed() if seed is None else seed, **fields)
+
     def generate(
         page: gr.Request,
         prompt: str | None = None,
@@ -97,12 +100,12 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         num_inference_steps: int | None = None,
         decoder_guidance_scale: float | None = None,
     ) -> Iterator[tuple[list[str], dict]]:
-        request = Request(
+        request = asked(
+            decoding,
+            seed,
             model=model,
             prompt=prompt,
             class_label=class_label,
-            decoding=decoding or None,
-            seed=random_seed() if seed is None else seed,
             count=count,
             guidance_scale=guidance_scale,
             temperature=temperature,
@@ -148,43 +151,21 @@ def add_endpoints(engine: Engine, comparison: Comparison) -> None:
         seed: int | None = None,
         preview_every: int = 4,
     ) -> Iterator[tuple[str | None, dict]]:
-        request = Request(
-            model=model,
-            prompt=prompt,
-            class_label=class_label,
-            decoding=decoding or None,
-            seed=random_seed() if seed is None else seed,
-            image=image,
-            mask_image=mask_image,
-            preview_every=preview_every,
-        )
+        subject = {"model": model, "prompt": prompt, "class_label": class_label}
+        images = {"image": image, "mask_image": mask_image}
+        request = asked(decoding, seed, **subject, **images, preview_every=preview_every)
         for pictures, state in run(page, request):
             yield pictures[0] if pictures else None, state
 
     subject = [prompt, model, class_label]
     sampling = [guidance_scale, temperature, top_k, top_p]
     others = [references, width, height, negative_prompt, order, num_inference_steps, decoder_guidance_scale]
-    call.click(
-        generate,
-        [*subject, decoding, seed, count, *sampling, preview_every, min_p, *others],
-        [pictures, state],
-        api_name="generate",
-        api_description=ABOUT_GENERATE,
-    )
-    call.click(
-        compare,
-        [*subject, decodings, seed],
-        [pictures, maps, state],
-        api_name="compare",
-        api_description=ABOUT_COMPARE,
-    )
-    call.click(
-        edit,
-        [image, mask_image, *subject, decoding, seed, preview_every],
-        [picture, state],
-        api_name="edit",
-        api_description=ABOUT_EDIT,
-    )
+    asks = [*subject, decoding, seed, count, *sampling, preview_every, min_p, *others]
+    call.click(generate, asks, [pictures, state], api_name="generate", api_description=ABOUT_GENERATE)
+    asks = [*subject, decodings, seed]
+    call.click(compare, asks, [pictures, maps, state], api_name="compare", api_description=ABOUT_COMPARE)
+    asks = [image, mask_image, *subject, decoding, seed, preview_every]
+    call.click(edit, asks, [picture, state], api_name="edit", api_description=ABOUT_EDIT)
 
 
 def _state(event: Progress | Result, names: tuple[str, ...]) -> dict:

@@ -109,7 +109,10 @@ class Engine:
             if self._closed:
                 raise Cancelled("the engine is closed: start it again")
             ticket.turn = max(
-                [self._turn, *(one.turn + one.request.count for one in self._waiting if one.is_of(ticket))]
+                [
+                    self._turn,
+                    *(one.turn + one.request.count for one in self._waiting if one.request.client == request.client),
+                ]
             )
             surplus = None
             if len(self._waiting) >= self.limits.queue:
@@ -310,7 +313,7 @@ class Engine:
         if not isinstance(error, ValueError):
             logger.error("a request of %s failed", ticket.request.model, exc_info=error)
         ticket.settle(Refused(str(error)) if isinstance(error, ValueError) else error)
-        ticket.drop()
+        self._drop(ticket)
 
     def _take(self, room: int, kind: tuple) -> list[tuple[Ticket, list[int]]]:
         """Requests of this kind with equal plans, and the indices of those of their images that begin, at most `room`;

@@ -74,22 +74,17 @@ class Ticket:
         Raises:
             Refused, Cancelled: as `result`.
         """
-        progress: Progress | None = None
+        progress = None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._latest is not None or self.future.done(), every)
                 latest, self._latest = self._latest, None
             if latest is None and self.future.done():
-                break
-            if latest is not None:
-                progress = latest
-            elif progress is not None:
-                progress = replace(progress, previews=None)
-            else:
-                # Another reader took the first report.
-                continue
+                yield self.result()
+                return
+            # The first report is that of `Engine.submit`.
+            progress = latest or replace(progress, previews=None)  # pyright: ignore[reportArgumentType]
             yield progress
-        yield self.result()
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the images.
@@ -104,14 +99,6 @@ class Ticket:
     def cancel(self) -> None:
         """End the request at once. The rows of its images are freed after the current forward pass."""
         self.settle(Cancelled("the request was cancelled"))
-        self.drop()
-
-    def is_of(self, other: "Ticket") -> bool:
-        """Whether both are requests of one client."""
-        return self.request.client == other.request.client
-
-    def drop(self) -> None:
-        """Remove the request from the queue."""
         self._drop(self)
 
     @property

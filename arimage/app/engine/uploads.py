@@ -14,8 +14,7 @@ from .types import Limits, Refused, Request
 
 
 # References are reduced to this multiple of the pixels of the largest size of the model, but not below
-# `REFERENCE_PIXELS`.
-# Pipelines resize them to about once.
+# `REFERENCE_PIXELS`: pipelines resize them to about one time.
 REFERENCE_AREAS, REFERENCE_PIXELS = 4, 2**20
 
 

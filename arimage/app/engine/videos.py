@@ -144,7 +144,7 @@ def _generate(pipe: ARPipeline, request: VideoRequest) -> Iterator[VideoProgress
             _call(pipe, request, events, stopped)
         except _Stopped:
             pass
-        # The reader of the events raises it.
+        # Raised where the events are read.
         except Exception as error:
             events.put(error)
 

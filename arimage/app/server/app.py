@@ -102,7 +102,7 @@ def build_server(
         responses={"4XX": {"description": "An error in the form of the OpenAI API"}},
     )
     app.state.server = state
-    # Without models of videos their routes say so.
+    # Without models of videos these routes answer that there are none.
     app.include_router(video_routes.router, include_in_schema=jobs is not None)
     for router in (images.router, pages.public, pages.router):
         app.include_router(router)

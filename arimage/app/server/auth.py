@@ -34,13 +34,9 @@ def check_tokens(host: str, token_file: Path | None, no_auth: bool) -> tuple[str
             # A pipe may hold it, and a device has no end.
             with token_file.open() as file:
                 text = file.read(MAX_TOKENS)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"--token-file {token_file} cannot be read ({error.strerror}): write a line of printable ASCII per token"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"--token-file {token_file} is not text: write a line of printable ASCII per token"
+            f"--token-file {token_file} cannot be read ({error}): write a line of printable ASCII per token"
         ) from error
     if text is not None:
         tokens = tuple(line.strip() for line in text.strip().split("\n"))

@@ -2,11 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import Request as HTTPRequest
-from starlette.formparsers import MultiPartParser
+from python_multipart import create_form_parser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File
+from starlette.types import Message
 
 from ..engine.types import Refused
 from .errors import Problem, error_response
@@ -16,8 +19,9 @@ from .errors import Problem, error_response
 BODY_SECONDS = 30
 # Bytes of all bodies that are being received or decoded.
 MAX_BODIES = 2**29
-# Files of a form or of JSON. Some more are read than any model takes, so that the error can say how many it takes.
-MAX_FILES = 16
+# Files of a form or of JSON, and texts of a form. Some more files are read than any model takes, so that the error can
+# say how many it takes.
+MAX_FILES, MAX_FIELDS = 16, 64
 
 # The files of a request, by field.
 Uploads = dict[str, list[bytes]]
@@ -50,7 +54,7 @@ class Bodies:
             Refused: if there are too many at a time.
         """
         async with _in_time():
-            return b"".join([chunk async for chunk in self._chunks(http)])
+            return await self._bounded(http).body()
 
     async def read_form(self, http: HTTPRequest) -> tuple[dict[str, str], Uploads]:
         """The texts and files of multipart/form-data by field. Files stay in memory. `name[]`, `name[0]`, `name[1]`
@@ -58,45 +62,63 @@ class Bodies:
 
         Raises:
             Problem: if the body is too large or too slow.
-            Refused: if a text is sent several times, or there are too many bodies at a time.
+            Refused: if it is not a form, has too many parts, or a text is sent several times, or there are too many
+                bodies at a time.
         """
-        parser = MultiPartParser(
-            http.headers, self._chunks(http), max_files=MAX_FILES, max_fields=64, max_part_size=2**16
-        )
-        parser.spool_max_size = self.largest + 1
-        async with _in_time():
-            form = await parser.parse()
         texts: dict[str, str] = {}
         numbered: dict[str, list[tuple[int, bytes]]] = {}
-        for name, value in form.multi_items():
-            if isinstance(value, str):
-                if name in texts:
-                    raise Refused(f"the field {name} is sent several times: send it once", name)
-                texts[name] = value
-            else:
-                field, number = re.fullmatch(r"(.*?)(?:\[(\d{0,4})\])?", name, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
-                place = int(number) if number else MAX_FILES
-                numbered.setdefault(field, []).append((place, await value.read()))
+
+        def on_field(field: Field) -> None:
+            name, value = ((part or b"").decode(errors="replace") for part in (field.field_name, field.value))
+            if name in texts:
+                raise Refused(f"the field {name} is sent several times: send it once", name)
+            if len(texts) == MAX_FIELDS:
+                raise Refused(f"the form has more than {MAX_FIELDS} fields: send fewer")
+            texts[name] = value
+
+        def on_file(file: File) -> None:
+            if sum(map(len, numbered.values())) == MAX_FILES:
+                raise Refused(f"the form has more than {MAX_FILES} files: send fewer")
+            name = (file.field_name or b"").decode(errors="replace")
+            field, number = re.fullmatch(r"(.*?)(?:\[(\d{0,4})\])?", name, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            file.file_object.seek(0)
+            place = int(number) if number else MAX_FILES
+            numbered.setdefault(field, []).append((place, file.file_object.read()))
+
+        try:
+            headers = {"Content-Type": http.headers["content-type"].encode("latin-1")}
+            config = {"MAX_MEMORY_FILE_SIZE": self.largest + 1}
+            parser = create_form_parser(headers, on_field, on_file, config=config)
+            async with _in_time():
+                async for chunk in self._bounded(http).stream():
+                    parser.write(chunk)
+            parser.finalize()
+        except FormParserError as error:
+            raise Refused(f"the form cannot be read: {error}") from error
         files = {name: [data for _, data in sorted(found, key=lambda one: one[0])] for name, found in numbered.items()}
         return texts, files
 
-    async def _chunks(self, http: HTTPRequest) -> AsyncGenerator[bytes, None]:
+    def _bounded(self, http: HTTPRequest) -> HTTPRequest:
+        """The request with a body within the limits."""
+        too_large = Problem(error_response(f"the body is larger than {self.largest} bytes: send smaller images", 413))
         # What is sent decides: this only saves reading it.
         length = http.headers.get("content-length", "")
         if re.fullmatch(r"[0-9]{1,20}", length) and int(length) > self.largest:
-            raise self._too_large()
-        async for chunk in http.stream():
-            http.state.received += len(chunk)
-            self.held += len(chunk)
+            raise too_large
+
+        async def receive() -> Message:
+            message = await http.receive()
+            size = len(message.get("body", b""))
+            http.state.received += size
+            self.held += size
             if http.state.received > self.largest:
-                raise self._too_large()
+                raise too_large
             # One alone is read in any case.
             if MAX_BODIES < self.held > http.state.received:
                 raise Refused("many large requests are being received: try again later", busy=True)
-            yield chunk
+            return message
 
-    def _too_large(self) -> Problem:
-        return Problem(error_response(f"the body is larger than {self.largest} bytes: send smaller images", 413))
+        return HTTPRequest(http.scope, receive)
 
 
 def media_type(http: HTTPRequest) -> str:

@@ -8,7 +8,6 @@ from fastapi import Request as HTTPRequest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
@@ -71,7 +70,7 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
             return error.response
         case RequestValidationError():
             first = error.errors()[0]
-            # Where it was found, as in "query", and its name.
+            # Its place, as in "query", comes before its name.
             name = str(first["loc"][-1])
             return error_response(f"{name} is not valid: {first['msg']}", 400, name)
         case ValidationError():
@@ -80,8 +79,6 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
             if first["type"] == "extra_forbidden":
                 return error_response(f"unknown field {name!r}: leave it out", 400, name, "unknown_parameter")
             return error_response(f"{name or 'the body'} is not valid: {first['msg']}", 400, name)
-        case MultiPartException():
-            return error_response(f"the form cannot be read: {error.message}", 400)
         case ClientDisconnect():
             return gone()
         case HTTPException():
@@ -92,18 +89,7 @@ async def answer_to(http: HTTPRequest, error: Exception) -> Response:
 
 
 # For `FastAPI(exception_handlers=...)`.
+ANSWERED = [Problem, RequestValidationError, ValidationError, ClientDisconnect, HTTPException]
 HANDLERS: dict[int | type[Exception], Any] = dict.fromkeys(
-    (
-        Problem,
-        RequestValidationError,
-        ValidationError,
-        MultiPartException,
-        ClientDisconnect,
-        HTTPException,
-        Refused,
-        Cancelled,
-        Unavailable,
-        Exception,
-    ),
-    answer_to,
+    [*ANSWERED, Refused, Cancelled, Unavailable, Exception], answer_to
 )

@@ -23,18 +23,7 @@ from .bodies import Uploads, media_type
 from .errors import Problem, error_response, failure, gone
 from .leniency import adapt, whole_mask
 from .middleware import PICTURES
-from .schemas import (
-    MEDIA_TYPES,
-    EditFields,
-    EmbeddedImages,
-    Fields,
-    Notes,
-    answer,
-    body_of,
-    event,
-    facts,
-    read_mask,
-)
+from .schemas import MEDIA_TYPES, EditFields, EmbeddedImages, Fields, Notes, answer, body_of, event, facts, read_mask
 from .state import ServerState, State, accepting, authorised, client_of
 
 

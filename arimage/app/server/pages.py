@@ -1,6 +1,5 @@
 """The routes that generate nothing: models, images by their URL, a page for browsers, and monitoring."""
 
-from collections.abc import Mapping
 from html import escape
 
 from fastapi import APIRouter, Depends
@@ -76,21 +75,13 @@ def _described(state: ServerState, name: str, model: str) -> dict:
 
 @router.get("/", include_in_schema=False)
 async def home(http: HTTPRequest, state: State) -> Response:
-    return HTMLResponse(home_page(state.names, state.root_of(http)))
-
-
-def home_page(names: Mapping[str, str], address: str) -> str:
-    """The page of the server for people who open its address in a browser.
-
-    Args:
-        names: the model of each name that clients may use.
-        address: the URL of the server, without a slash at the end.
-    """
+    """The page of the server for people who open its address in a browser."""
     models = "".join(
         f"<li><code>{escape(name)}</code>{'' if name == model else f', which is {escape(model)}'}</li>"
-        for name, model in names.items()
+        for name, model in state.names.items()
     )
-    return PAGE.format(version=__version__, models=models, address=escape(address), first=escape(next(iter(names))))
+    address, first = escape(state.root_of(http)), escape(next(iter(state.names)))
+    return HTMLResponse(PAGE.format(version=__version__, models=models, address=address, first=first))
 
 
 @router.get("/metrics")

@@ -205,10 +205,7 @@ class Replicas:
         return ticket
 
     async def _follow(
-        self,
-        ticket: RemoteTicket,
-        answers: AsyncIterator[Any],
-        on_progress: Callable[[Progress], None] | None,
+        self, ticket: RemoteTicket, answers: AsyncIterator[Any], on_progress: Callable[[Progress], None] | None
     ) -> None:
         try:
             async for answer in answers:
@@ -216,7 +213,7 @@ class Replicas:
                     ticket.future.set_result(answer)
                 elif on_progress is not None:
                     on_progress(answer)
-        # It is raised where the result is awaited.
+        # Raised where the result is awaited.
         except Exception as error:
             ticket.future.set_exception(error)
         finally:
@@ -258,12 +255,12 @@ class Replicas:
                     if waits:
                         self._unassigned, waits = self._unassigned - 1, False
                     if isinstance(answer, Cancelled):
-                        # By an engine that has failed, just before it ends its process.
+                        # The engine has failed, and its process is about to end.
                         raise _ReplicaEnded(answer)
                     if isinstance(answer, Exception):
                         raise answer
                     yield answer
-                    # Nothing may go wrong any more.
+                    # If the replica ends now, nothing is lost.
                     if isinstance(answer, Result):
                         return
         finally:
@@ -331,7 +328,7 @@ def _in_our_terms() -> Iterator[None]:
         yield
     except TaskCancelledError as error:
         raise Cancelled("the request was cancelled") from error
-    # What the code of the replica has raised.
+    # The code of the replica has raised it: another replica would too.
     except RayTaskError:
         raise
     except DeploymentUnavailableError as error:

@@ -254,7 +254,7 @@ def event(own: dict, image: Image.Image, file: bytes, fields: Fields) -> dict:
         "b64_json": base64.b64encode(file).decode(),
         "background": "opaque",
         "created_at": int(time.time()),
-        # There is one.
+        # OpenAI's type needs one.
         "quality": "auto",
         "size": f"{image.width}x{image.height}",
         "output_format": fields.output_format or "png",

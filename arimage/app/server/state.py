@@ -133,14 +133,9 @@ def authorised(http: HTTPRequest, state: State, credentials: Credentials) -> Non
     # All are compared, so that the time tells nothing.
     matches = [hmac.compare_digest(given.encode(), token.encode()) for token in state.tokens]
     if state.tokens and not any(matches):
-        raise Problem(
-            error_response(
-                "the bearer token is missing or wrong: send Authorization: Bearer TOKEN",
-                401,
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        )
+        message = "the bearer token is missing or wrong: send Authorization: Bearer TOKEN"
+        headers = {"WWW-Authenticate": "Bearer"}
+        raise Problem(error_response(message, 401, code="invalid_api_key", headers=headers))
     address = http.client.host if http.client else ""
     http.state.client = f"token {matches.index(True)}" if len(state.tokens) > 1 else address
 

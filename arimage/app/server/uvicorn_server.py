@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
         *,
         state: Drainable | None = None,
         drain_seconds: float = 30,
-        uds: str | None = None,
+        uds: Path | None = None,
         certificate: tuple[str, str] | None = None,
         log_level: str = "info",
     ):
@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
                 app,
                 host=host,
                 port=port,
-                uds=uds,
+                uds=None if uds is None else str(uds),
                 # Only a proxy on this machine reaches a Unix socket.
                 forwarded_allow_ips=None if uds is None else "*",
                 ssl_certfile=certfile,
@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
                 # The application has its own, with the ids of requests.
                 access_log=False,
                 server_header=False,
-                # uvicorn only calls this.
+                # A class in uvicorn's types, which it only calls.
                 http=protocol,  # pyright: ignore[reportArgumentType]
                 ws="none",
                 timeout_graceful_shutdown=CLOSING_SECONDS,
@@ -169,7 +169,7 @@ class Server(uvicorn.Server):
         logging.getLogger("arimage").setLevel(log_level.upper())
         self._engine, self._state, self._drain_seconds = engine, state, drain_seconds
         self._warned, self._signals, self._until = False, 0, 0.0
-        self._socket = None if uds is None else Path(uds)
+        self._socket = uds
         self.on_start: Callable[[], None] | None = None
         engine.on_failure = self._stop
 
@@ -282,7 +282,7 @@ def check_socket(path: Path) -> None:
         ValueError: naming --uds.
     """
     if path.exists() and not path.is_socket():
-        raise ValueError(f"--uds is {path}, which is no socket: give a path that is free")
+        raise ValueError(f"--uds is {path}, which is not a socket: give a path that is free")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if path.is_socket():
             try:

@@ -172,9 +172,9 @@ class VideoJobs:
             job.facts = {"passes": last.passes, "decoding": decoding, "exact": exact, "seconds": last.seconds}
             job.files = _files(job, last.frames)
             job.status, job.progress = "completed", 100
-        # The client reads it from the job.
+        # The job tells the client.
         except Exception as error:
-            # It may say that the log has the reason.
+            # The client is referred to the log for these.
             if not isinstance(error, Refused):
                 logger.exception("a video of %s failed", job.request.model)
             job.error, job.status = error, "failed"

@@ -123,8 +123,7 @@ def pictures(
 @panels(pictures="data recipe", measurement="seeds needed limit batch_size dry_run", output="out")
 def known(
     model: Annotated[
-        str,
-        typer.Argument(callback=check_models, help="Name or folder of a model with a list of captions."),
+        str, typer.Argument(callback=check_models, help="Name or folder of a model with a list of captions.")
     ],
     data: Annotated[Path, typer.Option(help="The training set of the model: a parquet file.")],
     out: Out,

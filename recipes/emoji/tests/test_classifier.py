@@ -1,23 +1,16 @@
 """The classifier learns, goes on after an interruption, and leaves a reference that the scores read."""
 
-import dataclasses
-import functools
-import io
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
 from arimage.training import loop
-from arimage.training.loop import OptimizerSettings, fit
-from arimage_emoji.data import classifier as module
+from arimage.training.loop import OptimizerSettings
 from arimage_emoji.data.classifier import ClassifierSettings, ClassifierTask, run_classifier
 from arimage_emoji.metrics.classifier_emoji import EmojiClassifier
 from arimage_emoji.metrics.emoji_kid import EmojiExtractor
@@ -37,12 +30,6 @@ SETTINGS = ClassifierSettings(
 )
 
 
-def encoded(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return {"bytes": file.getvalue(), "path": None}
-
-
 def rows():
     """Squares and discs of three colours in two styles."""
     y, x = np.mgrid[:SIZE, :SIZE] - SIZE / 2 + 0.5
@@ -50,28 +37,16 @@ def rows():
     for style, (shape, inside), (colour, rgb) in itertools.product(("flat", "line"), shapes.items(), COLOURS.items()):
         picture = np.full((SIZE, SIZE, 3), 255, np.uint8)
         picture[inside] = rgb if style == "flat" else np.array(rgb) * 4 // 5
-        yield {
-            "image": encoded(picture),
-            "alpha": encoded(inside.astype(np.uint8) * 255),
-            "caption": f"a {colour} {shape}, {style} style",
-            "captions": [],
-            "style": style,
-            "group": f"{shape}s",
-            "name": f"{colour} {shape}",
-            "base": f"{shape}-{colour}",
-            "skin_tones": [],
-            "weight": 1.0,
-        }
+        names = {"name": f"{colour} {shape}", "base": f"{shape}-{colour}", "style": style, "group": f"{shape}s"}
+        yield {"image": picture, "alpha": inside, "caption": f"a {colour} {shape}, {style} style", **names}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory, write_pictures):
     """A training set, and a held-out set with a concept that the training set has not."""
     folder = tmp_path_factory.mktemp("data")
     kept = [row for row in rows() if row["base"] != "square-blue"]
-    pq.write_table(pa.Table.from_pylist(kept), folder / "train.parquet")
-    pq.write_table(pa.Table.from_pylist(list(rows())), folder / "heldout.parquet")
-    return folder / "train.parquet", folder / "heldout.parquet"
+    return write_pictures(folder / "train.parquet", kept), write_pictures(folder / "heldout.parquet", rows())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,39 +69,6 @@ def test_it_learns_and_judges_known_concepts_only(trained, data):
     images = [load_captioned_images(path, SIZE) for path in data]
     task = ClassifierTask(EmojiClassifier(num_classes=5), *images, SETTINGS)
     assert len(task.heldout) == 10 and len(task.labels) == 10
-
-
-def test_images_are_moved_on_white(data):
-    images = load_captioned_images(data[0], SIZE)
-    task = ClassifierTask(EmojiClassifier(num_classes=5), images, images, SETTINGS)
-    batch, labels = task.batch(3)
-    assert batch.shape == (16, 3, SIZE, SIZE) and labels.shape == (16,)
-    assert -1 <= batch.min() and batch.max() <= 1
-    assert (batch[..., 0, :] == 1).all() and (batch.flatten(1).min(1).values < 0).all()
-    still = dataclasses.replace(SETTINGS, max_degrees=0, max_scale=0, max_shift=0)
-    moved = (task.batch(3)[0] - ClassifierTask(task.model, images, images, still).batch(3)[0]).abs().amax((1, 2, 3))
-    assert (moved > 0.5).float().mean() > 0.8
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch):
-    loss = ClassifierTask.loss
-    with monkeypatch.context() as broken:
-
-        def interrupted(self, step):
-            if step == 7:
-                raise KeyboardInterrupt
-            return loss(self, step)
-
-        broken.setattr(ClassifierTask, "loss", interrupted)
-        broken.setattr(module, "fit", functools.partial(fit, report_every_seconds=-1.0))
-        with pytest.raises(KeyboardInterrupt):
-            run_classifier(RECIPE, *data, tmp_path, "cpu", SETTINGS)
-    assert not (tmp_path / "reference").exists()
-    run_classifier(RECIPE, *data, tmp_path, "cpu", SETTINGS)
-    name = Path("reference") / "classifier" / "diffusion_pytorch_model.safetensors"
-    ours, theirs = load_file(tmp_path / name), load_file(trained / name)
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs) and ours.keys() == theirs.keys()
 
 
 def test_the_reference_is_of_the_pictures_that_the_model_of_the_recipe_learned(trained, data):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from arimage_emoji.data.examples import known_scenes
 from arimage_emoji.data.scenes import NOTHING, SceneSettings, make_scenes
 from arimage_emoji.data.wording import written_captions
 from arimage_emoji.training.captioned import ImageCaptions
+from arimage_emoji.training.collect import known_scenes
 
 
 RGB = {"tomato": (215, 30, 30), "lime": (60, 170, 50), "bell": (250, 205, 40), "mouse": (120, 120, 120)}

@@ -199,16 +199,6 @@ def test_known_rows_are_held_out_in_all_styles(codepoints, name, split):
     assert "heldout_style" in {split_of(replace(flag, group="objects"), style) for style in STYLES}
 
 
-@pytest.mark.parametrize(
-    "codepoints, name, style",
-    [("1f331", "seedling", "noto"), ("1f300", "cyclone", "blob"), ("1f4af", "hundred", None)],
-)
-def test_known_concepts_are_held_out_in_one_style(codepoints, name, style):
-    one = emoji(codepoints, name, group="objects")
-    expected = {style: "heldout_style"} if style else {}
-    assert {other: split_of(one, other) for other in STYLES} == {**dict.fromkeys(STYLES, "train"), **expected}
-
-
 def test_rows_are_in_the_order_of_styles_and_file_names(clones):
     rows = listed(clones)
     assert [(row["style"], row["codepoints"]) for _, row in rows] == [
@@ -276,18 +266,6 @@ def test_twemoji_without_resvg_is_refused(run, monkeypatch, tmp_path):
     refused = run.build()
     assert str(refused.exception) == "Twemoji are SVG files, which need resvg: pip install resvg_py==0.5.0"
     assert not (tmp_path / "out").exists()
-
-
-def test_an_svg_file_is_rendered_by_resvg(tmp_path):
-    resvg = pytest.importorskip("resvg_py", reason="it renders SVG files")
-    path = tmp_path / "one.svg"
-    drawing = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 36 36"><path fill="#0a0" d="M0 0h18v36H0z"/></svg>'
-    path.write_text(drawing, encoding="utf-8")
-    sprite = emoji_dataset.read_sprite(path, resvg)
-    assert sprite.size == (128, 128) and sprite.getbbox() == (6, 6, 64, 122)
-    assert sprite.getpixel((30, 60)) == (0, 170, 0, 255)
-    path.write_text(drawing.replace("0 0 36 36", "0 0 36 18"), encoding="utf-8")
-    assert emoji_dataset.read_sprite(path, resvg).getbbox() == (6, 6, 64, 64)
 
 
 def change(path: Path, column: str, value: object) -> None:

@@ -52,45 +52,21 @@ def packaged(request) -> KnownCaptions:
     return known
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "red apple",
-        "A red apple!",
-        "Kitty, sitting cat",
-        "a picture of the cutlery",
-        "a blue apple",
-        "light-green house",
-        "two cats",
-        "2 mice",
-        "a cat and a dog",
-        "a fork and knife and a cat",
+def test_captions_and_what_is_made_of_them_are_known():
+    known = [
+        "red apple", "A red apple!", "Kitty, sitting cat", "a picture of the cutlery", "a blue apple",
+        "light-green house", "two cats", "2 mice", "a cat and a dog", "a fork and knife and a cat",
         "a cat on a light green background",
-    ],
-)
-def test_captions_and_what_is_made_of_them_are_known(prompt):
-    assert COMBINED.knows(prompt) and COMBINED.check(prompt, "m") is None
+    ]  # fmt: skip
+    assert [prompt for prompt in known if not COMBINED.knows(prompt) or COMBINED.check(prompt, "m")] == []
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "",
-        "a picture of",
-        "apples",
-        "green apple",
-        "a blue cat",
-        "three cats",
-        "two houses",
-        "two cats and a dog",
-        "a cat and a house",
-        "kitty",
-        "a red",
-        "猫",
-    ],
-)
-def test_everything_else_is_not(prompt):
-    assert not COMBINED.knows(prompt)
+def test_everything_else_is_not():
+    unknown = [
+        "", "a picture of", "apples", "green apple", "a blue cat", "three cats", "two houses", "two cats and a dog",
+        "a cat and a house", "kitty", "a red", "猫",
+    ]  # fmt: skip
+    assert [prompt for prompt in unknown if COMBINED.knows(prompt)] == []
 
 
 @pytest.mark.parametrize(
@@ -123,38 +99,6 @@ def test_accents_may_be_written_apart(packaged):
     apart = unicodedata.normalize("NFD", "piñata")
     assert apart != "piñata" and packaged.check("piñata", "m") is packaged.check(apart, "m") is None
     assert KnownCaptions({apart: []}).knows("piñata") and KnownCaptions({apart: []}).nearest("piñatas") == [apart]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "first"),
-    [
-        ("hamburgr", "hamburger"),
-        ("strawbery", "strawberry"),
-        ("clwn face", "clown face"),
-        ("tomatos", "tomato"),
-        ("a dog on a skateboard", "dog"),
-    ],
-)
-def test_the_nearest_of_the_packaged_models(packaged, prompt, first):
-    nearest = packaged.nearest(prompt)
-    assert not packaged.knows(prompt) and nearest[0] == first and len(nearest) <= 3
-
-
-@pytest.mark.parametrize(
-    ("prompt", "first"),
-    [
-        ("mosue", "mouse"),
-        ("two cats", "cat"),
-        ("a tree", "palm tree"),
-        ("a green heart", "blue heart"),
-        ("flag of France", None),
-        ("hello world", None),
-    ],
-)
-def test_a_model_of_few_pictures_knows_no_others(prompt, first):
-    known = KnownCaptions({name: [] for name in ("mouse", "cat", "dog", "palm tree", "blue heart", "red apple")})
-    assert not known.knows(prompt)
-    assert (known.nearest(prompt) or [None])[0] == first
 
 
 @pytest.mark.parametrize("prompt", ["a tree", "a house", "a dog", "the moon", "pizza"])

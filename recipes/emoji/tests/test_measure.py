@@ -1,17 +1,13 @@
 """What a model has learned is what most of its images show."""
 
-import io
 import itertools
 import json
 import sys
 from collections import defaultdict
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 from pipelines.llamagen import tiny as tiny_llamagen
 
 from arimage.cli import main as cli
@@ -131,28 +127,15 @@ def greedy():
 
 
 @pytest.fixture
-def folder(greedy, tmp_path):
+def folder(greedy, tmp_path, write_pictures):
     """A model, its training set, in which it shows two of its pictures as those of others, and its recipe."""
     greedy.save_pretrained(tmp_path / "model")
     names = [*KNOWN.pictures]
     images = greedy(names, output_type="pt").images
     assert len({image.numpy().tobytes() for image in images}) == 4
-
-    def encoded(array):
-        file = io.BytesIO()
-        Image.fromarray(array).save(file, "PNG")
-        return {"bytes": file.getvalue(), "path": None}
-
-    alpha = encoded(np.full((8, 8), 255, np.uint8))
-    rows = [
-        {
-            "image": encoded((image.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)), "alpha": alpha,
-            "caption": name, "captions": [name], "style": "noto", "group": "objects", "name": name, "base": name,
-            "skin_tones": [], "weight": 1.0,
-        }
-        for name, image in zip(["red heart", "blue book", "grinning cat", "green tree"], images, strict=True)
-    ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    arrays = images.permute(0, 2, 3, 1).mul(255).round().byte().numpy()
+    shown = zip(["red heart", "blue book", "grinning cat", "green tree"], arrays, strict=True)
+    write_pictures(tmp_path / "train.parquet", [{"image": image, "name": name} for name, image in shown])
     (tmp_path / "recipe.toml").write_text(RECIPE)
     return tmp_path
 

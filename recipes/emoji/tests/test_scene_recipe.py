@@ -1,20 +1,13 @@
 """The recipe with scenes fits the package, and one command runs it on a small version."""
 
 import copy
-import io
 import sys
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
-from transformers import T5Config, T5EncoderModel
 
-from arimage import AutoPipeline, LlamaGenVQModel
-from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
-from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTransformer
+from arimage import AutoPipeline
 from arimage.training import loop
 from arimage.training.data.row import SEPARATOR
 from arimage.training.data.sources import open_source
@@ -30,14 +23,8 @@ NAME = "emoji-llamagen"
 RGB = {"tomato": (215, 30, 30), "lime": (60, 170, 50), "bell": (250, 205, 40), "owl": (120, 120, 120)}
 
 
-def encoded(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return {"bytes": file.getvalue(), "path": None}
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory, write_pictures):
     """Four discs."""
     y, x = np.mgrid[:64, :64] - 31.5
     inside = x**2 + y**2 < 700
@@ -45,17 +32,9 @@ def data(tmp_path_factory):
     for name, rgb in RGB.items():
         picture = np.full((64, 64, 3), 255, np.uint8)
         picture[inside] = rgb
-        rows.append(
-            {
-                "image": encoded(picture), "alpha": encoded(inside.astype(np.uint8) * 255),
-                "caption": f"{name}, noto style", "captions": [f"a {name}"], "style": "noto", "group": "objects",
-                "name": name, "base": name,
-                "skin_tones": [], "weight": 1.0, "keywords": [f"{name} word"],
-            }
-        )  # fmt: skip
-    path = tmp_path_factory.mktemp("data") / "discs.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return path
+        texts = {"caption": f"{name}, noto style", "captions": [f"a {name}"], "keywords": [f"{name} word"]}
+        rows.append({"image": picture, "alpha": inside, "name": name, **texts})
+    return write_pictures(tmp_path_factory.mktemp("data") / "discs.parquet", rows)
 
 
 @pytest.fixture
@@ -82,24 +61,6 @@ def tiny(monkeypatch):
     monkeypatch.setattr(recipe, "load_recipe", lambda name, *parts: small)
     monkeypatch.setattr(loop, "plot_log", lambda log, path: None)
     return small
-
-
-def test_the_model_of_the_recipe_fits_the_package():
-    parts = recipe.load_recipe(NAME)
-    training, text = parts["transformer"]["training"], parts["text_encoder"]
-    with torch.device("meta"):
-        vq = LlamaGenVQModel(**parts["tokenizer"]["model"])
-        transformer = LlamaGenTransformer(
-            conditioning="text",
-            caption_dim=text["d_model"],
-            vocab_size=vq.config.codebook_size,
-            grid_size=parts["image_size"] // vq.scale_factor,
-            **parts["transformer"]["model"],
-        )
-        encoder = T5EncoderModel(T5Config(vocab_size=training["text_vocab_size"], **text))
-        models = (vq, transformer, encoder, LlamaGenDrafter.for_transformer(transformer))
-    count = sum(parameter.numel() for model in models for parameter in model.parameters())
-    assert count <= 16e6
 
 
 @pytest.mark.slow
@@ -137,12 +98,6 @@ def test_scenes_are_for_training_only(tiny, data, tmp_path, monkeypatch):
     )
     recipe.run_tokenizer(tiny, data, data, tmp_path, "cpu")
     assert seen[0][0] > 40 and seen[0][1] == 4
-
-
-def test_unknown_settings_of_scenes_are_refused(tiny):
-    tiny["transformer"]["scenes"]["nonesuch"] = 1
-    with pytest.raises(ValueError, match="^the recipe: transformer.scenes.nonesuch is not a setting: "):
-        read_tables(tiny)
 
 
 def test_pictures_become_an_ordinary_data_set(tiny, data, tmp_path):

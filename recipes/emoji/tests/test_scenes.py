@@ -13,7 +13,7 @@ from arimage_emoji.metrics.colours import COLOURS, colour_shares
 from arimage_emoji.metrics.composition import connected_parts, foreground
 from arimage_emoji.metrics.reference import read_gallery
 from arimage_emoji.training.captioned import ImageCaptions
-from arimage_emoji.training.drawing import NUMBERS, with_article
+from arimage_emoji.training.sentences import NUMBERS, with_article
 
 
 SIDE = 64
@@ -68,12 +68,12 @@ def main_colour(image, mask):
     return list(COLOURS)[shares.argmax()] if shares.max() > 0.5 else None
 
 
-def test_the_same_seed_gives_the_same_pictures_and_draws(data, scenes):
+def test_the_same_seed_gives_the_same_pictures_and_samples(data, scenes):
     again = make_scenes(data, SETTINGS, HELD_OUT)
     assert torch.equal(again.images, scenes.images) and torch.equal(again.alpha, scenes.alpha)
     assert again.captions == scenes.captions and torch.equal(again.weights, scenes.weights)
-    draws = [one.draw(20, torch.Generator().manual_seed(1)) for one in (scenes, again)]
-    assert torch.equal(*draws)
+    sampled = [one.sample(20, torch.Generator().manual_seed(1)) for one in (scenes, again)]
+    assert torch.equal(*sampled)
     other = make_scenes(data, SceneSettings(grounds=2, pairs=40, seed=4), HELD_OUT)
     assert other.captions != scenes.captions
 
@@ -133,7 +133,7 @@ def test_recoloured_pictures_have_the_colour_of_their_caption(scenes):
     assert found == {(colour, noun) for colour in COLOURS for noun in nouns} - own - HELD_OUT.colours
 
 
-def test_the_shares_of_the_draws_are_those_of_the_settings(data, scenes):
+def test_the_shares_of_the_samples_are_those_of_the_settings(data, scenes):
     first = first_words(scenes)
     numbers = tuple(NUMBERS.values())
     kinds = {

@@ -2,17 +2,12 @@
 
 import json
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageSequence
-from pipelines.cosmos import tiny as tiny_cosmos
 
-from arimage.cli import main as cli
 from arimage.eval.job import Job
 from arimage.eval.runs.manifest import prompt_rows
 from arimage.eval.runs.prompts import prompt_file, read_prompts
@@ -159,27 +154,3 @@ def test_runs_without_what_is_measured_are_refused(film, write_run, tmp_path, ro
     write_run(tmp_path, prompt_rows([row], 0), [shown if frames > 1 else shown[0]])
     with pytest.raises(ValueError, match=message):
         score(Job(tmp_path), ["videos"])
-
-
-@pytest.mark.slow
-def test_decodings_of_a_video_model_are_compared(tmp_path, monkeypatch, capsys):
-    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
-    tiny_cosmos.pipeline("text", begins_with_text=True).save_pretrained(model)
-    rows = [{"prompt": f"a red heart, {phrases(motions)[0]}", "name": "red heart"} for motions in COMBINATIONS[:2]]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = (
-        f"arimage bench --model {model} --prompts {prompts} --metrics videos --decoding ar "
-        "--decoding sjd-coupled --top-k 3 --guidance-scale 2 --batch-size 1 --dtype float32 --device cpu "
-        f"--out {tmp_path / 'report'}"
-    )
-    monkeypatch.setattr(sys, "argv", command.split())
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    report = capsys.readouterr().out
-    assert "video-motion ↑" in report and "video-collapse ↓" in report
-    ar, coupled = (sorted((tmp_path / "report" / name / "images").iterdir()) for name in ("ar", "sjd-coupled"))
-    assert len(ar) == len(coupled) == 2
-    with Image.open(ar[0]) as video:
-        assert sum(1 for _ in ImageSequence.Iterator(video)) == tiny_cosmos.FRAMES
-    assert Path(tmp_path / "report" / "report.json").is_file()

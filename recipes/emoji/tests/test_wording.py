@@ -5,7 +5,7 @@ from arimage_emoji.data.scenes import HeldOut
 from arimage_emoji.data.wording import captions_of, written_captions
 from arimage_emoji.known import fits, parse_pattern
 from arimage_emoji.metrics.reference import read_gallery
-from arimage_emoji.training.drawing import ADJECTIVES, FRAMES
+from arimage_emoji.training.sentences import ADJECTIVES, FRAMES
 
 
 def test_written_captions_are_of_pictures_that_exist():

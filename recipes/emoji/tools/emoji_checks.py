@@ -20,7 +20,7 @@ from arimage_emoji.metrics.colours import COLOURS, recolour
 from arimage_emoji.metrics.composition import Judge, check_image
 from arimage_emoji.metrics.reference import read_gallery
 from arimage_emoji.training.captioned import ImageCaptions, load_captioned_images
-from arimage_emoji.training.drawing import NUMBERS, with_article
+from arimage_emoji.training.sentences import NUMBERS, with_article
 
 
 SIZES = {"known": 400, "colours": 100, "counts": 60, "pairs": 60}

@@ -18,7 +18,6 @@ from PIL import Image
 from arimage_icons import build as building
 from arimage_icons.build import build
 from arimage_icons.dataset.choose import LICENCES, Icon
-from arimage_icons.dataset.draw import to_svg
 from arimage_icons.dataset.split import near_copies, split_by_words
 
 
@@ -208,16 +207,6 @@ def test_training_has_the_words_of_held_out_compositions_but_never_together():
     assert of["val"] == [icons[0]] and left_out["whose captions have both words of a composition and others"] == 4
     assert sum(left_out.values()) + sum(map(len, of.values())) == len(icons)
     assert sorted(labels) == list(labels) and labels.keys() == {icon.caption for its in of.values() for icon in its}
-
-
-def test_an_icon_lies_in_the_middle_of_its_view_box():
-    svg = to_svg(
-        {"body": '<path d="M-9-9h99v99h-99z"/>', "width": 48, "left": 2}, {"width": 24, "height": 24, "top": 1}
-    )
-    (view,) = (part for part in svg.split('"') if part.count(" ") == 3)
-    left, top, width, height = map(float, view.split())
-    assert width == height == 48 * 1.08
-    assert (left + width / 2, top + height / 2) == (2 + 48 / 2, 1 + 24 / 2)
 
 
 def test_a_near_copy_is_one_of_a_picture_that_is_kept():

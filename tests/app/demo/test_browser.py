@@ -200,23 +200,6 @@ def test_a_link_generates_its_image(page):
 
 
 @pytest.mark.slow
-def test_known_pictures_are_shown_and_suggested(page):
-    panel = tab(page, "Generate")
-    generated(page)
-    prompt = panel.get_by_label("Prompt")
-    prompt.focus()
-    options = prompt.evaluate("(input) => [...input.list.options].map((option) => option.value)")
-    tab(page, "Gallery")
-    known = page.locator("#gallery [data-name]")
-    expect(known).to_have_count(len(options))
-    assert options == known.evaluate_all("(buttons) => buttons.map((button) => button.dataset.name)")
-    page.locator("#gallery [data-name='hot dog']").click()
-    expect(prompt).to_have_value("hot dog")
-    page.wait_for_url("**prompt=hot+dog**")
-    assert not page.locator("#status .note").count()
-
-
-@pytest.mark.slow
 def test_the_browser_remembers_what_it_made(page, url, chromium):
     context = chromium.new_context(viewport={"width": 1200, "height": 900})
     context.set_default_timeout(120_000)
@@ -304,20 +287,6 @@ def test_stop_stops_at_once(page):
     page.locator("#random-seed").click()
     expect(page.locator("#status .badge")).to_have_text("exact")
     assert panel.get_by_label("Seed").input_value() in page.locator("#status").inner_text()
-
-
-@pytest.mark.slow
-def test_errors_are_shown_in_a_toast(page):
-    panel = tab(page, "Generate")
-    panel.get_by_label("Prompt").fill(" ")
-    page.locator("#generate").click()
-    expect(page.get_by_test_id("toast-text")).to_contain_text("the prompt is empty: say what")
-    page.get_by_test_id("toast-close").click()
-    expect(page.locator("#generate")).to_be_visible()
-    tab(page, "Edit")
-    page.locator("#edit").click()
-    expect(page.get_by_test_id("toast-text")).to_contain_text("the editor holds no image")
-    page.get_by_test_id("toast-close").click()
 
 
 @pytest.mark.slow

@@ -192,15 +192,3 @@ def test_a_link_without_its_references_waits_for_them(client, engine):
     found = page.open(query)
     assert page.form["Prompt"] == "make it blue" and "add them" in json.dumps(found)
     assert not any(str(value).startswith("?") for value in found)
-
-
-def test_every_control_has_a_sentence_of_help(client):
-    config = client.get("/config").json()
-    # Not those of the endpoints, which nobody sees.
-    used = {number for one in config["dependencies"] if not one["api_name"] for number in one["inputs"]}
-    kinds = ("textbox", "number", "slider", "dropdown")
-    controls = [one["props"] for one in config["components"] if one["id"] in used and one["type"] in kinds]
-    controls = [one for one in controls if one.get("label") not in (None, "Narrow")]
-    assert len(controls) > 25
-    for one in controls:
-        assert one["info"] and one["info"].endswith(".") and len(one["info"]) < 80, one["label"]

@@ -66,15 +66,11 @@ def test_a_first_frame_is_shown_first(pipe, maker):
     assert np.abs(arrays(seen[-1].frames) - arrays(whole.frames[0])).max() == 0
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("kind", ["transparent", "16 bits"])
-def test_a_first_frame_is_what_viewers_show(pipe, maker, engine, kind, tmp_path):
+def test_a_first_frame_is_what_viewers_show(pipe, maker, engine, tmp_path):
     shown = np.full((*SIZE, 3), 255, np.uint8)
     shown[:20] = 90
-    image = Image.fromarray(shown[..., 0].astype(np.uint16) * 257)
-    if kind == "transparent":
-        image = Image.new("RGBA", image.size)
-        image.paste((90, 90, 90, 255), (0, 0, SIZE[1], 20))
+    image = Image.new("RGBA", SIZE[::-1])
+    image.paste((90, 90, 90, 255), (0, 0, SIZE[1], 20))
     image.save(tmp_path / "a.png")
     # As the tab hands it over.
     [tab] = [one for one in build_demo(engine, maker).blocks.values() if getattr(one, "elem_id", "") == "first-frame"]
@@ -124,29 +120,6 @@ def engine():
     engine = Engine({"text": tiny_llamagen.text_pipeline()})
     yield engine
     engine.close()
-
-
-@pytest.mark.slow
-def test_the_tab_plays_the_finished_video(engine, maker, tmp_path, monkeypatch):
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    demo = build_demo(engine, maker)
-    run, *_ = [
-        one for one in demo.fns.values() if getattr(one.fn, "__qualname__", "") == "video_tab.<locals>.generate"
-    ]
-    named = {block.elem_id: block for block in run.outputs}
-    updates = list(run.fn("video", "a red heart", "sjd-coupled", 0, None, str(FRAMES)))
-    # A video of one's own is not replaced by the first example.
-    [opened] = [block for block in run.outputs if isinstance(block, gr.State)]
-    assert all(update[opened] for update in updates)
-    shown = [update[named["frames"]] for update in updates if named["frames"] in update]
-    assert [len(frames) for frames in shown][-1] == FRAMES and shown[0] == []
-    with Image.open(updates[-1][named["video"]].value["path"]) as film:
-        assert (
-            film.size == (320 // 64 * 64, 48 * (320 // 64)) and sum(1 for _ in ImageSequence.Iterator(film)) == FRAMES
-        )
-    assert "frames appeared after forward pass" in updates[-1][named["video-status"]]
-    with pytest.raises(gr.Error, match="at most 40"):
-        list(run.fn("video", "a" * 41, "sjd-coupled", 0, None, str(FRAMES)))
 
 
 def test_the_tab_begins_with_a_video(engine, maker, tmp_path, monkeypatch):

@@ -4,13 +4,10 @@ import io
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from app.server.server_kit import same as same_image
 from app.server.server_kit import wait_for
@@ -19,21 +16,15 @@ from pipelines.chameleon import tiny as tiny_chameleon
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.llamagen import tiny as tiny_llamagen
 from pipelines.var import tiny as tiny_var
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage.app.commands import open_app
 from arimage.app.engine import batch as engine_batch
 from arimage.app.engine.batch import preview
 from arimage.app.engine.engine import FAILURES, Engine
 from arimage.app.engine.models import load_models
-from arimage.app.engine.ticket import Ticket
 from arimage.app.engine.types import Cancelled, Limits, Progress, Refused, Request, Result, image_seeds
 from arimage.app.engine.videos import VideoRequest
-from arimage.decoding import (
-    Layout,
-    decoding_from_name,
-    decoding_from_text,
-)
+from arimage.decoding import Layout, decoding_from_name, decoding_from_text
 from arimage.decoding.run.batch import Batch
 from arimage.media.trace import Trace, draw_steps
 
@@ -69,17 +60,6 @@ def occupy(engine: Engine, held) -> None:
     """Keep the worker busy until `held.go` is set, so that what comes now waits."""
     engine.submit(Request("text", prompt="first"))
     assert held.entered.wait(60)
-
-
-def test_models_have_abilities(engine):
-    text, classes, scales = (engine.models[name] for name in ("text", "class", "scales"))
-    assert (text.classes, classes.classes, scales.classes) == (None, tiny.NUM_CLASSES, None)
-    assert (text.sizes, text.tokens, text.grid) == ([(8, 8)], 16, (4, 4))
-    assert (scales.sizes, scales.tokens, scales.grid) == ([(8, 8)], 30, None)
-    assert text.decodings["sjd"] and text.decodings["eagle"] and not text.decodings["zipar"]
-    assert scales.decodings == {"next-scale": True, "fastvar": False, "code": False}
-    assert (text.decoding, scales.decoding) == ("ar", "next-scale")
-    assert (text.sampling["top_p"], text.sampling["min_p"]) == (1.0, 0.0)
 
 
 def test_a_folder_goes_by_its_name(tmp_path):
@@ -209,15 +189,6 @@ def test_progress_and_partial_images_are_reported(held_engine, held):
     assert np.ptp(first[-4:]) < 0.5 * np.ptp(last[:4])
 
 
-def test_a_second_reader_waits_for_the_next_report(held_engine, held):
-    occupy(held_engine, held)
-    ticket = held_engine.submit(Request("text", prompt="a"))
-    assert next(ticket.events()).queue_position == 1
-    threading.Timer(0.1, held.go.set).start()
-    *progress, result = ticket.events(every=0.01)
-    assert isinstance(result, Result) and all(isinstance(event, Progress) for event in progress)
-
-
 def test_progress_and_previews_are_those_of_the_size_asked_for():
     engine, progress = Engine({"any size": tiny_chameleon.pipeline(tiny_chameleon.VERSION_2)}), []
     request = Request("any size", prompt="a", height=32, width=64, decoding="ar", previews=3)
@@ -270,45 +241,6 @@ def test_a_film_shows_the_steps_that_a_trace_shows(engine, model, decoding, monk
         assert len(film.frames) == len(film.seconds) == len(expected)
         assert same(film.frames, expected)
         assert film.seconds == sorted(film.seconds) and 0 < film.seconds[0] < film.seconds[-1] <= result.seconds
-
-
-def test_the_bookkeeping_of_a_step_is_the_same_for_any_number_of_images(engine, monkeypatch):
-    counts, on_step = [], engine_batch.RequestBatch._on_step
-
-    def counted(self):
-        with Operators() as operators:
-            stopped = on_step(self)
-        counts.append(operators.count)
-        return stopped
-
-    monkeypatch.setattr(engine_batch.RequestBatch, "_on_step", counted)
-    steps = []
-    for count in (1, 4):
-        counts.clear()
-        result = engine.submit(Request("text", prompt="a cat", count=count)).result(60)
-        assert result.deciding_pass.shape == (count, 4, 4)
-        steps.append(counts[2:])
-    # A step of all images, after the prefill and the step that follows it.
-    assert steps[0] == steps[1] and len(set(steps[0])) == 1
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that are called, views aside."""
-
-    count = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.count += not operator.is_view
-        return operator(*args, **(kwargs or {}))
-
-
-@pytest.mark.slow
-def test_drawing_a_film_takes_none_of_the_seconds(engine, monkeypatch):
-    draw = engine_batch.draw_steps
-    monkeypatch.setattr(engine_batch, "draw_steps", lambda *arguments: time.sleep(2) or draw(*arguments))
-    began = time.monotonic()
-    result = engine.submit(Request("text", prompt="tree", film=True)).result(60)
-    assert time.monotonic() - began > 2 > result.seconds == result.film.seconds[-1]
 
 
 @pytest.mark.parametrize("where", ["prepare", "decode_result", "step", "thread"])
@@ -374,20 +306,6 @@ def test_an_error_of_the_device_in_a_video_ends_the_engine_of_the_demo(monkeypat
     engine.close()
 
 
-def test_an_edit_changes_what_the_mask_says(engine):
-    picture = engine.submit(Request("text", prompt="a red heart", seed=1)).result(60).images[0]
-    mask = Image.new("L", picture.size, 0)
-    mask.paste(255, (0, 4, 8, 8))
-    for model in ("text", "scales"):
-        request = Request(model, prompt="a blue book", seed=2, image=picture, mask_image=mask, count=2)
-        result = engine.submit(request).result(60)
-        before = np.asarray(picture.resize(result.images[0].size))
-        after = np.asarray(result.images[0])
-        half = len(after) // 2
-        assert np.abs(before[:half].astype(int) - after[:half]).max() <= 1 or model == "scales"
-        assert np.abs(before[half:].astype(int) - after[half:]).max() > 30
-
-
 WHITE = Image.new("L", (8, 8), 255)
 
 
@@ -396,18 +314,6 @@ def cut_png():
     data = io.BytesIO()
     Image.effect_noise((8, 8), 50).save(data, "PNG")
     return Image.open(io.BytesIO(data.getvalue()[:-30]))
-
-
-def test_edits_read_what_viewers_show(engine):
-    shown = np.full((8, 8, 3), 255, np.uint8)
-    shown[:4] = 90
-    sticker = Image.new("RGBA", (8, 8))
-    sticker.paste((90, 90, 90, 255), (0, 0, 8, 4))
-    labels = Image.fromarray(np.pad(np.ones((2, 2), np.uint8), (0, 6)))
-    for image in (sticker, Image.fromarray(shown[..., 0].astype(np.uint16) * 257)):
-        request = Request("text", prompt="a blue book", image=image, mask_image=labels)
-        after = np.asarray(engine.submit(request).result(60).images[0])
-        assert np.array_equal(after[2:], shown[2:]) and not np.array_equal(after[:2, :2], shown[:2, :2])
 
 
 @pytest.mark.parametrize(
@@ -490,55 +396,6 @@ def test_the_settings_of_a_decoding_are_bounded_by_their_work(engine, decoding):
         engine.check(Request("text", prompt="a", decoding=within))
 
 
-def test_every_size_that_a_model_lists_can_be_generated():
-    sizes = [(2048, 2048), (592, 1776), (1776, 592), (64, 64)]
-    engine = Engine({"text": tiny_llamagen.text_pipeline()}, Limits(work=1))
-    engine.models["text"] = replace(engine.models["text"], sizes=sizes)
-    for height, width in sizes:
-        _, plan = engine.check(Request("text", prompt="a", height=height, width=width))
-        assert plan.size == (height, width)
-    engine.close()
-
-
-@pytest.mark.parametrize("size", [(1536, 1024), pytest.param((4032, 3024), marks=pytest.mark.slow)])
-def test_a_photo_is_edited(engine, size):
-    image, mask = Image.effect_noise(size, 90).convert("RGB"), Image.new("L", size, 255)
-    request = Request("text", prompt="a", image=image, mask_image=mask, seed=3)
-    ticket = engine.submit(request)
-    # A waiting request does not hold a photo.
-    assert ticket.request.image.size == ticket.request.mask_image.size == (8, 8)
-    expected = tiny_llamagen.text_pipeline()(
-        "a", image=image, mask_image=mask, generator=torch.Generator().manual_seed(3)
-    )
-    assert np.array_equal(np.asarray(ticket.result(60).images[0]), np.asarray(expected.images[0]))
-
-
-def test_a_full_queue_is_busy(held_engine, held):
-    occupy(held_engine, held)
-    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(8)]
-    with pytest.raises(Refused, match="8 requests") as refused:
-        held_engine.submit(Request("text", prompt="a"))
-    assert refused.value.busy
-    tickets[0].cancel()
-    tickets.append(held_engine.submit(Request("text", prompt="a", seed=8)))
-    held.go.set()
-    assert all(ticket.result(60).images for ticket in tickets[1:])
-
-
-def test_a_waiting_request_is_dropped_when_it_is_cancelled(held_engine, held):
-    sizes = []
-    occupy(held_engine, held)
-    held_engine.on_pass = sizes.append
-    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(3)]
-    tickets[1].cancel()
-    with pytest.raises(Cancelled):
-        list(tickets[1].events())
-    assert held_engine.waiting == 2
-    held.go.set()
-    assert tickets[0].result(60).images and tickets[2].result(60).images
-    assert max(sizes) == 3
-
-
 def test_a_batch_stops_when_nobody_waits_for_it(held_engine, held):
     passes, progress = [], []
     held_engine.on_pass = passes.append
@@ -591,20 +448,6 @@ def test_a_cancelled_request_gives_its_row_to_another(held_engine, held):
     assert same(result.images, held_engine.submit(Request("text", prompt="b", seed=9)).result(60).images)
 
 
-def test_a_batch_continues_for_those_who_wait(held_engine, held):
-    occupy(held_engine, held)
-    tickets = [held_engine.submit(Request("text", prompt="a", seed=i)) for i in range(2)]
-    events = tickets[0].events()
-    held.pace = 0.02
-    held.go.set()
-    while not next(events).passes:
-        pass
-    tickets[0].cancel()
-    with pytest.raises(Cancelled):
-        list(events)
-    assert tickets[1].result(60).passes == 16
-
-
 def test_a_request_that_fails_fails_alone(held_engine, held, monkeypatch):
     def encode_prompt(prompts):
         if "boom" in prompts:
@@ -629,20 +472,6 @@ def test_a_request_that_fails_fails_alone(held_engine, held, monkeypatch):
         with pytest.raises(RuntimeError, match="boom"):
             held_engine.submit(Request("text", prompt="boom")).result(60)
     assert held_engine.alive and held_engine.submit(Request("text", prompt="a")).result(60).images
-
-
-def test_closing_cancels_everything(held):
-    engine = Engine({"text": held})
-    occupy(engine, held)
-    ticket = engine.submit(Request("text", prompt="a"))
-    held.go.set()
-    engine.close()
-    engine.close()
-    with pytest.raises(Cancelled):
-        ticket.result(0)
-    assert not engine.alive
-    with pytest.raises(Cancelled, match="closed"):
-        engine.submit(Request("text", prompt="a"))
 
 
 def test_many_threads_get_the_right_images(engine):
@@ -690,11 +519,3 @@ def test_no_request_of_a_group_that_failed_is_lost(monkeypatch):
         assert [len(ticket.result(60).images) for ticket in tickets] == [1, 1, 1]
     finally:
         engine.close()
-
-
-def test_idle_passes_are_not_those_of_a_request():
-    ticket = Ticket(Request("text", prompt="a"), SimpleNamespace(tokens=4), (), lambda ticket: None, None)
-    ticket.calls_per_pass += [2, 3, 5, 5]
-    ticket.finished.passes = 2
-    ticket.forget_idle_passes()
-    assert ticket.passes == 2 and ticket.calls_per_pass == [2, 3]

@@ -11,14 +11,10 @@ import httpx
 import openai
 import pytest
 from app.server.serve_kit import BACKENDS, backend_of
-from app.server.server_kit import metric, picture, same, serving, wait_for
-from PIL import Image
+from app.server.server_kit import metric, serving, wait_for
 from pipelines.glm_image import tiny as tiny_glm_image
-from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 
-from arimage.app.engine.engine import Engine
-from arimage.app.engine.types import Limits, Request
+from arimage.app.engine.types import Limits
 from arimage.app.server import images
 from arimage.app.server.replicas import AHEAD
 
@@ -182,46 +178,3 @@ def test_closing_ends_running_and_waiting_requests(crowded, held):
     assert httpx.get(f"{crowded.address}/health").status_code == 503
     with pytest.raises(openai.InternalServerError, match="the server is closing"):
         crowded.client.images.generate(prompt="a")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["engine", pytest.param("replicas", marks=pytest.mark.slow)])
-def test_fifty_clients_at_once_all_get_their_own_image(kind):
-    pipelines = {"text": tiny_llamagen.text_pipeline(), "scales": tiny_var.pipeline("text")}
-    with backend_of(kind, pipelines, Limits(gathering=0.05)) as (backend, engine), serving(backend) as address:
-        _ask_at_once(engine, address)
-
-
-def _ask_at_once(engine: Engine, address: str) -> None:
-    prompts = ["a red heart", "a blue book", "green tree"]
-
-    def key(number: int) -> tuple:
-        return ("text" if number % 2 else "scales"), prompts[number % 3], number % 4
-
-    expected = {
-        (model, prompt, seed): engine.submit(Request(model, prompt=prompt, seed=seed)).result(60).images[0]
-        for model, prompt, seed in {key(number) for number in range(50)}
-    }
-    passes = metric(address, "arimage_forward_passes_total")
-    images = metric(address, "arimage_images_total")
-    answered = metric(address, 'arimage_requests_total{status="200"}')
-    start = threading.Barrier(50)
-    # A TLS context takes longer to set up than an image to generate.
-    connections = openai.DefaultHttpxClient()
-
-    def ask(number: int) -> tuple[int, Image.Image]:
-        model, prompt, seed = key(number)
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, http_client=connections)
-        start.wait(60)
-        answer = client.images.generate(model=model, prompt=prompt, extra_body={"seed": seed})
-        return number, picture(answer.data[0].b64_json)
-
-    with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(ask, range(50)))
-    assert [number for number, _ in answers] == list(range(50))
-    assert all(same(image, expected[key(number)]) for number, image in answers)
-    assert metric(address, "arimage_images_total") - images == 50
-    # Far fewer than those of 25 images of 16 tokens and 25 of 4 scales.
-    assert metric(address, "arimage_forward_passes_total") - passes < (25 * 16 + 25 * 4) / 2
-    wait_for(lambda: metric(address, 'arimage_requests_total{status="200"}') - answered == 50)
-    assert metric(address, "arimage_tokens_total") > 0 and metric(address, "arimage_forward_passes_total") > 0

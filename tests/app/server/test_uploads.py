@@ -5,18 +5,15 @@ import io
 import threading
 
 import httpx
-import numpy as np
 import openai
 import pytest
-import torch
-from app.server.server_kit import picture, same, serving
+from app.server.server_kit import serving
 from PIL import Image
 from pipelines.emu35 import tiny as tiny_emu35
 from pipelines.llamagen import tiny as tiny_llamagen
 from starlette.testclient import TestClient
 
 from arimage.app.engine.engine import Engine
-from arimage.app.engine.uploads import REFERENCE_PIXELS
 from arimage.app.server import bodies, images
 from arimage.app.server.app import build_server
 
@@ -51,15 +48,6 @@ def photo(width: int, height: int, **options) -> bytes:
 def test_an_image_of_a_size_of_openai_is_edited_without_a_mask(client, submitted):
     answer = client.images.edit(image=("a.jpg", photo(1536, 1024)), prompt="a", model="text", size="1536x1024")
     assert answer.size == "8x8" and submitted[0].image.size == submitted[0].mask_image.size == (8, 8)
-
-
-@pytest.mark.slow
-def test_a_photo_of_a_phone_is_a_reference(client, submitted):
-    client.images.edit(image=[("a.jpg", photo(8000, 6000))], prompt="a", model="reads")
-    [reference] = submitted[0].references
-    assert reference.width * reference.height <= REFERENCE_PIXELS and reference.width / reference.height == (
-        pytest.approx(4 / 3, rel=0.01)
-    )
 
 
 def test_a_larger_one_is_refused_before_it_is_decoded(client, monkeypatch):
@@ -124,23 +112,3 @@ def test_the_memory_of_bodies_is_bounded(engine, monkeypatch):
         app.state.server.bodies.held = 900
         refused = client.post("/v1/images/edits", **asked)
         assert refused.status_code == 429 and refused.headers["retry-after"]
-
-
-def test_a_photo_is_edited_as_the_pipeline_does(engine):
-    values = np.random.default_rng(0).integers(0, 255, (600, 800, 3), np.uint8)
-    given, mask = Image.fromarray(values), Image.new("L", (800, 600))
-    mask.paste(255, (0, 300, 800, 600))
-    holed = given.copy()
-    holed.putalpha(mask.point(lambda level: 255 - level))
-    data = io.BytesIO()
-    holed.save(data, "PNG")
-    with TestClient(build_server(engine), base_url="http://127.0.0.1") as client:
-        answer = client.post(
-            "/v1/images/edits", data={"prompt": "a", "seed": 3, "model": "text"}, files={"image": data.getvalue()}
-        )
-    # What is transparent counts as white.
-    given.paste("white", (0, 300, 800, 600))
-    expected = tiny_llamagen.text_pipeline()(
-        "a", image=given, mask_image=mask, generator=torch.Generator().manual_seed(3)
-    )
-    assert same(picture(answer.json()["data"][0]["b64_json"]), expected.images[0])

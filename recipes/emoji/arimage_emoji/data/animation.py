@@ -14,7 +14,7 @@ from arimage.settings.schema import COMPLETE, Count, Seed
 from ..known import KnownCaptions
 from ..metrics.motions import CAST, COMBINATIONS, phrases
 from ..training.captioned import ImageCaptions
-from ..training.drawing import with_article
+from ..training.sentences import with_article
 from .scenes import GROUNDS, on_ground
 from .wording import plain_words
 

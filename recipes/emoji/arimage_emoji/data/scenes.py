@@ -18,7 +18,7 @@ from .. import EMOJI_CHECKS
 from ..metrics.colours import COLOURS, colour_shares, main_hues, recolour
 from ..metrics.composition import ONE_COLOUR, connected_parts, foreground
 from ..training.captioned import ImageCaptions
-from ..training.drawing import NUMBERS, with_article
+from ..training.sentences import NUMBERS, with_article
 from .wording import captions_of, is_countable, noun_of, plural, rare_keywords
 
 
@@ -60,7 +60,7 @@ SCENE_PATTERNS = (
 @dataclass(frozen=True)
 class SceneSettings:
     """How many pictures are made: `grounds` of each image on coloured backgrounds, if `counted` one of each noun and
-    number, `pairs` in all, and one of each sprite of one colour in every other colour. The shares of the draws are
+    number, `pairs` in all, and one of each sprite of one colour in every other colour. The shares of the samples are
     those of each kind; images as they are get the rest."""
 
     grounds: Annotated[int, Field(strict=True, ge=0, le=100)] = 1

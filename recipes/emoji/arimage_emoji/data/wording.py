@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from ..training.captioned import COUNTRY_FLAG
-from ..training.drawing import UNCOUNTABLE, with_article
+from ..training.sentences import UNCOUNTABLE, with_article
 
 
 # CLDR name to the words that people use for it; the first is the noun in counts, pairs and colours. A word may name

@@ -8,7 +8,7 @@ from arimage.eval.runs.prompts import read_prompts
 
 from .. import EMOJI_CHECKS
 from ..data.wording import plural
-from ..training.drawing import NUMBERS, with_article
+from ..training.sentences import NUMBERS, with_article
 from .colours import COLOURS
 
 

@@ -15,9 +15,9 @@ from arimage.auto import AutoPipeline
 from arimage.cli.options import fast_dtype
 from arimage.pipelines.base import ARPipeline
 from arimage.training.resuming import digest, of_networks
+from arimage.training.tokens.text import new_text_encoder, train_text_tokenizer
 
 from .captioned import ImageCaptions
-from .captions import CaptionSettings, new_text_parts
 from .tables import Recipe
 from .text import TextSettings, train_text_encoder
 
@@ -43,10 +43,11 @@ class Beginning:
         return None if self.start_from is None else AutoPipeline.from_pretrained(self.start_from, dtype=torch.float32)
 
     def text_parts(
-        self, data: ImageCaptions, settings: CaptionSettings, config: dict, folder: Path, device: str
+        self, data: ImageCaptions, vocab_size: int, length: int, config: dict, folder: Path, device: str
     ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel]:
         """Text tokenizer and text encoder, in float32: those of the pipeline `config["start_from"]`, or a
-        `T5EncoderModel(T5Config(**config))`; `folder` keeps the run that trains a fresh one."""
+        `T5EncoderModel(T5Config(**config))` and a tokenizer of `vocab_size` tokens that is learned from the captions
+        of `data`, at most `length` tokens each; `folder` keeps the run that trains a fresh one."""
         if "start_from" in config:
             pipe = AutoPipeline.from_pretrained(config["start_from"], dtype=torch.float32)
             return pipe.tokenizer, pipe.text_encoder
@@ -54,7 +55,9 @@ class Beginning:
         encoder = trained.get("text_encoder")
         if encoder is not None and encoder.config.to_dict().items() >= config.items():
             return trained["tokenizer"], encoder
-        tokenizer, encoder = new_text_parts(data, settings, config)
+        captions = [caption for variants in data.captions for caption in variants]
+        tokenizer = train_text_tokenizer(captions, vocab_size, length)
+        encoder = new_text_encoder(tokenizer, config)
         if self.text is not None:
             train_text_encoder(tokenizer, encoder, data, self.text, folder, device)
         return tokenizer, encoder
@@ -92,9 +95,6 @@ class Beginning:
         nn.Module.to(transformer, device, fast_dtype(device))
         if self.compile:
             transformer.compile_repeated_blocks()
-
-
-FRESH = Beginning()
 
 
 @dataclass(frozen=True)

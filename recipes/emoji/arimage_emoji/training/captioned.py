@@ -83,9 +83,9 @@ class ImageCaptions:
         return self.images[images], self.alpha[images]
 
     def batch(self, step: int, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.read(self.draw(count, generator).tolist())
+        return self.read(self.sample(count, generator).tolist())
 
-    def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
+    def sample(self, count: int, generator: torch.Generator) -> torch.Tensor:
         """Indices [count] sampled with replacement in proportion to `weights`."""
         return torch.multinomial(self.weights, count, replacement=True, generator=generator)
 

@@ -5,26 +5,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field
 from torch import nn
-from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-from arimage.decoding import Decoding
+from arimage.cli.options import fast_dtype
 from arimage.pipelines.kinds.class_or_text import last_state
-from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from arimage.pipelines.text.captions import caption_for
-from arimage.pipelines.var.pipeline_var import VARPipeline
 from arimage.settings.schema import COMPLETE, Batch, Flag, Number, Rows, Seed, Share, Text, check
+from arimage.tokenizers.vq_llamagen import LlamaGenVQModel
 from arimage.training.data.pictures import save_grid
 from arimage.training.loop import OptimizerSettings, fit
+from arimage.training.recipe import new_model
 from arimage.training.resuming import digest, of_data, of_settings
-from arimage.training.tokens.text import CaptionLength, TextVocabulary, new_text_encoder, train_text_tokenizer
+from arimage.training.tokens.text import CaptionLength, TextVocabulary
 
+from .beginning import Run
 from .captioned import ImageCaptions
-from .drawing import draw_captions
+from .sentences import sample_captions
+from .tables import Recipe, settings_of
 
 
 @dataclass(frozen=True)
@@ -79,29 +80,91 @@ class CaptionSettings:
         return replace(self, **changes, stages=())
 
 
-def new_text_parts(
-    data: ImageCaptions, settings: CaptionSettings, config: dict
-) -> tuple[PreTrainedTokenizerFast, T5EncoderModel]:
-    """A text tokenizer learned from the captions of `data`, and a fresh encoder for it."""
-    captions = [caption for variants in data.captions for caption in variants]
-    tokenizer = train_text_tokenizer(captions, settings.text_vocab_size, settings.caption_length)
-    return tokenizer, new_text_encoder(tokenizer, config)
-
-
 class CaptionTask(nn.Module):
     """The part of a task that does not depend on the kind of transformer.
 
     `frozen.pipe` generates the samples of the reports with `decoding`. Subclasses register what is trained; the order
     is that of the parameters in a checkpoint.
+
+    Attributes:
+        slow: how the names of the parameters begin that learn at the learning rate of the text.
     """
+
+    transformer_class: ClassVar[Any]
+    pipeline_class: ClassVar[Any]
+    tokenizer_class: ClassVar[Any] = LlamaGenVQModel
+    settings_class: ClassVar[Any]
+    slow: ClassVar[tuple[str, ...]] = ("text_encoder.", "transformer.caption_projection.")
+
+    @classmethod
+    def settings_of(cls, recipe: Recipe) -> Any:
+        sampling = recipe.table("generation").sampling
+        return settings_of(cls.settings_class, recipe.table("transformer"), "transformer", sampling=sampling)
+
+    @classmethod
+    def arguments(cls, recipe: Recipe, vq: Any, caption_dim: int, config: dict) -> dict[str, Any]:
+        """The arguments of a transformer that follow from the recipe, its image tokenizer, the width of its text
+        encoder, and its other arguments `config`."""
+        raise NotImplementedError
+
+    @classmethod
+    def chosen(cls, config: dict, settings: CaptionSettings) -> dict[str, Any]:
+        """The arguments of a transformer that a recipe may choose."""
+        return {"num_condition_tokens": settings.caption_length} | config
+
+    @classmethod
+    def join(cls, transformer: Any, vq: Any, tokenizer: Any = None, text_encoder: Any = None) -> Any:
+        """The pipeline of these components."""
+        return cls.pipeline_class(transformer=transformer, vq=vq, tokenizer=tokenizer, text_encoder=text_encoder)
+
+    @staticmethod
+    def starting_weights(trained: nn.Module) -> dict[str, torch.Tensor]:
+        """The weights of a trained transformer under the names of this task's."""
+        return trained.state_dict()
+
+    @classmethod
+    def trial(cls, recipe: Recipe, vq: Any) -> Any:
+        """The pipeline of a recipe, without memory for its weights."""
+        settings, config = cls.settings_of(recipe), recipe.table("transformer").model
+        given = cls.arguments(recipe, vq, recipe.table("text_encoder").d_model, config)
+        model = new_model(cls.transformer_class, cls.chosen(config, settings), "transformer.model", **given)
+        return cls.join(model, vq)
+
+    @classmethod
+    def run(cls, run: Run) -> Any:
+        """Train the transformer of a recipe and its text encoder; returns the pipeline with the averaged weights, in
+        float32. `run.out` keeps checkpoint, log, curve and samples; a second call with the same settings and data
+        resumes the run."""
+        settings, vq = cls.settings_of(run.recipe), cls.tokenizer_class.from_pretrained(run.tokenizer)
+        config, text_config = run.recipe.table("transformer").model, run.text_config
+        torch.manual_seed(settings.seed)
+        tokenizer, text_encoder = run.beginning.text_parts(
+            run.data,
+            settings.text_vocab_size,
+            settings.caption_length,
+            text_config,
+            run.out / "text_encoder",
+            run.device,
+        )
+        given = cls.arguments(run.recipe, vq, text_encoder.config.d_model, config)
+        transformer = cls.transformer_class(**given, **cls.chosen(config, settings))
+        run.beginning.start(transformer, run.device, cls.starting_weights)
+        nn.Module.to(text_encoder, run.device, fast_dtype(run.device))
+        pipe = cls.join(transformer, vq.to(run.device), tokenizer, text_encoder)
+        about = {"model": config, **run.beginning.about(text_config, text_encoder)}
+        task = cls(pipe, run.data, run.heldout, settings)
+        task.fit(run.out / "transformer", about, slow=cls.slow, on_report=lambda: run.save(pipe))
+        for model in (transformer, text_encoder):
+            model.float()
+        return pipe
 
     def __init__(
         self,
-        pipe: LlamaGenPipeline | VARPipeline,
+        pipe: Any,
         data: ImageCaptions,
         heldout: ImageCaptions,
         settings: CaptionSettings,
-        decoding: Decoding | str,
+        decoding: str = "sjd-coupled",
     ):
         super().__init__()
         self.data, self.settings, self.decoding = data, settings, decoding
@@ -132,9 +195,9 @@ class CaptionTask(nn.Module):
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[torch.LongTensor, list[str], torch.BoolTensor]:
         """Indices of images [B], their captions, and which of these to drop [B]."""
-        index = self.data.draw(size, generator)
+        index = self.data.sample(size, generator)
         settings = self.settings
-        captions = draw_captions(
+        captions = sample_captions(
             self.captions, index, generator, primary_share=settings.primary_share, framed_share=settings.framed_share
         )
         return index, captions, torch.rand(len(index), generator=generator) < self.settings.caption_dropout

@@ -1,41 +1,37 @@
 """The captions that a model has learned, collected from its training set."""
 
-from collections.abc import Iterable, Mapping
-
 from arimage.media.texts import as_words
 
+from ..data.scenes import SCENE_PATTERNS, scene_words
+from ..data.wording import TEMPLATES
 from ..known import KnownCaptions, fits, parse_pattern
 from .captioned import ImageCaptions
-from .drawing import ADJECTIVES, FRAMES
+from .sentences import ADJECTIVES, FRAMES
 
 
-def collect_captions(
-    data: ImageCaptions,
-    trained: ImageCaptions,
-    *,
-    patterns: Iterable[str] = (),
-    made: Iterable[str] = (),
-    words: Mapping[str, list[str]] | None = None,
-    framed: bool = False,
-) -> KnownCaptions:
-    """The captions of a training set, without those that a pattern makes of others and without lists that begin with
-    the name of their picture.
+# How data sets and `captions_of` make captions of a name.
+PATTERNS = (
+    "{picture}, noto style",
+    "{picture}, glossy style",
+    "noto emoji: {picture}",
+    *(template.format(a="{picture}", n="{picture}") for template in TEMPLATES),
+)
+
+
+def known_scenes(data: ImageCaptions, trained: ImageCaptions, *, framed: bool = False) -> KnownCaptions:
+    """What a model knows that was trained on `trained`: `data` itself, or what `make_scenes` made of it. Captions that
+    a pattern makes of others are left out, and so are lists that begin with the name of their picture.
 
     Args:
-        data: the pictures as they are.
-        trained: what the model is trained on: `data` itself, or pictures that were made of it.
-        patterns: how captions are made of the name of a picture, as in "a picture of {picture}"; those that `trained`
-            does not use are left out.
-        made: patterns of the captions of pictures that were made.
-        words: the words that stand for each other in the patterns, by the name of their slot.
-        framed: whether captions became parts of sentences in training, as `draw_captions` makes them.
+        framed: whether captions became parts of sentences in training, as `sample_captions` makes them.
     """
+    made, slots = ((), {}) if trained is data else (SCENE_PATTERNS, scene_words(data))
     captions: dict[str, set[str]] = {name: {name} for name in data.names}
     for name, texts in zip(trained.names, trained.captions, strict=True):
         if name in captions:
             captions[name].update(texts)
-    used = [pattern for pattern in dict.fromkeys(patterns) if pattern != "{picture}" and _is_used(pattern, captions)]
-    every, slots = [*used, *made], dict(words or {})
+    used = [pattern for pattern in dict.fromkeys(PATTERNS) if pattern != "{picture}" and _is_used(pattern, captions)]
+    every = [*used, *made]
     sets = {slot: frozenset(map(as_words, choices)) for slot, choices in slots.items()}
     pictures = {}
     for name, texts in captions.items():

@@ -12,11 +12,12 @@ from arimage.training.saving import save_float16
 from arimage.training.tokenizers.tokenizer import fit_tokenizer, new_tokenizer
 
 from .. import RECIPES
-from ..data.examples import known_clips, known_scenes
+from ..data.animation import known_clips
 from ..known import KnownCaptions
 from .beginning import Beginning, Run
 from .captions import CaptionTask
 from .clips import frames_of
+from .collect import known_scenes
 from .tables import Recipe, load_both, load_clips, read_tables, settings_of, with_scenes
 from .text import TextSettings
 from .transformers.arpg import ARPGTask

@@ -11,9 +11,8 @@ from arimage.settings.schema import Flag, Text, check
 from arimage.training.loop import OptimizerSettings
 from arimage.training.recipe import GenerationTable, Table, TextEncoderTable, TokenizerRecipe
 
-from ..data.animation import ClipSettings
-from ..data.examples import make_clips, make_scenes
-from ..data.scenes import SceneSettings
+from ..data.animation import ClipSettings, make_clips
+from ..data.scenes import SceneSettings, make_scenes
 from .captioned import ImageCaptions, load_captioned_images
 
 

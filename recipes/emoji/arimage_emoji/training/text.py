@@ -17,7 +17,7 @@ from arimage.training.processes import batch_generator
 from arimage.training.resuming import of_data, of_settings
 
 from .captioned import ImageCaptions
-from .drawing import draw_captions
+from .sentences import sample_captions
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class TextTask(nn.Module):
     def loss(self, step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings = self.settings
         generator = batch_generator(settings.seed, step)
-        index = self.data.draw(settings.batch_size, generator)
-        captions = draw_captions(
+        index = self.data.sample(settings.batch_size, generator)
+        captions = sample_captions(
             self.captions, index, generator, primary_share=settings.primary_share, framed_share=settings.framed_share
         )
         scores = self.log_scale.exp() * self.text_features(captions) @ self.picture_features(index).T

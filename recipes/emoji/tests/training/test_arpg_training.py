@@ -1,22 +1,14 @@
 """A recipe trains an ARPG transformer in many orders, from random weights or from those of a LlamaGen pipeline."""
 
 import copy
-import functools
-import io
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import load_file
 
 from arimage import ARPGPipeline, AutoPipeline, LlamaGenVQModel
 from arimage.pipelines.arpg.transformer_arpg import ARPGTransformer
-from arimage.training.loop import OptimizerSettings, fit
-from arimage_emoji.training import captions as captions_module
-from arimage_emoji.training.recipe import load_recipe, run_transformer
+from arimage_emoji.training.recipe import run_transformer
 from arimage_emoji.training.transformers.arpg import ARPGTask
 
 
@@ -43,35 +35,19 @@ RECIPE = {
         },
     },
     "text_encoder": {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.0},
-    "generation": {
-        "sampling": {"guidance_scale": 2.0, "top_k": 10},
-        "decoding": {"name": "sjd-coupled", "window": 8},
-    },
+    "generation": {"sampling": {"guidance_scale": 2.0, "top_k": 10}, "decoding": {"name": "sjd-coupled", "window": 8}},
 }
 
 
-def encoded(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return {"bytes": file.getvalue(), "path": None}
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory, write_pictures):
     rows = []
     for name, rgb in {"red": (220, 30, 30), "green": (20, 180, 60), "blue": (30, 60, 230)}.items():
         picture = np.full((16, 16, 3), 255, np.uint8)
         picture[3:13, 3:13] = rgb
-        rows.append(
-            {
-                "image": encoded(picture), "alpha": encoded(np.full((16, 16), 255, np.uint8)), "style": "flat",
-                "caption": f"a {name} square", "captions": [f"square, {name}"], "group": "squares", "name": name,
-                "base": name, "skin_tones": [], "weight": 1.0,
-            }
-        )  # fmt: skip
-    path = tmp_path_factory.mktemp("data") / "squares.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return path
+        texts = {"caption": f"a {name} square", "captions": [f"square, {name}"]}
+        rows.append({"image": picture, "name": name, **texts})
+    return write_pictures(tmp_path_factory.mktemp("data") / "squares.parquet", rows)
 
 
 def run(recipe, data, out, **more):
@@ -90,58 +66,6 @@ def test_a_recipe_trains_a_pipeline_that_takes_prompts_and_orders(data, tmp_path
         assert tokens.shape == (1, 4, 4) and 0 <= tokens.min() and tokens.max() < 16
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_ends_as_if_it_had_never_been(data, tmp_path, monkeypatch):
-    run(RECIPE, data, tmp_path / "whole")
-    loss = ARPGTask.loss
-
-    def interrupted(self, step):
-        if step == 3:
-            raise KeyboardInterrupt
-        return loss(self, step)
-
-    with monkeypatch.context() as context:
-        context.setattr(ARPGTask, "loss", interrupted)
-        context.setattr(captions_module, "fit", functools.partial(fit, checkpoint_every_seconds=-1.0))
-        with pytest.raises(KeyboardInterrupt):
-            run(RECIPE, data, tmp_path / "parts")
-    run(RECIPE, data, tmp_path / "parts")
-    for part in ("transformer/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
-        whole, parts = (load_file(tmp_path / name / "model" / part) for name in ("whole", "parts"))
-        assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
-
-
-@pytest.mark.slow
-def test_a_trained_llamagen_starts_the_transformer(data, tmp_path, monkeypatch):
-    recipe = copy.deepcopy(RECIPE)
-    del recipe["transformer"]["class"], recipe["transformer"]["training"]["first_places"]
-    recipe["transformer"]["model"]["num_layers"] = 4
-    trained = run(recipe, data, tmp_path / "llamagen").transformer.state_dict()
-    recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["model"]["num_layers"] = 4
-    started = {}
-    monkeypatch.setattr(ARPGTask, "fit", lambda task, *_, **__: started.update(task.state_dict()))
-    compiled = []
-    monkeypatch.setattr(ARPGTransformer, "compile_repeated_blocks", lambda self: compiled.append(self))
-    run(recipe, data, tmp_path / "arpg", start_from=tmp_path / "llamagen" / "model", compile=True)
-    assert len(compiled) == 1
-    for name, origin in {
-        "token_embedding.weight": "token_embedding.weight",
-        "blocks.1.attention.qkv_proj.weight": "blocks.1.attention.qkv_proj.weight",
-        "query_blocks.0.feed_forward.up_proj.weight": "blocks.2.feed_forward.up_proj.weight",
-    }.items():
-        torch.testing.assert_close(started[f"transformer.{name}"].float(), trained[origin], atol=2e-3, rtol=1e-2)
-    assert not started["transformer.head.weight"].any()
-    # The text encoder has the shape asked for, and is trained further.
-    text = load_file(tmp_path / "llamagen" / "model" / "text_encoder" / "model.safetensors")
-    assert torch.equal(started["text_encoder.shared.weight"].half(), text["shared.weight"])
-    recipe["transformer"]["model"] |= {"hidden_size": 24, "intermediate_size": 40}
-    with pytest.raises(
-        ValueError, match="do not fit a ARPGTransformer: start from a model of the same kind and width"
-    ):
-        run(recipe, data, tmp_path / "again", start_from=tmp_path / "llamagen" / "model")
-
-
 def test_the_orders_of_a_step_have_their_shares():
     task = ARPGTask.__new__(ARPGTask)
     torch.nn.Module.__init__(task)
@@ -157,18 +81,6 @@ def test_the_orders_of_a_step_have_their_shares():
     apart = ((orders[:, 0] // 4 - orders[:, 1] // 4).abs() >= 2) | ((orders[:, 0] % 4 - orders[:, 1] % 4).abs() >= 2)
     assert raster.float().mean() == pytest.approx(0.3, abs=0.06)
     assert apart[~raster].float().mean() > 0.6 and not apart[~raster].all()
-
-
-def test_ranks_of_a_part_of_an_order_have_the_logits_of_the_whole():
-    torch.manual_seed(0)
-    transformer = ARPGTransformer(
-        hidden_size=16, intermediate_size=16, num_layers=2, num_attention_heads=2, vocab_size=4, grid_size=4
-    )
-    tokens, order = torch.randint(4, (3, 16)), torch.rand(3, 16).argsort(1)
-    labels = torch.arange(3)
-    whole = transformer.predict(tokens, order=order, class_labels=labels)
-    part = transformer.predict(tokens, order=order[:, :5], class_labels=labels)
-    torch.testing.assert_close(part, whole[:, :5])
 
 
 def test_first_places_are_predicted_from_the_condition_alone():
@@ -198,17 +110,3 @@ def test_the_loss_is_zero_for_the_tokens_of_the_order_and_of_the_first_places(da
     recipe["transformer"]["training"] |= {"noisy_share": 0.0, "code_noise": 0.0}
     run(recipe, data, tmp_path)
     assert set(shapes) == {(8, 3), (16, 3)} and not torch.stack(losses).any()
-
-
-def test_an_unknown_class_is_refused(data, tmp_path):
-    recipe = RECIPE | {"transformer": RECIPE["transformer"] | {"class": "Nonesuch"}}
-    with pytest.raises(ValueError, match="Nonesuch.*ARPGTransformer"):
-        run(recipe, data, tmp_path)
-
-
-def test_the_packaged_recipe_fits_its_class_and_size():
-    parts = load_recipe("emoji-arpg")["transformer"]
-    ARPGTask.settings_class(OptimizerSettings(**parts["optimizer"]), **parts["training"])
-    with torch.device("meta"):
-        model = ARPGTransformer(conditioning="text", vocab_size=1024, caption_dim=128, **parts["model"])
-    assert 4e6 < sum(parameter.numel() for parameter in model.parameters()) < 6e6

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from PIL import Image
 from pipelines.var import tiny as tiny_var
 
-from arimage.training.data.pictures import save_grid
 from arimage.training.loop import OptimizerSettings
 from arimage.training.tokenizers.tokenizer import TokenizerSettings
 from arimage_emoji import commands
@@ -67,21 +65,13 @@ def test_samples_follow_the_recipe(tmp_path):
     assert {"guidance_scale", "temperature"}.isdisjoint(asked)
 
 
-def test_a_grid_is_filled_row_by_row_and_then_with_white(tmp_path):
-    images = torch.stack([torch.full((3, 2, 2), level / 255) for level in (0, 100, 200)])
-    save_grid(images, tmp_path / "grid.png", 2)
-    grid = Image.open(tmp_path / "grid.png")
-    assert grid.size == (4, 4)
-    assert [grid.getpixel((x, y))[0] for y in (0, 2) for x in (0, 2)] == [0, 100, 200, 255]
-
-
 def test_what_is_frozen_is_neither_trained_nor_kept():
     pipe = tiny_var.pipeline("text")
     size = pipe.vq.config.scales[-1] * pipe.vq.scale_factor
     images = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     data = ImageCaptions(images, images[:, :1], [["a red heart"]] * 2, ["heart"] * 2, ["2764"] * 2, torch.ones(2))
     settings = VARTransformerSettings(OptimizerSettings(1, 1.0))
-    task = VARTransformerTask(pipe.transformer, pipe, data, data, settings, teacher=pipe.refiner)
+    task = VARTransformerTask(pipe, data, data, settings, teacher=pipe.refiner)
     assert task.frozen.teacher is pipe.refiner and task.frozen.pipe is pipe
     assert {name.partition(".")[0] for name, _ in task.named_parameters()} == {"network", "text_encoder"}
     assert {name for name, _ in task.named_children()} == {"network", "text_encoder"}

@@ -1,9 +1,6 @@
-"""A recipe trains on a small data set, goes on after an interruption, and leaves a model that draws."""
+"""A recipe trains on a small data set, goes on after an interruption, and leaves a model that generates."""
 
-import collections
 import copy
-import functools
-import io
 import itertools
 import json
 import math
@@ -11,30 +8,21 @@ import shutil
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from arimage import AutoPipeline, LlamaGenTransformer, LlamaGenVQModel, SpeculativeJacobiDecoding
+from arimage import AutoPipeline, SpeculativeJacobiDecoding
 from arimage.pipelines.kinds.class_or_text import last_state
 from arimage.pipelines.text.known import KNOWN_CAPTIONS
-from arimage.training.data.pictures import to_unit_range
-from arimage.training.loop import OptimizerSettings, fit
-from arimage.training.tokenizers import tokenizer as tokenizer_module
-from arimage.training.tokenizers.tokenizer import TokenizerSettings, TokenizerTask
+from arimage.training.loop import OptimizerSettings
+from arimage.training.tokenizers.tokenizer import TokenizerTask
 from arimage_emoji.known import KnownCaptions
-from arimage_emoji.training import captions as captions_module
 from arimage_emoji.training.captioned import COLUMNS, load_captioned_images
 from arimage_emoji.training.recipe import load_recipe, run_tokenizer, run_transformer, whole_recipes
-from arimage_emoji.training.text import TextSettings
-from arimage_emoji.training.transformers.arpg import ARPGSettings
-from arimage_emoji.training.transformers.cosmos import VideoSettings
-from arimage_emoji.training.transformers.latent_llama import LatentLlamaSettings
 from arimage_emoji.training.transformers.llamagen import TransformerSettings, TransformerTask
-from arimage_emoji.training.transformers.var import VARTransformerSettings
 
 
 SIZE = 16
@@ -45,13 +33,8 @@ RECIPE = {
     "tokenizer": {
         "data": {"styles": ["flat"]},
         "model": {
-            "channels": 8,
-            "channel_multipliers": [1, 2, 2],
-            "layers_per_block": 1,
-            "latent_channels": 16,
-            "codebook_size": 16,
-            "codebook_dim": 4,
-            "norm_num_groups": 4,
+            "channels": 8, "channel_multipliers": [1, 2, 2], "layers_per_block": 1, "latent_channels": 16,
+            "codebook_size": 16, "codebook_dim": 4, "norm_num_groups": 4,
         },
         "optimizer": {"steps": 24, "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 4, "ema_decay": 0.9},
         "training": {"batch_size": 8, "codebook_start": 4, "kmeans_batches": 2, "restart_every": 5},
@@ -59,32 +42,19 @@ RECIPE = {
     "transformer": {
         "data": {"styles": ["flat"], "skin_tones": False},
         "model": {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_layers": 1,
-            "num_attention_heads": 2,
-            "dropout": 0.1,
+            "hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_attention_heads": 2, "dropout": 0.1,
         },
         "optimizer": {"steps": 30, "learning_rate": 1e-2, "warmup_steps": 4, "ema_decay": 0.9},
         "training": {
-            "batch_size": 8,
-            "caption_length": 8,
-            "text_vocab_size": 300,
+            "batch_size": 8, "caption_length": 8, "text_vocab_size": 300,
             "sample_prompts": ["a red square", "a blue disc"],
         },
     },
     "text_encoder": {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.1},
     "generation": {
-        "sampling": {"guidance_scale": 2.0, "top_k": 10},
-        "decoding": {"name": "sjd-coupled", "window": 8},
+        "sampling": {"guidance_scale": 2.0, "top_k": 10}, "decoding": {"name": "sjd-coupled", "window": 8},
     },
-}
-
-
-def encoded(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
-    return {"bytes": file.getvalue(), "path": None}
+}  # fmt: skip
 
 
 def rows():
@@ -96,8 +66,8 @@ def rows():
         picture[inside] = rgb
         toned = shape == "square" and colour == "red"
         yield {
-            "image": encoded(picture),
-            "alpha": encoded(inside.astype(np.uint8) * 255),
+            "image": picture,
+            "alpha": inside,
             "caption": f"a {colour} {shape}",
             "captions": [f"{shape}, {colour}", f"{colour} {shape}, {style} style"],
             "style": style,
@@ -110,10 +80,8 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "shapes.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows())), path)
-    return path
+def data(tmp_path_factory, write_pictures):
+    return write_pictures(tmp_path_factory.mktemp("data") / "shapes.parquet", rows())
 
 
 def record_losses(monkeypatch, task_class):
@@ -128,19 +96,6 @@ def record_losses(monkeypatch, task_class):
 
     monkeypatch.setattr(task_class, "loss", recorded)
     return losses
-
-
-def interrupt(monkeypatch, task_class, module, at):
-    """Keep a checkpoint of every step, and press Ctrl-C in the step `at`."""
-    loss = task_class.loss
-
-    def interrupted(self, step):
-        if step == at:
-            raise KeyboardInterrupt
-        return loss(self, step)
-
-    monkeypatch.setattr(task_class, "loss", interrupted)
-    monkeypatch.setattr(module, "fit", functools.partial(fit, report_every_seconds=-1.0))
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +120,6 @@ def weights_of(out):
     }
 
 
-def assert_same_weights(ours, theirs):
-    ours, theirs = weights_of(ours), weights_of(theirs)
-    assert ours.keys() == theirs.keys() and len(ours) > 50
-    differing = [name for name in ours if not torch.equal(ours[name], theirs[name])]
-    assert differing == []
-
-
 # Data
 
 
@@ -189,12 +137,12 @@ def test_a_data_set_is_decoded_filtered_and_resized(data):
     assert len(load_captioned_images(data, SIZE)) == 12
 
 
-def test_images_are_drawn_in_proportion_to_their_weights(data):
+def test_images_are_sampled_in_proportion_to_their_weights(data):
     images = load_captioned_images(data, SIZE, styles=["flat"])
-    sampled = images.draw(9000, torch.Generator().manual_seed(0))
+    sampled = images.sample(9000, torch.Generator().manual_seed(0))
     discs = torch.tensor(["disc" in name for name in images.names])[sampled].float().mean()
     assert abs(discs - 2 / 3) < 0.03
-    assert torch.equal(sampled, images.draw(9000, torch.Generator().manual_seed(0)))
+    assert torch.equal(sampled, images.sample(9000, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -205,19 +153,13 @@ def test_a_missing_column_is_refused_by_name(data, tmp_path, column):
         load_captioned_images(path, SIZE)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"none.parquet is not a file"):
-        load_captioned_images(tmp_path / "none.parquet", SIZE)
-
-
-def test_a_group_is_selected(data):
+def test_groups_are_selected_and_a_selection_without_images_is_refused(data, tmp_path):
     images = load_captioned_images(data, SIZE, groups=["discs"])
     assert sorted(images.bases) == sorted(2 * [f"disc-{colour}" for colour in COLOURS])
-
-
-def test_a_selection_without_images_is_refused(data):
     with pytest.raises(ValueError, match=r"has no row left with styles=\['noto'\] and groups=None"):
         load_captioned_images(data, SIZE, styles=["noto"])
+    with pytest.raises(ValueError, match=r"none.parquet is not a file"):
+        load_captioned_images(tmp_path / "none.parquet", SIZE)
 
 
 def test_some_images_have_much_noise_and_the_others_little():
@@ -255,24 +197,7 @@ def test_stages_change_settings_from_their_step_on():
 @pytest.mark.parametrize("name", [*whole_recipes()])
 def test_packaged_recipes_are_complete(name):
     recipe = load_recipe(name)
-    default = VARTransformerSettings if name.startswith("emoji-var") else TransformerSettings
-    others = {"emoji-arpg": ARPGSettings, "emoji-latent-llama": LatentLlamaSettings}
-    default = VideoSettings if name == "emoji-video-blocks" else default
-    for part, settings in (("tokenizer", TokenizerSettings), ("transformer", others.get(name, default))):
-        optimizer = OptimizerSettings(**recipe[part]["optimizer"])
-        assert optimizer.steps > 0
-        settings(optimizer, **recipe[part]["training"])
-    if "text_training" in recipe:
-        TextSettings(OptimizerSettings(**recipe["text_training"]["optimizer"]), **recipe["text_training"]["training"])
     assert recipe["image_size"] % 2 ** (len(recipe["tokenizer"]["model"]["channel_multipliers"]) - 1) == 0
-    assert set(recipe["generation"]["sampling"]) <= {
-        "guidance_scale",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "num_diffusion_steps",
-    }
 
 
 def test_an_unknown_recipe_is_refused_with_those_that_are_known():
@@ -308,19 +233,7 @@ def test_a_run_leaves_its_records(trained):
     assert (out / "model" / "model_index.json").is_file()
 
 
-def test_the_trained_tokenizer_keeps_the_codes_it_was_trained_with(trained, data):
-    out, *_ = trained
-    vq = LlamaGenVQModel.from_pretrained(out / "tokenizer" / "tokenizer")
-    codes = torch.load(out / "tokenizer" / "checkpoint.pt", weights_only=True)["buffers"]["quantiser.codebook.codes"]
-    assert torch.equal(vq.codebook.weight, codes)
-    images = to_unit_range(load_captioned_images(data, SIZE, styles=["flat"]).images)
-    with torch.no_grad():
-        reconstructions = vq.decode(vq.encode(images))
-    mean = images.mean((0, 2, 3), keepdim=True)
-    assert (reconstructions - images).pow(2).mean() < 0.8 * (mean - images).pow(2).mean()
-
-
-def test_the_trained_model_loads_by_its_folder_and_draws(trained):
+def test_the_trained_model_loads_by_its_folder_and_generates(trained):
     out, *_ = trained
     files = {name: value.dtype for (_, name), value in weights_of(out / "model").items()}
     assert set(files.values()) == {torch.float16}
@@ -334,50 +247,6 @@ def test_the_trained_model_loads_by_its_folder_and_draws(trained):
     # A few steps teach no more than that the background is white.
     border = [np.asarray(image)[[0, -1]].mean() for image in output.images]
     assert min(border) > 160, border
-
-
-@pytest.mark.parametrize("at", [pytest.param(3, marks=pytest.mark.slow), 10])
-def test_an_interrupted_tokenizer_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch, at):
-    out, losses, _ = trained
-    with monkeypatch.context() as broken:
-        interrupt(broken, TokenizerTask, tokenizer_module, at)
-        with pytest.raises(KeyboardInterrupt):
-            run_tokenizer(RECIPE, data, data, tmp_path, "cpu")
-    assert torch.load(tmp_path / "tokenizer" / "checkpoint.pt", weights_only=True)["step"] == at
-    assert not (tmp_path / "tokenizer" / "tokenizer").exists()
-    torch.manual_seed(77)
-    resumed = record_losses(monkeypatch, TokenizerTask)
-    run_tokenizer(RECIPE, data, data, tmp_path, "cpu")
-    assert resumed == {step: loss for step, loss in losses.items() if step >= at}
-    ours, theirs = (
-        load_file(next((run / "tokenizer" / "tokenizer").glob("*.safetensors"))) for run in (tmp_path, out)
-    )
-    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
-def test_an_interrupted_transformer_run_ends_as_if_it_had_never_been(trained, data, tmp_path, monkeypatch, dropout):
-    recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["model"]["dropout"] = recipe["text_encoder"]["dropout_rate"] = dropout
-    recipe["transformer"]["optimizer"]["steps"] = 8
-    recipe["transformer"]["training"] |= {"train_text": False, "mixed_share": 0.5, "framed_share": 0.5}
-    runs = [tmp_path / "whole", tmp_path / "parts"]
-    for run in runs:
-        run.mkdir()
-        (run / "tokenizer").symlink_to(trained[0] / "tokenizer")
-    losses = record_losses(monkeypatch, TransformerTask)
-    run_transformer(recipe, data, data, runs[0], "cpu")
-    undisturbed = dict(losses)
-    with monkeypatch.context() as broken:
-        interrupt(broken, TransformerTask, captions_module, 5)
-        with pytest.raises(KeyboardInterrupt):
-            run_transformer(recipe, data, data, runs[1], "cpu")
-    # The interrupted run has already left a model that loads.
-    assert AutoPipeline.from_pretrained(runs[1] / "model").transformer.config.vocab_size == 16
-    run_transformer(recipe, data, data, runs[1], "cpu")
-    assert losses == undisturbed
-    assert_same_weights(runs[1], runs[0])
 
 
 def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp_path, monkeypatch):
@@ -400,53 +269,7 @@ def test_pictures_that_are_not_learned_are_sampled_more_often(trained, data, tmp
         run_transformer(RECIPE, data, data, tmp_path, "cpu", unlearned=out)
 
 
-@pytest.mark.slow
-def test_short_steps_see_more_beginnings(trained, data, tmp_path, monkeypatch):
-    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
-    recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["training"] |= {"short_share": 0.5, "short_tokens": 4}
-    shapes = collections.Counter()
-    logits = TransformerTask.logits
-
-    def recorded(task, captions, codes, unconditional):
-        if task.training:
-            shapes[len(captions), *codes.shape] += 1
-        return logits(task, captions, codes, unconditional)
-
-    monkeypatch.setattr(TransformerTask, "logits", recorded)
-    run_transformer(recipe, data, data, tmp_path, "cpu")
-    assert shapes.keys() == {(8, 8, 16), (32, 32, 4)}
-    assert min(shapes.values()) > 5
-
-
-def test_captions_can_be_read_by_their_last_state_alone(trained, data, tmp_path, monkeypatch):
-    shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
-    recipe = copy.deepcopy(RECIPE)
-    recipe["transformer"]["model"]["num_condition_tokens"] = 1
-    recipe["transformer"]["optimizer"]["steps"] = 4
-    widths = set()
-    predict = LlamaGenTransformer.predict
-
-    def recorded(transformer, codes, *, prompt_embeds, prompt_attention_mask, **condition):
-        widths.add(prompt_embeds.shape[1])
-        assert prompt_attention_mask.all()
-        return predict(
-            transformer, codes, prompt_embeds=prompt_embeds, prompt_attention_mask=prompt_attention_mask, **condition
-        )
-
-    monkeypatch.setattr(LlamaGenTransformer, "predict", recorded)
-    pipe = run_transformer(recipe, data, data, tmp_path, "cpu")
-    assert widths == {1}
-    images = load_captioned_images(data, SIZE, ["flat"])
-    task = TransformerTask(pipe, images, images, TransformerSettings(OptimizerSettings(1, 1e-3), caption_length=8))
-    prompts = ["a red square", "red"]
-    condition = pipe.encode_condition(prompts, None, None, None)
-    for ours, theirs in zip(task.embed(prompts), condition.values(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-    assert condition["prompt_embeds"].shape == (2, 1, 16)
-
-
-def test_a_text_encoder_can_stay_as_it_was(trained, data, tmp_path):
+def test_a_model_is_trained_further_and_its_text_encoder_can_stay_as_it_was(trained, data, tmp_path):
     shutil.copytree(trained[0] / "tokenizer", tmp_path / "tokenizer")
     recipe = copy.deepcopy(RECIPE)
     recipe["transformer"]["optimizer"]["steps"] = 4
@@ -457,6 +280,10 @@ def test_a_text_encoder_can_stay_as_it_was(trained, data, tmp_path):
             load_file(next((run / "model" / part).glob("*.safetensors"))) for run in (tmp_path, trained[0])
         )
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs) == same
+    recipe["transformer"]["model"] |= {"hidden_size": 24, "intermediate_size": 40}
+    shutil.copytree(tmp_path / "tokenizer", tmp_path / "other" / "tokenizer")
+    with pytest.raises(ValueError, match="whose weights do not fit a LlamaGenTransformer"):
+        run_transformer(recipe, data, data, tmp_path / "other", "cpu", start_from=trained[0] / "model")
 
 
 def test_the_text_encoder_of_another_model_can_be_taken(trained, data, tmp_path):
@@ -493,12 +320,3 @@ def test_the_transformer_needs_the_tokenizer_first(data, tmp_path):
     with pytest.raises(ValueError, match="has no trained tokenizer: run `arimage-emoji train tokenizer`"):
         run_transformer(RECIPE, data, data, tmp_path, "cpu")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_tokenizer_run_does_not_count_as_trained(data, tmp_path, monkeypatch):
-    with monkeypatch.context() as broken:
-        interrupt(broken, TokenizerTask, tokenizer_module, 2)
-        with pytest.raises(KeyboardInterrupt):
-            run_tokenizer(RECIPE, data, data, tmp_path, "cpu")
-    with pytest.raises(ValueError, match="has no trained tokenizer"):
-        run_transformer(RECIPE, data, data, tmp_path, "cpu")

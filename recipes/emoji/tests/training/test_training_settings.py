@@ -2,37 +2,49 @@
 
 import itertools
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from pipelines.llamagen import tiny as tiny_llamagen
-from pipelines.var import tiny as tiny_var
 
 from arimage.tokenizers.vq_frames import FramewiseVQModel
 from arimage.training.loop import OptimizerSettings
-from arimage.training.tokens.text import new_text_encoder
 from arimage_emoji.data.classifier import ClassifierSettings, train_classifier
-from arimage_emoji.training.beginning import Beginning
+from arimage_emoji.training.beginning import Beginning, Run
 from arimage_emoji.training.captioned import ImageCaptions
-from arimage_emoji.training.recipe import load_recipe, run_transformer
-from arimage_emoji.training.text import TextSettings, train_text_encoder
-from arimage_emoji.training.transformers.arpg import ARPGSettings, ARPGTask
-from arimage_emoji.training.transformers.cosmos import VideoSettings, train_cosmos_transformer
-from arimage_emoji.training.transformers.latent_llama import LatentLlamaSettings, train_latent_llama
-from arimage_emoji.training.transformers.llamagen import TransformerSettings, train_transformer
-from arimage_emoji.training.transformers.var import VARTransformerSettings, train_refiner, train_var_transformer
+from arimage_emoji.training.recipe import load_recipe, run_transformer, task_of
+from arimage_emoji.training.tables import read_tables
 
 
-OPTIMIZER = OptimizerSettings(steps=2, learning_rate=1e-3, warmup_steps=1)
+OPTIMIZER = {"steps": 2, "learning_rate": 1e-3, "warmup_steps": 1}
 CAPTIONS = {"batch_size": 2, "caption_length": 6, "text_vocab_size": 300}
 TEXT = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dropout_rate": 0.0}
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_attention_heads": 2}
 VAR = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2}
 WIDTHS = {"channels": 8, "channel_multipliers": [1, 2], "layers_per_block": 1, "norm_num_groups": 4}
 LATENT = {**LLAMA, "head_hidden_size": 16, "num_head_layers": 1}
+VIDEO = {**LLAMA, "num_key_value_heads": 2, "head_dim": 24, "rope_theta": 100.0}
+
+
+def frames_tokenizer(seed):
+    frames = FramewiseVQModel(**WIDTHS, codebook_size=8, codebook_dim=4, latent_channels=8)
+    return tiny.randomise(frames, seed)
+
+
+# Of each kind: its image tokenizer, the class of that in a recipe, other tables, and those of the transformer.
+KINDS = {
+    "llamagen": (tiny.image_tokenizer, "LlamaGenVQModel", {}, {"model": LLAMA}),
+    "var": (tiny.scale_tokenizer, "VARVQModel", {"refiner": {"model": VAR, "optimizer": OPTIMIZER}}, {"model": VAR}),
+    "cosmos": (frames_tokenizer, "LlamaGenVQModel", {"clips": {"frames": 2}}, {"model": VIDEO}),
+    "latent llama": (
+        tiny.image_tokenizer,
+        "LlamaGenVQModel",
+        {"generation": {"decoding": {"name": "ar"}, "sampling": {"num_diffusion_steps": 2}}},
+        {"class": "LatentLlamaTransformer", "model": LATENT, "drafter": LATENT, "training": {"drafter_steps": 2}},
+    ),
+}
 
 
 def pictures(seed, size=8, frames=(), count=4):
@@ -58,74 +70,27 @@ class Asked:
     heldout: int = 1
     base: int = 0
 
-    def of(self, kind, **common):
-        optimizer = {name: self.settings[name] for name in ("learning_rate", "steps") if name in self.settings}
-        others = {name: value for name, value in self.settings.items() if name not in optimizer}
-        return kind(replace(OPTIMIZER, **optimizer), **{**common, **others})
-
     def sets(self, **shape):
         return pictures(self.data, **shape), pictures(self.heldout, **shape)
 
-    @property
-    def pipe(self):
-        return tiny_llamagen.text_pipeline(seed=self.base)
+
+def train(kind, asked):
+    settings = CAPTIONS | asked.settings
+    optimizer = OPTIMIZER | {name: settings.pop(name) for name in ("learning_rate", "steps") if name in settings}
+    if kind == "classifier":
+        settings = ClassifierSettings(OptimizerSettings(**optimizer), batch_size=settings["batch_size"])
+        train_classifier(*asked.sets(size=32), asked.out / "run", settings=settings)
+        return
+    tokenizer, name, tables, transformer = KINDS[kind]
+    tokenizer(seed=asked.base).save_pretrained(asked.out / f"tokenizer {asked.base}")
+    more = {"optimizer": optimizer, "training": transformer.get("training", {}) | settings}
+    recipe = {"image_size": 8, "tokenizer": {"class": name, "model": {}}, "text_encoder": TEXT}
+    recipe |= {"generation": {"decoding": {"name": "ar"}}, "transformer": transformer | more, **tables}
+    tables, sets = read_tables(recipe), asked.sets(frames=(2,) if kind == "cosmos" else ())
+    parts = tables, asked.out / f"tokenizer {asked.base}", *sets, asked.out / "run", "cpu"
+    task_of(tables).run(Run(*parts, lambda pipe: None, Beginning()))
 
 
-def transformer(asked):
-    vq = tiny.image_tokenizer(seed=asked.base)
-    settings = asked.of(TransformerSettings, **CAPTIONS)
-    train_transformer(LLAMA, TEXT, vq, *asked.sets(), settings, asked.out / "run")
-
-
-def transformer_from_another(asked):
-    asked.pipe.save_pretrained(asked.out / "trained")
-    settings = asked.of(TransformerSettings, **CAPTIONS)
-    parts = LLAMA | {"hidden_size": 32}, TEXT, tiny.image_tokenizer(), *asked.sets(), settings, asked.out / "run"
-    train_transformer(*parts, beginning=Beginning(asked.out / "trained"))
-
-
-def arpg(asked):
-    model = {**LLAMA, "num_layers": 2}
-    parts = model, TEXT, tiny.image_tokenizer(seed=asked.base), *asked.sets(), asked.of(ARPGSettings, **CAPTIONS)
-    train_transformer(*parts, asked.out / "run", task_class=ARPGTask)
-
-
-def var(asked):
-    parts = VAR, TEXT, tiny.scale_tokenizer(seed=asked.base), *asked.sets()
-    train_var_transformer(*parts, asked.of(VARTransformerSettings, **CAPTIONS), asked.out / "run")
-
-
-def refiner(asked):
-    settings = asked.of(VARTransformerSettings, **CAPTIONS | {"caption_length": tiny.TEXT_LENGTH})
-    train_refiner(tiny_var.pipeline("text", asked.base), VAR, *asked.sets(), settings, asked.out / "run")
-
-
-def cosmos(asked):
-    frames = FramewiseVQModel(**WIDTHS, codebook_size=8, codebook_dim=4, latent_channels=8)
-    tiny.randomise(frames, asked.base)
-    model = {**LLAMA, "num_key_value_heads": 2, "head_dim": 24, "rope_theta": 100.0}
-    parts = model, TEXT, frames, *asked.sets(frames=(2,)), asked.of(VideoSettings, **CAPTIONS)
-    train_cosmos_transformer(*parts, asked.out / "run")
-
-
-def latent_llama(asked):
-    settings = asked.of(LatentLlamaSettings, **CAPTIONS, drafter_steps=2, sampling={"num_diffusion_steps": 2})
-    parts = LATENT, LATENT, TEXT, tiny.image_tokenizer(seed=asked.base), *asked.sets(), settings
-    train_latent_llama(*parts, asked.out / "run")
-
-
-def text(asked):
-    words = tiny.text_tokenizer()
-    torch.manual_seed(0)
-    encoder = new_text_encoder(words, TEXT | {"num_layers": 1 + asked.base})
-    train_text_encoder(words, encoder, asked.sets()[0], asked.of(TextSettings, batch_size=4), asked.out / "run")
-
-
-def classifier(asked):
-    train_classifier(*asked.sets(size=32), asked.out / "run", settings=asked.of(ClassifierSettings, batch_size=2))
-
-
-TRAINERS = [transformer, transformer_from_another, arpg, var, refiner, cosmos, latent_llama, text, classifier]
 # What changes, and the names that the sentence has for it. Not every trainer has all of them.
 CHANGES = {
     "learning_rate": ({"settings": {"learning_rate": 2e-3}}, "learning_rate = 0.001 and you ask for 0.002"),
@@ -136,29 +101,20 @@ CHANGES = {
 }
 
 
-@pytest.mark.every(6)
-@pytest.mark.parametrize(
-    "trainer",
-    # One function trains by both of some settings.
-    [pytest.param(one, marks=pytest.mark.slow) if one in (arpg, refiner) else one for one in TRAINERS],
-    ids=lambda trainer: trainer.__name__,
-)
-def test_every_training_resumes_only_as_it_began(trainer, tmp_path):
-    trainer(Asked(tmp_path, {}))
+@pytest.mark.every(3)
+@pytest.mark.parametrize("kind", [*KINDS, "classifier"])
+def test_every_training_resumes_only_as_it_began(kind, tmp_path):
+    train(kind, Asked(tmp_path, {}))
     for name, (change, message) in CHANGES.items():
-        if (trainer, name) in ((text, "heldout"), (classifier, "base")):
-            continue
-        # The rest is that of `transformer`.
-        if trainer is transformer_from_another and name != "base":
+        if (kind, name) == ("classifier", "base"):
             continue
         with pytest.raises(ValueError, match=f"(settings.json|safetensors) says [a-z._]*{message}.*another --out"):
-            trainer(Asked(tmp_path, **{"settings": {}, **change}))
-    # What was refused has changed nothing. More steps of the text encoder would be another beginning of a transformer,
-    # and a drafter belongs to a text encoder that is trained further.
-    shutil.rmtree(tmp_path / "run" / "drafter" if trainer is latent_llama else tmp_path / "none", ignore_errors=True)
-    steps = 2 if trainer is text else 3
-    trainer(Asked(tmp_path, {"steps": steps}))
-    assert steps in {torch.load(path, weights_only=True)["step"] for path in tmp_path.glob("run/**/checkpoint.pt")}
+            train(kind, Asked(tmp_path, **{"settings": {}, **change}))
+    # What was refused has changed nothing. A drafter and a refiner belong to networks that are trained further.
+    for part in ("drafter", "refiner"):
+        shutil.rmtree(tmp_path / "run" / part, ignore_errors=True)
+    train(kind, Asked(tmp_path, {"steps": 3}))
+    assert 3 in {torch.load(path, weights_only=True)["step"] for path in tmp_path.glob("run/**/checkpoint.pt")}
 
 
 def test_a_model_that_the_run_replaces_is_not_one_to_start_from(tmp_path):

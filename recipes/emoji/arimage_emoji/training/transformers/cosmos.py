@@ -1,14 +1,12 @@
 """Training of a text-conditional Cosmos transformer, jointly with a small T5 encoder, on the tokens of clips."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from arimage.cli.options import fast_dtype
 from arimage.pipelines.cosmos.pipeline_cosmos import CosmosPipeline
 from arimage.pipelines.cosmos.transformer_cosmos import CosmosTransformer
 from arimage.settings.schema import Count, Share
@@ -18,11 +16,10 @@ from arimage.training.data.pictures import save_grid, to_unit_range
 from arimage.training.processes import batch_generator
 from arimage.training.recipe import new_model
 
-from ..beginning import FRESH, Beginning, Run
 from ..captioned import ImageCaptions
 from ..captions import CaptionSettings, CaptionTask
 from ..clips import FPS
-from ..tables import Recipe, settings_of
+from ..tables import Recipe
 
 
 @dataclass(frozen=True)
@@ -40,37 +37,30 @@ class VideoSettings(CaptionSettings):
 class VideoTask(CaptionTask):
     """Teaches the transformer and the text encoder of `pipe` the tokens that its `vq` gives to the clips of `data`."""
 
+    transformer_class, pipeline_class, tokenizer_class = CosmosTransformer, CosmosPipeline, FramewiseVQModel
+    settings_class, slow = VideoSettings, ("text_encoder.",)
+
     @classmethod
-    def settings_of(cls, recipe: Recipe) -> VideoSettings:
-        sampling = recipe.table("generation").sampling
-        return settings_of(VideoSettings, recipe.table("transformer"), "transformer", sampling=sampling)
+    def arguments(cls, recipe: Recipe, vq: LlamaGenVQModel, caption_dim: int, config: dict) -> dict[str, Any]:
+        side = recipe.image_size // vq.scale_factor
+        shape = recipe.table("clips").frames, side, side
+        return {"shape": shape, "vocab_size": vq.config.codebook_size, "context_dim": caption_dim}
+
+    @classmethod
+    def chosen(cls, config: dict, settings: CaptionSettings) -> dict[str, Any]:
+        return config
+
+    @classmethod
+    def join(cls, transformer: Any, vq: Any, tokenizer: Any = None, text_encoder: Any = None) -> CosmosPipeline:
+        return CosmosPipeline(transformer, vq, tokenizer, text_encoder, begins_with_text=True, fps=FPS)
 
     @classmethod
     def trial(cls, recipe: Recipe, vq: LlamaGenVQModel) -> CosmosPipeline:
-        """The pipeline of a recipe, without memory for its weights."""
-        cls.settings_of(recipe)
-        side, config = recipe.image_size // vq.scale_factor, recipe.table("transformer").model
-        transformer = new_model(
-            CosmosTransformer,
-            config,
-            "transformer.model",
-            shape=(recipe.table("clips").frames, side, side),
-            vocab_size=vq.config.codebook_size,
-            context_dim=recipe.table("text_encoder").d_model,
-        )
         frames = new_model(FramewiseVQModel, recipe.table("tokenizer").model, "tokenizer.model")
-        return CosmosPipeline(transformer, frames, begins_with_text=True, fps=FPS)
-
-    @classmethod
-    def run(cls, run: Run) -> CosmosPipeline:
-        """Train the transformer of a recipe."""
-        settings, vq = cls.settings_of(run.recipe), FramewiseVQModel.from_pretrained(run.tokenizer)
-        parts = (run.recipe.table("transformer").model, run.text_config, vq, run.data, run.heldout, settings)
-        more = {"on_report": run.save, "beginning": run.beginning}
-        return train_cosmos_transformer(*parts, run.out / "transformer", run.device, **more)
+        return super().trial(recipe, frames)
 
     def __init__(self, pipe: CosmosPipeline, data: ImageCaptions, heldout: ImageCaptions, settings: VideoSettings):
-        super().__init__(pipe, data, heldout, settings, "sjd-coupled")
+        super().__init__(pipe, data, heldout, settings)
         self.transformer, self.text_encoder = pipe.transformer, pipe.text_encoder
         self.tokens, self.heldout_tokens = self.encode(data), self.encode(heldout)
 
@@ -123,45 +113,3 @@ class VideoTask(CaptionTask):
             output_type="pt",
         ).frames
         save_grid(frames.flatten(0, 1), path, columns=frames.shape[1])
-
-
-def train_cosmos_transformer(
-    model_config: dict,
-    text_config: dict,
-    vq: FramewiseVQModel,
-    data: ImageCaptions,
-    heldout: ImageCaptions,
-    settings: VideoSettings,
-    out: str | Path,
-    device: str = "cpu",
-    on_report: Callable[[CosmosPipeline], None] | None = None,
-    *,
-    beginning: Beginning = FRESH,
-) -> CosmosPipeline:
-    """Train a `CosmosTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on the tokens
-    that `vq` gives to the clips of `data`, returns the pipeline with the averaged weights, in
-    float32.
-
-    `out` keeps checkpoint, log, curve and samples; a second call with the same settings and data resumes the run.
-    """
-    torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = beginning.text_parts(
-        data, settings, text_config, Path(out).with_name("text_encoder"), device
-    )
-    frames, side = data.images.shape[1], data.images.shape[-1] // vq.scale_factor
-    transformer = CosmosTransformer(
-        shape=(frames, side, side),
-        vocab_size=vq.codebook_size,
-        context_dim=text_encoder.config.d_model,
-        **model_config,
-    )
-    beginning.start(transformer, device)
-    nn.Module.to(text_encoder, device, fast_dtype(device))
-    pipe = CosmosPipeline(transformer, vq.to(device), tokenizer, text_encoder, begins_with_text=True, fps=FPS)
-    task = VideoTask(pipe, data, heldout, settings)
-    hook = None if on_report is None else lambda: on_report(pipe)
-    about = {"model": model_config, **beginning.about(text_config, text_encoder)}
-    task.fit(out, about, slow=("text_encoder.",), on_report=hook)
-    for model in (transformer, text_encoder):
-        model.float()
-    return pipe

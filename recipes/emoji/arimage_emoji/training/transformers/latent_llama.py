@@ -1,17 +1,14 @@
 """Training of a text-conditional transformer of continuous tokens, jointly with a small T5 encoder, and of its
 drafter."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import nn
 
-from arimage.cli.options import fast_dtype
 from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.kinds.class_or_text import left_pad
 from arimage.pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
@@ -23,10 +20,10 @@ from arimage.training.processes import batch_generator
 from arimage.training.recipe import new_model
 from arimage.training.resuming import digest
 
-from ..beginning import FRESH, Beginning, Run
+from ..beginning import Beginning, Run
 from ..captioned import ImageCaptions
 from ..captions import CaptionSettings, CaptionTask
-from ..tables import Recipe, settings_of
+from ..tables import Recipe
 
 
 @dataclass(frozen=True)
@@ -45,51 +42,69 @@ class LatentLlamaSettings(CaptionSettings):
 
 
 class LatentLlamaTask(CaptionTask):
-    """Teaches `transformer`, and the text encoder of `pipe` unless it is frozen, the vectors that the `vq` of `pipe`
-    gives to `data`."""
+    """Teaches the transformer of `pipe`, or a drafter for it, and its text encoder unless that is frozen, the vectors
+    that its `vq` gives to `data`."""
+
+    transformer_class, pipeline_class = LatentLlamaTransformer, LatentLlamaPipeline
+    settings_class = LatentLlamaSettings
 
     @classmethod
     def settings_of(cls, recipe: Recipe) -> LatentLlamaSettings:
-        sampling, table = recipe.table("generation").sampling, recipe.table("transformer")
-        settings = settings_of(LatentLlamaSettings, table, "transformer", sampling=sampling)
-        if table.drafter is not None and settings.drafter_steps == 0:
+        settings = super().settings_of(recipe)
+        if recipe.table("transformer").drafter is not None and settings.drafter_steps == 0:
             raise ValueError(
                 "table [transformer.training]: drafter_steps is 0: give at least 1, or no table [transformer.drafter]"
             )
         return settings
 
     @classmethod
+    def arguments(cls, recipe: Recipe, vq: LlamaGenVQModel, caption_dim: int, config: dict) -> dict[str, Any]:
+        side = recipe.image_size // vq.scale_factor
+        patch = check(Side, config.get("patch_size", 1), "table [transformer]: patch_size")
+        if side % patch:
+            raise ValueError(f"patch_size is {patch}: give a number that divides the {side} vectors along a side")
+        return {
+            "conditioning": "text",
+            "caption_dim": caption_dim,
+            "token_dim": vq.config.codebook_dim * patch**2,
+            "grid_size": side // patch,
+        }
+
+    @classmethod
     def trial(cls, recipe: Recipe, vq: LlamaGenVQModel) -> LatentLlamaPipeline:
-        """The pipeline of a recipe, without memory for its weights."""
-        settings, table = cls.settings_of(recipe), recipe.table("transformer")
-        width, networks = recipe.table("text_encoder").d_model, {}
-        for name, config in (("model", table.model), ("drafter", table.drafter)):
-            if config is not None:
-                patch = check(Side, config.get("patch_size", 1), f"table [transformer.{name}]: patch_size")
-                given = _arguments(vq, recipe.image_size, width, patch)
-                config = {"num_condition_tokens": settings.caption_length} | config
-                networks[name] = new_model(LatentLlamaTransformer, config, f"transformer.{name}", **given)
-        return LatentLlamaPipeline(networks["model"], vq, drafter=networks.get("drafter"))
+        pipe, config = super().trial(recipe, vq), recipe.table("transformer").drafter
+        if config is not None:
+            given = cls.arguments(recipe, vq, recipe.table("text_encoder").d_model, config)
+            config = cls.chosen(config, cls.settings_of(recipe))
+            drafter = new_model(LatentLlamaTransformer, config, "transformer.drafter", **given)
+            pipe = LatentLlamaPipeline(pipe.transformer, vq, drafter=drafter)
+        return pipe
 
     @classmethod
     def run(cls, run: Run) -> LatentLlamaPipeline:
-        """Train the transformer of a recipe, and its drafter."""
-        settings, vq = cls.settings_of(run.recipe), LlamaGenVQModel.from_pretrained(run.tokenizer)
-        table = run.recipe.table("transformer")
-        parts = (table.model, table.drafter, run.text_config, vq, run.data, run.heldout, settings)
-        more = {"on_report": run.save, "beginning": run.beginning}
-        return train_latent_llama(*parts, run.out, run.device, **more)
+        """Train the transformer of a recipe, and then its drafter with the text encoder as it is."""
+        pipe, config, settings = super().run(run), run.recipe.table("transformer").drafter, cls.settings_of(run.recipe)
+        if config is not None:
+            given = cls.arguments(run.recipe, pipe.vq, pipe.text_encoder.config.d_model, config)
+            drafter = LatentLlamaTransformer(**given, **cls.chosen(config, settings))
+            Beginning(compile=run.beginning.compile).start(drafter, run.device)
+            pipe.text_encoder.requires_grad_(False)
+            optimizer = replace(settings.optimizer, steps=settings.drafter_steps)
+            task = cls(pipe, run.data, run.heldout, replace(settings, optimizer=optimizer), drafter)
+            task.fit(run.out / "drafter", {"model": config, "text_encoder": digest(pipe.text_encoder)})
+            pipe = LatentLlamaPipeline(**pipe.components | {"drafter": drafter.float()})
+        return pipe
 
     def __init__(
         self,
         pipe: LatentLlamaPipeline,
-        transformer: LatentLlamaTransformer,
         data: ImageCaptions,
         heldout: ImageCaptions,
         settings: LatentLlamaSettings,
+        drafter: LatentLlamaTransformer | None = None,
     ):
-        super().__init__(pipe, data, heldout, settings, "sjd-coupled")
-        self.transformer, self.text_encoder = transformer, pipe.text_encoder
+        super().__init__(pipe, data, heldout, settings)
+        self.transformer, self.text_encoder = drafter or pipe.transformer, pipe.text_encoder
         # Not a buffer: it follows from the config.
         self.kept = torch.tensor(diffusion_tables(self._timesteps, self._timesteps).alphas_cumprod)
         self.tokens, self.heldout_tokens = self.encode(data), self.encode(heldout)
@@ -119,10 +134,7 @@ class LatentLlamaTask(CaptionTask):
             level = self.settings.input_noise * torch.rand(len(tokens), 1, 1, generator=generator)
             read = tokens + (level * torch.randn(tokens.shape, generator=generator)).to(tokens.device)
         conditions = self.transformer.predict(
-            read,
-            prompt_embeds=embeds,
-            prompt_attention_mask=mask,
-            unconditional=unconditional.to(tokens.device),
+            read, prompt_embeds=embeds, prompt_attention_mask=mask, unconditional=unconditional.to(tokens.device)
         )
         shape = *tokens.shape[:2], self.settings.noises
         timesteps = torch.randint(self._timesteps, shape, generator=generator)
@@ -149,68 +161,3 @@ class LatentLlamaTask(CaptionTask):
         if self.transformer is self.frozen.pipe.transformer:
             self.save_samples(out / "samples.png")
         return {"held-out loss": float(torch.cat(losses).mean())}
-
-
-def train_latent_llama(
-    model_config: dict,
-    drafter_config: dict | None,
-    text_config: dict,
-    vq: LlamaGenVQModel,
-    data: ImageCaptions,
-    heldout: ImageCaptions,
-    settings: LatentLlamaSettings,
-    out: str | Path,
-    device: str = "cpu",
-    on_report: Callable[[LatentLlamaPipeline], None] | None = None,
-    *,
-    beginning: Beginning = FRESH,
-) -> LatentLlamaPipeline:
-    """Train a text-conditional `LatentLlamaTransformer(**model_config)` and a `T5EncoderModel`
-    (`T5Config(**text_config)`) on the vectors that `vq` gives to `data`, and then, with the text encoder as it is, a
-    drafter (`drafter_config`, None for none); returns the pipeline with the averaged weights, in float32.
-
-    `out` keeps checkpoints, logs, curves and samples; a second call with the same settings and data resumes the run.
-    """
-    torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = beginning.text_parts(data, settings, text_config, Path(out) / "text_encoder", device)
-
-    def new(config: dict) -> LatentLlamaTransformer:
-        return LatentLlamaTransformer(
-            **_arguments(vq, data.images.shape[-1], text_encoder.config.d_model, config.get("patch_size", 1)),
-            **{"num_condition_tokens": settings.caption_length} | config,
-        )
-
-    transformer = new(model_config)
-    beginning.start(transformer, device)
-    nn.Module.to(text_encoder, device, fast_dtype(device))
-    parts = {"vq": vq.to(device), "tokenizer": tokenizer, "text_encoder": text_encoder}
-    pipe = LatentLlamaPipeline(transformer, **parts)
-    hook = None if on_report is None else lambda: on_report(pipe)
-    task = LatentLlamaTask(pipe, transformer, data, heldout, settings)
-    slow = ("text_encoder.", "transformer.caption_projection.")
-    begun = beginning.about(text_config, text_encoder)
-    task.fit(Path(out) / "transformer", {"model": model_config, **begun}, slow=slow, on_report=hook)
-    if drafter_config is not None:
-        drafter = new(drafter_config)
-        Beginning(compile=beginning.compile).start(drafter, device)
-        text_encoder.requires_grad_(False)
-        optimizer = replace(settings.optimizer, steps=settings.drafter_steps)
-        task = LatentLlamaTask(pipe, drafter, data, heldout, replace(settings, optimizer=optimizer))
-        task.fit(Path(out) / "drafter", {"model": drafter_config, "text_encoder": digest(text_encoder)})
-        pipe = LatentLlamaPipeline(transformer, **parts, drafter=drafter.float())
-    for model in (transformer, text_encoder):
-        model.float()
-    return pipe
-
-
-def _arguments(vq: LlamaGenVQModel, image_size: int, caption_dim: int, patch_size: int) -> dict:
-    """The arguments of a transformer that follow from its image tokenizer and its text encoder."""
-    side = image_size // vq.scale_factor
-    if side % patch_size:
-        raise ValueError(f"patch_size is {patch_size}: give a number that divides the {side} vectors along a side")
-    return {
-        "conditioning": "text",
-        "caption_dim": caption_dim,
-        "token_dim": vq.config.codebook_dim * patch_size**2,
-        "grid_size": side // patch_size,
-    }

@@ -4,16 +4,12 @@ small T5 encoder, and a small one that refines what the large one begins."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import nn
-from transformers import T5EncoderModel
 
-from arimage.cli.options import fast_dtype
-from arimage.decoding import Decoding
 from arimage.pipelines.var.pipeline_var import VARPipeline
 from arimage.pipelines.var.transformer_var import VARTransformer
 from arimage.settings.schema import Number, Whole
@@ -23,10 +19,10 @@ from arimage.training.processes import batch_generator
 from arimage.training.recipe import new_model
 from arimage.training.resuming import digest
 
-from ..beginning import FRESH, Beginning, Run
+from ..beginning import Run
 from ..captioned import ImageCaptions
 from ..captions import CaptionSettings, CaptionTask
-from ..tables import Recipe, TrainingTable, settings_of
+from ..tables import Recipe, settings_of
 
 
 @dataclass(frozen=True)
@@ -54,17 +50,6 @@ class VARTransformerSettings(CaptionSettings):
             )
 
 
-def var_settings(recipe: Recipe, table: TrainingTable, name: str) -> VARTransformerSettings:
-    """The settings of the table `name`. [transformer.training] gives those that it leaves out.
-
-    Raises:
-        ValueError: if a setting is not one of them, or of a wrong type or range.
-    """
-    whole = table.model_copy(update={"training": recipe.table("transformer").training | table.training})
-    sampling = {} if recipe.generation is None else recipe.generation.sampling
-    return settings_of(VARTransformerSettings, whole, name, sampling=sampling)
-
-
 def _check_scales(settings: VARTransformerSettings, count: int, name: str) -> None:
     """Refuse settings that do not fit a tokenizer of `count` scales."""
     if settings.first_scale >= count:
@@ -77,59 +62,53 @@ def _check_scales(settings: VARTransformerSettings, count: int, name: str) -> No
 
 
 class VARTransformerTask(CaptionTask):
-    """Teaches `network` the tokens that `pipe.vq` gives to `data`, under the captions that `pipe.text_encoder` reads,
-    which is trained too if its parameters require gradients. `pipe` generates the samples of the reports with
-    `decoding`."""
+    """Teaches the transformer of `pipe` the tokens that its `vq` gives to `data`, under the captions that its text
+    encoder reads, which is trained too if its parameters require gradients."""
+
+    transformer_class, pipeline_class, tokenizer_class = VARTransformer, VARPipeline, VARVQModel
+    settings_class, slow = VARTransformerSettings, ("text_encoder.", "network.caption_projection.")
+
+    @classmethod
+    def settings_of(cls, recipe: Recipe, part: str = "transformer") -> VARTransformerSettings:
+        """The settings of the table `part`. [transformer.training] gives those that it leaves out."""
+        table, sampling = recipe.table(part), recipe.table("generation").sampling
+        whole = table.model_copy(update={"training": recipe.table("transformer").training | table.training})
+        return settings_of(VARTransformerSettings, whole, part, sampling=sampling)
+
+    @classmethod
+    def arguments(cls, recipe: Recipe, vq: VARVQModel, caption_dim: int, config: dict) -> dict[str, Any]:
+        return _arguments(vq, caption_dim)
 
     @classmethod
     def trial(cls, recipe: Recipe, vq: VARVQModel) -> VARPipeline:
-        """The pipeline of a recipe, without memory for its weights."""
-        table, refiner = recipe.table("transformer"), recipe.table("refiner")
-        settings = var_settings(recipe, table, "transformer")
-        _check_scales(settings, len(vq.config.scales), "transformer")
-        _check_scales(var_settings(recipe, refiner, "refiner"), len(vq.config.scales), "refiner")
-        given = _arguments(vq, recipe.table("text_encoder").d_model)
-        config = {"num_condition_tokens": settings.caption_length} | table.model
-        large = new_model(VARTransformer, config, "transformer.model", **given)
+        for part in ("transformer", "refiner"):
+            _check_scales(cls.settings_of(recipe, part), len(vq.config.scales), part)
+        large = super().trial(recipe, vq).transformer
         # The pipeline gives both transformers the same embeddings.
-        config = {"num_condition_tokens": large.config.num_condition_tokens} | refiner.model
-        return VARPipeline(large, vq, refiner=new_model(VARTransformer, config, "refiner.model", **given))
+        config = {"num_condition_tokens": large.config.num_condition_tokens}
+        given = _arguments(vq, recipe.table("text_encoder").d_model)
+        refiner = new_model(VARTransformer, config | recipe.table("refiner").model, "refiner.model", **given)
+        return VARPipeline(large, vq, refiner=refiner)
 
     @classmethod
     def run(cls, run: Run) -> VARPipeline:
         """Train the transformer of a recipe, then its refiner."""
-        recipe, vq = run.recipe, VARVQModel.from_pretrained(run.tokenizer)
-        table, refiner = recipe.table("transformer"), recipe.table("refiner")
-        settings = var_settings(recipe, table, "transformer")
-        parts = (
-            table.model,
-            run.text_config,
-            vq,
-            run.data,
-            run.heldout,
-            settings,
-            run.out / "transformer",
-            run.device,
-        )
-        pipe = train_var_transformer(*parts, on_report=run.save, beginning=run.beginning)
-        settings = var_settings(recipe, refiner, "refiner")
-        parts = (refiner.model, run.data, run.heldout, settings, run.out / "refiner")
+        pipe, config = super().run(run), run.recipe.table("refiner").model
+        parts = (config, run.data, run.heldout, cls.settings_of(run.recipe, "refiner"), run.out / "refiner")
         return train_refiner(pipe, *parts, on_report=run.save, compile=run.beginning.compile)
 
     def __init__(
         self,
-        network: VARTransformer,
         pipe: VARPipeline,
         data: ImageCaptions,
         heldout: ImageCaptions,
         settings: VARTransformerSettings,
         teacher: VARTransformer | None = None,
-        decoding: Decoding | str = "next-scale",
     ):
-        super().__init__(pipe, data, heldout, settings, decoding)
-        self.network, self.text_encoder = network, pipe.text_encoder
+        super().__init__(pipe, data, heldout, settings, "next-scale")
+        self.network, self.text_encoder = pipe.transformer, pipe.text_encoder
         self.frozen.teacher = teacher
-        self.sizes = [side * side for side in network.config.scales]
+        self.sizes = [side * side for side in self.network.config.scales]
         self.codes, self.heldout_codes = self.encode(data), self.encode(heldout)
 
     @torch.no_grad()
@@ -189,14 +168,6 @@ class VARTransformerTask(CaptionTask):
         return {f"held-out loss of scale {k}": float(value) for k, value in enumerate(by_scale)}
 
 
-def new_transformer(
-    vq: VARVQModel, text_encoder: T5EncoderModel, num_condition_tokens: int, config: dict
-) -> VARTransformer:
-    """A text-conditional `VARTransformer(**config)` for the tokens of `vq` and the states of `text_encoder`."""
-    given = _arguments(vq, text_encoder.config.d_model)
-    return VARTransformer(**given, **{"num_condition_tokens": num_condition_tokens} | config)
-
-
 def _arguments(vq: VARVQModel, caption_dim: int) -> dict:
     """The arguments of a transformer that follow from its image tokenizer and its text encoder."""
     return {
@@ -206,41 +177,6 @@ def _arguments(vq: VARVQModel, caption_dim: int) -> dict:
         "codebook_dim": vq.config.codebook_dim,
         "scales": vq.config.scales,
     }
-
-
-def train_var_transformer(
-    model_config: dict,
-    text_config: dict,
-    vq: VARVQModel,
-    data: ImageCaptions,
-    heldout: ImageCaptions,
-    settings: VARTransformerSettings,
-    out: str | Path,
-    device: str = "cpu",
-    on_report: Callable[[VARPipeline], None] | None = None,
-    *,
-    beginning: Beginning = FRESH,
-) -> VARPipeline:
-    """Train a text-conditional `VARTransformer(**model_config)` and a `T5EncoderModel` (`T5Config(**text_config)`) on
-    the tokens that `vq` gives to `data`; returns the pipeline with the averaged weights, in float32.
-
-    `out` keeps checkpoint, log, curve and samples; a second call with the same settings and data resumes the run.
-    """
-    torch.manual_seed(settings.seed)
-    tokenizer, text_encoder = beginning.text_parts(
-        data, settings, text_config, Path(out).with_name("text_encoder"), device
-    )
-    transformer = new_transformer(vq, text_encoder, settings.caption_length, model_config)
-    beginning.start(transformer, device)
-    nn.Module.to(text_encoder, device, fast_dtype(device))
-    pipe = VARPipeline(transformer, vq.to(device), tokenizer, text_encoder)
-    task = VARTransformerTask(transformer, pipe, data, heldout, settings)
-    hook = None if on_report is None else lambda: on_report(pipe)
-    about = {"model": model_config, **beginning.about(text_config, text_encoder)}
-    task.fit(out, about, slow=("text_encoder.", "network.caption_projection."), on_report=hook)
-    for model in (transformer, text_encoder):
-        model.float()
-    return pipe
 
 
 def train_refiner(
@@ -265,19 +201,16 @@ def train_refiner(
         model.requires_grad_(False)
     # The pipeline gives both transformers the same embeddings.
     length = pipe.transformer.config.num_condition_tokens
-    refiner = new_transformer(pipe.vq, pipe.text_encoder, length, model_config)
+    given = _arguments(pipe.vq, pipe.text_encoder.config.d_model)
+    refiner = VARTransformer(**given, **{"num_condition_tokens": length} | model_config)
     refiner.init_weights()
     refiner.to(pipe.device)
     if compile:
         refiner.compile_repeated_blocks()
     alone = VARPipeline(refiner, pipe.vq, pipe.tokenizer, pipe.text_encoder)
-    task = VARTransformerTask(refiner, alone, data, heldout, settings, teacher=pipe.transformer)
+    task = VARTransformerTask(alone, data, heldout, settings, teacher=pipe.transformer)
     pipe.register_modules(refiner=refiner)
     hook = None if on_report is None else lambda: on_report(pipe)
-    about = {
-        "model": model_config,
-        "text_encoder": digest(pipe.text_encoder),
-        "teacher": digest(pipe.transformer),
-    }
+    about = {"model": model_config, "text_encoder": digest(pipe.text_encoder), "teacher": digest(pipe.transformer)}
     task.fit(out, about, slow=("network.caption_projection.",), on_report=hook)
     return pipe

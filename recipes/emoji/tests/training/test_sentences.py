@@ -4,12 +4,12 @@ import collections
 
 import torch
 
-from arimage_emoji.training.drawing import ADJECTIVES, FRAMES, draw_captions, with_article
+from arimage_emoji.training.sentences import ADJECTIVES, FRAMES, sample_captions, with_article
 
 
 def sample(captions, count=4000, **shares):
     index = torch.arange(count) % len(captions)
-    return draw_captions(captions, index, torch.Generator().manual_seed(0), **shares)
+    return sample_captions(captions, index, torch.Generator().manual_seed(0), **shares)
 
 
 def test_the_primary_caption_and_all_variants_are_sampled_in_their_shares():

@@ -46,7 +46,7 @@ def with_article(phrase: str) -> str:
     return f"{'an' if vowel else 'a'} {phrase}"
 
 
-def draw_captions(
+def sample_captions(
     captions: list[list[str]],
     index: torch.LongTensor,
     generator: torch.Generator,
