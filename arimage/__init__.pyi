@@ -33,6 +33,7 @@ from .decoding import (
 )
 from .models.denoising_head import DenoisingHead
 from .models.neighbours import NeighbourModel
+from .models.window_drafter import WindowDrafter
 from .pipelines.arpg.pipeline_arpg import ARPGPipeline
 from .pipelines.arpg.transformer_arpg import ARPGTransformer
 from .pipelines.chameleon.pipeline_anole import AnolePipeline
@@ -179,6 +180,7 @@ __all__ = [
     "VARTransformer",
     "VARVQModel",
     "VideoPipelineOutput",
+    "WindowDrafter",
     "XOmniLanguageModel",
     "XOmniPipeline",
     "XOmniProjector",

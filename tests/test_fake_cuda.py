@@ -85,13 +85,20 @@ def fake_cuda(monkeypatch):
         yield
 
 
+# Neighbours of a text, and of a class.
+NEIGHBOURS = {
+    "text": lambda: NeighbourModel(tiny.CODES, rank=8),
+    "class": lambda: tiny_llamagen.window_drafter(tiny_llamagen.transformer("class")),
+}
+
+
 @cache
 def llamagen_parts(kind, dtype):
     config = config_of(lambda: tiny_llamagen.transformer(kind, num_layers=1))
     drafter_config = config_of(lambda: tiny_llamagen.drafter(tiny_llamagen.transformer(kind)))
     denoiser_config = config_of(lambda: tiny_llamagen.denoiser(tiny_llamagen.transformer(kind, num_layers=1)))
     parts = {
-        "neighbours": built(lambda: NeighbourModel(tiny.CODES, rank=8), dtype),
+        "neighbours": built(NEIGHBOURS[kind], dtype),
         "drafter": built(lambda: LlamaGenDrafter(**drafter_config), dtype),
         "denoiser": built(lambda: LlamaGenDenoiser(**denoiser_config), dtype),
     }
