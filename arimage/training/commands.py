@@ -501,8 +501,8 @@ def part_command(name: str, text: str) -> None:
 
 part_command(
     "drafter",
-    'Train a drafter for a LlamaGen, for the decoding "eagle", or, with the recipe "window-drafter", one for the setting '
-    '"corrections" of "sjd-coupled".',
+    'Train a drafter for a LlamaGen, for the decoding "eagle", or, by the recipe "window-drafter", one for the '
+    'setting "corrections" of "sjd-coupled".',
 )
 part_command("denoiser", 'Train a denoiser for a LlamaGen, for the decoding "sjd2".')
 part_command("refiner", 'Train a refiner for a VAR, for the decoding "code".')

@@ -144,10 +144,11 @@ class WindowDrafterTask(PartTask):
     def of_drafts(self, drafts: Drafts, chosen: torch.LongTensor) -> dict[str, torch.Tensor]:
         """The `loss` of the `chosen` ones, and the share that would be accepted."""
         head, sampling = self.frozen.pipe.transformer.head, drafts.sampling
-        features, places = drafts.features[:, chosen, None], drafts.places[chosen, None]
+        features, final = (values[:, chosen, None].float() for values in (drafts.features, drafts.target))
+        places = drafts.places[chosen, None]
         now, before = drafts.now[chosen, None], drafts.before[chosen, None]
         with torch.no_grad():
-            logits = head(torch.stack([features, drafts.target[:, chosen, None]]).to(head.weight.dtype)).float()
+            logits = head(torch.stack([features, final]).to(head.weight.dtype)).float()
             target = sampling.probabilities(logits[1], places)
         logits = logits[0] + self.drafter.change(now, before, features)
         guided = logits[-1] + (logits[0] - logits[-1]) * sampling.guidance_scale
@@ -183,8 +184,8 @@ class WindowDrafterTask(PartTask):
 
 
 def begin_window_drafter(recipe: PartRecipe, pipe: ARPipeline, sets: Sets, out: Path) -> WindowDrafterTask:
-    """The `WindowDrafter` of `pipe`, or a new one of the shape `recipe.model` if that says one or there is none, as the
-    component `neighbours`.
+    """The `WindowDrafter` of `pipe`, or a new one of the shape `recipe.model` if that says one or there is none, as
+    the component `neighbours`.
 
     Raises:
         ValueError: if `pipe` is not a LlamaGen pipeline, or a setting is wrong.
