@@ -22,7 +22,7 @@ from ..tokens.batches import TokenBatches
 from ..tokens.cache import TokenCache
 from ..tokens.heldout import Part
 from .drafter import as_llamagen
-from .parts import GENERATED, OVERLAP, PartTask, Sets
+from .parts import GENERATED, OVERLAP, PartTask, Sets, log_probabilities
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,7 @@ class WindowDrafterTask(PartTask):
             logits = head(torch.stack([features, final]).to(head.weight.dtype)).float()
             target = sampling.probabilities(logits[1], places)
         logits = logits[0] + self.drafter.change(now, before, features)
-        guided = logits[-1] + (logits[0] - logits[-1]) * sampling.guidance_scale
-        known = (guided / sampling.temperature).log_softmax(-1)
+        known = log_probabilities(logits, sampling)
         divergence = F.kl_div(known, target, reduction="none").sum(-1).mean()
         rejected = (known.exp() - target).abs().sum(-1).mean() / 2
         drafted = sampling.probabilities(logits.detach(), places)
