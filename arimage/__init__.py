@@ -33,6 +33,7 @@ _EXPORTS = {
     "MaskedDecoding": "decoding",
     "NeighbourAcceptance": "decoding",
     "NeighbourModel": "models.neighbours",
+    "WindowDrafter": "models.window_drafter",
     "NextScaleDecoding": "decoding",
     "ParallelJacobiDecoding": "decoding",
     "PatchVQModel": "tokenizers.vq_patches",

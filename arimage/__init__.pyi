@@ -34,6 +34,7 @@ from .decoding import (
 )
 from .models.denoising_head import DenoisingHead as DenoisingHead
 from .models.neighbours import NeighbourModel as NeighbourModel
+from .models.window_drafter import WindowDrafter as WindowDrafter
 from .pipelines.arpg.pipeline_arpg import ARPGPipeline as ARPGPipeline
 from .pipelines.arpg.transformer_arpg import ARPGTransformer as ARPGTransformer
 from .pipelines.chameleon.pipeline_anole import AnolePipeline as AnolePipeline

@@ -24,6 +24,7 @@ class NeighbourModel(ModelMixin, ConfigMixin):
     """
 
     offsets: ClassVar[tuple[tuple[int, int], ...]] = ((0, -1), (-1, 0), (-1, -1), (-1, 1))
+    reads_features: ClassVar[bool] = False
 
     @register_to_config
     @checked
@@ -42,6 +43,8 @@ class NeighbourModel(ModelMixin, ConfigMixin):
         """The logits [B, Q, V] of tokens with the neighbours `around` them [B, Q, 4]; -1 is none."""
         return self.out_proj(self._sums(around).to(self.dtype))
 
-    def change(self, now: torch.LongTensor, before: torch.LongTensor) -> torch.FloatTensor:
+    def change(
+        self, now: torch.LongTensor, before: torch.LongTensor, features: torch.Tensor | None = None
+    ) -> torch.FloatTensor:
         """See `Neighbours.change`."""
         return F.linear(self._sums(now) - self._sums(before), self.out_proj.weight.float())

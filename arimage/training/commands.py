@@ -482,9 +482,10 @@ def part_command(name: str, text: str) -> None:
         from .recipe import PartRecipe, load_recipe
         from .resuming import alone_in
 
-        begin = getattr(import_module(f".acceleration.{name}", __package__), f"begin_{name}")
         join_processes()
         parts = load_recipe(recipe, PartRecipe, name, steps=steps), load_pipeline(model, device, dtype)
+        what = "window_drafter" if parts[0].kind == "window" else name
+        begin = getattr(import_module(f".acceleration.{what}", __package__), f"begin_{what}")
         with alone_in(out):
             figures = run_part(begin, *parts, tokens, heldout, out)
         for what, value in figures.items():
@@ -495,7 +496,11 @@ def part_command(name: str, text: str) -> None:
     train_app.command(name, rich_help_panel=PARTS)(train_part)
 
 
-part_command("drafter", 'Train a drafter for a LlamaGen, for the decoding "eagle".')
+part_command(
+    "drafter",
+    'Train a drafter for a LlamaGen, for the decoding "eagle", or, by the recipe "window-drafter", one for the '
+    'setting "corrections" of "sjd-coupled".',
+)
 part_command("denoiser", 'Train a denoiser for a LlamaGen, for the decoding "sjd2".')
 part_command("refiner", 'Train a refiner for a VAR, for the decoding "code".')
 part_command("student", 'Train a student of a LlamaGen, for the decodings "few-step" and "flow".')

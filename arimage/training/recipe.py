@@ -138,11 +138,16 @@ class TokenizerRecipe(Table):
 
 
 class PartRecipe(Table):
-    """A recipe for `arimage train drafter`, `denoiser`, `refiner`, `student` or `upscaler`, as `part` says."""
+    """A recipe for `arimage train drafter`, `denoiser`, `refiner`, `student` or `upscaler`, as `part` says.
+
+    Attributes:
+        kind: of a drafter: of trees of tokens, for "eagle", or of windows, for the corrections of "sjd-coupled".
+    """
 
     says: ClassVar = "part"
 
     part: Literal["drafter", "denoiser", "refiner", "student", "upscaler"]
+    kind: Literal["tree", "window"] = "tree"
     model: dict[str, Any] = {}
     optimizer: OptimizerSettings
     training: dict[str, Any] = {}

@@ -256,18 +256,21 @@ class TableDrafter:
 
 
 class TableNeighbours:
-    """Random changes of logits, as large as the differences between the model's own. In raster order, one of the
-    neighbours is generated later."""
+    """Random changes of logits, as large as the differences between the model's own, which also depend on the
+    features. In raster order, one of the neighbours is generated later."""
 
     offsets = ((0, -1), (-1, 0), (0, 1))
+    reads_features = True
 
     def __init__(self, model):
         size, generator = model.vocab_size, torch.Generator().manual_seed(5)
         self.table = 1.5 * torch.randn(len(self.offsets), size + 1, size, generator=generator)
+        self.of_features = torch.randn(101, size, generator=generator)
 
-    def change(self, now, before):
+    def change(self, now, before, features):
         which = torch.arange(len(self.offsets))
-        return (self.table[which, now] - self.table[which, before]).sum(-2)
+        change = (self.table[which, now] - self.table[which, before]).sum(-2)
+        return change + self.of_features[(2 * features[..., 0]).long() % 101]
 
 
 def some_order(name, shape, batch_size):

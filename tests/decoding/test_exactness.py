@@ -335,7 +335,7 @@ class TrustsNoise(SpeculativeJacobiDecoding):
 def correct_secretly(*arguments):
     """Corrects the drafts, and records the probabilities from before."""
     correct(*arguments)
-    return arguments[5]
+    return arguments[6]
 
 
 def siblings_of_another_distribution(q, noise, first):

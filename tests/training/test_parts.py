@@ -12,6 +12,8 @@ from pipelines.var import tiny as tiny_var
 
 from arimage import AutoPipeline, CollaborativeDecoding, LlamaGenDDPipeline
 from arimage.cli import main as cli
+from arimage.pipelines.llamagen.convert import convert_llamagen
+from arimage.pipelines.var.convert import convert_var
 from arimage.settings.schema import check
 from arimage.training import commands
 from arimage.training.loop import load_checkpoint
@@ -27,6 +29,7 @@ from arimage.training.acceleration.drafter import DrafterTask, begin_drafter  # 
 from arimage.training.acceleration.parts import OVERLAP, Sets, run_part  # noqa: E402
 from arimage.training.acceleration.refiner import begin_refiner  # noqa: E402
 from arimage.training.acceleration.student import begin_student  # noqa: E402
+from arimage.training.acceleration.window_drafter import begin_window_drafter  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.heldout import hold_out  # noqa: E402
 
@@ -50,9 +53,10 @@ TRAINING = {
 SMALL = {"refiner": {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2}}
 
 
-def recipe(part, steps=2, model=None, **training):
+def recipe(part, steps=2, model=None, kind="tree", **training):
     optimizer = {"steps": steps, "learning_rate": 1e-2, "warmup_steps": 2, "ema_decay": 0.8}
-    table = {"part": part, "model": model or {}, "optimizer": optimizer, "training": TRAINING[part] | training}
+    table = {"part": part, "kind": kind, "model": model or {}, "optimizer": optimizer}
+    table["training"] = TRAINING[part] | training
     return check(PartRecipe, table, "mine.toml")
 
 
@@ -130,6 +134,42 @@ def test_it_comes_closer_on_held_out_images_and_changes_nothing_else(part, name,
         if isinstance(module, torch.nn.Module) and key != component:
             for weight, value in module.state_dict().items():
                 assert torch.equal(getattr(pipe, key).state_dict()[weight], value), f"{key} {weight}"
+
+
+def converted_llamagen():
+    folder = tiny_llamagen.FIXTURES / "c2i"
+    return convert_llamagen(folder / "c2i_tiny.pt", folder / "vq_ds4_c2i.pt", 24, num_heads=4)
+
+
+def converted_var():
+    return convert_var(tiny_var.FOLDER / "var_d2.pth", tiny_var.FOLDER / "vae_ch32v64z8.pth")
+
+
+@pytest.mark.parametrize(
+    ("make", "begin", "given", "decoding"),
+    [
+        (converted_llamagen, begin_drafter, recipe("drafter"), "eagle"),
+        (
+            converted_llamagen,
+            begin_window_drafter,
+            recipe("drafter", kind="window", images=4, at_once=2, batch_size=16),
+            "sjd-coupled:corrections=8",
+        ),
+        (converted_var, begin_refiner, recipe("refiner", model=SMALL["refiner"]), "code"),
+    ],
+    ids=["llamagen-drafter", "llamagen-window-drafter", "var-refiner"],
+)
+def test_parts_of_converted_checkpoints(make, begin, given, decoding, tmp_path):
+    pipe = make()
+    pipe.set_progress_bar_config(disable=True)
+    parquet(tmp_path / "a.parquet", range(20), label=[number % 10 for number in range(20)])
+    encode(pipe, tmp_path / "a.parquet", tmp_path / "tokens")
+    figures = run_part(begin, given, pipe, tmp_path / "tokens", None, tmp_path / "run")
+    assert 0 < figures[f"held-out {OVERLAP} after"] <= 1
+    trained = AutoPipeline.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    trained.set_progress_bar_config(disable=True)
+    stats = trained(class_labels=[3, 7], decoding=decoding, output_type="latent").stats
+    assert stats.exact == (decoding != "code")
 
 
 @pytest.mark.parametrize(("part", "name"), [("denoiser", "llamagen-text"), ("refiner", "var-text")])
@@ -248,11 +288,14 @@ def test_the_recipes_are_found_and_their_settings_are_right(name, caches, tmp_pa
     if table.part == "upscaler":
         return
     pipe, sets = begun("var-text" if table.part == "refiner" else "llamagen-text", caches)
+    begin = begin_window_drafter if table.kind == "window" else BEGIN[table.part]
+    if table.kind == "window":
+        table.training |= {"images": 1, "at_once": 1}
     if table.part == "student":
         table.training["noises_per_prompt"], table.training["starts"] = 1, [0, 6]
     if table.part == "refiner":
         table.training["drafter_scales"] = 2
-    assert BEGIN[table.part](table, pipe, sets, tmp_path).settings.optimizer == table.optimizer
+    assert begin(table, pipe, sets, tmp_path).settings.optimizer == table.optimizer
     with pytest.raises(ValueError, match="is a recipe for a"):
         load_recipe(name, PartRecipe, "drafter" if table.part != "drafter" else "student")
 

@@ -512,13 +512,18 @@ class Neighbours(Protocol):
 
     Attributes:
         offsets: where the K tokens are, as in `Layout.neighbours`.
+        reads_features: whether it reads the features of the model, which is then a `FeatureModel`.
     """
 
-    offsets: Sequence[tuple[int, ...]]
+    offsets: Sequence[Sequence[int]]
+    reads_features: bool
 
-    def change(self, now: torch.LongTensor, before: torch.LongTensor) -> torch.FloatTensor:
-        """How much the logits [B, Q, V] change, about, if the tokens next to each of Q tokens become `now` [B, Q, K]
-        and were `before`; -1 is none. The more likely a token becomes, the larger."""
+    def change(
+        self, now: torch.LongTensor, before: torch.LongTensor, features: torch.Tensor | None = None
+    ) -> torch.FloatTensor:
+        """How much the logits of each branch [G, B, Q, V], or those of all [B, Q, V], change, about, if the tokens
+        next to each of Q tokens become `now` [B, Q, K] and were `before`; -1 is none. `features` [G, B, Q, D] are
+        those that the logits were computed from. The more likely a token becomes, the larger."""
         ...
 
 

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.coupling import couple
-from ..contract.distribution import by_lane
 from ..contract.models import TokenModel
 from .window import WindowState
 
@@ -32,6 +31,7 @@ def correct(
     rounds: int,
     open_drafts: torch.BoolTensor,
     evaluated: tuple[torch.LongTensor, torch.LongTensor, torch.LongTensor],
+    outputs: tuple[torch.Tensor, torch.Tensor | None],
     p: torch.FloatTensor,
     q: torch.FloatTensor,
     noise: torch.FloatTensor,
@@ -47,6 +47,7 @@ def correct(
         around: from `ranks_around`.
         open_drafts: bool [B, W], the drafts that this step has not decided.
         evaluated: the positions, drafts [B, W] and `tokens_around` that the forward pass had.
+        outputs: its logits [G, B, W, V], and the features [G, B, W, D] where the neighbours read them.
         p, q: [B, W, V], the model's distributions given these, and those that the drafts were sampled from.
         noise: [B, W, 2], the numbers that the drafts were verified by.
 
@@ -54,11 +55,11 @@ def correct(
         The distributions [B, W, V] that the drafts, which are in the state's `token_buffer`, are sampled from now.
     """
     assert state.model.neighbours is not None
-    positions, drafts, before = evaluated
-    decided, log_p, corrected = state.token_buffer.gather(1, positions), p.log(), p
+    (positions, drafts, before), (logits, features) = evaluated, outputs
+    decided, corrected = state.token_buffer.gather(1, positions), p
     for _ in range(rounds):
-        change = state.model.neighbours.change(tokens_around(state.token_buffer, around, positions), before)
-        likely = (log_p + change / by_lane(state.sampling.temperature, 3)).softmax(-1)
+        now = tokens_around(state.token_buffer, around, positions)
+        likely = state.distribution(logits + state.model.neighbours.change(now, before, features), positions)
         corrected = torch.where(open_drafts[..., None], likely, p)
         tokens, _ = couple(corrected, q, drafts, noise)
         state.token_buffer.scatter_(1, positions, torch.where(open_drafts, tokens, decided))

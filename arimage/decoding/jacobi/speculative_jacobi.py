@@ -261,7 +261,10 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         positions, ended, drafts, previous, fed = opened
         before = tokens_around(state.token_buffer, state.around, positions) if self.corrections else None
         noisy = state.noisy(positions - model.block) if self.levels else {}
-        logits = model.forward(previous, fed, state.cache, **noisy)
+        if self.corrections and model.neighbours.reads_features:
+            logits, features = model.forward(previous, fed, state.cache, return_features=True, **noisy)
+        else:
+            logits, features = model.forward(previous, fed, state.cache, **noisy), None
         p, q = state.probabilities(logits, positions, ended), state.draft_probabilities[:, : state.window]
         verified, kept, noise = couple_at(p, q, drafts, state.seeds, positions, state.steps, Purpose.VERIFY)
         redrafted = self._refresh(state, positions, drafts, verified, p, q)
@@ -277,8 +280,8 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         end = kernel.close_window(positions, kept, *tokens, *state.progress, model.block, model.num_tokens)
         if before is not None:
             undecided = (positions >= end[:, None]) & ~ended
-            evaluated = positions, drafts, before
-            p = correct(state, state.around, self.corrections, undecided, evaluated, p, q, noise[..., :2])
+            evaluated, outputs = (positions, drafts, before), (logits, features)
+            p = correct(state, state.around, self.corrections, undecided, evaluated, outputs, p, q, noise[..., :2])
         if state.adaptive is not None:
             state.adaptive.observe((kept & (positions < end[:, None])).sum(1), ~ended.all(1))
         if self.levels:

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase, T5EncoderModel
 
 from ...decoding import Layout
 from ...models.neighbours import NeighbourModel
+from ...models.window_drafter import WindowDrafter
 from ...tokenizers.upscaler import ImageUpscaler
 from ...tokenizers.vq_llamagen import LlamaGenVQModel
 from ...tokenizers.vq_patches import PatchVQModel
@@ -43,8 +44,8 @@ class LlamaGenPipeline(UpscalingPipeline):
         drafter (`LlamaGenDrafter`, *optional*): trained with this transformer, for `DraftTreeDecoding`.
         denoiser (`LlamaGenDenoiser`, *optional*): trained with this transformer, for the `levels` of
             `SpeculativeJacobiDecoding`.
-        neighbours (`NeighbourModel`, *optional*): fitted to tokens like those of this transformer, for the
-            `corrections` of `SpeculativeJacobiDecoding`.
+        neighbours (`NeighbourModel` or `WindowDrafter`, *optional*): fitted to tokens like those of this transformer,
+            or trained with it, for the `corrections` of `SpeculativeJacobiDecoding`.
         upscaler (`ImageUpscaler`, *optional*): enlarges the decoded images. Calls that ask for the size that the image
             tokenizer decodes do without it.
         id2label (`dict[int, str]`, *optional*): the names of the classes of a class-conditional transformer.
@@ -67,7 +68,7 @@ class LlamaGenPipeline(UpscalingPipeline):
         denoiser: LlamaGenDenoiser | None = None,
         upscaler: ImageUpscaler | None = None,
         id2label: dict[int, str] | dict[str, str] | None = None,
-        neighbours: NeighbourModel | None = None,
+        neighbours: NeighbourModel | WindowDrafter | None = None,
     ):
         super().__init__()
         # Either may be left out: `encode_prompt` needs the text encoder only.

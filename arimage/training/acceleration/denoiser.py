@@ -15,11 +15,10 @@ from ...pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...settings.schema import COMPLETE, Batch, Count, Flag, Seed, Share, Width
 from ..loop import OptimizerSettings
-from ..losses import condition_of
 from ..recipe import PartRecipe, settings_of
 from ..resuming import of_pipeline, of_settings
 from .drafter import as_llamagen
-from .parts import OVERLAP, PartTask, Sets
+from .parts import OVERLAP, PartTask, Sets, guided_condition, log_probabilities
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class DenoiserTask(PartTask):
         transformer, sampling = pipe.transformer, pipe.sampling()
         device, (batch, count), codes = transformer.device, tokens.shape, tokens
         pure_share = settings.pure_share if self.training else 1.0
-        # Guided, for the rows without the condition.
-        condition = pipe.prepare(**condition_of(pipe, captions), guidance_scale=2.0).model.condition
+        condition = guided_condition(pipe, captions)
         keys = GivenKeys()
         everywhere = torch.arange(count, device=device).expand(batch, -1)
         with torch.set_grad_enabled(settings.fine_tune and self.training):
@@ -126,8 +124,7 @@ class DenoiserTask(PartTask):
         logits = logits.float().unflatten(0, (2, -1))
 
         def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            guided = logits[1] + (logits[0] - logits[1]) * sampling.guidance_scale
-            return -(target * (guided / sampling.temperature).log_softmax(-1)).sum(-1).mean()
+            return -(target * log_probabilities(logits, sampling)).sum(-1).mean()
 
         clean = cross_entropy(clean_logits.unflatten(0, (2, -1)), target) if settings.fine_tune else 0.0
         target = target.gather(1, (positions + 1)[..., None].expand(-1, -1, target.shape[-1]))

@@ -13,10 +13,9 @@ from ...pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
 from ...settings.schema import COMPLETE, Batch, Number, Seed
 from ..loop import OptimizerSettings
-from ..losses import condition_of
 from ..recipe import PartRecipe, settings_of
 from ..resuming import of_pipeline, of_settings
-from .parts import OVERLAP, PartTask, Sets
+from .parts import OVERLAP, PartTask, Sets, guided_condition, log_probabilities
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,7 @@ class DrafterTask(PartTask):
         settings, pipe = self.settings, self.frozen.pipe
         transformer, sampling, tokens = pipe.transformer, pipe.sampling(), tokens.repeat(2, 1)
         with torch.no_grad():
-            # Guided, for the rows without the condition.
-            condition = pipe.prepare(**condition_of(pipe, captions), guidance_scale=2.0).model.condition
-            _, features = transformer.predict(tokens, return_features=True, **condition)
+            _, features = transformer.predict(tokens, return_features=True, **guided_condition(pipe, captions))
         seen, features = features[:, :-1], features[:, 1:]
         positions = torch.arange(1, tokens.shape[1], device=tokens.device)[None]
         with torch.no_grad():
@@ -74,10 +71,9 @@ class DrafterTask(PartTask):
             noise = (torch.rand_like(seen) * 2 - 1) * settings.feature_noise * self.training
             logits, drafted = self.drafter.predict(transformer, tokens[:, :-1], seen + noise)
             figures["feature loss"] += F.smooth_l1_loss(drafted, features) / settings.drafts_ahead
-            conditional, unconditional = logits.chunk(2)
-            guided = unconditional + (conditional - unconditional) * sampling.guidance_scale
-            pairs = ((target, logits), (sampled_target, guided / sampling.temperature))
-            loss = sum(-(goal * values.log_softmax(-1)).sum(-1).mean() for goal, values in pairs)
+            sampled = log_probabilities(logits.unflatten(0, (2, -1)), sampling)
+            pairs = ((target, logits.log_softmax(-1)), (sampled_target, sampled))
+            loss = sum(-(goal * values).sum(-1).mean() for goal, values in pairs)
             figures["distribution loss"] += loss / settings.drafts_ahead
             if drafts_ahead == 0:
                 draft = sampling.probabilities(logits.detach().unflatten(0, (2, -1)), positions)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
+from ...decoding import Sampling
 from ...eval.runs.files import write_json
 from ...pipelines.base import ARPipeline
 from ..loop import fit
@@ -79,6 +80,19 @@ class PartTask(nn.Module):
             tokens = tokens.to(self.frozen.pipe.device)
             found.append(self.figures(captions, tokens, torch.Generator().manual_seed(0)))
         return {f"held-out {name}": fmean(float(one[name]) for one in found) for name in found[0]}
+
+
+@torch.no_grad()
+def guided_condition(pipe: ARPipeline, captions: list[str]) -> dict[str, torch.Tensor]:
+    """The arguments of `predict` with these captions or classes, followed by as many rows without."""
+    return pipe.prepare(**condition_of(pipe, captions), guidance_scale=2.0).model.condition
+
+
+def log_probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Those [...] of logits [2, ...] with and without the condition, or [1, ...], differentiable: guided and at the
+    temperature of `sampling`, before it cuts tokens off."""
+    guided = logits[-1] + (logits[0] - logits[-1]) * sampling.guidance_scale
+    return (guided / sampling.temperature).log_softmax(-1)
 
 
 @torch.no_grad()

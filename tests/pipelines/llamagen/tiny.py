@@ -5,6 +5,7 @@ from pathlib import Path
 import tiny
 
 from arimage.models.neighbours import NeighbourModel
+from arimage.models.window_drafter import WindowDrafter
 from arimage.pipelines.llamagen.denoiser_llamagen import LlamaGenDenoiser
 from arimage.pipelines.llamagen.drafter_llamagen import LlamaGenDrafter
 from arimage.pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
@@ -43,6 +44,10 @@ def neighbours(seed: int = 0) -> NeighbourModel:
     return tiny.randomise(NeighbourModel(tiny.CODES, rank=8), seed + 5)
 
 
+def window_drafter(of: LlamaGenTransformer, seed: int = 0) -> WindowDrafter:
+    return tiny.randomise(WindowDrafter.for_transformer(of, rank=4, hidden_size=8), seed + 6)
+
+
 def text_pipeline(grid: int = 4, seed: int = 0, **changes) -> LlamaGenPipeline:
     """Text to images of grid * SCALE_FACTOR pixels."""
     tokenizer, model = tiny.text_tokenizer(), transformer("text", grid, seed, **changes)
@@ -61,6 +66,7 @@ def class_pipeline(grid: int = 4, seed: int = 0) -> LlamaGenPipeline:
     """NUM_CLASSES classes to images of grid * SCALE_FACTOR pixels."""
     model = transformer("class", grid, seed)
     parts = {"drafter": drafter(model, seed), "denoiser": denoiser(model, seed)}
+    parts["neighbours"] = window_drafter(model, seed)
     return LlamaGenPipeline(model, tiny.image_tokenizer(seed=seed), **parts)
 
 

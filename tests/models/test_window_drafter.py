@@ -1,0 +1,38 @@
+"""A window drafter says how logits change with the tokens next to them, from the features that they come from."""
+
+import pytest
+import torch
+from pipelines.llamagen import tiny as tiny_llamagen
+
+from arimage.models.window_drafter import WindowDrafter
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    now, before = torch.randint(-1, 8, (2, 3, 7, 8), generator=generator)
+    return now, before, torch.randn(2, 3, 7, 32, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_change_depends_on_the_tokens_and_the_features_of_each_branch(dtype):
+    drafter = tiny_llamagen.window_drafter(tiny_llamagen.transformer("class")).to(dtype)
+    now, before, features = inputs()
+    change = drafter.change(now, before, features)
+    assert change.shape[:3] == (2, 3, 7) and change.dtype == torch.float32
+    for one in range(2):
+        torch.testing.assert_close(drafter.change(now, before, features[one : one + 1])[0], change[one])
+    for other in ((before, now, features), (now, before, features.flip(0))):
+        assert not torch.equal(drafter.change(*other), change)
+
+
+def test_a_new_one_changes_nothing():
+    transformer = tiny_llamagen.transformer("class")
+    drafter = WindowDrafter.for_transformer(transformer, rank=4)
+    assert (drafter.change(*inputs()) == 0).all()
+    assert torch.equal(drafter.head.weight, transformer.head.weight)
+
+
+@pytest.mark.parametrize("offsets", [[], [[0, 1, 2]], [[1, 0]]])
+def test_offsets_that_are_none_are_refused(offsets):
+    with pytest.raises(ValueError, match="offsets"):
+        WindowDrafter(8, 32, offsets=offsets)
