@@ -232,19 +232,19 @@ class StepCounter(TorchDispatchMode):
         if name == "embedding":
             values.pop("weight")
             moved += size(results[0])
-        if name == "attention":
+        if name in ("attention", "normed_attention"):
             visible, seen, first = values["visible"], values["seen"], values["first"]
             read = keys.shape[2] - first
             read = seen.shape[1] + (read if self.slots is None else min(read, self.slots))
             if visible is not None:
                 read += first - values["prefix_end"]
-            self.flop += 4 * states.numel() * read
+            self.flop += 4 * results.numel() * read
             moved += sum(size(cached[:, :, :read]) for cached in (keys, of_cache))
         # Keys and values are written: of as many heads as the cache has, or a part of the states.
-        if name == "qkv":
-            moved += 2 * len(states) * keys.shape[1] * keys.shape[3] * keys.itemsize
-        if name in ("write_keys", "unit_heads"):
-            moved += size(states) if name == "write_keys" else 2 * size(states) // 3
+        written = {"qkv": 2, "unturned": 1, "normed_attention": 1, "write_keys": 2}.get(name, 0)
+        moved += written * len(states) * of_cache.shape[1] * of_cache.shape[3] * of_cache.itemsize if written else 0
+        if name == "unit_heads":
+            moved += 2 * size(states) // 3
         if "positions" in values and values.get("table") is not None:
             # As many rotations as there are positions.
             moved += len(values["positions"]) * size(values.pop("table")[0])

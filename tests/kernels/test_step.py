@@ -132,7 +132,8 @@ def test_queries_keys_and_values(on_triton, shape, which):
     arguments = x, gain, EPS, weight, table, positions, head_dim
     name, operation, written = "queries", queries, ()
     if which != "queries":
-        name, operation, written, arguments = "qkv", qkv, (7, 8), (*arguments, keys, values, index)
+        arguments = (*arguments[:3], [weight], *arguments[4:], keys, values, index, [], [])
+        name, operation, written = "qkv", qkv, (7, 8)
     found, *cached = on_triton("step.qkv", name, *arguments, written=written)
     states = (F.rms_norm(x, x.shape[1:], gain, EPS) @ weight.T).unflatten(1, (-1, head_dim))
     turned = turn(states, table, positions)
@@ -251,10 +252,9 @@ def test_attention_rotates_parts_of_a_product(on_triton, shape, told):
 def test_keys_and_values_of_many_rows(on_triton, shape):
     rows, queries, *_ = shape
     _, _, _, table, positions, keys, values, index = layer(shape).values()
-    states = projected(shape)[1]
-    arguments = states, table, positions, keys, values, index
-    found = on_triton("step.keys", "write_keys", *arguments, written=(3, 4))
-    key, value = states.chunk(2, dim=1)
+    key, value = projected(shape)[1].chunk(2, dim=1)
+    arguments = key, value, table, positions, keys, values, index
+    found = on_triton("step.keys", "write_keys", *arguments, written=(4, 5))
     key, before = turn(key, table, positions), (keys.clone(), values.clone())
     for row in range(rows * queries):
         at = row // queries, slice(None), index[row % len(index)]
@@ -320,7 +320,7 @@ def test_embedding(on_triton, dtype, given):
 
 KERNELS = {
     "linear": lambda: (random(3, 64), random(40, 64, seed=1), random(64, seed=2), EPS),
-    "qkv": lambda: (lambda x, gain, *rest: (x, gain, EPS, *rest[:3], 32, *rest[3:]))(*layer(HEADS[1]).values()),
+    "qkv": lambda: (lambda x, gain, weight, *rest: (x, gain, EPS, [weight], *rest[:2], 32, *rest[2:], [], []))(*layer(HEADS[1]).values()),
     "attention": lambda: cached(HEADS[1], True),
     "embedding": lambda: (*torch.arange(6).view(3, 1, 2), torch.arange(9), random(7, 64), 2),
 }
