@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from arimage.models import step
+from arimage.models import language_model, step
 from arimage.models.denoising_head import HeadBlock
 from arimage.pipelines.infinity import transformer_infinity
 from arimage.pipelines.llamagen import transformer_llamagen
@@ -30,4 +30,8 @@ def count_layers(patch: pytest.MonkeyPatch) -> list[int]:
 
     for block in BLOCKS:
         patch.setattr(block, "step", counted(block.step))
+    of_layer = language_model.run_layer
+    patch.setattr(
+        language_model, "run_layer", lambda hidden, *rest: (rows.append(len(hidden)), of_layer(hidden, *rest))[1]
+    )
     return rows

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ..kernels.operation import DEVICES
 from ..kernels.step.rows import open_rows
 from .attention_transformers import FOLDED, fold_heads
 from .bound import BoundTokenModel
@@ -245,6 +246,10 @@ class LanguageTokenModel(BoundTokenModel):
             positions = self._offsets[:, None] + self._first[..., None]
             self._starts = torch.arange(positions.shape[1], device=prompt.device) * self.num_tokens
         self._turns = turn_table(self._decoder, prompt, positions)
+
+    @property
+    def layers_in_torch(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return misfit(self._decoder) if self.device.type in DEVICES else None
 
     def _begins_step(
         self, cache: LanguageCache, slots: torch.LongTensor | None = None, visible: torch.BoolTensor | None = None

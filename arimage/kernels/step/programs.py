@@ -84,7 +84,16 @@ def gained(x: torch.Tensor, gain: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 @triton.jit
 def turned_heads(
-    ptr, inside, gain_ptr, bias_ptr, eps, table_ptr, position, head_dim: tl.constexpr, turned: tl.constexpr, halves: tl.constexpr
+    ptr,
+    inside,
+    gain_ptr,
+    bias_ptr,
+    eps,
+    table_ptr,
+    position,
+    head_dim: tl.constexpr,
+    turned: tl.constexpr,
+    halves: tl.constexpr,
 ):
     """Heads [N, head_dim] in float32, which begin at `ptr` [N, 1], after a norm of each, if there is one, and their
     rotation: of neighbouring pairs of their first `turned` channels, or of those of the `halves` of these."""

@@ -46,7 +46,11 @@ def rows_kernel(
         # The first that ends a row has the first row end, and so on; the others come after the last token.
         mine = ending & (ranks == place - count)
         there = tl.sum(mine.to(tl.int32)) > 0
-        others = ~ending & (each < count) & (tl.cumsum((~ending).to(tl.int32), 0) - 1 == place - count - tl.sum(ending.to(tl.int32)))
+        others = (
+            ~ending
+            & (each < count)
+            & (tl.cumsum((~ending).to(tl.int32), 0) - 1 == place - count - tl.sum(ending.to(tl.int32)))
+        )
         item = tl.where(is_end, tl.sum(tl.where(mine | others, each, 0)), place)
         rank = tl.sum(tl.where((each == place) & ending, ranks + 1, 0))
     position = tl.load(position_ptr + image * count + item)
