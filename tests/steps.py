@@ -5,6 +5,7 @@ import torch
 
 from arimage.models import language_model, step
 from arimage.models.denoising_head import HeadBlock
+from arimage.pipelines.cosmos import transformer_cosmos
 from arimage.pipelines.infinity import transformer_infinity
 from arimage.pipelines.llamagen import transformer_llamagen
 from arimage.pipelines.var import transformer_var
@@ -26,12 +27,14 @@ def count_layers(patch: pytest.MonkeyPatch) -> list[int]:
     rows = []
 
     def counted(of_block):
-        return lambda self, hidden, *rest: (rows.append(len(hidden)), of_block(self, hidden, *rest))[1]
+        def run(*args):
+            rows.append(len(next(each for each in args if isinstance(each, torch.Tensor))))
+            return of_block(*args)
+
+        return run
 
     for block in BLOCKS:
         patch.setattr(block, "step", counted(block.step))
-    of_layer = language_model.run_layer
-    patch.setattr(
-        language_model, "run_layer", lambda hidden, *rest: (rows.append(len(hidden)), of_layer(hidden, *rest))[1]
-    )
+    for module in (language_model, transformer_cosmos):
+        patch.setattr(module, "attend_layer", counted(module.attend_layer))
     return rows

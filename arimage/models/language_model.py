@@ -17,7 +17,8 @@ from .cache_transformers import LanguageCache, cache_argument
 from .conditions import Conditions, check_raster, rows_of, spread
 from .layers import additive, causal_mask
 from .step import StepPlaces
-from .step_language import misfit, parts_of, run_layer, turn_table
+from .step_language import misfit, parts_of, turn_table
+from .step_layer import attend_layer, feed_layer
 
 
 # Prompts are padded on the left to a multiple of this length, so that a compiled step serves prompts of about one
@@ -290,10 +291,12 @@ class LanguageTokenModel(BoundTokenModel):
             visible=None if visible is None else visible.flatten(0, 1),
             ends=None if row_end is None else ends,
             columns=columns,
+            halves=True,
         )
         parts = parts_of(self._decoder)
         for layer, keys, values in zip(self._decoder.layers, cache.keys, cache.values, strict=True):
-            hidden = run_layer(hidden, parts(layer), at, keys, values)
+            read = parts(layer)
+            hidden = feed_layer(attend_layer(hidden, read, at, keys, values), read)
         norm = self._decoder.norm
         hidden = F.rms_norm(hidden, hidden.shape[1:], norm.weight, norm.variance_epsilon)
         if row_end is not None:

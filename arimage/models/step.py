@@ -23,6 +23,7 @@ class StepPlaces:
 
     Attributes:
         table, positions, index: see `arimage.kernels.step.qkv`.
+        halves: see there too.
         seen, prefix_end, first, slots, visible, ends, columns: see `arimage.kernels.step.attention`.
     """
 
@@ -36,6 +37,7 @@ class StepPlaces:
     visible: torch.BoolTensor | None = None
     ends: torch.LongTensor | None = None
     columns: int = 1
+    halves: bool = False
 
     @classmethod
     def of(

@@ -318,9 +318,13 @@ def test_embedding(on_triton, dtype, given):
         assert torch.equal(found[1], own) and torch.equal(found[2], index)
 
 
+def qkv_arguments(x, gain, weight, table, positions, keys, values, index):
+    return x, gain, EPS, [weight], table, positions, 32, keys, values, index, [], []
+
+
 KERNELS = {
     "linear": lambda: (random(3, 64), random(40, 64, seed=1), random(64, seed=2), EPS),
-    "qkv": lambda: (lambda x, gain, weight, *rest: (x, gain, EPS, [weight], *rest[:2], 32, *rest[2:], [], []))(*layer(HEADS[1]).values()),
+    "qkv": lambda: qkv_arguments(**layer(HEADS[1])),
     "attention": lambda: cached(HEADS[1], True),
     "embedding": lambda: (*torch.arange(6).view(3, 1, 2), torch.arange(9), random(7, 64), 2),
 }
