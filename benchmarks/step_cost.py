@@ -241,7 +241,7 @@ class StepCounter(TorchDispatchMode):
             self.flop += 4 * results.numel() * read
             moved += sum(size(cached[:, :, :read]) for cached in (keys, of_cache))
         # Keys and values are written: of as many heads as the cache has, or a part of the states.
-        written = {"qkv": 2, "unturned": 1, "normed_attention": 1, "write_keys": 2}.get(name, 0)
+        written = dict.fromkeys(("qkv", "normed_attention", "write_keys"), 2).get(name, 0)
         moved += written * len(states) * of_cache.shape[1] * of_cache.shape[3] * of_cache.itemsize if written else 0
         if name == "unit_heads":
             moved += 2 * size(states) // 3

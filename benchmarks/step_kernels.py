@@ -133,10 +133,11 @@ def qkv(rows: int, width: int, heads: int, head_dim: int, *, key_heads=0, biased
     are not turned yet if there are none."""
     weights = [f"{name}_weight_ptr" for name in ("query", "key", "value")]
     biases = [f"{name}_bias_ptr" for name in ("query", "key", "value")] if biased else []
-    types = dict.fromkeys(("x_ptr", *weights, *biases, "query_ptr", "values_ptr"), "*bf16")
-    types |= NORM[rows <= NORM_ROWS] | {"index_ptr": "*i64", "eps": "fp32"}
+    types = dict.fromkeys(("x_ptr", *weights, *biases, "query_ptr"), "*bf16")
+    types |= NORM[rows <= NORM_ROWS] | {"eps": "fp32"}
     if key_heads or not halves:
-        types |= {"keys_ptr": "*bf16", "table_ptr": "*fp32", "position_ptr": "*i64"}
+        types |= dict.fromkeys(("keys_ptr", "values_ptr"), "*bf16") | {"table_ptr": "*fp32"}
+        types |= {"index_ptr": "*i64", "position_ptr": "*i64"}
     types |= dict.fromkeys(("rows", "count", "rotated", "queries", "positions", "places"), "i32")
     constants = {"width": width, "heads": heads, "key_heads": key_heads or heads, "head_dim": head_dim}
     constants |= {"turned": head_dim, "halves": halves, "block_rows": rows}
@@ -160,6 +161,7 @@ def attention(
     types |= dict.fromkeys(names, "*bf16") | ({"index_ptr": "*i64"} if normed else {})
     constants = {"heads": heads, "key_heads": key_heads or heads, "head_dim": head_dim, "block_prompt": 1}
     constants |= {"stride": (3 if rotates else 1) * heads * head_dim, "turned": head_dim, "halves": normed}
+    constants["block_dim"] = triton.next_power_of_2(head_dim)
     constants |= dict.fromkeys(("query_gain_stride", "key_gain_stride"), head_dim if normed else 0)
     constants |= {"block_queries": QUERIES, "block_keys": KEYS, "parts": WARPS}
     constants |= {"stages": stages(head_dim)}

@@ -70,7 +70,7 @@ def attend_layer(
         query = qkv(*before, *turns, head_dim, keys, values, at.index, scales, layer.biases, at.halves)
         attended = attention(query, *seen, at.visible, *(turns if has_many_rows(hidden) else (None, None)), *rest)
     else:
-        states = unturned(*before, head_dim, values, at.index, scales, layer.biases)
+        states = unturned(*before, head_dim, scales, layer.biases)
         gains, biases = zip(*((each.weight, each.bias) for each in layer.head_norms), strict=True)
         norms = *gains, layer.head_norms[0].eps, *biases
         attended = normed_attention(states, *seen, at.index, *turns, *norms, at.visible, *rest)

@@ -92,12 +92,14 @@ def turned_heads(
     table_ptr,
     position,
     head_dim: tl.constexpr,
+    block_dim: tl.constexpr,
     turned: tl.constexpr,
     halves: tl.constexpr,
 ):
-    """Heads [N, head_dim] in float32, which begin at `ptr` [N, 1], after a norm of each, if there is one, and their
+    """Heads [N, block_dim] in float32, with zeros after `head_dim`, which begin at `ptr` [N, 1], after a norm of each, if there is one, and their
     rotation: of neighbouring pairs of their first `turned` channels, or of those of the `halves` of these."""
-    channel = tl.arange(0, head_dim)[None]
+    channel = tl.arange(0, block_dim)[None]
+    inside = inside & (channel < head_dim)
     turns = channel < turned
     if halves:
         half: tl.constexpr = turned // 2
@@ -112,7 +114,7 @@ def turned_heads(
     if gain_ptr is not None:
         if bias_ptr is not None:
             mean = tl.sum(states, axis=1)[:, None] / head_dim
-            states -= mean
+            states = tl.where(channel < head_dim, states - mean, 0.0)
             others -= mean
         factor = 1 / tl.sqrt_rn(tl.sum(states * states, axis=1)[:, None] / head_dim + eps)
         states = states * factor * tl.load(gain_ptr + channel, mask=inside, other=0.0).to(tl.float32)

@@ -48,7 +48,7 @@ def attention(
     return _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends, columns)
 
 
-@operation(writes=("keys",), whole=("seen", "visible"))
+@operation(writes=("keys", "values"), whole=("seen", "visible"))
 def normed_attention(
     states: torch.Tensor,
     keys: torch.Tensor,
@@ -70,9 +70,9 @@ def normed_attention(
     ends: torch.LongTensor | None = None,
     columns: int = 1,
 ) -> torch.Tensor:
-    """`attention` of the queries among `states` [R, heads + key_heads, head_dim], which takes a norm of each head
-    before it rotates them, and the same of the keys, the last of `states`. These are written at `index` first, see
-    `arimage.kernels.step.qkv`.
+    """`attention` of the queries among `states` [R, heads + 2 key_heads, head_dim], which takes a norm of each head
+    before it rotates them, and the same of the keys, which come after them. These are written at `index` first, with
+    the values, the last of `states`; see `arimage.kernels.step.qkv`.
 
     Args:
         table: as there, or None for no rotation.
@@ -80,11 +80,13 @@ def normed_attention(
         eps: of the norms.
         query_bias, key_bias: as the gains, of LayerNorms; RMSNorms have none.
     """
-    query, key = states.tensor_split([states.shape[1] - keys.shape[1]], dim=1)
+    heads, own = states.shape[1] - 2 * keys.shape[1], keys.shape[1]
+    query, key, value = states.split([heads, own, own], dim=1)
     query = turned(normed_heads(query, query_gain, query_bias, eps), table, positions, halves)
     row = torch.arange(len(keys), device=keys.device).repeat_interleave(len(key) // len(keys))
     key = turned(normed_heads(key, key_gain, key_bias, eps), table, positions, halves)
-    keys[row, :, index.repeat(len(key) // len(index))] = key
+    at = index.repeat(len(key) // len(index))
+    keys[row, :, at], values[row, :, at] = key, value
     return _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends, columns)
 
 

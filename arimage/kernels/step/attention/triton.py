@@ -49,6 +49,7 @@ def attention_kernel(
     heads: tl.constexpr,
     key_heads: tl.constexpr,
     head_dim: tl.constexpr,
+    block_dim: tl.constexpr,
     turned: tl.constexpr,
     halves: tl.constexpr,
     query_gain_stride: tl.constexpr,
@@ -66,7 +67,8 @@ def attention_kernel(
     folded = tl.program_id(1) * block_queries + tl.arange(0, block_queries)
     query = folded // group
     inside = query < queries
-    channel = tl.arange(0, head_dim)
+    channel = tl.arange(0, block_dim)
+    of_head = channel < head_dim
     token = row * queries + query
     head = (key_head * group + folded % group)[:, None]
     states = query_ptr + token[:, None] * stride + head * head_dim
@@ -78,7 +80,7 @@ def attention_kernel(
     # Where the query lies among those of its group.
     given = row * queries % count + query
     if query_gain_ptr is None and table_ptr is None:
-        q = tl.load(states + channel[None], mask=inside[:, None], other=0.0)
+        q = tl.load(states + channel[None], mask=inside[:, None] & of_head[None], other=0.0)
     else:
         position = tl.full([block_queries, 1], 0, tl.int64)
         if table_ptr is not None:
@@ -89,7 +91,7 @@ def attention_kernel(
             gain += head * query_gain_stride
         if query_bias_ptr is not None:
             bias += head * query_gain_stride
-        q = turned_heads(states, inside[:, None], gain, bias, eps, table_ptr, position, head_dim, turned, halves)
+        q = turned_heads(states, inside[:, None], gain, bias, eps, table_ptr, position, head_dim, block_dim, turned, halves)
         q = q.to(query_ptr.dtype.element_ty)
     slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
     end = tl.minimum(first + tl.max(slot) + 1, places)
@@ -112,7 +114,7 @@ def attention_kernel(
     keys_ptr += base
     values_ptr += base
     if key_gain_ptr is not None:
-        # Every program writes the keys of this step that it reads. Others write the same numbers.
+        # Every program writes the keys and values of this step that it reads. Others write the same numbers.
         gain, bias = key_gain_ptr + key_head * key_gain_stride, key_bias_ptr
         if key_bias_ptr is not None:
             bias += key_head * key_gain_stride
@@ -124,23 +126,30 @@ def attention_kernel(
                 position = tl.load(position_ptr + row * queries % rotated + new, mask=fed, other=0)
                 position = tl.where(position < 0, positions - 1, position)
             states = query_ptr + (row * queries + new) * stride + (heads + key_head) * head_dim
-            k = turned_heads(states, fed, gain, bias, eps, table_ptr, position, head_dim, turned, halves)
+            k = turned_heads(states, fed, gain, bias, eps, table_ptr, position, head_dim, block_dim, turned, halves)
             place = tl.load(index_ptr + row * queries % count + new, mask=fed, other=0)
-            tl.store(keys_ptr + place * head_dim + channel[None], k.to(keys_ptr.dtype.element_ty), mask=fed)
+            states += key_heads * head_dim
+            v = tl.load(states + channel[None], mask=fed & of_head[None], other=0.0)
+            at = place * head_dim + channel[None]
+            tl.store(keys_ptr + at, k.to(keys_ptr.dtype.element_ty), mask=fed & of_head[None])
+            tl.store(values_ptr + at, v, mask=fed & of_head[None])
         tl.debug_barrier()
     part = tl.arange(0, parts)[:, None] * block_keys + tl.arange(0, block_keys)[None]
-    q = tl.broadcast_to(q[None], parts, block_queries, head_dim)
+    q = tl.broadcast_to(q[None], parts, block_queries, block_dim)
     highest = tl.full([parts, block_queries], -float("inf"), tl.float32)
     total = tl.full([parts, block_queries], 0.0, tl.float32)
-    sums = tl.full([parts, block_queries, head_dim], 0.0, tl.float32)
+    sums = tl.full([parts, block_queries, block_dim], 0.0, tl.float32)
     for begin in tl.range(start // block * block, end, block, num_stages=stages):
         key = begin + part
         at = key[:, :, None] * head_dim + channel[None, None]
         used = (key >= start) & (key < end)
         if visible_ptr is None:
             used = used & ((key < prefix_end + last_end) | (key >= first))
-        k = tl.load(keys_ptr + at, mask=used[:, :, None], other=0.0)
-        v = tl.load(values_ptr + at, mask=used[:, :, None], other=0.0)
+        read = used[:, :, None]
+        if head_dim != block_dim:
+            read = read & of_head[None, None]
+        k = tl.load(keys_ptr + at, mask=read, other=0.0)
+        v = tl.load(values_ptr + at, mask=read, other=0.0)
         scores = tl.dot(q, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale
         if visible_ptr is None:
             told = (key >= first)[:, None] & ((key - first)[:, None] <= slot[None, :, None])
@@ -168,7 +177,7 @@ def attention_kernel(
     total = tl.sum(total * shrink, axis=0)
     sums = sum_of_parts(sums * shrink[:, :, None]) / tl.where(total > 0, total, 1.0)[:, None]
     out = out_ptr + (token[:, None] * heads + head) * head_dim + channel[None]
-    tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+    tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None] & of_head[None])
 
 
 def stages(head_dim: int) -> int:
@@ -205,7 +214,7 @@ def normed_attention(
     ends,
     columns,
 ):
-    heads = states.shape[1] - keys.shape[1]
+    heads = states.shape[1] - 2 * keys.shape[1]
     out = torch.empty(len(states), heads * states.shape[2], dtype=states.dtype, device=states.device)
     yield out
     turns, gains = (table, positions, halves), (query_gain, query_bias, key_gain, key_bias, eps)
@@ -221,6 +230,7 @@ def _launch(query, keys, values, seen, prefix_end, first, slots, visible, turns,
     rotated, length = (1, 0) if table is None else (len(positions), len(table))
     sizes = len(slots), rotated, queries, places, prompt, prefix_end, first, told, length, columns
     heads_of = {"stride": query.stride(0), "heads": heads, "key_heads": key_heads, "head_dim": head_dim}
+    heads_of["block_dim"] = triton.next_power_of_2(head_dim)
     heads_of |= {"turned": head_dim if table is None else 2 * table.shape[1], "halves": halves}
     strides = (0 if each is None or each.ndim == 1 else head_dim for each in gains[::2])
     heads_of |= dict(zip(("query_gain_stride", "key_gain_stride"), strides, strict=True))

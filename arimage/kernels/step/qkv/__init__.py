@@ -46,30 +46,28 @@ def qkv(
         halves: whether the first half of the `turned` channels is rotated with the second, and not each channel with
             its neighbour.
     """
-    query, key, value = _products(normalised(x, gain, eps), weights, head_dim, keys.shape[1], scales, biases)
+    states = _products(normalised(x, gain, eps), weights, head_dim, scales, biases)
+    if len(states) == 1:
+        own = keys.shape[1]
+        states = states[0].split([states[0].shape[1] - 2 * own, own, own], dim=1)
+    query, key, value = states
     write_keys(key, value, table, positions, keys, values, index, halves)
     return query if has_many_rows(x) else turned(query, table, positions, halves)
 
 
-@operation(writes=("values",), when=has_few_rows)
+@operation(when=has_few_rows)
 def unturned(
     x: torch.Tensor,
     gain: torch.Tensor,
     eps: float,
     weights: Sequence[torch.Tensor],
     head_dim: int,
-    values: torch.Tensor,
-    index: torch.LongTensor,
     scales: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """`qkv` where each head has a norm of its own: the queries and after them the keys, [R, heads + key_heads,
-    head_dim], before this norm and the rotation, which `arimage.kernels.step.attention.normed_attention` takes. Only
-    the values are written."""
-    query, key, value = _products(normalised(x, gain, eps), weights, head_dim, values.shape[1], scales, biases)
-    row = torch.arange(len(values), device=x.device).repeat_interleave(len(x) // len(values))
-    values[row, :, index.repeat(len(x) // len(index))] = value
-    return torch.cat([query, key], dim=1)
+    """`qkv` where each head has a norm of its own, before this norm: queries, keys and values, [R, heads + 2
+    key_heads, head_dim], which `arimage.kernels.step.attention.normed_attention` takes. Nothing is written."""
+    return torch.cat(_products(normalised(x, gain, eps), weights, head_dim, scales, biases), dim=1)
 
 
 # An operation that changes nothing: inductor fails on one whose changed arguments are all None.
@@ -93,18 +91,14 @@ def _products(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
     head_dim: int,
-    key_heads: int,
     scales: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
-) -> tuple[torch.Tensor, ...]:
-    """The queries, keys and values, [R, heads, head_dim] each, by one product where the weights lie one after another,
-    as `fuse_projections` leaves them."""
+) -> Sequence[torch.Tensor]:
+    """The products with the weights, [R, heads, head_dim] each, or one product where they lie one after another, as
+    `fuse_projections` leaves them."""
     if len(weights) > 1 and not scales and not biases and all(map(lie_together, weights, weights[1:])):
         weights = [weights[0].as_strided((sum(map(len, weights)), x.shape[1]), weights[0].stride())]
     states = [product(x, each, scale) for each, scale in zip(weights, scales or [None] * 3, strict=False)]
     if biases:
         states = [state + bias for state, bias in zip(states, biases, strict=True)]
-    states = [state.unflatten(-1, (-1, head_dim)) for state in states]
-    if len(states) == 1:
-        return states[0].tensor_split([states[0].shape[1] - 2 * key_heads, states[0].shape[1] - key_heads], dim=1)
-    return tuple(states)
+    return [state.unflatten(-1, (-1, head_dim)) for state in states]

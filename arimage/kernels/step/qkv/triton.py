@@ -93,7 +93,7 @@ def qkv_kernel(
         factor = tl.load(factor_ptr + token, mask=inside, other=0.0)
     if table_ptr is not None:
         position = tl.load(position_ptr + token % rotated, mask=inside, other=0)
-    if key_heads > 0:
+    if keys_ptr is not None:
         place = tl.load(index_ptr + token % count, mask=inside & (head >= heads), other=0)
     for start in tl.range(0, width, block_width, num_stages=stages):
         at = start + channel
@@ -128,41 +128,60 @@ def qkv_kernel(
         right = right * cos + left * sin
         left = turned_left
     channel, apart = left_channel[:, None], apart[:, None]
-    # Keys that are not turned are kept with the queries.
-    kept: tl.constexpr = heads + (key_heads if table_ptr is None else 0)
+    # What is not turned is not written to the cache.
+    kept: tl.constexpr = heads if keys_ptr is not None else heads + 2 * key_heads
     if kept > 0:
         out = query_ptr + (token[None] * kept + head) * head_dim + channel
         asks = inside & (head < kept)
         tl.store(out, left.to(dtype), mask=asks[None])
         tl.store(out + apart, right.to(dtype), mask=asks[None])
-    if key_heads > 0:
+    if keys_ptr is not None:
         # Both are written without a branch over pointers.
+        is_value = inside & (head >= heads + key_heads)
         key_head = (head - heads) % key_heads
         at = ((token // queries * key_heads + key_head).to(tl.int64) * places + place) * head_dim
         at = at[None] + channel
-        if table_ptr is not None:
-            tl.store(keys_ptr + at, left.to(dtype), mask=(inside & is_key)[None])
-            tl.store(keys_ptr + at + apart, right.to(dtype), mask=(inside & is_key)[None])
-        is_value = inside & (head >= heads + key_heads)
+        tl.store(keys_ptr + at, left.to(dtype), mask=(inside & is_key)[None])
+        tl.store(keys_ptr + at + apart, right.to(dtype), mask=(inside & is_key)[None])
         tl.store(values_ptr + at, left.to(dtype), mask=is_value[None])
         tl.store(values_ptr + at + apart, right.to(dtype), mask=is_value[None])
 
 
 def qkv(x, gain, eps, weights, table, positions, head_dim, keys, values, index, scales, biases, halves):
-    rows, (cached, key_heads, places, _) = len(x), (len(x), 0, 0, 0) if values is None else values.shape
+    cached, key_heads, places, _ = keys.shape
     heads = sum(map(len, weights)) // head_dim - 2 * key_heads
-    kept = heads + (key_heads if table is None else 0)
-    query = torch.empty(rows, kept, head_dim, dtype=x.dtype, device=x.device)
+    query = torch.empty(len(x), heads, head_dim, dtype=x.dtype, device=x.device)
     yield query
+    turns, sizes = (table, positions, halves), (heads, key_heads, head_dim)
+    _launch(x, gain, eps, weights, scales, biases, turns, sizes, (query, keys, values), index, len(x) // cached, places)
+
+
+def unturned(x, gain, eps, weights, head_dim, scales, biases):
+    heads = [len(weight) // head_dim for weight in weights]
+    states = torch.empty(len(x), sum(heads), head_dim, dtype=x.dtype, device=x.device)
+    yield states
+    sizes = (*heads[:2], head_dim) if len(heads) > 1 else (*heads, 0, head_dim)
+    _launch(x, gain, eps, weights, scales, biases, (None, None, False), sizes, (states, None, None))
+
+
+def queries(x, gain, eps, weight, table, positions, head_dim, scale):
+    query = torch.empty(len(x), len(weight) // head_dim, head_dim, dtype=x.dtype, device=x.device)
+    yield query
+    scales, sizes = [] if scale is None else [scale], (query.shape[1], 0, head_dim)
+    _launch(x, gain, eps, [weight], scales, [], (table, positions, False), sizes, (query, None, None))
+
+
+def _launch(x, gain, eps, weights, scales, biases, turns, sizes, found, index=None, queries=1, places=0):
+    rows, (table, positions, halves), (heads, key_heads, head_dim) = len(x), turns, sizes
     factor = None
     if rows > NORM_ROWS:
         (x, factor), gain = gained(x, gain, eps), None
     sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
     parts = [part for each in (weights, scales, biases) for part in _of_each(each, sizes)]
-    tensors = x, gain, factor, *parts, table, positions, index, query, keys, values
-    counts = (0 if each is None else len(each) for each in (index, positions))
+    tensors = x, gain, factor, *parts, table, positions, index, *found
+    counts = (1 if each is None else len(each) for each in (index, positions))
     turned = head_dim if table is None else 2 * table.shape[1]
-    sizes = rows, *counts, rows // cached, 0 if table is None else len(table), places
+    sizes = rows, *counts, queries, 0 if table is None else len(table), places
     blocks = {"block_rows": block_rows(rows), "block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
     blocks["stages"] = tile(rows, PAIRS, True)["stages"]
     heads_of = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim, "turned": turned, "halves": halves}
@@ -175,12 +194,3 @@ def _of_each(tensors, sizes):
     if not tensors:
         return [None] * 3
     return tensors[0].split(sizes) if len(tensors) == 1 else tensors
-
-
-def unturned(x, gain, eps, weights, head_dim, values, index, scales, biases):
-    yield from qkv(x, gain, eps, weights, None, None, head_dim, None, values, index, scales, biases, False)
-
-
-def queries(x, gain, eps, weight, table, positions, head_dim, scale):
-    scales = [] if scale is None else [scale]
-    yield from qkv(x, gain, eps, [weight], table, positions, head_dim, None, None, None, scales, [], False)
