@@ -17,7 +17,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arimage.kernels.step import MOST_ROWS
 from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel, stages
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
@@ -30,7 +29,7 @@ from arimage.kernels.step.modulated_norm.triton import modulated_norm_kernel
 from arimage.kernels.step.modulations.triton import modulations_kernel
 from arimage.kernels.step.norm_and_add.triton import WARPS as SUM_WARPS
 from arimage.kernels.step.norm_and_add.triton import norm_and_add_kernel
-from arimage.kernels.step.programs import BLOCK_WIDTH, LEAST_ROWS, NORM_ROWS, WARPS, gained_kernel
+from arimage.kernels.step.programs import BLOCK_WIDTH, LEAST_ROWS, NORM_ROWS, TILE_ROWS, WARPS, gained_kernel
 from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
 from arimage.kernels.step.rows.triton import rows_kernel
 from arimage.kernels.step.unit_heads.triton import HEADS, unit_heads_kernel
@@ -147,15 +146,15 @@ def qkv(rows: int, width: int, heads: int, head_dim: int, *, key_heads=0, biased
 
 
 def attention(
-    heads: int, head_dim: int, *, key_heads=0, told=False, rotates=False, normed=False, ended=False
+    heads: int, head_dim: int, *, key_heads=0, told=False, rotates=False, normed=False, turns=True, ended=False
 ) -> Compiled:
-    """`normed` heads are rotated by halves."""
+    """`normed` heads are rotated by halves, if they are."""
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
     types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32", "eps": "fp32"}
     types |= {"visible_ptr": "*u8"} if told else {}
     types |= dict.fromkeys(("count", "rotated", "queries", "places", "prompt", "prefix_end"), "i32")
     types |= dict.fromkeys(("first", "slots", "positions", "columns"), "i32")
-    types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates or normed else {}
+    types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates or (normed and turns) else {}
     types |= {"end_ptr": "*i64"} if ended else {}
     names = ("query_gain_ptr", "query_bias_ptr", "key_gain_ptr", "key_bias_ptr") if normed else ()
     types |= dict.fromkeys(names, "*bf16") | ({"index_ptr": "*i64"} if normed else {})
@@ -251,7 +250,7 @@ def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
     return compiled(unit_heads_kernel, types, constants)
 
 
-def modulated_kernels(counts: Sequence[int] = (16, 32, MOST_ROWS)) -> Iterator[tuple[str, Compiled]]:
+def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[tuple[str, Compiled]]:
     """Those of VAR-d30, Infinity-2B and the denoising head of MAR-B for these numbers of rows."""
     yield "VAR norm", modulated_norm(1920)
     yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)
@@ -262,7 +261,7 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, MOST_ROWS)) -> Iterator[t
     for rows in counts:
         yield f"VAR qkv, {rows} rows", modulated(rows, 1920, 5760, modulated=True)
         yield f"VAR out, {rows} rows", modulated(rows, 1920, 1920, gated=True)
-        yield f"VAR fc1, {rows} rows", modulated(rows, 1920, 7680, modulated=True, activation="gelu")
+        yield f"VAR fc1, {rows} rows", modulated(rows, 1920, 7680, modulated=True, activation="gelu_tanh")
         yield f"Infinity qkv, {rows} rows", modulated(rows, 2048, 6144, **of_infinity)
         yield f"Infinity fc2, {rows} rows", modulated(rows, 8192, 2048, conditions=torch.float32, gated=True)
         yield (
@@ -270,10 +269,11 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, MOST_ROWS)) -> Iterator[t
             modulated(rows, 1024, 1024, **of_head, affine=True, modulated=True, activation="silu"),
         )
         yield f"MAR fc2, {rows} rows", modulated(rows, 1024, 1024, **of_head, gated=True)
+        yield f"RAR-B fc1, {rows} rows", modulated(rows, 768, 3072, affine=True, modulated=True, activation="gelu")
         yield f"MAR modulations, {rows} rows", modulations(rows, 1024, (3072,) * 6 + (2048,))
 
 
-def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS)) -> Iterator[tuple[str, Compiled]]:
+def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, TILE_ROWS)) -> Iterator[tuple[str, Compiled]]:
     """Those of language models that the others do not have, of the widths of Emu3, MammothModa2, Emu3.5 and GLM-Image,
     for these numbers of rows."""
     yield "rows", opened_rows(4096)
@@ -281,6 +281,7 @@ def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS)) -> Ite
     yield "Emu3 attention", attention(32, 128, key_heads=8, ended=True)
     yield "many rows, Emu3 attention", attention(32, 128, key_heads=8, rotates=True, ended=True)
     yield "Chameleon attention", attention(32, 128, normed=True, ended=True)
+    yield "RAR-B attention", attention(16, 48, normed=True, turns=False)
     yield "Emu3.5 attention", attention(64, 128, key_heads=8, normed=True, ended=True)
     for rows in counts:
         yield f"Emu3 qkv, {rows} rows", qkv(rows, 4096, 32, 128, key_heads=8, halves=True)
@@ -290,7 +291,7 @@ def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS)) -> Ite
 
 
 def kernels(
-    counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS), narrow: Sequence[str] = ("i8", "fp8e4nv")
+    counts: Sequence[int] = (LEAST_ROWS, 32, TILE_ROWS), narrow: Sequence[str] = ("i8", "fp8e4nv")
 ) -> Iterator[tuple[str, Compiled]]:
     """Those of LlamaGen-XL for these numbers of rows, and with the weights of 8 bits `narrow`."""
     width, inner, codes, heads, head_dim = 1280, 3584, 16384, 20, 64

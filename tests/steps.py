@@ -8,10 +8,17 @@ from arimage.models.denoising_head import HeadBlock
 from arimage.pipelines.cosmos import transformer_cosmos
 from arimage.pipelines.infinity import transformer_infinity
 from arimage.pipelines.llamagen import transformer_llamagen
+from arimage.pipelines.rar import transformer_rar
 from arimage.pipelines.var import transformer_var
 
 
-BLOCKS = (transformer_llamagen.Block, transformer_var.Block, transformer_infinity.Block, HeadBlock)
+BLOCKS = (
+    transformer_llamagen.Block,
+    transformer_var.Block,
+    transformer_infinity.Block,
+    transformer_rar.Block,
+    HeadBlock,
+)
 
 
 def allow_steps(patch: pytest.MonkeyPatch) -> None:

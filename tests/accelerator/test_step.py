@@ -25,6 +25,7 @@ CASES = [
     ("emu3", "sjd-coupled:window=4"),
     ("glm-image", "sjd-coupled:window=4"),
     ("cosmos-text", "sjd-coupled:window=4"),
+    ("rar-class", "sjd-coupled:window=4"),
 ]
 MANY = [("llamagen-text", "sjd2"), ("arpg-places", "groups:groups=4"), ("randar", "sjd-coupled:window=4")]
 # Families, decodings and `MOST_ROWS`.

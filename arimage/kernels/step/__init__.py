@@ -23,7 +23,8 @@ import torch
 from ..operation import DEVICES
 
 
-MOST_ROWS = 64
+# A window of 32 tokens, with a row end, and the same without a condition, is 66 rows.
+MOST_ROWS = 72
 # Tensor cores do not multiply float32 in full precision, and the kernels need them.
 DTYPES = (torch.bfloat16, torch.float16)
 # The widths of weights are multiples of this.

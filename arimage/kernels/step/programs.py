@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 
 
-# Of a tile of tensor cores.
-LEAST_ROWS = 8
+# Of a tile of tensor cores, and as many as a program takes without spilling registers. Further rows are for programs of
+# their own, which read the weights again.
+LEAST_ROWS, TILE_ROWS = 8, 64
 # Each takes a part of the channels.
 WARPS = 4
 # Of channels, which a product takes at a time, and how often those of a part can be halved.
@@ -96,8 +97,9 @@ def turned_heads(
     turned: tl.constexpr,
     halves: tl.constexpr,
 ):
-    """Heads [N, block_dim] in float32, with zeros after `head_dim`, which begin at `ptr` [N, 1], after a norm of each, if there is one, and their
-    rotation: of neighbouring pairs of their first `turned` channels, or of those of the `halves` of these."""
+    """Heads [N, block_dim] in float32, with zeros after `head_dim`, which begin at `ptr` [N, 1], after a norm of each,
+    if there is one, and their rotation: of neighbouring pairs of their first `turned` channels, or of those of the
+    `halves` of these."""
     channel = tl.arange(0, block_dim)[None]
     inside = inside & (channel < head_dim)
     turns = channel < turned
@@ -131,4 +133,4 @@ def turned_heads(
 
 
 def block_rows(rows: int) -> int:
-    return max(triton.next_power_of_2(rows), LEAST_ROWS)
+    return min(max(triton.next_power_of_2(rows), LEAST_ROWS), TILE_ROWS)

@@ -91,7 +91,9 @@ def attention_kernel(
             gain += head * query_gain_stride
         if query_bias_ptr is not None:
             bias += head * query_gain_stride
-        q = turned_heads(states, inside[:, None], gain, bias, eps, table_ptr, position, head_dim, block_dim, turned, halves)
+        q = turned_heads(
+            states, inside[:, None], gain, bias, eps, table_ptr, position, head_dim, block_dim, turned, halves
+        )
         q = q.to(query_ptr.dtype.element_ty)
     slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
     end = tl.minimum(first + tl.max(slot) + 1, places)

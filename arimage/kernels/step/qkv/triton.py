@@ -62,11 +62,11 @@ def qkv_kernel(
     stages: tl.constexpr,
 ):
     blocks: tl.constexpr = head_dim // 2 // block_pairs
-    head = tl.program_id(0) // blocks
-    pair = tl.program_id(0) % blocks * block_pairs + tl.arange(0, block_pairs)
+    head = tl.program_id(1) // blocks
+    pair = tl.program_id(1) % blocks * block_pairs + tl.arange(0, block_pairs)
     # Pairs of channels lie next to each other in a tile, wherever they are in a head.
     item = tl.arange(0, 2 * block_pairs)
-    each, side = tl.program_id(0) % blocks * block_pairs + item // 2, item % 2
+    each, side = tl.program_id(1) % blocks * block_pairs + item // 2, item % 2
     if halves:
         half: tl.constexpr = turned // 2
         left_channel = tl.where(pair < half, pair, 2 * pair)
@@ -80,7 +80,7 @@ def qkv_kernel(
     own = tl.where(is_query, head, (head - heads) % tl.maximum(key_heads, 1))
     row += own * head_dim
     weight_ptr = tl.where(is_query, query_weight_ptr, tl.where(is_key, key_weight_ptr, value_weight_ptr))
-    token = tl.arange(0, block_rows)
+    token = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     inside = token < rows
     x_ptr += (token * width)[None, :, None]
     # Compilers do not see that the rows of all weights begin at multiples of 16 bytes.
@@ -153,7 +153,9 @@ def qkv(x, gain, eps, weights, table, positions, head_dim, keys, values, index, 
     query = torch.empty(len(x), heads, head_dim, dtype=x.dtype, device=x.device)
     yield query
     turns, sizes = (table, positions, halves), (heads, key_heads, head_dim)
-    _launch(x, gain, eps, weights, scales, biases, turns, sizes, (query, keys, values), index, len(x) // cached, places)
+    _launch(
+        x, gain, eps, weights, scales, biases, turns, sizes, (query, keys, values), index, len(x) // cached, places
+    )
 
 
 def unturned(x, gain, eps, weights, head_dim, scales, biases):
@@ -185,7 +187,7 @@ def _launch(x, gain, eps, weights, scales, biases, turns, sizes, found, index=No
     blocks = {"block_rows": block_rows(rows), "block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
     blocks["stages"] = tile(rows, PAIRS, True)["stages"]
     heads_of = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim, "turned": turned, "halves": halves}
-    grid = ((heads + 2 * key_heads) * (head_dim // 2 // PAIRS),)
+    grid = triton.cdiv(rows, blocks["block_rows"]), (heads + 2 * key_heads) * (head_dim // 2 // PAIRS)
     qkv_kernel[grid](*tensors, *sizes, eps, width=x.shape[1], **heads_of, **blocks, num_warps=WARPS)
 
 
