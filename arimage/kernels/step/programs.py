@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 
-# Of a tile of tensor cores, and as many as a program takes without spilling registers. Further rows are for programs of
-# their own, which read the weights again.
+# Of a tile of tensor cores, and as many as a program takes without spilling registers. Further rows are for other
+# programs, which read the weights again.
 LEAST_ROWS, TILE_ROWS = 8, 64
 # Each takes a part of the channels.
 WARPS = 4
