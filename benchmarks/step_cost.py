@@ -14,7 +14,7 @@ counted:
 - Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and
   writes its output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
 - A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what
-  it reads again lies in the cache. A product after an RMSNorm counts as one, also over 17 to 64 rows, where the norm
+  it reads again lies in the cache. A product after an RMSNorm counts as one, also over 17 to 72 rows, where the norm
   is a launch of its own. Of the tokens and counts of an image it touches as many as it has positions.
   Coupling counts as if all drafts were rejected; of an accepted one it reads only two numbers. What is copied or
   filled for a kernel counts as any other operator.

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..kernels.operation import DEVICES
+from ..kernels.step import DTYPES
 from ..kernels.step.rows import open_rows
 from .attention_transformers import FOLDED, fold_heads
 from .bound import BoundTokenModel
@@ -250,7 +251,8 @@ class LanguageTokenModel(BoundTokenModel):
 
     @property
     def layers_in_torch(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return misfit(self._decoder) if self.device.type in DEVICES else None
+        # That float32 has no kernels says nothing about this model.
+        return misfit(self._decoder) if self.device.type in DEVICES and self._dtype in DTYPES else None
 
     def _begins_step(
         self, cache: LanguageCache, slots: torch.LongTensor | None = None, visible: torch.BoolTensor | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from decoders import DECODERS, bind, decoder_of, passes
+from families import EVERY, condition_of, seeded
 from peft import LoraConfig, get_peft_model
 from steps import allow_steps
 from torch import nn
@@ -16,7 +17,7 @@ from transformers import ChameleonConfig, ChameleonModel
 
 import arimage.kernels.step
 from arimage.kernels.step import MOST_ROWS
-from arimage.models import step
+from arimage.models import language_model, step
 from arimage.models.fused import Fused
 from arimage.models.quantized import QuantizedLinear
 from arimage.models.step_language import misfit
@@ -137,3 +138,14 @@ def test_what_takes_the_layers_in_torch_and_why(monkeypatch, name):
         change = REFUSED[name](decoder, decoder.layers[0])
         reason = misfit(change if isinstance(change, nn.Module) else decoder)
         assert reason
+
+
+def test_stats_say_why_layers_run_in_torch(monkeypatch):
+    pipe = EVERY["janus"]().to(torch.bfloat16)
+    allow_steps(monkeypatch)
+    monkeypatch.setattr(language_model, "DEVICES", {"cpu"})
+    layer, steps = pipe.model.model.language_model.layers[0], []
+    for change in (lambda: None, lambda: layer.register_forward_hook(lambda *_: None)):
+        change()
+        steps.append(pipe(**condition_of(pipe), output_type="latent", generator=seeded(0)).stats.steps)
+    assert steps == ["eager", "eager (layers in torch: LlamaDecoderLayer has hooks, or was compiled)"]
