@@ -14,7 +14,7 @@ counted:
 - Attention is one launch that reads queries, the keys and values that it is given (filled or not) and the mask, and
   writes its output. A bool mask costs one launch more, which converts it to the dtype of the queries, as PyTorch does.
 - A kernel of `arimage.kernels` is one launch of Triton, which reads its inputs and writes its outputs, once each: what
-  it reads again lies in the cache. A product after an RMSNorm counts as one, also over 17 to 64 rows, where the norm
+  it reads again lies in the cache. A product after an RMSNorm counts as one, also over 17 to 72 rows, where the norm
   is a launch of its own. Of the tokens and counts of an image it touches as many as it has positions.
   Coupling counts as if all drafts were rejected; of an accepted one it reads only two numbers. What is copied or
   filled for a kernel counts as any other operator.
@@ -232,19 +232,19 @@ class StepCounter(TorchDispatchMode):
         if name == "embedding":
             values.pop("weight")
             moved += size(results[0])
-        if name == "attention":
+        if name in ("attention", "normed_attention"):
             visible, seen, first = values["visible"], values["seen"], values["first"]
             read = keys.shape[2] - first
             read = seen.shape[1] + (read if self.slots is None else min(read, self.slots))
             if visible is not None:
                 read += first - values["prefix_end"]
-            self.flop += 4 * states.numel() * read
+            self.flop += 4 * results.numel() * read
             moved += sum(size(cached[:, :, :read]) for cached in (keys, of_cache))
         # Keys and values are written: of as many heads as the cache has, or a part of the states.
-        if name == "qkv":
-            moved += 2 * len(states) * keys.shape[1] * keys.shape[3] * keys.itemsize
-        if name in ("write_keys", "unit_heads"):
-            moved += size(states) if name == "write_keys" else 2 * size(states) // 3
+        written = dict.fromkeys(("qkv", "normed_attention", "write_keys"), 2).get(name, 0)
+        moved += written * len(states) * of_cache.shape[1] * of_cache.shape[3] * of_cache.itemsize if written else 0
+        if name == "unit_heads":
+            moved += 2 * size(states) // 3
         if "positions" in values and values.get("table") is not None:
             # As many rotations as there are positions.
             moved += len(values["positions"]) * size(values.pop("table")[0])

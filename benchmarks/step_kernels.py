@@ -17,7 +17,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arimage.kernels.step import MOST_ROWS
 from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel, stages
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
@@ -28,8 +27,11 @@ from arimage.kernels.step.modulated.triton import modulated_kernel, tiles
 from arimage.kernels.step.modulated_norm.triton import WARPS as NORM_WARPS
 from arimage.kernels.step.modulated_norm.triton import modulated_norm_kernel
 from arimage.kernels.step.modulations.triton import modulations_kernel
-from arimage.kernels.step.programs import BLOCK_WIDTH, LEAST_ROWS, NORM_ROWS, WARPS, gained_kernel
+from arimage.kernels.step.norm_and_add.triton import WARPS as SUM_WARPS
+from arimage.kernels.step.norm_and_add.triton import norm_and_add_kernel
+from arimage.kernels.step.programs import BLOCK_WIDTH, LEAST_ROWS, NORM_ROWS, TILE_ROWS, WARPS, gained_kernel
 from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
+from arimage.kernels.step.rows.triton import rows_kernel
 from arimage.kernels.step.unit_heads.triton import HEADS, unit_heads_kernel
 
 
@@ -125,28 +127,41 @@ def linear(rows: int, width: int, size: int, *, norm=False, gated=False, residua
     return compiled(linear_kernel, types, constants | tile(rows, size, gated))
 
 
-def qkv(rows: int, width: int, heads: int, head_dim: int) -> Compiled:
-    types = dict.fromkeys(("x_ptr", "weight_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
-    types |= NORM[rows <= NORM_ROWS] | {
-        "table_ptr": "*fp32",
-        "position_ptr": "*i64",
-        "index_ptr": "*i64",
-        "eps": "fp32",
-    }
-    types |= dict.fromkeys(("rows", "count", "queries", "positions", "places"), "i32")
-    constants = {"width": width, "heads": heads, "key_heads": heads, "head_dim": head_dim, "block_rows": rows}
+def qkv(rows: int, width: int, heads: int, head_dim: int, *, key_heads=0, biased=False, halves=False) -> Compiled:
+    """Without `halves` as of one weight and of as many heads of keys; else of three weights and `key_heads`, which
+    are not turned yet if there are none."""
+    weights = [f"{name}_weight_ptr" for name in ("query", "key", "value")]
+    biases = [f"{name}_bias_ptr" for name in ("query", "key", "value")] if biased else []
+    types = dict.fromkeys(("x_ptr", *weights, *biases, "query_ptr"), "*bf16")
+    types |= NORM[rows <= NORM_ROWS] | {"eps": "fp32"}
+    if key_heads or not halves:
+        types |= dict.fromkeys(("keys_ptr", "values_ptr"), "*bf16") | {"table_ptr": "*fp32"}
+        types |= {"index_ptr": "*i64", "position_ptr": "*i64"}
+    types |= dict.fromkeys(("rows", "count", "rotated", "queries", "positions", "places"), "i32")
+    constants = {"width": width, "heads": heads, "key_heads": key_heads or heads, "head_dim": head_dim}
+    constants |= {"turned": head_dim, "halves": halves, "block_rows": rows}
     constants |= {"block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
     constants |= {"stages": tile(rows, PAIRS, True)["stages"]}
     return compiled(qkv_kernel, types, constants)
 
 
-def attention(heads: int, head_dim: int, *, told=False, rotates=False) -> Compiled:
+def attention(
+    heads: int, head_dim: int, *, key_heads=0, told=False, rotates=False, normed=False, turns=True, ended=False
+) -> Compiled:
+    """`normed` heads are rotated by halves, if they are."""
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
-    types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32"} | ({"visible_ptr": "*u8"} if told else {})
-    types |= dict.fromkeys(("count", "queries", "places", "prompt", "prefix", "first", "slots", "positions"), "i32")
-    types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates else {}
-    constants = {"heads": heads, "key_heads": heads, "head_dim": head_dim, "block_prompt": 1}
-    constants |= {"stride": (3 if rotates else 1) * heads * head_dim}
+    types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32", "eps": "fp32"}
+    types |= {"visible_ptr": "*u8"} if told else {}
+    types |= dict.fromkeys(("count", "rotated", "queries", "places", "prompt", "prefix_end"), "i32")
+    types |= dict.fromkeys(("first", "slots", "positions", "columns"), "i32")
+    types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates or (normed and turns) else {}
+    types |= {"end_ptr": "*i64"} if ended else {}
+    names = ("query_gain_ptr", "query_bias_ptr", "key_gain_ptr", "key_bias_ptr") if normed else ()
+    types |= dict.fromkeys(names, "*bf16") | ({"index_ptr": "*i64"} if normed else {})
+    constants = {"heads": heads, "key_heads": key_heads or heads, "head_dim": head_dim, "block_prompt": 1}
+    constants |= {"stride": (3 if rotates else 1) * heads * head_dim, "turned": head_dim, "halves": normed}
+    constants["block_dim"] = triton.next_power_of_2(head_dim)
+    constants |= dict.fromkeys(("query_gain_stride", "key_gain_stride"), head_dim if normed else 0)
     constants |= {"block_queries": QUERIES, "block_keys": KEYS, "parts": WARPS}
     constants |= {"stages": stages(head_dim)}
     return compiled(attention_kernel, types, constants)
@@ -166,11 +181,28 @@ def gate() -> Compiled:
 
 
 def keys(heads: int, head_dim: int) -> Compiled:
-    types = dict.fromkeys(("states_ptr", "keys_ptr", "values_ptr"), "*bf16") | {"table_ptr": "*fp32"}
+    types = dict.fromkeys(("key_ptr", "value_ptr", "keys_ptr", "values_ptr"), "*bf16") | {"table_ptr": "*fp32"}
     types |= {"position_ptr": "*i64", "index_ptr": "*i64"}
-    types |= dict.fromkeys(("count", "queries", "positions", "places"), "i32")
-    constants = {"stride": 3 * heads * head_dim, "key_heads": heads, "head_dim": head_dim}
+    types |= dict.fromkeys(("count", "rotated", "queries", "positions", "places"), "i32")
+    constants = dict.fromkeys(("key_stride", "value_stride"), 3 * heads * head_dim)
+    constants |= {"key_heads": heads, "head_dim": head_dim, "turned": head_dim, "halves": False}
     return compiled(keys_kernel, types, constants | {"block_heads": KEYS_HEADS})
+
+
+def norm_and_add(width: int) -> Compiled:
+    types = dict.fromkeys(("x_ptr", "gain_ptr", "residual_ptr", "out_ptr"), "*bf16") | {"eps": "fp32"}
+    constants = {"width": width, "block": triton.next_power_of_2(width)}
+    return compiled(norm_and_add_kernel, types, constants, SUM_WARPS)
+
+
+def opened_rows(width: int) -> Compiled:
+    """With row ends."""
+    types = dict.fromkeys(("embedded_ptr", "row_end_ptr", "hidden_ptr"), "*bf16")
+    names = ("token", "position", "places", "first", "end_places", "seen", "index", "rotation", "ends", "heads")
+    types |= dict.fromkeys([f"{name}_ptr" for name in names], "*i64")
+    types |= dict.fromkeys(("count", "batch", "nowhere", "columns", "last"), "i32")
+    constants = {"room": 1, "width": width, "block": triton.next_power_of_2(width), "block_count": 16}
+    return compiled(rows_kernel, types, constants)
 
 
 def modulated(
@@ -218,7 +250,7 @@ def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
     return compiled(unit_heads_kernel, types, constants)
 
 
-def modulated_kernels(counts: Sequence[int] = (16, 32, MOST_ROWS)) -> Iterator[tuple[str, Compiled]]:
+def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[tuple[str, Compiled]]:
     """Those of VAR-d30, Infinity-2B and the denoising head of MAR-B for these numbers of rows."""
     yield "VAR norm", modulated_norm(1920)
     yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)
@@ -229,7 +261,7 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, MOST_ROWS)) -> Iterator[t
     for rows in counts:
         yield f"VAR qkv, {rows} rows", modulated(rows, 1920, 5760, modulated=True)
         yield f"VAR out, {rows} rows", modulated(rows, 1920, 1920, gated=True)
-        yield f"VAR fc1, {rows} rows", modulated(rows, 1920, 7680, modulated=True, activation="gelu")
+        yield f"VAR fc1, {rows} rows", modulated(rows, 1920, 7680, modulated=True, activation="gelu_tanh")
         yield f"Infinity qkv, {rows} rows", modulated(rows, 2048, 6144, **of_infinity)
         yield f"Infinity fc2, {rows} rows", modulated(rows, 8192, 2048, conditions=torch.float32, gated=True)
         yield (
@@ -237,11 +269,29 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, MOST_ROWS)) -> Iterator[t
             modulated(rows, 1024, 1024, **of_head, affine=True, modulated=True, activation="silu"),
         )
         yield f"MAR fc2, {rows} rows", modulated(rows, 1024, 1024, **of_head, gated=True)
+        yield f"RAR-B fc1, {rows} rows", modulated(rows, 768, 3072, affine=True, modulated=True, activation="gelu")
         yield f"MAR modulations, {rows} rows", modulations(rows, 1024, (3072,) * 6 + (2048,))
 
 
+def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, TILE_ROWS)) -> Iterator[tuple[str, Compiled]]:
+    """Those of language models that the others do not have, of the widths of Emu3, MammothModa2, Emu3.5 and GLM-Image,
+    for these numbers of rows."""
+    yield "rows", opened_rows(4096)
+    yield "GLM-Image sums", norm_and_add(4096)
+    yield "Emu3 attention", attention(32, 128, key_heads=8, ended=True)
+    yield "many rows, Emu3 attention", attention(32, 128, key_heads=8, rotates=True, ended=True)
+    yield "Chameleon attention", attention(32, 128, normed=True, ended=True)
+    yield "RAR-B attention", attention(16, 48, normed=True, turns=False)
+    yield "Emu3.5 attention", attention(64, 128, key_heads=8, normed=True, ended=True)
+    for rows in counts:
+        yield f"Emu3 qkv, {rows} rows", qkv(rows, 4096, 32, 128, key_heads=8, halves=True)
+        yield f"MammothModa2 qkv, {rows} rows", qkv(rows, 3584, 28, 128, key_heads=4, biased=True, halves=True)
+        yield f"Chameleon qkv, {rows} rows", qkv(rows, 4096, 32, 128, halves=True)
+        yield f"Emu3.5 gate and up, {rows} rows", linear(rows, 5120, 25600, norm=True, gated=True)
+
+
 def kernels(
-    counts: Sequence[int] = (LEAST_ROWS, 32, MOST_ROWS), narrow: Sequence[str] = ("i8", "fp8e4nv")
+    counts: Sequence[int] = (LEAST_ROWS, 32, TILE_ROWS), narrow: Sequence[str] = ("i8", "fp8e4nv")
 ) -> Iterator[tuple[str, Compiled]]:
     """Those of LlamaGen-XL for these numbers of rows, and with the weights of 8 bits `narrow`."""
     width, inner, codes, heads, head_dim = 1280, 3584, 16384, 20, 64
@@ -270,7 +320,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     columns = ("kernel", *(name.replace("_", " ") for name in Compiled._fields))
     print("| " + " | ".join(columns) + " |\n|---|" + "---:|" * (len(columns) - 1))
-    for name, result in (*kernels(), *modulated_kernels()):
+    for name, result in (*kernels(), *language_kernels(), *modulated_kernels()):
         print("| " + " | ".join(map(str, (name, *result))) + " |", flush=True)
 
 

@@ -3,14 +3,22 @@
 import pytest
 import torch
 
-from arimage.models import step
+from arimage.models import language_model, step
 from arimage.models.denoising_head import HeadBlock
+from arimage.pipelines.cosmos import transformer_cosmos
 from arimage.pipelines.infinity import transformer_infinity
 from arimage.pipelines.llamagen import transformer_llamagen
+from arimage.pipelines.rar import transformer_rar
 from arimage.pipelines.var import transformer_var
 
 
-BLOCKS = (transformer_llamagen.Block, transformer_var.Block, transformer_infinity.Block, HeadBlock)
+BLOCKS = (
+    transformer_llamagen.Block,
+    transformer_var.Block,
+    transformer_infinity.Block,
+    transformer_rar.Block,
+    HeadBlock,
+)
 
 
 def allow_steps(patch: pytest.MonkeyPatch) -> None:
@@ -26,8 +34,14 @@ def count_layers(patch: pytest.MonkeyPatch) -> list[int]:
     rows = []
 
     def counted(of_block):
-        return lambda self, hidden, *rest: (rows.append(len(hidden)), of_block(self, hidden, *rest))[1]
+        def run(*args):
+            rows.append(len(next(each for each in args if isinstance(each, torch.Tensor))))
+            return of_block(*args)
+
+        return run
 
     for block in BLOCKS:
         patch.setattr(block, "step", counted(block.step))
+    for module in (language_model, transformer_cosmos):
+        patch.setattr(module, "attend_layer", counted(module.attend_layer))
     return rows

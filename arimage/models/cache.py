@@ -89,6 +89,12 @@ class SlottedCache(RowCache):
         # empty.
         self._slots = torch.cat([owners, torch.arange(len(indices), device=owners.device).roll(scratch + 1)])
 
+    def leave_ends(self, found: bool) -> None:
+        """Set `finds_ends`, and attend to all slots if it is True."""
+        self.finds_ends = found
+        if found:
+            self.attended_slots = self.slots
+
     def write_next_at(self, index: torch.LongTensor, attended: int | None = None) -> None:
         """Let the next forward pass write at `index` [rows, Q] and attend to the first `attended` keys, by default to
         all up to the last attended slot."""
@@ -232,20 +238,14 @@ class SlotCache(StackedCache, SlottedCache):
         self, *shape: int, prefix_length: int, slots: int, scratch: int = 0, filled: int | None = None, **settings
     ):
         self.lay_out(prefix_length, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
-        self._all, self.attended_slots = slots, slots if filled is None else filled
+        self.attended_slots = slots if filled is None else filled
         size = self.first + self.attended_slots
         super().__init__(*shape, size=size, prefix_end=self.prefix_end, **settings)
 
     def allocate(self) -> None:
         if self.allocated < self.size:
             super().allocate()
-            self.attended_slots = self._all
-
-    def leave_ends(self, found: bool) -> None:
-        """Set `finds_ends`, and attend to all slots if it is True."""
-        self.finds_ends = found
-        if found:
-            self.attended_slots = self._all
+            self.attended_slots = self.slots
 
     @property
     def key_stacks(self) -> Sequence[torch.Tensor]:

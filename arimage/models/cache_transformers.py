@@ -34,6 +34,7 @@ class LanguageCache(SlottedCache, Cache):
         together: how many layers are allocated at once: all if they have one shape and device, else 1.
 
     Attributes:
+        end_index_of: int64 [slots + scratch + 1], where the row end of each slot lies; nowhere if it has none.
         row_ends: bool [B, slots + scratch + 1], whether the token in a slot ends a row; always False in the last,
             nowhere.
     """
@@ -61,9 +62,8 @@ class LanguageCache(SlottedCache, Cache):
         inner_ends = torch.arange(columns - 1, inner, columns, device=device)[: None if has_row_ends else 0]
         in_scratch = torch.arange(slots, slots + scratch if has_row_ends else slots, device=device)
         self.lay_out(places, slots, scratch, torch.cat([inner_ends, in_scratch]))
-        # The place of each slot's row end; nowhere if it has none.
-        self._row_end_of = torch.full_like(self.index_of, self.first - 1)
-        self._row_end_of[self.owners] = self.prefix_end + torch.arange(len(self.owners), device=device)
+        self.end_index_of = torch.full_like(self.index_of, self.first - 1)
+        self.end_index_of[self.owners] = self.prefix_end + torch.arange(len(self.owners), device=device)
         self.row_ends = torch.zeros(batch_size, len(self.index_of), dtype=torch.bool, device=device)
         self.row_ends[:, inner_ends] = True
         self._together = together
@@ -83,7 +83,7 @@ class LanguageCache(SlottedCache, Cache):
 
     def row_end_index(self, slots: torch.LongTensor) -> torch.LongTensor:
         """Indices [rows, Q] of the row ends that belong to slots [B, Q]; -1 is nowhere."""
-        return self._row_end_of[slots].repeat(self.branches, 1)
+        return self.end_index_of[slots].repeat(self.branches, 1)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer == len(self.keys):
@@ -104,7 +104,7 @@ class LanguageCache(SlottedCache, Cache):
         """Copy the slots `source` [B, M], with their row ends, to the image slots `target` [B, M]; -1 copies
         nowhere."""
         images = torch.arange(len(source), device=source.device)[:, None]
-        source, target = (torch.cat([self.index_of[at], self._row_end_of[at]], dim=1) for at in (source, target))
+        source, target = (torch.cat([self.index_of[at], self.end_index_of[at]], dim=1) for at in (source, target))
         for stack in self._stacks:
             at, source_at, target_at = (index.to(stack.device) for index in (images, source, target))
             branches = stack.unflatten(1, (self.branches, -1))
@@ -127,6 +127,6 @@ class LanguageCache(SlottedCache, Cache):
             self._set_stacks([F.pad(stack, (0, 0, more, 0)) for stack in self._stacks])
             self.lay_out(other.prompt, self.slots, self.scratch, self.owners)
             self.attended_slots = attended_slots
-            self._row_end_of += more
+            self.end_index_of += more
         super().put(images, other)
         self.row_ends.index_copy_(0, images, other.row_ends)

@@ -9,11 +9,17 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ..kernels.operation import DEVICES
+from ..kernels.step import DTYPES
+from ..kernels.step.rows import open_rows
 from .attention_transformers import FOLDED, fold_heads
 from .bound import BoundTokenModel
 from .cache_transformers import LanguageCache, cache_argument
 from .conditions import Conditions, check_raster, rows_of, spread
 from .layers import additive, causal_mask
+from .step import StepPlaces
+from .step_language import misfit, parts_of, turn_table
+from .step_layer import attend_layer, feed_layer
 
 
 # Prompts are padded on the left to a multiple of this length, so that a compiled step serves prompts of about one
@@ -144,6 +150,7 @@ class LanguageTokenModel(BoundTokenModel):
             token = torch.tensor(row_end, device=prompt.device)
             self._row_end = decoder.get_input_embeddings()(token).to(prompt)
         self.vocab_size = head(prompt[:1, 0]).shape[-1]
+        self._set_turns(prompt)
 
     @torch.no_grad()
     def prefill(
@@ -190,12 +197,13 @@ class LanguageTokenModel(BoundTokenModel):
     ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
         cache.allocate()
+        embedded = self._embed(tokens.clamp(min=0)).to(self.device, self._dtype)
+        if self._begins_step(cache, slots, visible):
+            return self._step(embedded, tokens, positions, cache, slots, visible)
         at_slots = cache.slots_of(positions, slots)
         seen = cache.seen(at_slots, visible)
         at, index = positions.clamp(min=0), cache.index(at_slots)
-        embedded = (
-            self._embed(tokens.clamp(min=0)).to(self.device, self._dtype).masked_fill((tokens < 0)[..., None], 0)
-        )
+        embedded = embedded.masked_fill((tokens < 0)[..., None], 0)
         last = None
         if self._row_end is not None:
             ends = (
@@ -225,6 +233,77 @@ class LanguageTokenModel(BoundTokenModel):
         if last is not None:
             hidden = hidden.gather(1, last.to(hidden.device).expand(-1, -1, hidden.shape[2]))
         return self._logits(hidden)
+
+    def _set_turns(self, prompt: torch.Tensor) -> None:
+        """Compute what the layers of a step rotate by: of every position, or of every token of every row."""
+        self._turns = None
+        if parts_of(self._decoder) is None:
+            return
+        if self._offsets is None:
+            # As many as any prompt needs that may take the place of these, see `put_key`.
+            width = PROMPT_MULTIPLE << (self.conditions.prefix_length // PROMPT_MULTIPLE).bit_length()
+            positions = torch.arange(width + self.num_tokens + self.layout.rows, device=prompt.device)[None]
+            self._starts = self._first
+        else:
+            positions = self._offsets[:, None] + self._first[..., None]
+            self._starts = torch.arange(positions.shape[1], device=prompt.device) * self.num_tokens
+        self._turns = turn_table(self._decoder, prompt, positions)
+
+    @property
+    def layers_in_torch(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # That float32 has no kernels says nothing about this model.
+        return misfit(self._decoder) if self.device.type in DEVICES and self._dtype in DTYPES else None
+
+    def _begins_step(
+        self, cache: LanguageCache, slots: torch.LongTensor | None = None, visible: torch.BoolTensor | None = None
+    ) -> bool:
+        """Whether the next forward pass takes the kernels of a step."""
+        # Slots of a tree say nothing about what they see, and nothing about which row ends.
+        fits = slots is None or visible is not None
+        if self._row_end is not None:
+            fits = slots is None and visible is None
+        steps = fits and self._turns is not None and misfit(self._decoder) is None
+        cache.leave_ends(steps)
+        return steps
+
+    def _step(
+        self,
+        embedded: torch.Tensor,
+        tokens: torch.LongTensor | None,
+        positions: torch.LongTensor,
+        cache: LanguageCache,
+        slots: torch.LongTensor | None = None,
+        visible: torch.BoolTensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` by the kernels of `arimage.kernels.step`, of tokens whose embeddings are [B, Q, D]."""
+        columns, row_end, ends_of = self.layout.columns, self._row_end, cache.end_places
+        room = 0 if row_end is None else min((positions.shape[1] - 1) // columns + 1, self.layout.rows - 1)
+        given = embedded.flatten(0, 1), tokens, positions, slots, cache.places, self._starts
+        hidden, last, index, turns, ends, heads = open_rows(
+            *given, columns, self.num_tokens - 1, room, row_end, None if row_end is None else ends_of
+        )
+        at = StepPlaces(
+            table=self._turns,
+            positions=turns,
+            index=index,
+            seen=self.conditions.seen,
+            prefix_end=cache.prefix_end,
+            first=cache.first,
+            slots=last,
+            visible=None if visible is None else visible.flatten(0, 1),
+            ends=None if row_end is None else ends,
+            columns=columns,
+            halves=True,
+        )
+        parts = parts_of(self._decoder)
+        for layer, keys, values in zip(self._decoder.layers, cache.keys, cache.values, strict=True):
+            read = parts(layer)
+            hidden = feed_layer(attend_layer(hidden, read, at, keys, values), read)
+        norm = self._decoder.norm
+        hidden = F.rms_norm(hidden, hidden.shape[1:], norm.weight, norm.variance_epsilon)
+        if row_end is not None:
+            hidden = hidden[heads]
+        return self._logits(hidden.view(self.branches * len(positions), positions.shape[1], -1))
 
     @property
     def trainable(self) -> bool:
@@ -292,12 +371,20 @@ class LanguageTokenModel(BoundTokenModel):
 
     def take(self, images: torch.LongTensor) -> Self:
         other = super().take(images)
-        other._first = self._first[..., rows_of(images, self.branches, self.conditions.images)]
+        rows = rows_of(images, self.branches, self.conditions.images)
+        other._first = self._first[..., rows]
+        if self._turns is not None:
+            other._starts = other._first if self._offsets is None else self._starts[: len(rows)]
+            if self._offsets is not None:
+                other._turns = self._turns.unflatten(0, (-1, self.num_tokens))[rows].flatten(0, 1)
         return other
 
     def put(self, images: torch.LongTensor, other: Self) -> bool:
         rows = rows_of(images, self.branches, self.conditions.images)
         self._first.index_copy_(-1, rows, other._first)
+        if self._turns is not None and self._offsets is not None:
+            turns = (each.unflatten(0, (-1, self.num_tokens)) for each in (self._turns, other._turns))
+            next(turns).index_copy_(0, rows, next(turns))
         if self._row_end is not None:
             self._row_end.copy_(other._row_end)
         return super().put(images, other)

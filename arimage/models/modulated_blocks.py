@@ -107,7 +107,7 @@ class FeedForward(nn.Module):
     def step(self, hidden, scale, shift, gate):
         """See `Attention.step`."""
         rows = hidden.flatten(0, 1)
-        inner = launch(self.fc1, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0], activation="gelu")
+        inner = launch(self.fc1, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0], activation="gelu_tanh")
         return launch(self.fc2, inner, residual=rows, gate=gate[:, 0]).view_as(hidden)
 
 

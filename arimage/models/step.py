@@ -23,7 +23,8 @@ class StepPlaces:
 
     Attributes:
         table, positions, index: see `arimage.kernels.step.qkv`.
-        seen, prefix_end, first, slots, visible: see `arimage.kernels.step.attention`.
+        halves: see there too.
+        seen, prefix_end, first, slots, visible, ends, columns: see `arimage.kernels.step.attention`.
     """
 
     table: torch.FloatTensor
@@ -34,6 +35,9 @@ class StepPlaces:
     first: int
     slots: torch.LongTensor
     visible: torch.BoolTensor | None = None
+    ends: torch.LongTensor | None = None
+    columns: int = 1
+    halves: bool = False
 
     @classmethod
     def of(
@@ -95,10 +99,11 @@ def project(
 ) -> torch.Tensor:
     """The queries [R, heads, head_dim] that a layer makes of the rows `hidden` after a norm. Its keys and values, if
     there are any, are written to `keys` and `values`. See `arimage.kernels.step.qkv`."""
-    given = hidden, norm.weight, norm.eps, layer.weight, at.table, at.positions, head_dim
+    turns = at.table, at.positions, head_dim
     if keys is None or values is None:
-        return queries(*given, layer.scale)
-    return qkv(*given, keys, values, at.index, layer.scale)
+        return queries(hidden, norm.weight, norm.eps, layer.weight, *turns, layer.scale)
+    scales = [] if layer.scale is None else [layer.scale]
+    return qkv(hidden, norm.weight, norm.eps, [layer.weight], *turns, keys, values, at.index, scales, [])
 
 
 def attend_and_feed(
@@ -176,13 +181,19 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def is_plain(module: nn.Module, like: torch.Tensor, quantized: bool) -> bool:
-    """Whether a module is of this package or of torch, without hooks, and its weights are what the kernels read: on
-    the device and in the dtype of `like`, or `quantized`."""
-    if isinstance(module, QuantizedLinear):
-        fits = module.bias is None and module.in_features % WIDTH == 0 and has_kernels(module.weight)
-        return quantized and fits and not is_hooked(module)
-    if not type(module).__module__.startswith((PACKAGE, "torch.nn.modules.")) or is_hooked(module):
+    """Whether a module is of this package or of torch, without hooks, and its weights are what the kernels read, or
+    `quantized`."""
+    if isinstance(module, QuantizedLinear) and (module.bias is not None or not quantized):
         return False
+    known = type(module).__module__.startswith((PACKAGE, "torch.nn.modules."))
+    return known and not is_hooked(module) and reads_weights(module, like)
+
+
+def reads_weights(module: nn.Module, like: torch.Tensor) -> bool:
+    """Whether the weights of a module are what the kernels read: on the device and in the dtype of `like`, or of 8
+    bits."""
+    if isinstance(module, QuantizedLinear):
+        return module.in_features % WIDTH == 0 and has_kernels(module.weight)
     return all(
         weight.device == like.device
         and weight.dtype == like.dtype

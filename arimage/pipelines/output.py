@@ -37,7 +37,8 @@ class DecodingStats:
         decoder_steps: denoising steps of a diffusion decoder per image; 0 without one.
         steps: how the steps ran: "captured" if they were replayed from CUDA graphs, "compiled" if `pipe.compile()` has
             compiled whole steps, else "eager": on other devices, where steps cannot be captured or a capture has
-            failed, and in a first call whose steps happen once per image. See `ARPipeline.capture`.
+            failed, and in a first call whose steps happen once per image. See `ARPipeline.capture`. After it, why a
+            language model on a GPU takes its layers in torch, if it does, such as "(layers in torch: ...)".
         accepted: int64 [S, B], how many tokens each forward pass of an image decided, starting with its prefill. S is
             the largest number of forward passes of an image, which is `forward_passes` if all images begin together.
     """

@@ -51,6 +51,7 @@ class CallRun:
                 self._finish(lanes)
                 self.batch.release(lanes)
             self._show_progress()
+        self._layers_in_torch = call.model.layers_in_torch
         self._student_passes = self.batch.begins * self.batch.state.student_passes
         # Decoding to pixels needs the memory of the cache.
         self.batch.state = None
@@ -82,7 +83,7 @@ class CallRun:
             tokenizer_seconds=self._tokenizer_seconds,
             seconds={"tokens": self._seconds} | (self.call.seconds or {"pixels": self._tokenizer_seconds}),
             decoder_steps=self.call.decoder.num_inference_steps if self.call.seconds else 0,
-            steps=self.batch.how,
+            steps=self.batch.how + (f" (layers in torch: {self._layers_in_torch})" if self._layers_in_torch else ""),
             accepted=accepted,
         )
 

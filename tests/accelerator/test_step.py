@@ -21,6 +21,11 @@ CASES = [
     ("infinity", "fastvar"),
     ("mar", "mar"),
     ("latent-llama", "ar"),
+    ("janus", "sjd-coupled:window=4"),
+    ("emu3", "sjd-coupled:window=4"),
+    ("glm-image", "sjd-coupled:window=4"),
+    ("cosmos-text", "sjd-coupled:window=4"),
+    ("rar-class", "sjd-coupled:window=4"),
 ]
 MANY = [("llamagen-text", "sjd2"), ("arpg-places", "groups:groups=4"), ("randar", "sjd-coupled:window=4")]
 # Families, decodings and `MOST_ROWS`.
@@ -31,6 +36,9 @@ SLOW = [
         ("randar", "sjd-coupled:window=4", MOST_ROWS),
         ("mar", "recap", MOST_ROWS),
     ),
+    *((family, "sjd-coupled:window=4", MOST_ROWS) for family in ("emu3.5", "lumina", "mammothmoda2", "x-omni")),
+    *((family, "ar", MOST_ROWS) for family in ("cosmos", "cosmos-blocks", "mammothmoda2-dev", "anole")),
+    *(("janus", "sjd-tree:width=2", MOST_ROWS), ("nextstep", "ar", MOST_ROWS), ("emu3", "sjd-coupled:window=4", 1)),
     *(("llamagen-text", "sjd-tree:width=2", 1), ("llamagen-text", "eagle", 1), ("latent-llama", "ar", 1)),
 ]
 

@@ -34,6 +34,8 @@ def test_a_kernel_fits_an_h100():
 @pytest.mark.slow
 def test_all_kernels_of_a_step_fit_an_h100():
     found = [
-        fault for kernel in (*step_kernels.kernels(), *step_kernels.modulated_kernels()) for fault in faults(*kernel)
+        fault
+        for kernel in (*step_kernels.kernels(), *step_kernels.language_kernels(), *step_kernels.modulated_kernels())
+        for fault in faults(*kernel)
     ]
     assert not found, "\n".join(found)

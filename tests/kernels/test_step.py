@@ -5,12 +5,14 @@ import torch
 import torch.nn.functional as F
 
 import arimage.kernels.step
-from arimage.kernels.step.attention import attention
+from arimage.kernels.step.attention import attention, normed_attention
 from arimage.kernels.step.embedding import embedding
 from arimage.kernels.step.gate import gate
 from arimage.kernels.step.keys import write_keys
 from arimage.kernels.step.linear import linear
-from arimage.kernels.step.qkv import qkv, queries
+from arimage.kernels.step.norm_and_add import norm_and_add
+from arimage.kernels.step.qkv import qkv, queries, unturned
+from arimage.kernels.step.rows import open_rows
 
 
 EPS = 1e-5
@@ -29,8 +31,10 @@ def eight_bits(weight, dtype):
 
 
 KINDS = ["plain", "norm", "residual", "gated", "int8", "float8"]
-# Rows, width, size: an odd multiple of 64 as width, a size that blocks do not divide, and one with larger blocks.
-CASES = [(kind, shape) for kind in KINDS for shape in ((1, 128, 96), (33, 192, 100))] + [("plain", (3, 64, 8200))]
+# Rows, width, size: an odd multiple of 64 as width, a size that blocks do not divide, one with larger blocks, and more
+# rows than one program takes.
+CASES = [(kind, shape) for kind in KINDS for shape in ((1, 128, 96), (33, 192, 100))]
+CASES += [("plain", (3, 64, 8200)), ("gated", (70, 64, 40))]
 
 
 @pytest.mark.every(6)
@@ -59,11 +63,11 @@ def test_linear(on_triton, kind, shape):
 
 def test_a_row_of_a_product_does_not_depend_on_the_others(on_triton):
     # Whole numbers: the matrix products of the interpreter may add in another order for other shapes.
-    x, weight = (random(*shape).mul(4).round() for shape in ((33, 192), (100, 192)))
+    x, weight = (random(*shape).mul(4).round() for shape in ((70, 192), (100, 192)))
     gain = random(192, seed=1)
     gain = gain.sign() * gain.abs().log2().round().exp2()
     (together,) = on_triton("step.linear", "linear", x, weight, gain, EPS, weight)
-    for row in (0, 20, 32):
+    for row in (0, 20, 69):
         (alone,) = on_triton("step.linear", "linear", x[row : row + 1], weight, gain, EPS, weight)
         assert torch.equal(alone[0], together[row])
 
@@ -132,7 +136,8 @@ def test_queries_keys_and_values(on_triton, shape, which):
     arguments = x, gain, EPS, weight, table, positions, head_dim
     name, operation, written = "queries", queries, ()
     if which != "queries":
-        name, operation, written, arguments = "qkv", qkv, (7, 8), (*arguments, keys, values, index)
+        arguments = (*arguments[:3], [weight], *arguments[4:], keys, values, index, [], [])
+        name, operation, written = "qkv", qkv, (7, 8)
     found, *cached = on_triton("step.qkv", name, *arguments, written=written)
     states = (F.rms_norm(x, x.shape[1:], gain, EPS) @ weight.T).unflatten(1, (-1, head_dim))
     turned = turn(states, table, positions)
@@ -146,6 +151,99 @@ def test_queries_keys_and_values(on_triton, shape, which):
             before[1][at] = states[row, heads + key_heads :]
         for each in (cached, (keys, values)):
             torch.testing.assert_close(tuple(each), before, **TOLERANCE)
+
+
+def turn_halves(states, table, positions):
+    """Channel i of the first half of those that are rotated turns with channel i of the second."""
+    width = 2 * table.shape[1]
+    cos, sin = table[positions].repeat(2, 1, 1)[:, None].unbind(3)
+    left, right = states[..., :width].chunk(2, dim=2)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, states[..., width:]], dim=2)
+
+
+@pytest.mark.parametrize("bits", [0, 8])
+@pytest.mark.parametrize("turned", [32, 16])
+def test_three_weights_with_biases_and_halves(on_triton, bits, turned):
+    rows, fed, heads, key_heads, head_dim = HEADS[1]
+    x, gain, weight, table, positions, keys, values, index = layer(HEADS[1]).values()
+    table, sizes = table[:, : turned // 2].contiguous(), [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
+    bias = random(sum(sizes), seed=11)
+    expected = (F.rms_norm(x, x.shape[1:], gain, EPS) @ weight.T + bias).unflatten(1, (-1, head_dim))
+    weights, scales = [each.clone() for each in weight.split(sizes)], []
+    tolerance = TOLERANCE
+    if bits:
+        weights, scales = map(list, zip(*(eight_bits(each, torch.int8) for each in weights), strict=True))
+        tolerance = {"rtol": 0.05, "atol": 0.1}
+    biases = [each.clone() for each in bias.split(sizes)]
+    arguments = x, gain, EPS, weights, table, positions, head_dim, keys, values, index, scales, biases, True
+    found = on_triton("step.qkv", "qkv", *arguments, written=(7, 8))
+    query = qkv(*arguments)
+    torch.testing.assert_close(query, turn_halves(expected[:, :heads], table, positions), **tolerance)
+    torch.testing.assert_close(found, (query, keys, values), **TOLERANCE)
+    states = unturned(x, gain, EPS, weights, head_dim, scales, biases)
+    torch.testing.assert_close(states, expected, **tolerance)
+    (found,) = on_triton("step.qkv", "unturned", x, gain, EPS, weights, head_dim, scales, biases)
+    torch.testing.assert_close(found, states, **TOLERANCE)
+
+
+@pytest.mark.parametrize("head_dim", [32, 48])
+@pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm", "LayerNorm per head"])
+def test_attention_of_heads_with_norms(on_triton, kind, head_dim):
+    shape = (*HEADS[1][:4], head_dim)
+    rows, fed, heads, key_heads, _ = shape
+    _, keys, values, seen, prefix, first, slots, _ = cached(shape, False)
+    given, per_head = layer(shape), kind.endswith("head")
+    table, positions, index = (given[name] for name in ("table", "positions", "index"))
+    states = random(rows * fed, heads + 2 * key_heads, head_dim, seed=12)
+    gains = [random(*((n,) if per_head else ()), head_dim, seed=13) for n in (heads, key_heads)]
+    biases = [None, None] if kind == "RMSNorm" else [0.3 * gain.flip(-1) for gain in gains]
+    norms = *gains, EPS, *biases
+    if head_dim == 48:
+        table = None
+    parts = [*states.split([heads, key_heads, key_heads], dim=1)]
+    for part, (gain, bias) in enumerate(zip(gains, biases, strict=True)):
+        x = parts[part] if bias is None else parts[part] - parts[part].mean(2, keepdim=True)
+        x = x / (x.square().mean(2, keepdim=True) + EPS).sqrt() * gain + (0 if bias is None else bias)
+        parts[part] = x if table is None else turn_halves(x, table, positions)
+    before = keys.clone(), values.clone()
+    for row in range(rows * fed):
+        at = row // fed, slice(None), index[row % len(index)]
+        before[0][at], before[1][at] = parts[1][row], parts[2][row]
+    # Tokens after the second row end, and the row end of the third.
+    ends, columns = torch.where(torch.arange(len(slots)) % 2 == 0, 9, 8), 4
+    arguments = states, keys, values, seen, prefix, first, slots, index, table, positions, *norms, None, True
+    expected = attended(parts[0], *before, seen, prefix, first, slots, None, shown=ends // columns)
+    found = on_triton("step.attention", "normed_attention", *arguments, ends, columns, written=(1, 2))
+    torch.testing.assert_close(found, (expected, *before), **TOLERANCE)
+    torch.testing.assert_close(normed_attention(*arguments, ends, columns), expected, **TOLERANCE)
+    torch.testing.assert_close((keys, values), before, **TOLERANCE)
+
+
+def test_rows_of_a_language_model(on_triton):
+    # Two images and branches, rows of four tokens; a token that is not known ends a row, and one is padding.
+    tokens, positions = torch.tensor([[3, 1, -1], [2, -1, 5]]), torch.tensor([[2, 3, 4], [6, 7, -1]])
+    # 16 slots, nowhere, and the row ends of all but the last row.
+    places, end_places = torch.arange(17).roll(-1) + 20, torch.full((17,), 20)
+    end_places[[3, 7, 11]] = torch.tensor([10, 11, 12])
+    embedded, end, first = random(6, 192), random(192, seed=1), torch.tensor([5, 7, 0, 1])
+    arguments = embedded, tokens, positions, None, places, first, 4, 15, 1, end, end_places
+    hidden = embedded.clone().view(2, 3, -1)
+    hidden[0, 2] = hidden[1, 1] = 0
+    hidden = torch.cat([hidden, end.expand(2, 1, -1)], dim=1).repeat(2, 1, 1).flatten(0, 1)
+    seen, index = torch.tensor([2, 3, 4, 3, 6, 7, 0, 6]), torch.tensor([23, 24, 25, 10, 27, 28, 20, 11])
+    ends, heads = torch.tensor([2, 3, 4, 4, 6, 7, 0, 8]), torch.tensor([0, 3, 2, 4, 7, 6])
+    places_of = torch.tensor([[2, 3, 5, 4], [7, 8, 0, 9]]).repeat(2, 1)
+    expected = hidden, seen, index, (first[:, None] + places_of).flatten(), ends, torch.cat([heads, heads + 8])
+    for found in (open_rows(*arguments), on_triton("step.rows", "open_rows", *arguments)):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_norm_before_a_sum(on_triton):
+    x, gain, residual = random(3, 192), random(192, seed=1), random(3, 192, seed=2)
+    expected = residual + x / (x.square().mean(1, keepdim=True) + EPS).sqrt() * gain
+    torch.testing.assert_close(norm_and_add(x, gain, EPS, residual), expected, **TOLERANCE)
+    found = on_triton("step.norm_and_add", "norm_and_add", x, gain, EPS, residual)
+    torch.testing.assert_close(*found, expected, **TOLERANCE)
 
 
 def cached(shape, told):
@@ -165,8 +263,8 @@ def cached(shape, told):
     return query, given["keys"], given["values"], seen, PREFIX, FIRST, slots, visible
 
 
-def attended(query, keys, values, seen, prefix, first, slots, visible):
-    """Key by key."""
+def attended(query, keys, values, seen, prefix, first, slots, visible, shown=None):
+    """Key by key; `shown` is how many row ends a query sees."""
     rows, shared = len(keys), query.shape[1] // keys.shape[1]
     outcome = torch.empty_like(query)
     for at in range(len(query)):
@@ -174,6 +272,7 @@ def attended(query, keys, values, seen, prefix, first, slots, visible):
         places = [prefix - seen.shape[1] + word for word in range(seen.shape[1]) if seen[row, word]]
         if visible is None:
             places += [first + slot for slot in range(slots[given] + 1)]
+            places += [] if shown is None else range(prefix, prefix + shown[given])
         else:
             own = visible[given].nonzero().flatten().tolist()
             size = keys.shape[2] - first
@@ -251,10 +350,9 @@ def test_attention_rotates_parts_of_a_product(on_triton, shape, told):
 def test_keys_and_values_of_many_rows(on_triton, shape):
     rows, queries, *_ = shape
     _, _, _, table, positions, keys, values, index = layer(shape).values()
-    states = projected(shape)[1]
-    arguments = states, table, positions, keys, values, index
-    found = on_triton("step.keys", "write_keys", *arguments, written=(3, 4))
-    key, value = states.chunk(2, dim=1)
+    key, value = projected(shape)[1].chunk(2, dim=1)
+    arguments = key, value, table, positions, keys, values, index
+    found = on_triton("step.keys", "write_keys", *arguments, written=(4, 5))
     key, before = turn(key, table, positions), (keys.clone(), values.clone())
     for row in range(rows * queries):
         at = row // queries, slice(None), index[row % len(index)]
@@ -318,9 +416,13 @@ def test_embedding(on_triton, dtype, given):
         assert torch.equal(found[1], own) and torch.equal(found[2], index)
 
 
+def qkv_arguments(x, gain, weight, table, positions, keys, values, index):
+    return x, gain, EPS, [weight], table, positions, 32, keys, values, index, [], []
+
+
 KERNELS = {
     "linear": lambda: (random(3, 64), random(40, 64, seed=1), random(64, seed=2), EPS),
-    "qkv": lambda: (lambda x, gain, *rest: (x, gain, EPS, *rest[:3], 32, *rest[3:]))(*layer(HEADS[1]).values()),
+    "qkv": lambda: qkv_arguments(**layer(HEADS[1])),
     "attention": lambda: cached(HEADS[1], True),
     "embedding": lambda: (*torch.arange(6).view(3, 1, 2), torch.arange(9), random(7, 64), 2),
 }

@@ -108,7 +108,7 @@ def test_a_head_layer_takes_two_launches_and_all_modulations_one():
 @pytest.mark.parametrize(
     ("rows", "change"),
     [
-        (66, lambda head: None),
+        (74, lambda head: None),
         (2, lambda head: head.train()),
         (2, lambda head: head.register_forward_hook(lambda *_: None)),
         (2, lambda head: head.blocks[1].fc1.register_forward_hook(lambda *_: None)),

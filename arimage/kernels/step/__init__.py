@@ -1,5 +1,5 @@
 """The kernels of a decoding step: for 1 to `MOST_ROWS` rows five launches per layer of a Llama decoder, which read
-every weight once. Rows are the fed tokens of all images, with and without a condition.
+every weight once, or twice for the last few rows. Rows are the fed tokens of all images, with and without a condition.
 
 Products are taken as W x^T, so that the rows of a weight fill the tensor cores and the few tokens their columns. Each
 warp of a program sums over a part of the width, since sums, one number after the other, would take longer than the
@@ -23,7 +23,8 @@ import torch
 from ..operation import DEVICES
 
 
-MOST_ROWS = 64
+# A window of 32 tokens, with a row end, and the same without a condition, is 66 rows.
+MOST_ROWS = 72
 # Tensor cores do not multiply float32 in full precision, and the kernels need them.
 DTYPES = (torch.bfloat16, torch.float16)
 # The widths of weights are multiples of this.

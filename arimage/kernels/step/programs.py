@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 
 
-# Of a tile of tensor cores.
-LEAST_ROWS = 8
+# Of a tile of tensor cores, and as many as a program takes without spilling registers. Further rows are for other
+# programs, which read the weights again.
+LEAST_ROWS, TILE_ROWS = 8, 64
 # Each takes a part of the channels.
 WARPS = 4
 # Of channels, which a product takes at a time, and how often those of a part can be halved.
@@ -83,14 +84,53 @@ def gained(x: torch.Tensor, gain: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 @triton.jit
-def rotated(states, turns):
-    """Rotate neighbouring pairs of channels of `states` [N, head_dim] by the cosines and sines `turns`, which lie like
-    them."""
-    half: tl.constexpr = states.shape[1] // 2
-    even, odd = states.to(tl.float32).reshape(states.shape[0], half, 2).split()
-    cos, sin = turns.reshape(turns.shape[0], half, 2).split()
-    return tl.interleave(even * cos - odd * sin, odd * cos + even * sin).to(states.dtype)
+def turned_heads(
+    ptr,
+    inside,
+    gain_ptr,
+    bias_ptr,
+    eps,
+    table_ptr,
+    position,
+    head_dim: tl.constexpr,
+    block_dim: tl.constexpr,
+    turned: tl.constexpr,
+    halves: tl.constexpr,
+):
+    """Heads [N, block_dim] in float32, with zeros after `head_dim`, which begin at `ptr` [N, 1], after a norm of each,
+    if there is one, and their rotation: of neighbouring pairs of their first `turned` channels, or of those of the
+    `halves` of these."""
+    channel = tl.arange(0, block_dim)[None]
+    inside = inside & (channel < head_dim)
+    turns = channel < turned
+    if halves:
+        half: tl.constexpr = turned // 2
+        is_left, pair = channel < half, channel % half
+        partner = tl.where(is_left, channel + half, channel - half)
+    else:
+        is_left, pair = channel % 2 == 0, channel // 2
+        partner = channel ^ 1
+    partner = tl.where(turns, partner, channel)
+    states = tl.load(ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    others = tl.load(ptr + partner, mask=inside, other=0.0).to(tl.float32)
+    if gain_ptr is not None:
+        if bias_ptr is not None:
+            mean = tl.sum(states, axis=1)[:, None] / head_dim
+            states = tl.where(channel < head_dim, states - mean, 0.0)
+            others -= mean
+        factor = 1 / tl.sqrt_rn(tl.sum(states * states, axis=1)[:, None] / head_dim + eps)
+        states = states * factor * tl.load(gain_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+        others = others * factor * tl.load(gain_ptr + partner, mask=inside, other=0.0).to(tl.float32)
+        if bias_ptr is not None:
+            states += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+            others += tl.load(bias_ptr + partner, mask=inside, other=0.0).to(tl.float32)
+    if table_ptr is not None:
+        table_ptr += position * turned + 2 * pair
+        cos = tl.load(table_ptr, mask=inside & turns, other=1.0)
+        sin = tl.load(table_ptr + 1, mask=inside & turns, other=0.0)
+        states = states * cos + tl.where(is_left, -others, others) * sin
+    return states
 
 
 def block_rows(rows: int) -> int:
-    return max(triton.next_power_of_2(rows), LEAST_ROWS)
+    return min(max(triton.next_power_of_2(rows), LEAST_ROWS), TILE_ROWS)

@@ -4,6 +4,7 @@ cross-attention."""
 
 import math
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -14,6 +15,9 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
+from ...kernels.step.attention import attention
+from ...kernels.step.linear import linear
+from ...kernels.step.qkv import queries
 from ...models.bound import BoundTokenModel
 from ...models.cache import SlotCache
 from ...models.conditions import Conditions, spread
@@ -29,6 +33,8 @@ from ...models.layers import (
 )
 from ...models.mixin import ModelMixin
 from ...models.rotary import frequencies_of, grid_angles, grid_turns
+from ...models.step import StepPlaces, begins_step, embed, product
+from ...models.step_layer import Norm, StepLayer, attend_layer, feed_layer, weight_of
 from ...settings.schema import Count, Epsilon, Flag, Layers, Positive, Side, Width, checked
 
 
@@ -148,6 +154,38 @@ class Block(nn.Module):
             query = self.cross_attention.queries(self.cross_attention_norm(hidden)).transpose(1, 2)
             hidden = hidden + self.cross_attention.gather(query, *text)
         return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+    def step(self, hidden: torch.Tensor, at: StepPlaces, text, keys: torch.Tensor, values: torch.Tensor):
+        """`forward` of the rows `hidden` [R, hidden_size] by the kernels of a step, in eight launches with a text,
+        else in five. `keys` and `values` are all those that the cache has of the layer."""
+        own, feed = self.attention, self.feed_forward
+        norms = self.attention_norm, self.feed_forward_norm, own.q_norm, own.k_norm
+        before, after, query_norm, key_norm = (Norm(norm.weight, norm.eps) for norm in norms)
+        query, key, value, out, gate, up, down = map(
+            weight_of,
+            (own.q_proj, own.k_proj, own.v_proj, own.out_proj, feed.gate_proj, feed.up_proj, feed.down_proj),
+        )
+        layer = StepLayer(
+            norms=(before, after),
+            projections=(query, key, value),
+            biases=[],
+            head_dim=own.head_dim,
+            out=out,
+            gate=gate,
+            up=up,
+            down=down,
+            head_norms=(query_norm, key_norm),
+        )
+        hidden = attend_layer(hidden, layer, at, keys, values)
+        if text is not None:
+            # All places of the text are a prompt, after which there is nothing.
+            cross, norm, (keys, values, seen) = self.cross_attention, self.cross_attention_norm, text
+            project = cross.q_proj.weight, None, at.positions, cross.head_dim, cross.q_proj.scale
+            query, length = queries(hidden, norm.weight, norm.eps, *project), keys.shape[2]
+            options = {"gain": cross.q_norm.weight, "eps": cross.q_norm.eps}
+            attended = attention(query, keys, values, seen, length, length, at.slots, **options)
+            hidden = linear(attended, cross.out_proj.weight, residual=hidden, scale=cross.out_proj.scale)
+        return feed_layer(hidden, layer)
 
 
 class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
@@ -277,7 +315,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if prompt_embeds is not None:
             texts = self.read_text(prompt_embeds)
             if cache is not None:
-                cache.texts = texts
+                cache.texts = [(key.contiguous(), value.contiguous()) for key, value in texts]
         hidden = embed_known(self.token_embedding, tokens)
         scores = None if mask is None else additive(mask, hidden.dtype, heads_per_key(self.config))
         absolute = None if absolute is None else absolute.to(hidden.dtype)
@@ -286,6 +324,48 @@ class CosmosTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
                 hidden = hidden + absolute
             hidden = block(hidden, rotary, scores, None if texts is None else texts[layer], cache, layer)
         return self.head(self.norm(hidden[:, first_query:]))
+
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """See `runs_step`."""
+        return [self.token_embedding, *self.blocks, self.norm, self.head]
+
+    def step(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: "CosmosCache",
+        *,
+        rotary: torch.FloatTensor,
+        absolute: torch.Tensor | None,
+        seen: torch.BoolTensor,
+        slots: torch.LongTensor | None = None,
+        visible: torch.BoolTensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` over tokens [B, Q] by the kernels of `arimage.kernels.step`, where `runs_step` allows it: the
+        logits [rows * Q, vocab_size].
+
+        Args:
+            positions, slots, visible: [B, Q, ...], see `TokenModel.forward`. Slots for trees need `visible`.
+            cache: has the rows of all branches, and the texts.
+            rotary, absolute: those of the tokens to generate, see `positions`.
+            seen: bool [rows, P], which tokens of the prompt a row sees.
+        """
+        hidden, at = embed(self.token_embedding, tokens, positions, cache, rotary, seen, slots, visible)
+        block = self.config.block_tokens
+        if block > 1:
+            # A token sees its whole block.
+            at = replace(at, slots=at.slots - at.slots % block + (block - 1))
+        if absolute is not None:
+            absolute = absolute[positions.flatten()].to(hidden.dtype).repeat(cache.branches, 1)
+        texts = cache.texts
+        read = None if texts is None else torch.ones_like(texts[0][0][:, 0, :, 0], dtype=torch.bool)
+        for layer, part in enumerate(self.blocks):
+            if absolute is not None:
+                hidden = hidden + absolute
+            text = None if texts is None else (*texts[layer], read)
+            hidden = part.step(hidden, at, text, *cache.of_layer(layer))
+        return product(self.head, hidden, self.norm)
 
     def predict(self, tokens: torch.LongTensor, prompt_embeds: torch.Tensor | None = None) -> torch.Tensor:
         """Teacher-forced logits [B, N, vocab_size] in float32 of videos [B, t, h, w], each token given all tokens
@@ -428,7 +508,13 @@ class CosmosTokenModel(BoundTokenModel):
         slots: torch.LongTensor | None = None,
     ) -> torch.Tensor:
         """Logits [G, B, Q, V] of the positions `block` after `positions`; see `TokenModel.forward`."""
-        at_slots, length = cache.slots_of(positions, slots), self.conditions.prefix_length
+        length = self.conditions.prefix_length
+        if begins_step(cache, self.transformer, slots=slots, visible=visible):
+            rotary, absolute = (each if each is None else each[length:] for each in (self._rotary, self._absolute))
+            given = {"rotary": rotary, "absolute": absolute, "seen": self.conditions.seen}
+            logits = self.transformer.step(tokens, positions, cache, **given, slots=slots, visible=visible)
+            return logits.view(self.branches, *tokens.shape, -1)
+        at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
         # A token sees its whole block.
         last = at_slots if self.block == 1 else at_slots - at_slots % self.block + (self.block - 1)

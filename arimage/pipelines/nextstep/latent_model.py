@@ -79,11 +79,14 @@ class NextStepModel(VelocityModel, LanguageTokenModel):
     def forward(self, tokens: torch.FloatTensor, positions: torch.LongTensor, cache: LanguageCache) -> torch.Tensor:
         """Conditions [G, B, Q, C] of the positions after `positions`; see `CausalLatentModel.forward`."""
         cache.allocate()
+        embedded = self._embed(tokens).to(self._dtype)
+        if self._begins_step(cache):
+            return self._step(embedded, None, positions, cache)
         slots = cache.slots_of(positions, None)
         seen, at = cache.seen(slots, None), positions.clamp(min=0).repeat(self.branches, 1)
         cache.write_next_at(cache.index(slots))
         hidden = self._run(
-            self._embed(tokens).to(self._dtype).repeat(self.branches, 1, 1),
+            embedded.repeat(self.branches, 1, 1),
             at + self._first[..., None],
             self.conditions.visible_keys(cache.prefix_end, seen),
             cache,

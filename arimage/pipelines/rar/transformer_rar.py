@@ -10,11 +10,15 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
+from ...kernels.step.attention import normed_attention
+from ...kernels.step.modulated import modulated
+from ...kernels.step.modulations import modulations
 from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, rows_of, spread
 from ...models.layers import Linear, additive, attend_heads, causal_mask, check_heads, embed_known, init_normal
 from ...models.mixin import ModelMixin
+from ...models.step import StepPlaces, embed, runs_kernels
 from ...settings.schema import Classes, Count, Layers, Share, Side, Width, checked
 
 
@@ -69,6 +73,36 @@ class Block(nn.Module):
         hidden = torch.addcmul(hidden, gate, self.attention(modulated, mask, cache, layer))
         modulated = torch.addcmul(feed_shift, self.feed_forward_norm(hidden), 1 + feed_scale)
         return torch.addcmul(hidden, feed_gate, self.feed_forward(modulated))
+
+    def step(self, hidden, by: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """`forward` of the rows `hidden` [R, hidden_size] by the kernels of a step, in five launches. `by` is what
+        `modulation` makes of their conditions, [R, 6 * hidden_size]."""
+        shift, scale, gate, feed_shift, feed_scale, feed_gate = by.chunk(6, dim=1)
+        own, norm, feed, feed_norm = self.attention, self.attention_norm, self.feed_forward, self.feed_forward_norm
+        before = NORM_EPS, norm.weight, norm.bias, scale, shift, 1.0
+        states = modulated(hidden, own.qkv_proj.weight, own.qkv_proj.bias, *before)
+        attended = normed_attention(
+            states.unflatten(1, (3 * own.num_heads, -1)),
+            keys,
+            values,
+            at.seen,
+            at.prefix_end,
+            at.first,
+            at.slots,
+            at.index,
+            None,
+            at.positions,
+            own.query_norm.weight,
+            own.key_norm.weight,
+            NORM_EPS,
+            own.query_norm.bias,
+            own.key_norm.bias,
+            at.visible,
+        )
+        hidden = modulated(attended, own.out_proj.weight, own.out_proj.bias, residual=hidden, gate=gate)
+        before = NORM_EPS, feed_norm.weight, feed_norm.bias, feed_scale, feed_shift, 1.0
+        inner = modulated(hidden, feed.fc1.weight, feed.fc1.bias, *before, activation="gelu")
+        return modulated(inner, feed.fc2.weight, feed.fc2.bias, residual=hidden, gate=feed_gate)
 
 
 class OutputNorm(nn.Module):
@@ -184,16 +218,61 @@ class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if tokens is not None and ranks is not None:
             parts.append(embed_known(self.token_embedding, tokens))
             places.append(ranks + PREFIX_LENGTH)
-        place = torch.cat(places, dim=1)
-        hidden = torch.cat(parts, dim=1) + self.position_embedding(place)
+        hidden, condition = self._in_places(torch.cat(parts, dim=1), label, torch.cat(places, dim=1))
+        scores = additive(mask, hidden.dtype)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, condition, scores, cache, layer)
+        return self.head(self.norm(hidden[:, first_query:], condition[:, first_query:]))
+
+    def _in_places(
+        self, hidden: torch.Tensor, label: torch.Tensor, place: torch.LongTensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings [B, T, hidden_size] in their places [B, T], and what modulates the blocks there."""
+        hidden = hidden + self.position_embedding(place)
         # The start and the last token predict nothing.
         target, last = place - 1, self.config.grid_size**2 - 1
         predicts = ((target >= 0) & (target <= last))[..., None]
         hidden = hidden + self.target_embedding(target.clamp(0, last)) * predicts
-        condition, scores = F.silu(label + self.modulation_embedding(place)), additive(mask, hidden.dtype)
-        for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, condition, scores, cache, layer)
-        return self.head(self.norm(hidden[:, first_query:], condition[:, first_query:]))
+        return hidden, F.silu(label + self.modulation_embedding(place))
+
+    @property
+    def step_parts(self) -> list[nn.Module]:
+        """See `runs_kernels`."""
+        return list(self.children())
+
+    def step(
+        self,
+        tokens: torch.LongTensor,
+        positions: torch.LongTensor,
+        cache: SlotCache,
+        *,
+        class_labels: torch.LongTensor,
+        seen: torch.BoolTensor,
+        slots: torch.LongTensor | None = None,
+        visible: torch.BoolTensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` over tokens [B, Q] by the kernels of `arimage.kernels.step`, where `runs_kernels` allows it: the
+        logits [rows * Q, vocab_size].
+
+        Args:
+            positions, slots, visible: [B, Q, ...], see `TokenModel.forward`. Slots for trees need `visible`.
+            cache: has the rows of all branches.
+            class_labels: int64 [rows], `num_classes` for "no class".
+            seen: bool [rows, P], which places of the prefix a row sees.
+        """
+        embedded, at = embed(self.token_embedding, tokens, positions, cache, None, seen, slots, visible)
+        place = positions.clamp(min=0).repeat(cache.branches, 1) + PREFIX_LENGTH
+        label = self.class_embedding(class_labels)[:, None]
+        parts = self._in_places(embedded.unflatten(0, place.shape), label, place)
+        hidden, condition = (part.flatten(0, 1) for part in parts)
+        layers = [part.modulation for part in (*self.blocks, self.norm)]
+        by = modulations(condition, [each.weight for each in layers], [each.bias for each in layers])
+        *by, last = by.split([len(layer.weight) for layer in layers], dim=1)
+        for layer, (block, each) in enumerate(zip(self.blocks, by, strict=True)):
+            hidden = block.step(hidden, each, at, *cache.of_layer(layer))
+        scale, shift = last.chunk(2, dim=1)
+        norm = {"eps": NORM_EPS, "scale": scale, "shift": shift, "added": 1.0}
+        return modulated(hidden, self.head.weight, self.head.bias, **norm)
 
     def predict(
         self, tokens: torch.LongTensor, class_labels: torch.LongTensor, unconditional: torch.BoolTensor | None = None
@@ -267,6 +346,14 @@ class RARTokenModel(PrefixModel):
         slots: torch.LongTensor | None = None,
     ) -> torch.FloatTensor:
         """Logits [G, B, Q, V] of the positions after `positions`; see `TokenModel.forward`."""
+        rows = self.branches * tokens.numel()
+        # Slots of a tree say nothing about what they see.
+        steps = (slots is None or visible is not None) and runs_kernels(self.transformer, rows)
+        cache.leave_ends(steps)
+        if steps:
+            cache.allocate()
+            given = {"class_labels": self._labels, "seen": self.conditions.seen, "slots": slots, "visible": visible}
+            return self.transformer.step(tokens, positions, cache, **given).view(self.branches, *tokens.shape, -1)
         at_slots = cache.slots_of(positions, slots)
         cache.write_slots(at_slots)
         logits = self.transformer(

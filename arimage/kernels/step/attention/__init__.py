@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ...operation import operation
-from ...rotary import rotate
+from ..turns import normed_heads, turned
 
 
 @operation(whole=("seen", "visible"))
@@ -19,6 +19,11 @@ def attention(
     visible: torch.BoolTensor | None = None,
     table: torch.FloatTensor | None = None,
     positions: torch.LongTensor | None = None,
+    halves: bool = False,
+    ends: torch.LongTensor | None = None,
+    columns: int = 1,
+    gain: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
     """Attention [R, heads * head_dim] of `query` [R, heads, head_dim] to the cache of a layer, which reads the keys
     from the first to the last visible one only: the device finds them.
@@ -27,19 +32,72 @@ def attention(
         query: the queries of an image lie together, and images come once per branch. Those of a row have no gaps.
         keys, values: [rows, key_heads, places, head_dim], contiguous. Heads may share keys.
         seen: bool [rows, P], which tokens of the prompt a row sees. They end at `prefix_end`.
-        first: the place of the image's first slot; the scratch slots begin at `prefix_end`.
+        first: the place of the image's first slot; the row ends and the scratch slots begin at `prefix_end`.
         slots: int64 [M], where M divides R: a query sees the slots of the image up to its own. The queries of the
             first branch are given, which the others repeat.
         visible: bool [M, slots + scratch], what queries see in place of this rule, whatever `slots` says.
-        table, positions: what queries are rotated by first, see `arimage.kernels.step.qkv`; None if they are already.
+        table, positions, halves: what queries are rotated by first, see `arimage.kernels.step.qkv`; None if they are
+            already.
+        ends: int64 [M], how many of the image's tokens are in rows whose ends a query sees; None without row ends.
+        columns: how many tokens a row has.
+        gain, eps: [head_dim], of an RMSNorm of each head before that.
     """
+    query = normed_heads(query, gain, None, eps)
+    if positions is not None:
+        query = turned(query, table, positions, halves)
+    return _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends, columns)
+
+
+@operation(writes=("keys", "values"), whole=("seen", "visible"))
+def normed_attention(
+    states: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.BoolTensor,
+    prefix_end: int,
+    first: int,
+    slots: torch.LongTensor,
+    index: torch.LongTensor,
+    table: torch.FloatTensor | None,
+    positions: torch.LongTensor,
+    query_gain: torch.Tensor,
+    key_gain: torch.Tensor,
+    eps: float,
+    query_bias: torch.Tensor | None = None,
+    key_bias: torch.Tensor | None = None,
+    visible: torch.BoolTensor | None = None,
+    halves: bool = False,
+    ends: torch.LongTensor | None = None,
+    columns: int = 1,
+) -> torch.Tensor:
+    """`attention` of the queries among `states` [R, heads + 2 key_heads, head_dim], which takes a norm of each head
+    before it rotates them, and the same of the keys, which come after them. These are written at `index` first, with
+    the values, the last of `states`; see `arimage.kernels.step.qkv`.
+
+    Args:
+        table: as there, or None for no rotation.
+        query_gain, key_gain: [head_dim] or [heads of each, head_dim], of the norms.
+        eps: of the norms.
+        query_bias, key_bias: as the gains, of LayerNorms; RMSNorms have none.
+    """
+    heads, own = states.shape[1] - 2 * keys.shape[1], keys.shape[1]
+    query, key, value = states.split([heads, own, own], dim=1)
+    query = turned(normed_heads(query, query_gain, query_bias, eps), table, positions, halves)
+    row = torch.arange(len(keys), device=keys.device).repeat_interleave(len(key) // len(keys))
+    key = turned(normed_heads(key, key_gain, key_bias, eps), table, positions, halves)
+    at = index.repeat(len(key) // len(index))
+    keys[row, :, at], values[row, :, at] = key, value
+    return _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends, columns)
+
+
+def _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends, columns) -> torch.Tensor:
     rows, key_heads, places, _ = keys.shape
     branches = len(query) // len(slots)
-    if table is not None:
-        query = rotate(query[None], table[positions].repeat(branches, 1, 1)[None])[0]
     if visible is None:
         image = torch.arange(places - first, device=query.device) <= slots[:, None]
         between = image.new_zeros(len(slots), first - prefix_end)
+        if ends is not None:
+            between = (torch.arange(first - prefix_end, device=query.device) + 1) * columns <= ends[:, None]
     else:
         image, scratch = visible.tensor_split([places - first], dim=1)
         between = F.pad(scratch, (0, first - prefix_end - scratch.shape[1]))

@@ -42,8 +42,9 @@ def linear_kernel(
     parts: tl.constexpr,
     stages: tl.constexpr,
 ):
-    out = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    token = tl.arange(0, block_rows)
+    # Programs of the same rows of the weight run at the same time.
+    out = tl.program_id(1) * block_out + tl.arange(0, block_out)
+    token = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     inside = token < rows
     place = token[None] * size + out[:, None]
     visible = inside[None] & (out < size)[:, None]
@@ -55,7 +56,7 @@ def linear_kernel(
     # Of `weight` and, below it, of `up`: tensor cores take both at once.
     weights: tl.constexpr = 1 if up_ptr is None else 2
     item = tl.arange(0, weights * block_out)
-    row = tl.program_id(0) * block_out + item % block_out
+    row = tl.program_id(1) * block_out + item % block_out
     # Rows after the last one repeat the first, and are not stored.
     row = tl.where(row < size, row, 0).to(tl.int64) * width
     if up_ptr is None:
@@ -116,5 +117,5 @@ def linear(x, weight, gain, eps, up, residual, scale, up_scale):
         (x, factor), gain = gained(x, gain, eps), None
     tensors = x, weight, gain, factor, up, residual, scale, up_scale, out
     options = {"block_rows": block_rows(rows), "block_width": BLOCK_WIDTH, "parts": WARPS, "num_warps": WARPS}
-    grid = (triton.cdiv(size, blocks["block_out"]),)
+    grid = triton.cdiv(rows, options["block_rows"]), triton.cdiv(size, blocks["block_out"])
     linear_kernel[grid](*tensors, rows, size, eps, width=width, **blocks, **options)

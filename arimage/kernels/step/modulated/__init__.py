@@ -23,7 +23,7 @@ def modulated(
     added: float = 0.0,
     residual: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
-    activation: Literal["", "silu", "gelu"] = "",
+    activation: Literal["", "silu", "gelu", "gelu_tanh"] = "",
 ) -> torch.Tensor:
     """The product [R, N] of f(`x`) [R, D] and `weight` [N, D]: activation(residual + gate (f(x) W^T + b)). It has the
     dtype of `residual` or else that of `weight`, which is that of the product.
@@ -42,7 +42,7 @@ def modulated(
         added: is added to `scale`.
         residual: [M, N], what the product is added to.
         gate: [M, N], with `residual` only, by which the product is multiplied.
-        activation: of the result; "gelu" is the approximation by tanh.
+        activation: of the result; "gelu_tanh" is the approximation by tanh.
     """
     if eps is not None:
         x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
@@ -57,4 +57,6 @@ def modulated(
             result = torch.addcmul(before, result, gate[:, None]).flatten(0, 1)
     if activation == "silu":
         return F.silu(result)
-    return F.gelu(result, approximate="tanh") if activation == "gelu" else result
+    if activation == "gelu":
+        return F.gelu(result)
+    return F.gelu(result, approximate="tanh") if activation == "gelu_tanh" else result

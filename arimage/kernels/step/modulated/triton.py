@@ -60,8 +60,8 @@ def modulated_kernel(
     block_width: tl.constexpr,
     stages: tl.constexpr,
 ):
-    out = tl.program_id(0) * block_out + tl.arange(0, block_out)
-    token = tl.arange(0, block_rows)
+    out = tl.program_id(1) * block_out + tl.arange(0, block_out)
+    token = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     inside = token < rows
     row = token // tokens
     x_ptr += token[:, None] * width
@@ -101,6 +101,8 @@ def modulated_kernel(
     if activation == "silu":
         sums = sums / (1 + tl.exp(-sums))
     if activation == "gelu":
+        sums = 0.5 * sums * (1 + tl.erf(0.7071067811865476 * sums))
+    if activation == "gelu_tanh":
         inner = 1.5957691216057308 * (sums + 0.044715 * sums * sums * sums)
         sums = sums / (1 + tl.exp(-inner))
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=visible)
@@ -137,5 +139,6 @@ def modulated(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added,
     strides = (0 if each is None else each.stride(0) for each in (scale, shift, gate))
     blocks = tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3)
     options = {"width": width, "norm": eps is not None, "activation": activation, **blocks, "num_warps": WARPS}
-    grid, eps = (triton.cdiv(size, block_out(size)),), 0.0 if eps is None else eps
+    grid = triton.cdiv(rows, blocks["block_rows"]), triton.cdiv(size, block_out(size))
+    eps = 0.0 if eps is None else eps
     modulated_kernel[grid](*tensors, rows, size, tokens, shared, *strides, eps, added, **options)

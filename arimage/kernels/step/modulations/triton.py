@@ -24,15 +24,15 @@ def modulations_kernel(
     stages: tl.constexpr,
 ):
     blocks = tl.cdiv(size, block_out)
-    layer = tl.program_id(0) // blocks
+    layer = tl.program_id(1) // blocks
     weight_ptr, bias_ptr = weights[0], biases[0]
     for i in tl.static_range(1, len(weights)):
         weight_ptr = tl.where(layer == i, weights[i], weight_ptr)
         bias_ptr = tl.where(layer == i, biases[i], bias_ptr)
     first = layer * size
     size = tl.minimum(size, whole_size - first)
-    out = tl.program_id(0) % blocks * block_out + tl.arange(0, block_out)
-    token = tl.arange(0, block_rows)
+    out = tl.program_id(1) % blocks * block_out + tl.arange(0, block_out)
+    token = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     inside = token < rows
     x_ptr += token[:, None] * width
     # Rows after the last one repeat the first, and are not stored.
@@ -54,5 +54,5 @@ def modulations(x, weights, biases):
     blocks = tiles(rows, width, size, x.dtype, x.dtype)
     each, last = (triton.cdiv(n, blocks["block_out"]) for n in (size, len(weights[-1])))
     tensors, sizes = (x.contiguous(), tuple(weights), tuple(biases), out), (rows, size, whole_size)
-    grid = (each * (len(weights) - 1) + last,)
+    grid = triton.cdiv(rows, blocks["block_rows"]), each * (len(weights) - 1) + last
     modulations_kernel[grid](*tensors, *sizes, width=width, **blocks, num_warps=WARPS)
