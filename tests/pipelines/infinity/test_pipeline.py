@@ -95,6 +95,8 @@ def test_cells_outside_of_the_mask_keep_the_bits_of_the_image(pipe):
     assert torch.equal(out.tokens[-1][:, :, :10], given[-1][:, :, :10])
     assert not torch.equal(out.tokens[-1], given[-1]) and torch.equal(out.tokens[0], given[0])
     assert (out.images[..., :20] - pixels[..., :20] / 255).abs().max() < 1e-6
+    shown = pipe.decode_tokens(pipe.prepare("a", height=32, width=40), flat(out.tokens)) / 2 + 0.5
+    torch.testing.assert_close(shown.clamp(0, 1)[..., 20:], out.images[..., 20:], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
