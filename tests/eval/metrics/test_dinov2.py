@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import Dinov2Config, Dinov2Model
@@ -91,3 +92,9 @@ def test_damaged_files_of_dinov2_are_refused_in_one_sentence(folder, kind, tmp_p
     with pytest.raises(ValueError, match="hf download facebook|get the file again") as caught:
         Dinov2Extractor(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_hub_id_that_cannot_be_downloaded_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConnectionError, match="someone/dinov2 .* the Hugging Face Hub"):
+        Dinov2Extractor("someone/dinov2")
