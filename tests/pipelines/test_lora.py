@@ -276,7 +276,15 @@ def test_folders_of_peft_that_would_be_misread_are_refused(tmp_path):
     folder = write_peft(tmp_path / "peft", theirs, "transformer", r=2, rank_pattern={"wqkv": 2})
     with pytest.raises(ValueError, match="rank_pattern"):
         pipe.load_lora_weights(folder)
-    (folder / "adapter_config.json").unlink()
+    settings = folder / "adapter_config.json"
+    for text, words in (
+        ('{"peft_type": "LOHA"}', "type LOHA"),
+        ('{"peft_type": "LORA", "r": 2, "lora_alpha": 2, "use_qalora": true}', "use_qalora"),
+    ):
+        settings.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            pipe.load_lora_weights(folder)
+    settings.unlink()
     with pytest.raises(ValueError, match="adapter_config.json cannot be read"):
         pipe.load_lora_weights(folder)
     assert pipe.get_list_adapters() == {}

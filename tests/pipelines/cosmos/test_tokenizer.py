@@ -87,3 +87,11 @@ def test_tiles_as_large_as_the_frames_change_nothing_and_smaller_ones_little_ins
 def test_videos_that_do_not_fit_are_refused(vq, shape, message):
     with pytest.raises(ValueError, match=message):
         vq.encode(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tokens_in_half_precision_are_near_those_in_float32(vq, expected, dtype):
+    pixels = pixels_of(expected, "t9")
+    exact = vq.quantizer.decode(vq.encode(pixels))
+    near = vq.to(dtype).quantizer.decode(vq.encode(pixels.to(dtype)))
+    assert (near - exact).abs().mean() < 0.05

@@ -54,6 +54,7 @@ def generate(pipe, vectors, **options):
 
     def callback(pipe, step, passes, tensors):
         vectors.append(tensors["vectors"])
+        assert passes <= pipe.num_timesteps
 
     options |= {"callback_on_step_end": callback, "callback_on_step_end_tensor_inputs": ["vectors"]}
     return pipe(output_type="pt", **options)
