@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from .cache_transformers import cache_argument
-from .language_model import LanguageTokenModel, code_head
 from .layers import additive, causal_mask
 from .saved_files import check_savable, replace_files, weights_in
 from .weight_files import check_found
@@ -129,38 +128,3 @@ class TwoVocabularyModel(PreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=hidden, hidden_states=(*states, hidden) if output_hidden_states else None
         )
-
-
-def bind_prompts(
-    model: TwoVocabularyModel,
-    input_ids: torch.LongTensor,
-    attention_mask: torch.Tensor | None,
-    layout,
-    num_codes: int,
-    *,
-    first: int = 0,
-    head_first: int = 0,
-    **settings: Any,
-) -> LanguageTokenModel:
-    """The `TokenModel` of prompts.
-
-    Args:
-        input_ids, attention_mask: int64 [branches * B, P], padded on the left.
-        layout: the `Layout` of the image.
-        num_codes: V, how many generation tokens can be sampled.
-        first, head_first: the rows of their embeddings and of the head that belong to the first of them.
-        settings: further arguments of `LanguageTokenModel`.
-    """
-    table, head = model.get_input_embeddings(), code_head(model.gen_head, head_first, num_codes)
-    bound = LanguageTokenModel(
-        model,
-        embed=(lambda tokens: table(tokens + first)) if first else table,
-        # Prompts have one channel more than hidden states.
-        head=lambda hidden: head(hidden[..., : model.config.hidden_size]),
-        layout=layout,
-        inputs_embeds=model.embed(input_ids),
-        attention_mask=attention_mask,
-        **settings,
-    )
-    bound.conditions.ids = input_ids
-    return bound

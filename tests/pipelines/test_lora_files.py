@@ -14,7 +14,8 @@ from arimage.pipelines.adapters.lora_settings import OF_TRAINING, PeftSettings
 
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
-from peft import LoraConfig  # noqa: E402
+from peft import LoraConfig, get_peft_model  # noqa: E402
+from peft.utils.hotswap import hotswap_adapter_from_state_dict  # noqa: E402
 
 
 def build(family="llamagen-text"):
@@ -388,3 +389,80 @@ def test_keys_inside_of_a_loaded_adapter_are_no_layers():
     for inside in ("base_layer", f"lora_A.{STYLE}"):
         with pytest.raises(ValueError, match="qkv_proj.*lora_A"):
             pipe.load_lora_weights({key.replace("qkv_proj", f"qkv_proj.{inside}"): it for key, it in state.items()})
+
+
+@pytest.mark.parametrize("kind", ["pissa", "pissa_niter_4", "olora"])
+def test_adapters_of_a_changed_base_are_converted_first(kind, tmp_path):
+    def model():
+        component = build().transformer
+        return component, get_peft_model(
+            component, LoraConfig(r=2, lora_alpha=2, target_modules=["qkv_proj"], init_lora_weights=kind)
+        )
+
+    torch.manual_seed(0)
+    component, trained = model()
+    trained.save_pretrained(tmp_path / "begun")
+    trained.peft_config["default"].init_lora_weights = kind
+    with torch.no_grad():
+        for name, value in component.named_parameters():
+            if "lora_B" in name:
+                value += 0.3
+    pipe = build()
+    pipe.set_progress_bar_config(disable=True)
+    trained.save_pretrained(tmp_path / "unconverted")
+    with pytest.raises(ValueError, match="path_initial_model_for_weight_conversion"):
+        pipe.load_lora_weights(tmp_path / "unconverted", weight_name="adapter_model.safetensors")
+    trained.save_pretrained(tmp_path / "converted", path_initial_model_for_weight_conversion=str(tmp_path / "begun"))
+    pipe.load_lora_weights(tmp_path / "converted", weight_name="adapter_model.safetensors")
+    pipe.fuse_lora()
+    wanted = trained.merge_and_unload().state_dict()
+    for name, value in pipe.transformer.state_dict().items():
+        if ".lora_" not in name:
+            torch.testing.assert_close(value, wanted[name.replace(".base_layer", "")], rtol=1e-3, atol=1e-3)
+
+
+def test_a_second_component_that_does_not_fit_leaves_the_first_as_it_was():
+    pipe = build("mammothmoda2")
+    state = adapter(pipe, targets="self_attn") | adapter(pipe, targets="attn.to_q")
+    wrong = {key: value[:, :-1] if key.startswith("transformer.") else value for key, value in state.items()}
+    before = snapshot(pipe)
+    with pytest.raises(ValueError, match="needs"):
+        pipe.load_lora_weights(wrong, STYLE)
+    assert_same(snapshot(pipe), before)
+    pipe.load_lora_weights(state, STYLE)
+    before = snapshot(pipe)
+    with pytest.raises(ValueError, match="needs"):
+        pipe.load_lora_weights(wrong, STYLE, hotswap=True)
+    assert_same(snapshot(pipe), before)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("room", [False, True])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_swap_that_fails_half_way_leaves_the_adapter_as_it_was(room, rank, monkeypatch):
+    pipe = build("mammothmoda2")
+    pipe.enable_lora_hotswap(target_rank=4) if room else None
+    first, second = (
+        adapter(pipe, seed, each, targets="self_attn") | adapter(pipe, seed, each, targets="attn.to_q")
+        for seed, each in enumerate((2, rank))
+    )
+    pipe.load_lora_weights(first, STYLE)
+    if not room:
+        pipe.set_adapters(STYLE, 0.5)
+    before = snapshot(pipe)
+    broken = broken_after(1, hotswap_adapter_from_state_dict)
+    monkeypatch.setattr("peft.utils.hotswap.hotswap_adapter_from_state_dict", broken)
+    with pytest.raises(MemoryError):
+        pipe.load_lora_weights(second, STYLE, hotswap=True)
+    assert_same(snapshot(pipe), before)
+
+
+def test_a_swap_also_swaps_the_captions(tmp_path):
+    from arimage_emoji.known import KnownCaptions
+
+    pipe = build()
+    pipe.known_captions, state = KnownCaptions({"red heart": []}), adapter(pipe, targets="qkv")
+    for name in ("house", "boat"):
+        path = write(tmp_path / f"{name}.safetensors", state, own={"captions": [f"blue {name}"]})
+        pipe.load_lora_weights(path, adapter_name=STYLE, hotswap=name == "boat")
+    assert pipe.known_captions.knows("blue boat") and not pipe.known_captions.knows("blue house")

@@ -128,11 +128,8 @@ class LoraMixin(LoraBaseMixin):
         try:
             with ExitStack() as stack:
                 for key, adapter in adapters.items():
-                    if hotswap:
-                        swap_adapter(components[key], adapter, adapter_name)
-                    else:
-                        stack.enter_context(restored_on_error(components[key], adapter_name))
-                        add_adapter(components[key], adapter, adapter_name)
+                    stack.enter_context(restored_on_error(components[key], adapter_name))
+                    (swap_adapter if hotswap else add_adapter)(components[key], adapter, adapter_name)
         finally:
             self._offload_again(*offloaded)
         if not hotswap and any(layer.disable_adapters for layer in self._layers_of(None)):

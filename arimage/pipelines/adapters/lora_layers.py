@@ -103,10 +103,15 @@ def _layers_with(component: nn.Module, name: str) -> dict[str, Any]:
 
 @contextmanager
 def restored_on_error(component: nn.Module, name: str) -> Iterator[None]:
-    """Leave a component as it was if adding the adapter `name` fails."""
+    """Leave a component as it was if adding or swapping the adapter `name` fails."""
     layers = {path: list(layer.active_adapters) for path, layer in named_lora_layers(component).items()}
     configs = dict(getattr(component, "peft_config", {}))
-    before = {key: getattr(component, key, None) for key in ("_hf_peft_config_loaded", "_prepare_lora_hotswap_kwargs")}
+    flag, room = (
+        getattr(component, each, None) for each in ("_hf_peft_config_loaded", "_prepare_lora_hotswap_kwargs")
+    )
+    old = _layers_with(component, name)
+    settings = {path: (float(it.scaling[name]), it.r[name], it.lora_alpha[name]) for path, it in old.items()}
+    weights = {path: [(each, each.data.clone()) for each in _weights(layer, name)] for path, layer in old.items()}
     try:
         yield
     except BaseException:
@@ -114,11 +119,20 @@ def restored_on_error(component: nn.Module, name: str) -> Iterator[None]:
             if path not in layers:
                 parent, _, child = path.rpartition(".")
                 setattr(component.get_submodule(parent), child, layer.get_base_layer())
+            elif path in old:
+                scale, layer.r[name], layer.lora_alpha[name] = settings[path]
+                _set_scale(layer, name, scale)
+                for weight, value in weights[path]:
+                    weight.data = value
             else:
                 layer.delete_adapter(name)
                 layer.set_adapter(layers[path])
         vars(component).pop("peft_config", None)
-        vars(component).update(before | ({"peft_config": configs} if configs else {}))
+        if configs:
+            component.peft_config = configs
+        component._hf_peft_config_loaded = flag
+        if room is not None:
+            component._prepare_lora_hotswap_kwargs = room
         raise
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, Qwen3Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from ...models import two_vocabularies
+from ...models import bound_prompts
 from ...models.language_model import LanguageTokenModel
 from ...models.two_vocabularies import TwoVocabularyModel
 from ...settings.schema import Whole, check
@@ -137,12 +137,12 @@ def bind_prompts(
     num_codes: int,
     branches: int,
 ) -> LanguageTokenModel:
-    """The `TokenModel` of prompts, see `two_vocabularies.bind_prompts`; `branches` is 1, or 2 for the prompts of
+    """The `TokenModel` of prompts, see `bound_prompts.bind_prompts`; `branches` is 1, or 2 for the prompts of
     `with_headers`."""
     config = model.config
     first = config.visual_token_start_id - config.gen_vocab_start_index
     codes = torch.arange(first, first + num_codes, device=input_ids.device)
-    return two_vocabularies.bind_prompts(
+    return bound_prompts.bind_prompts(
         model,
         input_ids,
         attention_mask,

@@ -11,7 +11,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from transformers import CLIPTextModel, CLIPTokenizer, PreTrainedTokenizerBase, T5EncoderModel, T5TokenizerFast
 
 from ...decoding import Layout
-from ...models.two_vocabularies import bind_prompts
+from ...models.bound_prompts import bind_prompts
 from ..abilities import TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
