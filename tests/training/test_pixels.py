@@ -39,12 +39,6 @@ RECIPE = {
     "optimizer": OPTIMIZER,
     "training": {"batch_size": 3, "codebook_start": 3, "kmeans_batches": 2, "max_shift": 1},
 }
-UPSCALER = {
-    "part": "upscaler",
-    "model": {"channels": [8, 12], "num_blocks": 1},
-    "optimizer": OPTIMIZER,
-    "training": {"batch_size": 3, "max_shift": 2},
-}
 SPLITS = {"split": "train", "heldout_split": "train"}
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -52,13 +53,13 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
     picture to train on."""
     marks = _fingerprints(cache)
     order = np.argsort(marks, kind="stable")
-    starts = np.flatnonzero(np.diff(marks[order]) != 0) + 1
-    count, labels = min(HELD_OUT, (len(starts) + 1) // 10), None
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(marks[order]) != 0) + 1, [len(order)]])
+    count, labels = min(HELD_OUT, (len(bounds) - 1) // 10), None
     if cache.index.labelled:
         labels = np.concatenate([np.asarray(shard.labels) for shard in cache.shards()])
     left = None if labels is None else np.bincount(labels)
     held: list[np.ndarray] = []
-    for start, end in zip([0, *starts], [*starts, len(order)], strict=True):
+    for start, end in pairwise(bounds):
         rows = order[start:end]
         if len(held) == count:
             break
