@@ -259,6 +259,13 @@ def test_models_are_listed(client, address):
         ({"size": "large"}, openai.BadRequestError, "size", None, "size is not valid"),
         ({"output_format": "svg"}, openai.BadRequestError, "output_format", None, "output_format is not valid"),
         ({"stream": True, "n": 2}, openai.BadRequestError, "n", None, "a stream has one image, not 2"),
+        (
+            {"background": "transparent", "output_format": "jpeg"},
+            openai.BadRequestError,
+            "background",
+            None,
+            "a jpeg has no transparent background",
+        ),
         ({"extra_body": {"seed": 2.5}}, openai.BadRequestError, "seed", None, "seed is not valid"),
         ({"extra_body": {"decoding": "/etc/passwd"}}, openai.BadRequestError, "decoding", None, "cannot run"),
         ({"extra_body": {"decoding": "x" * 999}}, openai.BadRequestError, "decoding", None, "at most 200"),
@@ -323,6 +330,12 @@ def test_malformed_edits_are_refused(client, address):
     assert response.status_code == 400 and "the form cannot be read" in response.text
     assert "send image" in httpx.post(url, files={"mask": whole}).json()["error"]["message"]
     assert httpx.post(url, files=[("image", whole)] * 3).status_code == 400
+    for parts, message in (
+        ([("image", whole)] * 17, "more than 16 files"),
+        ([(f"field {i}", (None, "a")) for i in range(65)], "more than 64 fields"),
+        ([("prompt", (None, "a"))] * 2, "prompt is sent several times"),
+    ):
+        assert message in httpx.post(url, files=parts).json()["error"]["message"]
 
 
 def data_url(image: Image.Image) -> dict:

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch import nn
 
+from arimage.cli.options import fast_dtype
 from arimage.models.denoising_head import diffusion_tables
 from arimage.pipelines.kinds.class_or_text import left_pad
 from arimage.pipelines.latent_llama.pipeline_latent_llama import LatentLlamaPipeline
@@ -88,10 +90,12 @@ class LatentLlamaTask(CaptionTask):
             given = cls.arguments(run.recipe, pipe.vq, pipe.text_encoder.config.d_model, config)
             drafter = LatentLlamaTransformer(**given, **cls.chosen(config, settings))
             Beginning(compile=run.beginning.compile).start(drafter, run.device)
-            pipe.text_encoder.requires_grad_(False)
+            # In the dtype in which it was trained.
+            nn.Module.to(pipe.text_encoder, run.device, fast_dtype(run.device)).requires_grad_(False)
             optimizer = replace(settings.optimizer, steps=settings.drafter_steps)
             task = cls(pipe, run.data, run.heldout, replace(settings, optimizer=optimizer), drafter)
             task.fit(run.out / "drafter", {"model": config, "text_encoder": digest(pipe.text_encoder)})
+            pipe.text_encoder.float()
             pipe = LatentLlamaPipeline(**pipe.components | {"drafter": drafter.float()})
         return pipe
 
