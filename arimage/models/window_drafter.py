@@ -1,4 +1,4 @@
-"""A small network that drafts a window of tokens from the features that a transformer has computed for older drafts."""
+"""A small network that drafts a window of tokens from the features that a transformer computed for older drafts."""
 
 from typing import Annotated, ClassVar, Self
 
@@ -71,9 +71,11 @@ class WindowDrafter(ModelMixin, ConfigMixin):
     def change(
         self, now: torch.LongTensor, before: torch.LongTensor, features: torch.Tensor | None = None
     ) -> torch.FloatTensor:
-        """See `Neighbours.change`: [G, B, Q, V]."""
+        """See `Neighbours.change`: [G, B, Q, V]. Nothing changes where the tokens are the same: otherwise drafts that
+        are right already would be sampled again in every step, and those after them would never settle."""
         assert features is not None
         features = features.to(self.dtype)
         tokens = self.now(self.embedding(now + 1).flatten(-2)) + self.before(self.embedding(before + 1).flatten(-2))
         hidden = F.gelu(self.feature(features) + tokens)
-        return self.head(self.shift(hidden) + self.scale(hidden) * features).float()
+        change = self.head(self.shift(hidden) + self.scale(hidden) * features).float()
+        return change * (now != before).any(-1, keepdim=True)

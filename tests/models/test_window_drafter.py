@@ -25,6 +25,14 @@ def test_a_change_depends_on_the_tokens_and_the_features_of_each_branch(dtype):
         assert not torch.equal(drafter.change(*other), change)
 
 
+def test_nothing_changes_where_the_tokens_are_the_same():
+    drafter = tiny_llamagen.window_drafter(tiny_llamagen.transformer("class"))
+    now, before, features = inputs()
+    before[:, ::2] = now[:, ::2]
+    change = drafter.change(now, before, features)
+    assert (change[:, :, ::2] == 0).all() and (change[:, :, 1::2] != 0).any(-1).all()
+
+
 def test_a_new_one_changes_nothing():
     transformer = tiny_llamagen.transformer("class")
     drafter = WindowDrafter.for_transformer(transformer, rank=4)

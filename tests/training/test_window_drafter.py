@@ -86,16 +86,13 @@ def test_it_comes_closer_on_held_out_images_and_changes_nothing_else(caches, tmp
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_what_is_recorded_of_a_draft_whose_neighbours_stay(scale):
+def test_drafts_are_recorded_next_to_which_a_token_was_wrong(scale):
     """In a window of two, all that can be wrong before a draft is the token to the left."""
     pipe = made("text")
     drafter = WindowDrafter.for_transformer(pipe.transformer, offsets=[[0, -1], [-1, 0]])
     decoding = SpeculativeJacobiDecoding(2)
     drafts = record(pipe, drafter, ["a red heart", "a tree"], scale, decoding, 1.0, 0)
     assert drafts.features.shape == drafts.target.shape == (1 + (scale > 1), len(drafts.places), 32)
-    inside = drafts.places % 4 > 0
-    same = (drafts.now == drafts.before).all(1)
-    assert same.any() and (inside & ~same).any()
-    torch.testing.assert_close(drafts.features[:, inside & same], drafts.target[:, inside & same], atol=2e-2, rtol=0)
-    apart = (drafts.features - drafts.target).abs().amax((0, 2))
-    assert (apart[inside & ~same] > 0.1).all()
+    assert (drafts.now != drafts.before)[:, 0].all() and (drafts.now == drafts.before)[:, 1].all()
+    assert len(drafts.places) and (drafts.places % 4 > 0).all()
+    assert ((drafts.features - drafts.target).abs().amax((0, 2)) > 0.1).all()

@@ -29,8 +29,9 @@ from .parts import GENERATED, OVERLAP, PartTask, Sets, log_probabilities
 class WindowDrafterSettings:
     """How a `WindowDrafter` is trained. The model first generates `images` for captions of the cache, half of them
     without guidance. Of every forward pass over a window, with drafts that turn out to be wrong, the features are
-    kept; what is learned from them is the distribution that the model has where the drafts are right. A draft that is
-    further from the decided tokens is kept less often, by `nearness` per token.
+    kept; what is learned from them is the distribution that the model has where the drafts are right. Only drafts
+    count next to which a token was wrong; one that is further from the decided tokens is kept less often, by
+    `nearness` per token.
 
     The loss is the Kullback-Leibler divergence plus `overlap_weight` times the share of drafts that are rejected.
 
@@ -112,7 +113,10 @@ def record(
         places = (positions + 1).clamp(min=0, max=model.num_tokens - 1)
         images = torch.arange(len(captions), device=pipe.device)[:, None].expand_as(places)
         before, now = (tokens_around(values, around, places)[kept] for values in (buffer, final))
-        found.append((features[:, kept], before, now, target[:, images[kept], places[kept]], places[kept]))
+        # Others are not corrected.
+        changed = (now != before).any(-1)
+        images, places = images[kept][changed], places[kept][changed]
+        found.append((features[:, kept][:, changed], before[changed], now[changed], target[:, images, places], places))
     features, before, now, target, places = zip(*found, strict=True)
     return Drafts(
         sampling, torch.cat(features, 1), torch.cat(before), torch.cat(now), torch.cat(target, 1), torch.cat(places)
