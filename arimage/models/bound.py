@@ -35,8 +35,6 @@ class BoundNetwork:
 
     # A tensor in some models, None in others.
     codebook: Any
-    # Why its layers run in torch on a device that has the kernels of a step; None if they do not, or it always does.
-    layers_in_torch: str | None = None
     # See `BoundModel` in `arimage.decoding.contract.models`.
     compact = False
 
@@ -44,6 +42,11 @@ class BoundNetwork:
         self.network, self.conditions, self.branches = network, conditions, conditions.branches
         self.device = conditions.seen.device
         self.codebook = None if codebook is None else codebook.to(self.device)
+
+    @property
+    def layers_in_torch(self) -> str | None:
+        """See `BoundModel`."""
+        return None
 
     @property
     def put_key(self) -> Hashable:
