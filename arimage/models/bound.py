@@ -44,11 +44,6 @@ class BoundNetwork:
         self.codebook = None if codebook is None else codebook.to(self.device)
 
     @property
-    def layers_in_torch(self) -> str | None:
-        """See `BoundModel`."""
-        return None
-
-    @property
     def put_key(self) -> Hashable:
         """See `TokenModel.put`."""
         return self.network, self.conditions.key, self._companion_keys

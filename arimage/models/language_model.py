@@ -243,6 +243,7 @@ class LanguageTokenModel(BoundTokenModel):
 
     @property
     def layers_in_torch(self) -> str | None:
+        """Why its layers run in torch on a device that has the kernels of a step; None if they do not."""
         # That float32 has no kernels says nothing about this model.
         return misfit(self._decoder) if self.device.type in DEVICES and self._dtype in DTYPES else None
 

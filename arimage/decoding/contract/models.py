@@ -24,17 +24,12 @@ class BoundModel(Protocol):
         compact: whether `prefill` returns a cache with only the slots that it fills, so that images which are `put`
             into another cache take little memory of their own; `ImageCache.allocate` allocates the others. The loop
             sets it. A model without a cache ignores it.
-        layers_in_torch: why its layers run in torch on a device that has the kernels of a step; None if they do not,
-            or if nothing else was to be expected.
     """
 
     num_tokens: int
     device: torch.device
     network: object
     compact: bool
-
-    @property
-    def layers_in_torch(self) -> str | None: ...
 
     @property
     def put_key(self) -> Hashable:
