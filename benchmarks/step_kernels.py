@@ -277,7 +277,7 @@ def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, TILE_ROWS)) -> Ite
     """Those of language models that the others do not have, of the widths of Emu3, MammothModa2, Emu3.5 and GLM-Image,
     for these numbers of rows."""
     yield "rows", opened_rows(4096)
-    yield "GLM-Image sums", norm_and_add(4096)
+    yield "GLM-Image added norm", norm_and_add(4096)
     yield "Emu3 attention", attention(32, 128, key_heads=8, ended=True)
     yield "many rows, Emu3 attention", attention(32, 128, key_heads=8, rotates=True, ended=True)
     yield "Chameleon attention", attention(32, 128, normed=True, ended=True)

@@ -149,7 +149,8 @@ def test_the_kernels_of_a_step_read_what_they_need_only():
         assert counter.launches["outside"] == 1
         return counter.bytes["outside"], counter
 
-    moved, counter = launched(qkv, x, gain, 1e-5, weight, table, places, WIDTH // HEADS, keys, keys.clone(), places)
+    turns = table, places, WIDTH // HEADS
+    moved, counter = launched(qkv, x, gain, 1e-5, [weight], *turns, keys, keys.clone(), places, [], [])
     rotations = 2 * QUERIES * WIDTH // HEADS * FLOAT
     # It reads the states, and writes queries, keys and values of as many.
     assert moved == 4 * CACHED + (WIDTH + 3 * WIDTH**2) * HALF + 2 * 2 * QUERIES * LONG + rotations
@@ -165,7 +166,7 @@ def test_the_kernels_of_a_step_read_what_they_need_only():
     visible = torch.zeros(2 * QUERIES, PLACES - 16 + 6, dtype=torch.bool)
     moved, _ = launched(attention, query, keys, keys, seen, 9, 16, places, visible, slots=8)
     assert moved == attended + visible.numel() + 2 * ROWS * WIDTH * (16 - 9) * HALF
-    moved, _ = launched(write_keys, torch.cat([query, query], dim=1), table, places, keys, keys.clone(), places)
+    moved, _ = launched(write_keys, query, query, table, places, keys, keys.clone(), places)
     assert moved == 4 * CACHED + 2 * 2 * QUERIES * LONG + rotations
     moved, _ = launched(gate, x, x)
     assert moved == 3 * CACHED
@@ -175,6 +176,31 @@ def test_the_kernels_of_a_step_read_what_they_need_only():
     moved, counter = launched(embedding, tokens, tokens, None, torch.zeros(PLACES, dtype=torch.long), weight, 2)
     # An embedding is read and written; the slot and the place of each token are written.
     assert moved == 2 * CACHED + (2 + 2) * 2 * QUERIES * LONG + PLACES * LONG and not counter.weights
+
+
+# And the most launches of a step outside of its layers.
+PER_LAYER = {
+    "janus-pro-7b": (5, 10),
+    "emu3-gen": (5, 7),
+    "emu3.5-image": (5, 7),
+    "anole-7b": (5, 6),
+    "mammothmoda2-preview": (5, 7),
+    "x-omni-en": (5, 6),
+    "glm-image": (7, 6),
+    "cosmos-5b": (9, 6),
+    "rar-b-256": (5, 20),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", PER_LAYER)
+def test_launches_of_a_layer_by_the_kernels_of_a_step(name):
+    per_layer, others = PER_LAYER[name]
+    for decoding in ("ar", "sjd-coupled:window=32"):
+        parsed = step_cost.decoding_from_text(decoding)
+        bounds = (step_models.MODELS[name].build(layers)(1) for layers in (1, 2))
+        one, two = (step_cost.token_cost(bound, parsed, 1).launches[0] for bound in bounds)
+        assert two - one == per_layer and one - per_layer <= others
 
 
 @needs_triton

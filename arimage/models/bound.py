@@ -35,8 +35,6 @@ class BoundNetwork:
 
     # A tensor in some models, None in others.
     codebook: Any
-    # Why its layers run in torch on a device that has the kernels of a step; None if they do not, or it always does.
-    layers_in_torch: str | None = None
     # See `BoundModel` in `arimage.decoding.contract.models`.
     compact = False
 

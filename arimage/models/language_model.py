@@ -206,16 +206,8 @@ class LanguageTokenModel(BoundTokenModel):
         embedded = embedded.masked_fill((tokens < 0)[..., None], 0)
         last = None
         if self._row_end is not None:
-            ends = (
-                (at % self.layout.columns == self.layout.columns - 1) & (positions >= 0) & (at < self.num_tokens - 1)
-            )
-            cache.row_ends.scatter_(1, at_slots, ends)
-            count, room = tokens.shape[1], self._room_for_row_ends(ends, slots is not None)
-            # The queries that end a row, in order, then as many others as there is room for.
-            after = ends.long().argsort(dim=1, descending=True, stable=True)[:, :room]
-            ended = ends.gather(1, after)
-            end_slots = torch.where(ended, at_slots.gather(1, after), -1)
-            seen = self._with_row_ends(cache, seen, tokens, at_slots, after, end_slots)
+            count, room = tokens.shape[1], self._room_for_row_ends(positions, slots is not None)
+            ends, after, end_slots, seen = self._row_ends(cache, seen, tokens, positions, at_slots, room)
             at = at + at // self.layout.columns
             at = torch.cat([at, at.gather(1, after) + 1], dim=1)
             index = torch.cat([index, cache.row_end_index(end_slots)], dim=1)
@@ -236,7 +228,7 @@ class LanguageTokenModel(BoundTokenModel):
 
     def _set_turns(self, prompt: torch.Tensor) -> None:
         """Compute what the layers of a step rotate by: of every position, or of every token of every row."""
-        self._turns = None
+        self._turns: torch.Tensor | None = None
         if parts_of(self._decoder) is None:
             return
         if self._offsets is None:
@@ -250,7 +242,8 @@ class LanguageTokenModel(BoundTokenModel):
         self._turns = turn_table(self._decoder, prompt, positions)
 
     @property
-    def layers_in_torch(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def layers_in_torch(self) -> str | None:
+        """Why its layers run in torch on a device that has the kernels of a step; None if they do not."""
         # That float32 has no kernels says nothing about this model.
         return misfit(self._decoder) if self.device.type in DEVICES and self._dtype in DTYPES else None
 
@@ -258,10 +251,8 @@ class LanguageTokenModel(BoundTokenModel):
         self, cache: LanguageCache, slots: torch.LongTensor | None = None, visible: torch.BoolTensor | None = None
     ) -> bool:
         """Whether the next forward pass takes the kernels of a step."""
-        # Slots of a tree say nothing about what they see, and nothing about which row ends.
+        # Slots of a tree say nothing about what they see.
         fits = slots is None or visible is not None
-        if self._row_end is not None:
-            fits = slots is None and visible is None
         steps = fits and self._turns is not None and misfit(self._decoder) is None
         cache.leave_ends(steps)
         return steps
@@ -277,7 +268,12 @@ class LanguageTokenModel(BoundTokenModel):
     ) -> torch.Tensor:
         """`forward` by the kernels of `arimage.kernels.step`, of tokens whose embeddings are [B, Q, D]."""
         columns, row_end, ends_of = self.layout.columns, self._row_end, cache.end_places
-        room = 0 if row_end is None else min((positions.shape[1] - 1) // columns + 1, self.layout.rows - 1)
+        room = 0 if row_end is None else self._most_row_ends(positions.shape[1], slots is not None)
+        if row_end is not None and visible is not None:
+            at_slots = cache.slots_of(positions, slots)
+            seen = cache.seen(at_slots, visible)
+            *_, seen = self._row_ends(cache, seen, tokens, positions, at_slots, room)
+            visible = seen.roll(cache.prefix_end - cache.first, dims=2)
         given = embedded.flatten(0, 1), tokens, positions, slots, cache.places, self._starts
         hidden, last, index, turns, ends, heads = open_rows(
             *given, columns, self.num_tokens - 1, room, row_end, None if row_end is None else ends_of
@@ -296,6 +292,7 @@ class LanguageTokenModel(BoundTokenModel):
             halves=True,
         )
         parts = parts_of(self._decoder)
+        assert parts is not None
         for layer, keys, values in zip(self._decoder.layers, cache.keys, cache.values, strict=True):
             read = parts(layer)
             hidden = feed_layer(attend_layer(hidden, read, at, keys, values), read)
@@ -339,9 +336,15 @@ class LanguageTokenModel(BoundTokenModel):
         ).last_hidden_state
         return self._head(hidden[:, condition["mask"].shape[1] - 1 + places]).float()
 
-    def _with_row_ends(self, cache, seen, tokens, at_slots, after, end_slots) -> torch.BoolTensor:
-        """The keys that tokens and row ends see, bool [B, Q + R, K]. Tokens at `at_slots` [B, Q] see `seen` [B, Q, K];
-        the row ends follow the tokens `after` [B, R] and belong to `end_slots` [B, R]."""
+    def _row_ends(self, cache, seen, tokens, positions, at_slots, room) -> tuple[torch.Tensor, ...]:
+        """Which tokens end a row [B, Q], those that a row end follows [B, R] if there is one, the slots that the row
+        ends belong to [B, R], and the keys that tokens and row ends see, bool [B, Q + R, K]. Tokens at `at_slots`
+        [B, Q] see `seen` [B, Q, K]."""
+        ends = self._ending(positions)
+        cache.row_ends.scatter_(1, at_slots, ends)
+        # The queries that end a row, in order, then as many others as there is room for.
+        after = ends.long().argsort(dim=1, descending=True, stable=True)[:, :room]
+        end_slots = torch.where(ends.gather(1, after), at_slots.gather(1, after), -1)
         by_end, count = seen.gather(1, after[..., None].expand(-1, -1, seen.shape[2])), len(cache.owners)
         there = cache.row_ends[:, None, cache.owners]
         seen[..., :count] &= there & (cache.owners != at_slots[..., None])
@@ -350,7 +353,12 @@ class LanguageTokenModel(BoundTokenModel):
         keys = torch.arange(cache.prefix_end, cache.first + cache.attended_slots, device=self.device)
         unknown = torch.where(tokens.gather(1, after) < 0, cache.index_of[end_slots], -1)
         by_end &= keys != unknown[..., None]
-        return torch.cat([seen, by_end], dim=1)
+        return ends, after, end_slots, torch.cat([seen, by_end], dim=1)
+
+    def _ending(self, positions: torch.LongTensor) -> torch.BoolTensor:
+        """Which tokens [B, Q] a row end follows."""
+        columns = self.layout.columns
+        return (positions % columns == columns - 1) & (positions >= 0) & (positions < self.num_tokens - 1)
 
     @property
     def put_key(self) -> Hashable:
@@ -383,8 +391,10 @@ class LanguageTokenModel(BoundTokenModel):
         rows = rows_of(images, self.branches, self.conditions.images)
         self._first.index_copy_(-1, rows, other._first)
         if self._turns is not None and self._offsets is not None:
-            turns = (each.unflatten(0, (-1, self.num_tokens)) for each in (self._turns, other._turns))
-            next(turns).index_copy_(0, rows, next(turns))
+            mine, theirs = self._turns, other._turns
+            assert theirs is not None
+            shape = -1, self.num_tokens
+            mine.unflatten(0, shape).index_copy_(0, rows, theirs.unflatten(0, shape))
         if self._row_end is not None:
             self._row_end.copy_(other._row_end)
         return super().put(images, other)
@@ -394,12 +404,14 @@ class LanguageTokenModel(BoundTokenModel):
         """Whether all weights are where the prompt is: neither on several devices nor offloaded."""
         return all(weight.device == self.device for weight in self._decoder.parameters())
 
-    def _room_for_row_ends(self, ends: torch.BoolTensor, given_slots: bool) -> int:
-        if ends.device.type == "cpu" and not torch.compiler.is_compiling():
-            return int(ends.sum(1).max())
+    def _room_for_row_ends(self, positions: torch.LongTensor, given_slots: bool) -> int:
+        if positions.device.type == "cpu" and not torch.compiler.is_compiling():
+            return int(self._ending(positions).sum(1).max())
+        return self._most_row_ends(positions.shape[1], given_slots)
+
+    def _most_row_ends(self, count: int, given_slots: bool) -> int:
         # The ranks of queries without slots lie within as many consecutive ones.
-        count, columns = ends.shape[1], self.layout.columns
-        return count if given_slots else min((count - 1) // columns + 1, self.layout.rows - 1)
+        return count if given_slots else min((count - 1) // self.layout.columns + 1, self.layout.rows - 1)
 
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
         mask = additive(visible, embedded.dtype, self._heads_per_key)

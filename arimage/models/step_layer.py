@@ -71,8 +71,8 @@ def attend_layer(
         attended = attention(query, *seen, at.visible, *(turns if has_many_rows(hidden) else (None, None)), *rest)
     else:
         states = unturned(*before, head_dim, scales, layer.biases)
-        gains, biases = zip(*((each.weight, each.bias) for each in layer.head_norms), strict=True)
-        norms = *gains, layer.head_norms[0].eps, *biases
+        query, key = layer.head_norms
+        norms = query.weight, key.weight, query.eps, query.bias, key.bias
         attended = normed_attention(states, *seen, at.index, *turns, *norms, at.visible, *rest)
     return _added(hidden, attended, layer.out, layer.sum_norms and layer.sum_norms[0])
 

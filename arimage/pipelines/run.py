@@ -51,7 +51,8 @@ class CallRun:
                 self._finish(lanes)
                 self.batch.release(lanes)
             self._show_progress()
-        self._layers_in_torch = call.model.layers_in_torch
+        # Language models have a reason.
+        self._layers_in_torch = getattr(call.model, "layers_in_torch", None)
         self._student_passes = self.batch.begins * self.batch.state.student_passes
         # Decoding to pixels needs the memory of the cache.
         self.batch.state = None

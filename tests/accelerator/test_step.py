@@ -38,7 +38,11 @@ SLOW = [
     ),
     *((family, "sjd-coupled:window=4", MOST_ROWS) for family in ("emu3.5", "lumina", "mammothmoda2", "x-omni")),
     *((family, "ar", MOST_ROWS) for family in ("cosmos", "cosmos-blocks", "mammothmoda2-dev", "anole")),
-    *(("janus", "sjd-tree:width=2", MOST_ROWS), ("nextstep", "ar", MOST_ROWS), ("emu3", "sjd-coupled:window=4", 1)),
+    *(
+        *((family, "sjd-tree:width=2", MOST_ROWS) for family in ("janus", "emu3")),
+        ("nextstep", "ar", MOST_ROWS),
+        ("emu3", "sjd-coupled:window=4", 1),
+    ),
     *(("llamagen-text", "sjd-tree:width=2", 1), ("llamagen-text", "eagle", 1), ("latent-llama", "ar", 1)),
 ]
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 from transformers import ChameleonConfig, ChameleonModel
 
 import arimage.kernels.step
+from arimage.decoding import AutoregressiveDecoding, Sampling
 from arimage.kernels.step import MOST_ROWS
 from arimage.models import language_model, step
 from arimage.models.fused import Fused
@@ -34,7 +36,7 @@ def test_steps_give_the_logits_of_the_layers(monkeypatch, kind, case):
     window, batch, branches, row_end = case
     # Positions on several axes go without row ends.
     model = bind(kind, decoder_of(kind), batch, branches, row_end and kind != "glm_image")
-    for told in (False, True) if not row_end and window > 1 else (False,):
+    for told in (False, True) if window > 1 else (False,):
         *expected, begun = passes(model, window, told)
         with monkeypatch.context() as patch:
             allow_steps(patch)
@@ -138,6 +140,25 @@ def test_what_takes_the_layers_in_torch_and_why(monkeypatch, name):
         change = REFUSED[name](decoder, decoder.layers[0])
         reason = misfit(change if isinstance(change, nn.Module) else decoder)
         assert reason
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind != "emu3" else kind for kind in DECODERS]
+)
+def test_a_compiled_step_is_one_graph(monkeypatch, kind):
+    allow_steps(monkeypatch)
+    found, decoding = [], AutoregressiveDecoding()
+    branches = 1 if kind == "glm_image" else 2
+    for compile_step in (lambda step: step, partial(torch.compile, backend="eager", fullgraph=True)):
+        with torch.no_grad():
+            model = bind(kind, decoder_of(kind), 2, branches, kind == "emu3")
+            state = decoding.start(model, Sampling(guidance_scale=float(branches)), torch.arange(2))
+            take_step = compile_step(decoding.step)
+            for _ in range(4):
+                take_step(state)
+        found.append(state.tokens)
+        assert state.cache.finds_ends
+    assert torch.equal(*found)
 
 
 def test_stats_say_why_layers_run_in_torch(monkeypatch):
