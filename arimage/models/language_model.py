@@ -267,14 +267,14 @@ class LanguageTokenModel(BoundTokenModel):
         visible: torch.BoolTensor | None = None,
     ) -> torch.Tensor:
         """`forward` by the kernels of `arimage.kernels.step`, of tokens whose embeddings are [B, Q, D]."""
-        columns, row_end, ends_of = self.layout.columns, self._row_end, cache.end_places
+        columns, row_end, ends_of = self.layout.columns, self._row_end, cache.end_index_of
         room = 0 if row_end is None else self._most_row_ends(positions.shape[1], slots is not None)
         if row_end is not None and visible is not None:
             at_slots = cache.slots_of(positions, slots)
             seen = cache.seen(at_slots, visible)
             *_, seen = self._row_ends(cache, seen, tokens, positions, at_slots, room)
             visible = seen.roll(cache.prefix_end - cache.first, dims=2)
-        given = embedded.flatten(0, 1), tokens, positions, slots, cache.places, self._starts
+        given = embedded.flatten(0, 1), tokens, positions, slots, cache.index_of, self._starts
         hidden, last, index, turns, ends, heads = open_rows(
             *given, columns, self.num_tokens - 1, room, row_end, None if row_end is None else ends_of
         )
