@@ -3,7 +3,7 @@
 import torch
 
 from arimage.decoding import Layout, Sampling
-from arimage.models.two_vocabularies import bind_prompts
+from arimage.models.bound_prompts import bind_prompts
 from arimage.pipelines.x_omni.transformer_x_omni import XOmniConfig, XOmniLanguageModel
 
 from . import PROMPT, Bind, Bound, Published, build
