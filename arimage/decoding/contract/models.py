@@ -560,7 +560,7 @@ class Neighbours(Protocol):
         reads_features: whether it reads the features of the model, which is then a `FeatureModel`.
     """
 
-    offsets: Sequence[Sequence[int]]
+    offsets: Sequence[tuple[int, ...]]
     reads_features: bool
 
     def change(
