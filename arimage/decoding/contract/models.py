@@ -563,12 +563,9 @@ class Neighbours(Protocol):
     offsets: Sequence[tuple[int, ...]]
     reads_features: bool
 
-    def change(
-        self, now: torch.LongTensor, before: torch.LongTensor, features: torch.Tensor | None = None
-    ) -> torch.FloatTensor:
-        """How much the logits of each branch [G, B, Q, V], or those of all [B, Q, V], change, about, if the tokens
-        next to each of Q tokens become `now` [B, Q, K] and were `before`; -1 is none. `features` [G, B, Q, D] are
-        those that the logits were computed from. The more likely a token becomes, the larger."""
+    def change(self, now: torch.LongTensor, before: torch.LongTensor, features: Any = None) -> torch.FloatTensor:
+        """How much the logits [G, B, Q, V], or those of all branches [B, Q, V], change, about, if the tokens next to
+        each of Q tokens become `now` [B, Q, K] and were `before`; -1 is none. `features` are [G, B, Q, D]."""
         ...
 
 
