@@ -556,16 +556,15 @@ class Neighbours(Protocol):
     """What a model's logits of a token owe to the tokens next to it, whatever else it is conditioned on.
 
     Attributes:
-        offsets: where the K tokens are, as in `Layout.neighbours`.
-        reads_features: whether it reads the features of the model, which is then a `FeatureModel`.
+        offsets: where the K tokens [B, Q, K] are, as in `Layout.neighbours`.
+        reads_features: whether it reads those [G, B, Q, D] of the model, which is then a `FeatureModel`.
     """
 
     offsets: Sequence[tuple[int, ...]]
     reads_features: bool
 
     def change(self, now: torch.LongTensor, before: torch.LongTensor, features: Any = None) -> torch.FloatTensor:
-        """How much the logits [G, B, Q, V], or those of all branches [B, Q, V], change, about, if the tokens next to
-        each of Q tokens become `now` [B, Q, K] and were `before`; -1 is none. `features` are [G, B, Q, D]."""
+        """About how much the logits [G, B, Q, V] change if the tokens, -1 is none, are `now` and were `before`."""
         ...
 
 
