@@ -49,7 +49,7 @@ ROWS = [
         SpeculativeJacobiDecoding,
         {"window": [1, 2, 4], "refresh": ["independent", "coupled", "gumbel"], "init": INITS, "levels": [0, 1, 3]},
     ),
-    (SpeculativeJacobiDecoding, {"window": [2, 4], "corrections": [1, 2, 4], "init": INITS, "levels": [0, 1]}),
+    (SpeculativeJacobiDecoding, {"window": [1, 2, 4, 16], "corrections": [1, 2, 4], "init": INITS, "levels": [0, 1]}),
     (TreeJacobiDecoding, {"window": [4], "width": [2, 3], "depth": [1, 2, 3], "init": INITS}),
     (
         DraftTreeDecoding,

@@ -511,19 +511,15 @@ class Neighbours(Protocol):
     """What a model's logits of a token owe to the tokens next to it, whatever else it is conditioned on.
 
     Attributes:
-        offsets: where the K tokens are, as in `Layout.neighbours`.
-        reads_features: whether it reads the features of the model, which is then a `FeatureModel`.
+        offsets: where the K tokens [B, Q, K] are, as in `Layout.neighbours`.
+        reads_features: whether it reads those [G, B, Q, D] of the model, which is then a `FeatureModel`.
     """
 
-    offsets: Sequence[Sequence[int]]
+    offsets: Sequence[tuple[int, ...]]
     reads_features: bool
 
-    def change(
-        self, now: torch.LongTensor, before: torch.LongTensor, features: torch.Tensor | None = None
-    ) -> torch.FloatTensor:
-        """How much the logits of each branch [G, B, Q, V], or those of all [B, Q, V], change, about, if the tokens
-        next to each of Q tokens become `now` [B, Q, K] and were `before`; -1 is none. `features` [G, B, Q, D] are
-        those that the logits were computed from. The more likely a token becomes, the larger."""
+    def change(self, now: torch.LongTensor, before: torch.LongTensor, features: Any = None) -> torch.FloatTensor:
+        """About how much the logits [G, B, Q, V] change if the tokens, -1 is none, are `now` and were `before`."""
         ...
 
 

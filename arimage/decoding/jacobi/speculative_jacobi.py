@@ -3,7 +3,7 @@ the same pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, get_args
+from typing import Literal, Self, cast, get_args
 
 import torch
 
@@ -13,7 +13,7 @@ from ..acceptance import Acceptance, Accepts, ExactAcceptance, check_acceptance
 from ..continuous.path_coupling import LatentSampling, PathState, start_paths, step_window
 from ..contract.distribution import Sampling
 from ..contract.layout import Layout
-from ..contract.models import CausalLatentModel, TokenModel
+from ..contract.models import CausalLatentModel, FeatureModel, TokenModel
 from ..contract.noise import Purpose, normals
 from ..contract.settings import check_number, check_settings
 from ..contract.supports import DecodingMethod, Need, Needs
@@ -261,10 +261,11 @@ class SpeculativeJacobiDecoding(DecodingMethod):
         positions, ended, drafts, previous, fed = opened
         before = tokens_around(state.token_buffer, state.around, positions) if self.corrections else None
         noisy = state.noisy(positions - model.block) if self.levels else {}
-        if self.corrections and model.neighbours.reads_features:
-            logits, features = model.forward(previous, fed, state.cache, return_features=True, **noisy)
+        fed_to, features = (previous, fed, state.cache), None
+        if self.corrections and model.neighbours is not None and model.neighbours.reads_features:
+            logits, features = cast(FeatureModel, model).forward(*fed_to, return_features=True, **noisy)
         else:
-            logits, features = model.forward(previous, fed, state.cache, **noisy), None
+            logits = model.forward(*fed_to, **noisy)
         p, q = state.probabilities(logits, positions, ended), state.draft_probabilities[:, : state.window]
         verified, kept, noise = couple_at(p, q, drafts, state.seeds, positions, state.steps, Purpose.VERIFY)
         redrafted = self._refresh(state, positions, drafts, verified, p, q)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,8 +84,9 @@ def record(
 ) -> Drafts:
     """Generate images for `captions`, and keep what the windows compute, see `WindowDrafterSettings`."""
     sampling = pipe.sampling(guidance_scale=guidance_scale)
-    model = pipe.prepare(**condition_of(pipe, captions), guidance_scale=guidance_scale).model
-    passes, forward = [], model.forward
+    model: Any = pipe.prepare(**condition_of(pipe, captions), guidance_scale=guidance_scale).model
+    passes: list[tuple[torch.Tensor, ...]] = []
+    forward = model.forward
 
     def recorded(tokens, positions, cache, **options):
         options["return_features"], asked = True, options.get("return_features", False)
