@@ -7,6 +7,8 @@ from arimage.decoding.contract.supports import Traits
 
 
 FOR_TOKENS = decoding_names(Traits("tokens", drafter=True, denoiser=True, codebook=True))
+FOR_ANY_ORDER = decoding_names(Traits("tokens", raster=False, groups=True, codebook=True))
+FOR_GRIDS = decoding_names(Traits("tokens", one_grid=False, codebook=True))
 FOR_SCALES = decoding_names(Traits("scales", refiner=True, prunes=True))
 
 # Differ from another preset in settings alone, which are the business of tests/decoding.

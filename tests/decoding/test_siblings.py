@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from arimage.kernels.coupling import couple, sample
 from arimage.kernels.siblings import couple_siblings, sample_siblings
 
 
@@ -112,6 +113,57 @@ def test_chosen_drafts_become_a_sample_of_the_target(pair, tokens):
 def test_drafts_without_replacement_become_a_sample_of_the_target(pair, count):
     p, q = PAIRS[pair]
     assert (output_distribution(p, q, count) - p).abs().sum() / 2 < 1e-9
+
+
+def verify_without_residual(p, q, x, noise):
+    """Tries every draft against the first target."""
+    y, which = couple_siblings(p, q, x, noise)
+    for k in range(x.shape[-1] - 1, -1, -1):
+        kept = couple(p, q, x[..., k].clamp(min=0), noise[..., [k, -1]])[1] & (x[..., k] >= 0)
+        y, which = torch.where(kept, x[..., k], y), torch.where(kept, k, which)
+    return y, which
+
+
+def verify_with_replacement(p, q, x, noise):
+    """Forgets that the drafts tried before cannot come again."""
+    which = torch.full_like(x[..., 0], -1)
+    for k in range(x.shape[-1]):
+        sampled, kept = couple(p, q, x[..., k].clamp(min=0), noise[..., [k, -1]])
+        which = torch.where((which < 0) & kept & (x[..., k] >= 0), k, which)
+        residual = (p - q).clamp(min=0)
+        p = torch.where(residual.sum(-1, keepdim=True) > 0, residual / residual.sum(-1, keepdim=True), p)
+    chosen = x.gather(-1, which.clamp(min=0)[..., None]).squeeze(-1)
+    return torch.where(which < 0, sample(p, noise[..., -1]), chosen), which
+
+
+FLAWS = {
+    "drafts are sampled from the residual but verified as samples of another distribution": {
+        "drafts_from": "residual"
+    },
+    "every draft is tried against the first target": {"verify": verify_without_residual},
+    "drafts are verified as sampled with replacement": {"verify": verify_with_replacement},
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_the_check_rejects_a_verification_in_which(flaw):
+    p, q = random_distributions(2, 5, 3)
+    settings = dict(FLAWS[flaw])
+    if settings.pop("drafts_from", None):
+        settings["drafts_from"] = (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
+    assert (output_distribution(p, q, 2, **settings) - p).abs().sum() / 2 > 1e-3
+
+
+def test_one_draft_is_the_coupling_of_a_pair():
+    p, q = random_distributions(2, 1000 * 6, 0).float().view(2, 1000, 6)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(1000, 2, generator=generator)
+    x = sample(q, torch.rand(1000, generator=generator))
+    y, which = couple_siblings(p, q, x[:, None], noise)
+    expected, kept = couple(p, q, x, noise)
+    assert torch.equal(which == 0, kept) and torch.equal(y[kept], expected[kept])
+    assert ((p - q).gather(-1, y[~kept, None].new_zeros(1000, 1) + y[:, None])[~kept] > 0).all()
 
 
 def test_siblings_are_sampled_without_replacement():

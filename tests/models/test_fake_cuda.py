@@ -54,6 +54,13 @@ def config_of(build):
         return {name: value for name, value in build().config.items() if not name.startswith("_")}
 
 
+def condition_of(kind, dtype):
+    if kind == "class":
+        return {"class_labels": torch.zeros(BATCH, dtype=torch.long)}
+    embeds = torch.randn(BATCH, tiny.TEXT_LENGTH, tiny.TEXT_WIDTH, dtype=dtype)
+    return {"prompt_embeds": embeds, "prompt_attention_mask": torch.ones(BATCH, tiny.TEXT_LENGTH, dtype=torch.long)}
+
+
 # The widths of the published Preview and Dev.
 MAMMOTHMODA2 = {
     "qwen2": {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
@@ -82,6 +89,13 @@ def cosmos(kind, dtype, **settings):
     given = torch.zeros(BATCH, 1, 2, 4, dtype=torch.long)
     embeds = torch.randn(BATCH, 5, tiny.TEXT_WIDTH, dtype=dtype) if kind == "text" else None
     return CosmosTokenModel(transformer, Layout((2, 2, 4)), given, embeds)
+
+
+def ordered_layout():
+    """A layout with orders, whose check reads the host."""
+    layout = Layout((4, 4))
+    layout.order, layout._rank_of = torch.arange(2 * BATCH * 16).view(2, BATCH, 16)
+    return layout
 
 
 def assert_logits(logits, *shape, branches=2):
