@@ -184,7 +184,7 @@ class StudentTask(PartTask):
         tokens, vectors, logits = self.predict(pairs, start)
         tokens, vectors, logits = tokens[:, start:], vectors[:, start:], logits[:, start:]
         return {
-            "code loss": F.cross_entropy(logits.flatten(0, 1), tokens.flatten()),
+            "code loss": F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()),
             "vector loss": (vectors - self.codebook[tokens]).square().sum(-1).mean(),
             "foreseen": (logits.argmax(-1) == tokens).float().mean(),
         }
