@@ -32,16 +32,16 @@ def compare(shape: tuple[int, int], rows: int, repeats: int) -> list[str]:
     weights = [layer.weight.detach().bfloat16() for layer in full]
     x = torch.randn(rows, shape[1]).bfloat16()
     calls = {
-        "bfloat16": lambda i: F.linear(x, weights[i]),
-        "stored": lambda i: int8_product(x, layers[i].weight, layers[i].scale),
-        "converted": lambda i: scaled_product(x, layers[i].weight, layers[i].scale),
+        "bfloat16": lambda _, weight: F.linear(x, weight),
+        "stored": lambda layer, _: int8_product(x, layer.weight, layer.scale),
+        "converted": lambda layer, _: scaled_product(x, layer.weight, layer.scale),
     }
     times = {name: [] for name in calls}
     for repeat in range(-1, repeats):
         for name, call in calls.items():
             start = time.perf_counter()
-            for i in range(len(layers)):
-                call(i)
+            for layer, weight in zip(layers, weights, strict=True):
+                call(layer, weight)
             if repeat >= 0:
                 times[name].append(1e6 * (time.perf_counter() - start) / len(layers))
     pairs = (("stored", "bfloat16"), ("converted", "bfloat16"), ("stored", "converted"))
