@@ -9,8 +9,10 @@ first --steps alone favours ours a little. How many steps an image needs is not 
 
 git clone https://github.com/FoundationVision/LlamaGen
 python benchmarks/compare_llamagen.py --reference LlamaGen --size b --dtype float32 bfloat16 --batch-size 1 4
+python benchmarks/compare_llamagen.py --reference LlamaGen --dtype bfloat16 --batch-size 1 4 --decoding ar --int8
 """
 
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -32,6 +34,7 @@ from side_by_side import (
 from torch import nn
 
 from arimage.decoding import Decoding, Layout, Sampling
+from arimage.models.quantized import quantize_linears
 from arimage.pipelines.llamagen.convert import llamagen_transformer_from_original
 from arimage.pipelines.llamagen.transformer_llamagen import LlamaGenTokenModel
 
@@ -56,9 +59,15 @@ def build_original(size: str, dtype: torch.dtype, device: torch.device) -> nn.Mo
 
 
 def compare(
-    original: nn.Module, batch: int, decodings: dict[str, Decoding], sampling: Sampling, steps: int, repeats: int
+    original: nn.Module,
+    batch: int,
+    decodings: dict[str, Decoding],
+    sampling: Sampling,
+    steps: int,
+    repeats: int,
+    int8: bool,
 ) -> None:
-    """Check and time the two with a batch of images."""
+    """Check and time the two with a batch of images, ours with weights in int8 too."""
     from autoregressive.models.generate import generate
 
     weight = original.output.weight
@@ -67,13 +76,23 @@ def compare(
     scale = sampling.guidance_scale
     settings = {"cfg_scale": scale, "temperature": sampling.temperature, "top_p": sampling.top_p}
 
-    def bind() -> LlamaGenTokenModel:
+    def bind(network: nn.Module) -> LlamaGenTokenModel:
         condition = {"class_labels": labels}
-        return LlamaGenTokenModel(transformer, condition, Layout((SIDE, SIDE)), guided=scale > 1)
+        return LlamaGenTokenModel(network, condition, Layout((SIDE, SIDE)), guided=scale > 1)
 
     tokens = generate(original, labels, CHECKED, top_k=1, **settings).long()
-    check_gap(token_gap(bind(), tokens, scale), tokens.numel(), weight.dtype)
-    ours = {text: partial(run_steps, bind, decoding, sampling, batch, steps) for text, decoding in decodings.items()}
+    check_gap(token_gap(bind(transformer), tokens, scale), tokens.numel(), weight.dtype)
+    networks = {"": transformer}
+    if int8:
+        networks["int8 "] = deepcopy(transformer)
+        quantize_linears(networks["int8 "], torch.int8)
+        gap = token_gap(bind(networks["int8 "]), tokens, scale)
+        print(f"They are at most {gap:.4f} standard deviations below the largest logit in int8.")
+    ours = {
+        prefix + text: partial(run_steps, partial(bind, network), decoding, sampling, batch, steps)
+        for prefix, network in networks.items()
+        for text, decoding in decodings.items()
+    }
     original_steps = {"original": lambda: generate(original, labels, steps, top_k=sampling.top_k, **settings).shape[1]}
     print_runs(in_turn(original_steps | ours, repeats, weight.device), "step", ["original", *list(ours)[:1]])
 
@@ -84,6 +103,7 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["b"])
     add_decodings(parser)
     parser.add_argument("--steps", type=int, default=SIDE**2, help=f"timed steps of each call, up to {SIDE**2}")
+    parser.add_argument("--int8", action="store_true", help="ours with weights in int8 too")
     add_sampling(parser, guidance_scale=4.0, top_k=2000)
     arguments = parser.parse_args()
     decodings, sampling = decodings_of(arguments), sampling_of(arguments)
@@ -94,7 +114,7 @@ def main() -> None:
             print(f"\nGPT-{size.upper()}, {dtype}, {batch} images")
             torch.manual_seed(0)
             original = build_original(size, dtype, device)
-            compare(original, batch, decodings, sampling, arguments.steps, arguments.repeats)
+            compare(original, batch, decodings, sampling, arguments.steps, arguments.repeats, arguments.int8)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def env() -> None:
     import torch
     from huggingface_hub import constants
 
+    from ..kernels.linear import int8
     from .options import choose_device, fast_dtype
 
     def installed(package: str) -> str:
@@ -55,6 +56,7 @@ def env() -> None:
         "Python": f"{platform.python_version()} ({sys.implementation.name})",
         "system": platform.platform(),
         "CPU": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "int8 weights on the CPU": int8.describe(),
     }
     for i in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(i)

@@ -4,6 +4,7 @@ import torch
 from diffusers import ModelMixin
 from torch import nn
 
+from ..kernels.linear.int8 import int8_product, reads_int8
 from ..kernels.step import DTYPES as STEP_DTYPES
 from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
 from ..kernels.step.linear import linear, scaled_product
@@ -32,6 +33,9 @@ class QuantizedLinear(nn.Module):
         full = layer.weight.detach().float()
         # A row of zeros stays zeros.
         scale = (full.abs().amax(1) / DTYPES[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
+        if dtype == torch.int8:
+            # As `int8_product` takes it. The largest number of a row still becomes 127.
+            scale = scale.bfloat16().float()
         scaled = full / scale[:, None]
         # A parameter, which offloading layer by layer moves and `num_parameters` counts.
         weight = (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
@@ -43,6 +47,8 @@ class QuantizedLinear(nn.Module):
         if self._runs_kernel(hidden):
             rows = linear(hidden.flatten(0, -2), self.weight, scale=self.scale)
             product = rows.view(*hidden.shape[:-1], -1)
+        elif reads_int8(hidden, self.weight):
+            product = int8_product(hidden, self.weight, self.scale)
         else:
             product = scaled_product(hidden, self.weight, self.scale)
         return product if self.bias is None else product + self.bias
