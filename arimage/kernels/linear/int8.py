@@ -11,9 +11,9 @@ import torch
 MOST_ROWS = {"AVX512": (8, 16), "AVX2": (8, 8)} if sys.platform == "linux" else {}
 SMALL = 2**20
 DTYPE = torch.bfloat16
-# It sums this many products at a time, and reads whatever lies behind a row of another width.
+# It sums this many products at a time: widths are multiples of it.
 WIDTH = 16
-# It stops the process where a tensor begins elsewhere. Those that torch allocates begin there.
+# It needs tensors that begin at multiples of so many bytes, as those that torch allocates do.
 ALIGNMENT = 64
 
 
