@@ -24,6 +24,7 @@ from ...models.modulated_blocks import (
 )
 from ...models.rotary import turns_at
 from ...models.scale_model import ScaleTransformer
+from ...models.step import runs_kernels
 from ...settings.schema import Count, Layers, Width, checked
 from .schedules import PixelClass, Schedule
 
@@ -220,6 +221,9 @@ class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapter
     def read_condition(self, **condition):
         vector, text, mask = self.embed_condition(**condition)
         *modulations, before_head = self.modulations(vector)
+        if runs_kernels(self):
+            # Once for all blocks.
+            text = text.to(self.dtype)
         read = [block.cross_attention.project_text(text) for block in self.blocks]
         blocks = [(*modulation, *each) for modulation, each in zip(modulations, read, strict=True)]
         return vector[:, None] + self.start_position.float(), None, [*blocks, (*before_head, mask)]
