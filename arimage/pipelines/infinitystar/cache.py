@@ -9,8 +9,8 @@ from ...models.step import StepPlaces
 
 
 class ClipCache(ScaleCache):
-    """The text, and the last pass over the clip before: all that cells see besides those of their own pass. Before them
-    is room for the few cells of a step by the kernels of `arimage.kernels.step`.
+    """The text, and the last pass over the clip before: all that cells see besides those of their own pass. Before
+    them is room for the few cells of a step by the kernels of `arimage.kernels.step`.
 
     Args:
         prefix_length: the tokens of the text.
@@ -39,13 +39,14 @@ class ClipCache(ScaleCache):
         if first or MOST_ROWS + seen > self.allocated:
             self.allocate()
 
-    def places(self, rotary: torch.Tensor, count: int, seen: torch.BoolTensor | None) -> StepPlaces:
-        """Where the `count` fed cells of each row of a step are, which see each other as if they were a part of the
-        text, whose visible tokens are `seen` [rows, P]. `rotary` is [rows or 1, count, head_dim / 2, 2]."""
+    def places(self, rows: int, count: int, rotary: torch.Tensor, seen: torch.BoolTensor | None) -> StepPlaces:
+        """Where the `count` fed cells of each of the first `rows` are in a step. They see each other as if they were a
+        part of the text, whose visible tokens are `seen` [rows, P]. `rotary` is [rows or 1, count, head_dim / 2,
+        2]."""
         device, table = rotary.device, rotary.flatten(0, 1)
         if seen is None:
-            seen = torch.ones(len(self.keys[0]), self.prefix_end - MOST_ROWS, dtype=torch.bool, device=device)
-        own = F.pad(seen.new_ones(len(seen), count), (0, MOST_ROWS - count))
+            seen = torch.ones(rows, self.prefix_end - MOST_ROWS, dtype=torch.bool, device=device)
+        own = F.pad(seen.new_ones(rows, count), (0, MOST_ROWS - count))
         return StepPlaces(
             table=table,
             positions=torch.arange(len(table), device=device),

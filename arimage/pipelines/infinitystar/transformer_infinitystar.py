@@ -214,7 +214,7 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             hidden, rotary = only(hidden, cells), rotary if cells is None else rotary[0][cells]
         steps = runs_step(self)
         if steps and not (text or has_many_rows(hidden.flatten(0, 1))) and cache.first is None:
-            at, rows = cache.places(rotary, hidden.shape[1], seen), hidden.flatten(0, 1)
+            at, rows = cache.places(*hidden.shape[:2], rotary, seen), hidden.flatten(0, 1)
             for layer, block in enumerate(self.blocks):
                 rows = block.step(rows, at, *(cached[: len(hidden)] for cached in cache.of_layer(layer)))
             hidden = rows.view_as(hidden)
