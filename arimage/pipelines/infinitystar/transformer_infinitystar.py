@@ -9,6 +9,7 @@ from torch import nn
 
 from ...kernels.rotary import rotate
 from ...kernels.step import has_many_rows
+from ...kernels.step.head_norms import head_norms
 from ...kernels.step.linear import linear
 from ...models.layers import FeedForward, Linear, additive, attend_heads, check_groups, check_heads
 from ...models.mixin import ModelMixin
@@ -55,13 +56,9 @@ class Attention(nn.Module):
         self.out_proj = Linear(hidden_size, hidden_size, bias=False)
 
     def forward(self, hidden, rotary, mask, cache, layer):
-        return self.out_proj(self.attend(hidden, rotary, mask, cache, layer))
-
-    def attend(self, hidden, rotary, mask, cache, layer):
-        """`forward` without its last projection."""
         query, key, value = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
         query, key = rotate(self.q_norm(query), rotary), rotate(self.k_norm(key), rotary)
-        return attend_heads(query, key, value, mask, cache, layer)
+        return self.out_proj(attend_heads(query, key, value, mask, cache, layer))
 
 
 class Block(nn.Module):
@@ -106,9 +103,13 @@ class Block(nn.Module):
         return feed_layer(attend_layer(hidden, layer, at, keys, values), layer)
 
     def step_wide(self, hidden, rotary, mask, cache, layer):
-        """`forward` of many rows, whose sums are part of the products: in place, in fifteen launches."""
-        read = self.step_layer()
-        attended = self.attention.attend(self.attention_norm(hidden), rotary, mask, cache, layer)
+        """`forward` of many rows by the products of torch, whose sums are part of them: in place, in twelve
+        launches."""
+        own, read = self.attention, self.step_layer()
+        states = own.qkv_proj(self.attention_norm(hidden)).unflatten(-1, (-1, own.head_dim))
+        gains, heads = (own.q_norm.weight, own.k_norm.weight), own.heads
+        query, key = head_norms(states, *gains, NORM_EPS, heads[0], rotary).split(heads[:2], dim=2)
+        attended = attend_heads(query, key, states[:, :, -heads[2] :], mask, cache, layer)
         rows = linear(attended.flatten(0, 1), read.out.weight, residual=hidden.flatten(0, 1), scale=read.out.scale)
         parts = [feed_layer(part, read) for part in rows.split(AT_ONCE * len(hidden))]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(hidden)
