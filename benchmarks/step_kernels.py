@@ -230,9 +230,15 @@ def modulated(
     return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, weight, 3 if modulated else 1))
 
 
-def modulated_norm(width: int, *, x=torch.bfloat16, conditions=torch.bfloat16) -> Compiled:
+def modulated_norm(
+    width: int, *, x=torch.bfloat16, conditions=torch.bfloat16, residual: torch.dtype | None = None
+) -> Compiled:
+    """With a `residual`, of the sum before it."""
     types = {"x_ptr": NAMES[x], **dict.fromkeys(("scale_ptr", "shift_ptr"), NAMES[conditions]), "out_ptr": "*bf16"}
     types |= dict.fromkeys(("tokens", "scale_stride", "shift_stride"), "i32") | {"eps": "fp32", "added": "fp32"}
+    if residual is not None:
+        types |= dict.fromkeys(("residual_ptr", "sum_ptr"), NAMES[residual]) | {"gate_ptr": NAMES[conditions]}
+        types |= dict.fromkeys(("gated", "gate_stride"), "i32")
     return compiled(modulated_norm_kernel, types, {"width": width, "block": triton.next_power_of_2(width)}, NORM_WARPS)
 
 
@@ -263,6 +269,8 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[t
     """Those of VAR-d30, Infinity-2B, InfinityStar-8B and the denoising head of MAR-B for these numbers of rows."""
     yield "VAR norm", modulated_norm(1920)
     yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)
+    yield "VAR sum and norm", modulated_norm(1920, residual=torch.bfloat16)
+    yield "Infinity sum and norm", modulated_norm(2048, conditions=torch.float32, residual=torch.float32)
     yield "VAR heads", unit_heads(30, 64)
     yield "Infinity heads", unit_heads(16, 128, rotated=True)
     yield "InfinityStar heads", head_norms(32, 8, 128)

@@ -1,7 +1,6 @@
 """The cache of InfinityStar's films."""
 
 import torch
-import torch.nn.functional as F
 
 from ...kernels.step import MOST_ROWS
 from ...models.cache import ScaleCache
@@ -44,14 +43,15 @@ class ClipCache(ScaleCache):
         part of the text, whose visible tokens are `seen` [rows, P]. `rotary` is [rows or 1, count, head_dim / 2,
         2]."""
         device, table = rotary.device, rotary.flatten(0, 1)
-        if seen is None:
-            seen = torch.ones(rows, self.prefix_end - MOST_ROWS, dtype=torch.bool, device=device)
-        own = F.pad(seen.new_ones(rows, count), (0, MOST_ROWS - count))
+        visible = torch.ones(rows, self.prefix_end, dtype=torch.bool, device=device)
+        visible[:, count:MOST_ROWS] = False
+        if seen is not None:
+            visible[:, MOST_ROWS:] = seen
         return StepPlaces(
             table=table,
             positions=torch.arange(len(table), device=device),
             index=torch.arange(count, device=device),
-            seen=torch.cat([own, seen], dim=1),
+            seen=visible,
             prefix_end=self.prefix_end,
             first=self.prefix_end,
             slots=torch.full((count,), MOST_ROWS + self.seen - self.prefix_end - 1, device=device),

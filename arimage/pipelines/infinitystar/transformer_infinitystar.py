@@ -215,9 +215,10 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             hidden, rotary = only(hidden, cells), rotary if cells is None else rotary[0][cells]
         steps = runs_step(self)
         if steps and not (text or has_many_rows(hidden.flatten(0, 1))) and cache.first is None:
-            at, rows = cache.places(*hidden.shape[:2], rotary, seen), hidden.flatten(0, 1)
+            (count, own), rows = hidden.shape[:2], hidden.flatten(0, 1)
+            at = cache.places(count, own, rotary, seen)
             for layer, block in enumerate(self.blocks):
-                rows = block.step(rows, at, *(cached[: len(hidden)] for cached in cache.of_layer(layer)))
+                rows = block.step(rows, at, *(cached[:count] for cached in cache.of_layer(layer)))
             hidden = rows.view_as(hidden)
         else:
             mask = None
