@@ -245,6 +245,10 @@ class StepCounter(TorchDispatchMode):
         moved += written * len(states) * of_cache.shape[1] * of_cache.shape[3] * of_cache.itemsize if written else 0
         if name == "unit_heads":
             moved += 2 * size(states) // 3
+        if name == "head_norms":
+            # The values among the states are not read.
+            values.pop("states")
+            moved += size(results)
         if "positions" in values and values.get("table") is not None:
             # As many rotations as there are positions.
             moved += len(values["positions"]) * size(values.pop("table")[0])

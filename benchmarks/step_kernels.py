@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel, stages
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
+from arimage.kernels.step.head_norms.triton import head_norms_kernel
 from arimage.kernels.step.keys.triton import HEADS as KEYS_HEADS
 from arimage.kernels.step.keys.triton import keys_kernel
 from arimage.kernels.step.linear.triton import linear_kernel, tile
@@ -229,9 +230,15 @@ def modulated(
     return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, weight, 3 if modulated else 1))
 
 
-def modulated_norm(width: int, *, x=torch.bfloat16, conditions=torch.bfloat16) -> Compiled:
+def modulated_norm(
+    width: int, *, x=torch.bfloat16, conditions=torch.bfloat16, residual: torch.dtype | None = None
+) -> Compiled:
+    """With a `residual`, of the sum before it."""
     types = {"x_ptr": NAMES[x], **dict.fromkeys(("scale_ptr", "shift_ptr"), NAMES[conditions]), "out_ptr": "*bf16"}
     types |= dict.fromkeys(("tokens", "scale_stride", "shift_stride"), "i32") | {"eps": "fp32", "added": "fp32"}
+    if residual is not None:
+        types |= dict.fromkeys(("residual_ptr", "sum_ptr"), NAMES[residual]) | {"gate_ptr": NAMES[conditions]}
+        types |= dict.fromkeys(("gated", "gate_stride"), "i32")
     return compiled(modulated_norm_kernel, types, {"width": width, "block": triton.next_power_of_2(width)}, NORM_WARPS)
 
 
@@ -250,12 +257,23 @@ def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
     return compiled(unit_heads_kernel, types, constants)
 
 
+def head_norms(heads: int, key_heads: int, head_dim: int) -> Compiled:
+    types = dict.fromkeys(("states_ptr", "query_gain_ptr", "key_gain_ptr", "out_ptr"), "*bf16")
+    types |= {"table_ptr": "*fp32", "rotated": "i32", "eps": "fp32"}
+    constants = {"stride": (heads + 2 * key_heads) * head_dim, "heads": heads, "key_heads": key_heads}
+    constants |= {"head_dim": head_dim, "block_dim": head_dim, "block_heads": HEADS}
+    return compiled(head_norms_kernel, types, constants)
+
+
 def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[tuple[str, Compiled]]:
-    """Those of VAR-d30, Infinity-2B and the denoising head of MAR-B for these numbers of rows."""
+    """Those of VAR-d30, Infinity-2B, InfinityStar-8B and the denoising head of MAR-B for these numbers of rows."""
     yield "VAR norm", modulated_norm(1920)
     yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)
+    yield "VAR sum and norm", modulated_norm(1920, residual=torch.bfloat16)
+    yield "Infinity sum and norm", modulated_norm(2048, conditions=torch.float32, residual=torch.float32)
     yield "VAR heads", unit_heads(30, 64)
     yield "Infinity heads", unit_heads(16, 128, rotated=True)
+    yield "InfinityStar heads", head_norms(32, 8, 128)
     of_head = {"x": torch.float32, "weight": torch.float32, "conditions": torch.float32}
     of_infinity = {"x": torch.float32, "conditions": torch.float32, "modulated": True}
     for rows in counts:

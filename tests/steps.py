@@ -7,6 +7,7 @@ from arimage.models import language_model, step
 from arimage.models.denoising_head import HeadBlock
 from arimage.pipelines.cosmos import transformer_cosmos
 from arimage.pipelines.infinity import transformer_infinity
+from arimage.pipelines.infinitystar import transformer_infinitystar
 from arimage.pipelines.llamagen import transformer_llamagen
 from arimage.pipelines.rar import transformer_rar
 from arimage.pipelines.var import transformer_var
@@ -16,6 +17,7 @@ BLOCKS = (
     transformer_llamagen.Block,
     transformer_var.Block,
     transformer_infinity.Block,
+    transformer_infinitystar.Block,
     transformer_rar.Block,
     HeadBlock,
 )

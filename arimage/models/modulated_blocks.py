@@ -1,15 +1,17 @@
 """Layers of next-scale transformers, modulated by their condition."""
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ..kernels.linear import linear
+from ..kernels.step import has_many_rows
 from ..kernels.step.modulated import modulated
+from ..kernels.step.modulated_norm import sum_and_norm
 from ..kernels.step.unit_heads import unit_heads
 from .layers import Linear, attend, attend_heads, init_normal
 
@@ -41,6 +43,34 @@ def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | 
 def launch(layer: nn.Linear, rows: torch.Tensor, **options) -> torch.Tensor:
     """What a layer makes of `rows` [R, D] in one launch, with the options of `arimage.kernels.step.modulated`."""
     return modulated(rows, layer.weight, layer.bias, **options)
+
+
+class Sum(NamedTuple):
+    """Hidden states of a step [R, D], and what the next layer makes of them first.
+
+    Attributes:
+        rows: the hidden states.
+        norm: the options of `arimage.kernels.step.modulated` of the norm before the next layer.
+        normed: the outcome of this norm, of many rows; None of few, for which it is a part of the next layer.
+    """
+
+    rows: torch.Tensor
+    norm: dict[str, Any]
+    normed: torch.Tensor | None
+
+    @classmethod
+    def of(cls, layer: nn.Linear, inner: torch.Tensor, residual: torch.Tensor, norm: dict, gate=None) -> Self:
+        """The sum of `residual` and the gated product of `inner`."""
+        if not has_many_rows(inner):
+            return cls(launch(layer, inner, residual=residual, gate=gate), norm, None)
+        rows, normed = sum_and_norm(launch(layer, inner), residual, gate, **norm)
+        return cls(rows, norm, normed)
+
+    def launch(self, layer: nn.Linear, **options) -> torch.Tensor:
+        """What the next layer makes of them."""
+        if self.normed is not None:
+            return launch(layer, self.normed, **options)
+        return launch(layer, self.rows, **self.norm, **options)
 
 
 def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -78,9 +108,9 @@ class Attention(nn.Module):
         hidden = self.out_proj(attend_heads(query, key, value, mask, cache, layer, self.softmax_scale))
         return self.dropout(hidden) if self.training else hidden
 
-    def step(self, hidden, scale, shift, gate, mask, cache, layer, rotary=None):
+    def step(self, hidden, scale, shift, gate, after, mask, cache, layer, rotary=None):
         """`forward` with `qk_norm`, the norm before it and the residual connection around it by the kernels of
-        `arimage.kernels.step`: [B, T, C]. The modulation is [B, 1, C] each."""
+        `arimage.kernels.step`: the `Sum` before the norm `after`. The modulation is [B, 1, C] each."""
         rows, (batch, count) = hidden.flatten(0, 1), hidden.shape[:2]
         assert self.log_query_scale is not None
         qkv = launch(self.qkv_proj, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0])
@@ -90,7 +120,7 @@ class Attention(nn.Module):
         key, value = (cached[:batch, :, : cache.attended] for cached in (keys, values))
         attended = attend(query.transpose(1, 2), key, value, mask, self.softmax_scale).transpose(1, 2)
         attended = attended.reshape(rows.shape)
-        return launch(self.out_proj, attended, residual=rows, gate=gate[:, 0]).view_as(hidden)
+        return Sum.of(self.out_proj, attended, rows, after, gate[:, 0])
 
 
 class FeedForward(nn.Module):
@@ -104,11 +134,10 @@ class FeedForward(nn.Module):
         hidden = self.fc2(F.gelu(self.fc1(hidden), approximate="tanh"))
         return self.dropout(hidden) if self.training else hidden
 
-    def step(self, hidden, scale, shift, gate):
-        """See `Attention.step`."""
-        rows = hidden.flatten(0, 1)
-        inner = launch(self.fc1, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0], activation="gelu_tanh")
-        return launch(self.fc2, inner, residual=rows, gate=gate[:, 0]).view_as(hidden)
+    def step(self, before: Sum, gate):
+        """`forward` of a sum and the residual connection around it: [B * T, C]; see `Attention.step`."""
+        inner = before.launch(self.fc1, activation="gelu_tanh")
+        return launch(self.fc2, inner, residual=before.rows, gate=gate[:, 0])
 
 
 class CastingLinear(Linear):
@@ -131,9 +160,10 @@ class Block(nn.Module):
         """The hidden states that the feed-forward layer reads, given those after attention."""
         return hidden
 
-    def step_between(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`between` by the kernels of `arimage.kernels.step`."""
-        return hidden
+    def step_between(self, attend: Callable[[dict[str, Any]], Sum], norm: dict[str, Any]) -> Sum:
+        """`between` by the kernels of `arimage.kernels.step`: the sum before `norm`, given what attention makes before
+        any norm."""
+        return attend(norm)
 
     def forward(self, hidden, condition, mask=None, cache=None, layer=0, rotary=None):
         gate1, gate2, scale1, scale2, shift1, shift2, *others = condition
@@ -143,11 +173,15 @@ class Block(nn.Module):
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)).to(hidden.dtype), gate2)
 
     def step(self, hidden, condition, mask, cache, layer, rotary=None):
-        """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, eleven over many, and
+        """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, ten over many, and
         those of `step_between`."""
         gate1, gate2, scale1, scale2, shift1, shift2, *others = condition
-        hidden = self.attention.step(hidden, scale1, shift1, gate1, mask, cache, layer, rotary)
-        return self.feed_forward.step(self.step_between(hidden, *others), scale2, shift2, gate2)
+
+        def attend(after):
+            return self.attention.step(hidden, scale1, shift1, gate1, after, mask, cache, layer, rotary)
+
+        norm = {"eps": NORM_EPS, "scale": scale2[:, 0], "shift": shift2[:, 0]}
+        return self.feed_forward.step(self.step_between(attend, norm, *others), gate2).view_as(hidden)
 
 
 class Offset(nn.Module):

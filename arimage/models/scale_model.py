@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..kernels.step.modulations import modulations
 from .bound import BoundNetwork
 from .cache import GrowingCache, ScaleCache
 from .conditions import Conditions, spread
@@ -54,16 +55,21 @@ class ScaleTransformer:
     def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
         """The modulations [B, 1, hidden_size] by the condition [B, hidden_size]: two gates, two scales and two shifts
         per block, then a scale and a shift before the head. The layers output a scale's difference from 1."""
-        condition = F.silu(vector)
-        before_head = self.head_modulation(condition)
+        width, condition = self.config.hidden_size, F.silu(vector)
+        before_head = self.head_modulation(condition).unflatten(-1, (2, 1, width))
+        layers, steps = [block.modulation for block in self.blocks], runs_kernels(self, len(condition))
         if self.shared_modulation is not None:
             condition = self.shared_modulation(condition)
-        rows = [*(block.modulation(condition) for block in self.blocks), before_head]
-        *blocks, (scale, shift) = (row.unflatten(-1, (-1, 1, self.config.hidden_size)).unbind(1) for row in rows)
-        return [
-            *((gate1, gate2, scale1 + 1, scale2 + 1, *shifts) for gate1, gate2, scale1, scale2, *shifts in blocks),
-            (scale + 1, shift),
-        ]
+        if not steps:
+            rows = torch.stack([layer(condition) for layer in layers], dim=1)
+        elif self.shared_modulation is not None:
+            rows = condition[:, None] + torch.stack([layer.bias for layer in layers])
+        else:
+            rows = modulations(condition, [layer.weight for layer in layers], [layer.bias for layer in layers])
+        rows = rows.view(len(rows), len(layers), 6, 1, width)
+        rows[:, :, 2:4].add_(1)
+        before_head[:, 0].add_(1)
+        return [*(each.unbind(1) for each in rows.unbind(1)), before_head.unbind(1)]
 
     def embed_places(self, levels: torch.LongTensor, first: int) -> torch.Tensor:
         """What is added for the maps of cells (`levels` [T]) and for their places, from `first` on."""

@@ -32,7 +32,7 @@ class StepLayer(NamedTuple):
 
     Attributes:
         norms: before attention and before the feed-forward layer.
-        projections: of queries, keys and values.
+        projections: of queries, keys and values, in one weight or three.
         biases: of the projections, or none.
         head_dim: the width of a head.
         out, gate, up, down: the other weights.
@@ -41,7 +41,7 @@ class StepLayer(NamedTuple):
     """
 
     norms: tuple[Norm, Norm]
-    projections: tuple[Weight, Weight, Weight]
+    projections: tuple[Weight, ...]
     biases: list[torch.Tensor]
     head_dim: int
     out: Weight

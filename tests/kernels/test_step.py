@@ -8,6 +8,7 @@ import arimage.kernels.step
 from arimage.kernels.step.attention import attention, normed_attention
 from arimage.kernels.step.embedding import embedding
 from arimage.kernels.step.gate import gate
+from arimage.kernels.step.head_norms import head_norms
 from arimage.kernels.step.keys import write_keys
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.norm_and_add import norm_and_add
@@ -217,6 +218,25 @@ def test_attention_of_heads_with_norms(on_triton, kind, head_dim):
     torch.testing.assert_close(found, (expected, *before), **TOLERANCE)
     torch.testing.assert_close(normed_attention(*arguments, ends, columns), expected, **TOLERANCE)
     torch.testing.assert_close((keys, values), before, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("tables", "shape"), [(1, (2, 3, 4, 2, 64)), (2, (2, 5, 9, 3, 24))], ids=str)
+def test_norms_and_rotations_of_heads(on_triton, tables, shape):
+    rows, tokens, heads, key_heads, head_dim = shape
+    states = random(rows, tokens, heads + 2 * key_heads, head_dim)
+    gains = random(head_dim, seed=1), random(head_dim, seed=2)
+    table = random(tables, tokens, head_dim // 2, 2, seed=3)
+    expected = (
+        states[:, :, : heads + key_heads] / (states.square().mean(3, keepdim=True) + EPS).sqrt()[:, :, :-key_heads]
+    )
+    expected[:, :, :heads] *= gains[0]
+    expected[:, :, heads:] *= gains[1]
+    even, odd = expected.unflatten(3, (-1, 2)).unbind(4)
+    cos, sin = table[:, :, None].unbind(4)
+    expected = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=4).flatten(3)
+    arguments = states, *gains, EPS, heads, table
+    for found in (head_norms(*arguments), *on_triton("step.head_norms", "head_norms", *arguments)):
+        torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
 def test_rows_of_a_language_model(on_triton):

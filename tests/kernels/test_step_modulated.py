@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from arimage.kernels.step import MOST_ROWS
 from arimage.kernels.step.modulated import modulated
-from arimage.kernels.step.modulated_norm import modulated_norm
+from arimage.kernels.step.modulated_norm import modulated_norm, sum_and_norm
 from arimage.kernels.step.modulations import modulations
 from arimage.kernels.step.unit_heads import unit_heads
 
@@ -101,6 +101,23 @@ def test_a_modulated_norm(on_triton, kind, dtype):
     torch.testing.assert_close(modulated_norm(x, eps, dtype, *rest), expected, **tolerance)
     (found,) = on_triton("step.modulated_norm", "modulated_norm", x, eps, dtype, *rest)
     torch.testing.assert_close(found, expected, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["norm", "affine"])
+@pytest.mark.parametrize("gated", [False, True], ids=["sum", "gated sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_sum_and_its_norm(on_triton, kind, gated, dtype):
+    arguments = given((6, 2, 192, 192), kind)
+    _, _, _, eps, *norm, _, _, _, _ = arguments.values()
+    product, residual = random(6, 192, seed=6).to(dtype), arguments["x"]
+    gate = random(2, 192, seed=7) if gated else None
+    total = residual + product * (1 if gate is None else gate.repeat_interleave(3, 0))
+    plain = {"weight": torch.eye(192), "bias": torch.zeros(192), "residual": None, "activation": "", "added": 0.0}
+    expected = total, by_hand(**arguments | plain | {"x": total}).to(dtype)
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    torch.testing.assert_close(sum_and_norm(product, residual, gate, eps, *norm), expected, **tolerance)
+    found = on_triton("step.modulated_norm", "sum_and_norm", product, residual.contiguous(), gate, eps, *norm)
+    torch.testing.assert_close(tuple(found), expected, **tolerance)
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm", "affine", "residual", "gated"])

@@ -19,11 +19,12 @@ from ...models.modulated_blocks import (
     FeedForward,
     Float32Linear,
     Offset,
+    Sum,
     init_modulated,
-    launch,
 )
 from ...models.rotary import turns_at
 from ...models.scale_model import ScaleTransformer
+from ...models.step import runs_kernels
 from ...settings.schema import Count, Layers, Width, checked
 from .schedules import PixelClass, Schedule
 
@@ -89,13 +90,12 @@ class CrossAttention(nn.Module):
         attended = attend(query, key, value, mask.to(query.dtype))
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
-    def step(self, hidden, key, value, mask):
-        """`forward` and the residual connection around it by the kernels of `arimage.kernels.step`."""
-        rows, norm = hidden.flatten(0, 1), {"norm_weight": self.norm.weight, "norm_bias": self.norm.bias}
-        query = launch(self.q_proj, rows, eps=NORM_EPS, **norm)
-        query = query.view(*hidden.shape[:2], self.num_heads, -1)
-        attended = attend(query.transpose(1, 2), key, value, mask).transpose(1, 2).reshape(rows.shape)
-        return launch(self.out_proj, attended, residual=rows).view_as(hidden)
+    def step(self, before, after, key, value, mask):
+        """`forward` of a `Sum` and the residual connection around it by the kernels of `arimage.kernels.step`: the
+        sum before the norm `after`."""
+        query = before.launch(self.q_proj).view(len(key), -1, self.num_heads, key.shape[-1])
+        attended = attend(query.transpose(1, 2), key, value, mask).transpose(1, 2).reshape(before.rows.shape)
+        return Sum.of(self.out_proj, attended, before.rows, after)
 
 
 class Block(modulated_blocks.Block):
@@ -110,8 +110,10 @@ class Block(modulated_blocks.Block):
     def between(self, hidden, key, value, text_mask):
         return hidden + self.cross_attention(hidden, key, value, text_mask).float()
 
-    def step_between(self, hidden, key, value, text_mask):
-        return self.cross_attention.step(hidden, key, value, text_mask)
+    def step_between(self, attend, norm, key, value, text_mask):
+        own = self.cross_attention.norm
+        before = attend({"eps": NORM_EPS, "norm_weight": own.weight, "norm_bias": own.bias})
+        return self.cross_attention.step(before, norm, key, value, text_mask)
 
 
 class BitHead(Float32Linear):
@@ -220,6 +222,9 @@ class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapter
     def read_condition(self, **condition):
         vector, text, mask = self.embed_condition(**condition)
         *modulations, before_head = self.modulations(vector)
+        if runs_kernels(self):
+            # Once for all blocks.
+            text = text.to(self.dtype)
         read = [block.cross_attention.project_text(text) for block in self.blocks]
         blocks = [(*modulation, *each) for modulation, each in zip(modulations, read, strict=True)]
         return vector[:, None] + self.start_position.float(), None, [*blocks, (*before_head, mask)]

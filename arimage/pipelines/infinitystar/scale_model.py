@@ -5,60 +5,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from ...models.cache import ScaleCache
 from ...models.conditions import Conditions
-from ...models.layers import additive
 from ...models.pruning import pruning_of
 from ...models.scale_model import BoundScaleModel
+from .cache import ClipCache
 from .guidance import projected_guidance
 from .pyramid import bit_vectors, enlarge, frames_of, reduce
 from .schedules import Grid, Pass
 from .transformer_infinitystar import cell_positions, text_positions
-
-
-class ClipCache(ScaleCache):
-    """The text, and the last pass over the clip before: all that cells see besides those of their own pass.
-
-    Args:
-        prefix_length: the tokens of the text.
-        slots: the cells of the largest pass that is kept.
-        filled: as in `GrowingCache`.
-        branches: as in `SlotCache`.
-
-    Attributes:
-        seen: how many keys the next forward pass attends to besides its own.
-        first: where it writes its own, over those of an earlier clip; None if no later clip reads them.
-    """
-
-    seen: int
-    first: int | None
-
-    def __init__(self, *sizes: int, prefix_length: int, slots: int, filled: int | None = None, **settings):
-        self.size = prefix_length + slots
-        width = self.size if filled is None else prefix_length
-        super().__init__(*sizes, size=width, prefix_end=prefix_length, **settings)
-        self.index_of = torch.arange(prefix_length, self.size + 1, device=self.stacks[0].device)
-
-    def write_next_at(self, first: int | None, seen: int, count: int) -> None:
-        """Set `first` and `seen` for the next forward pass, which feeds `count` tokens."""
-        self.first, self.seen, self.attended = first, seen, seen + count
-        if first or seen > self.allocated:
-            self.allocate()
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `SlottedCache.write`. `keys` and `values` may be those of the first rows only."""
-        attended = []
-        for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
-            # See `SlottedCache.write`.
-            cached, states = cached[: len(states)], states.detach().to(cached.dtype)
-            # A copy, since the pass may overwrite what it sees.
-            attended.append(torch.cat([cached[:, :, : self.seen], states], dim=2))
-            if self.first is not None:
-                cached[:, :, self.first : self.first + states.shape[2]] = states
-        return attended[0], attended[1]
 
 
 class InfinityStarScaleModel(BoundScaleModel):
@@ -152,7 +108,7 @@ class InfinityStarScaleModel(BoundScaleModel):
             cache,
             text=True,
             unconditional=condition.get("unconditional"),
-            mask=additive(seen[:, None], self.transformer.dtype) if self._padded else None,
+            seen=seen if self._padded else None,
         )
         if len(seen) < len(copies):
             cache.take_rows(torch.tensor(copies, device=self.device))
@@ -172,12 +128,9 @@ class InfinityStarScaleModel(BoundScaleModel):
         pruning = pruning_of(scale, cache, self.scales)
         own = self.cells[scale] if pruning is None or pruning.kept is None else pruning.kept
         cache.write_next_at(text if one.last and one.clip < self.film[-1].clip else None, seen, own)
-        mask = None
-        if self._padded:
-            visible = F.pad(self.conditions.seen[: len(inputs)], (0, seen - text + own), value=True)
-            mask = additive(visible[:, None], self.transformer.dtype)
+        visible = self.conditions.seen[: len(inputs)] if self._padded else None
         positions = cell_positions(number, one, self._finest, self.device)
-        logits = self.transformer(inputs, positions, cache, coarse=one.coarse, mask=mask, pruning=pruning)
+        logits = self.transformer(inputs, positions, cache, coarse=one.coarse, seen=visible, pruning=pruning)
         return logits.flatten(1, 2).unflatten(0, (-1, len(latents)))
 
     def guide(

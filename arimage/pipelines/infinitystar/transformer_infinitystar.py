@@ -8,12 +8,17 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
-from ...models.cache import ScaleCache
-from ...models.layers import FeedForward, Linear, attend_heads, check_groups, check_heads
+from ...kernels.step import has_many_rows
+from ...kernels.step.head_norms import head_norms
+from ...kernels.step.linear import linear
+from ...models.layers import FeedForward, Linear, additive, attend_heads, check_groups, check_heads
 from ...models.mixin import ModelMixin
 from ...models.pruning import Pruning, only
 from ...models.rotary import turns_at
+from ...models.step import StepPlaces, runs_step
+from ...models.step_layer import Norm, StepLayer, attend_layer, feed_layer, weight_of
 from ...settings.schema import Count, Layers, Width, checked
+from .cache import ClipCache
 from .schedules import Pass, PixelClass, repetitions_of
 
 
@@ -68,6 +73,46 @@ class Block(nn.Module):
         hidden = hidden + self.attention(self.attention_norm(hidden), rotary, mask, cache, layer)
         parts = [self.feed_forward(self.feed_forward_norm(part)) for part in hidden.split(AT_ONCE, dim=1)]
         return hidden + (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+
+    def step_layer(self) -> StepLayer:
+        """What a step reads of it."""
+        own, feed = self.attention, self.feed_forward
+        before, after, query, key = (
+            Norm(norm.weight, NORM_EPS)
+            for norm in (self.attention_norm, self.feed_forward_norm, own.q_norm, own.k_norm)
+        )
+        qkv, out, gate, up, down = map(
+            weight_of, (own.qkv_proj, own.out_proj, feed.gate_proj, feed.up_proj, feed.down_proj)
+        )
+        return StepLayer(
+            norms=(before, after),
+            projections=(qkv,),
+            biases=[],
+            head_dim=own.head_dim,
+            out=out,
+            gate=gate,
+            up=up,
+            down=down,
+            head_norms=(query, key),
+        )
+
+    def step(self, hidden: torch.Tensor, at: StepPlaces, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """`forward` of few rows [R, hidden_size] by the kernels of a step, in five launches. `keys` and `values` are
+        those that the cache has of the layer."""
+        layer = self.step_layer()
+        return feed_layer(attend_layer(hidden, layer, at, keys, values), layer)
+
+    def step_wide(self, hidden, rotary, mask, cache, layer):
+        """`forward` of many rows by the products of torch, whose sums are part of them: in place, in twelve
+        launches."""
+        own, read = self.attention, self.step_layer()
+        states = own.qkv_proj(self.attention_norm(hidden)).unflatten(-1, (-1, own.head_dim))
+        gains, heads = (own.q_norm.weight, own.k_norm.weight), own.heads
+        query, key = head_norms(states, *gains, NORM_EPS, heads[0], rotary).split(heads[:2], dim=2)
+        attended = attend_heads(query, key, states[:, :, -heads[2] :], mask, cache, layer)
+        rows = linear(attended.flatten(0, 1), read.out.weight, residual=hidden.flatten(0, 1), scale=read.out.scale)
+        parts = [feed_layer(part, read) for part in rows.split(AT_ONCE * len(hidden))]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(hidden)
 
 
 class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
@@ -126,16 +171,21 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         """The channels of an attention head."""
         return self.config.hidden_size // self.config.num_attention_heads
 
+    @property
+    def step_parts(self) -> nn.ModuleList:
+        """See `runs_kernels`."""
+        return self.blocks
+
     def forward(
         self,
         inputs: torch.Tensor,
         positions: torch.Tensor,
-        cache: ScaleCache,
+        cache: ClipCache,
         *,
         text: bool = False,
         unconditional: torch.BoolTensor | None = None,
         coarse: bool = False,
-        mask: torch.Tensor | None = None,
+        seen: torch.BoolTensor | None = None,
         pruning: Pruning | None = None,
     ) -> torch.FloatTensor | None:
         """One forward pass over T cells: logits [B, T, bits, 2] in float32, of 0 and 1 for each bit. Or one over the T
@@ -149,7 +199,7 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
             text: whether `inputs` are those of a text.
             unconditional: bool [B], which rows get the learned embeddings in place of their text.
             coarse: whether the cells have the bits of coarse grids.
-            mask: additive [B, 1, 1, P + T], where padding of a text is among the keys.
+            seen: [B, P], which tokens of the text are none of its padding; None if all are.
             pruning: which of the cells pass through the layers, if not all do.
         """
         if text:
@@ -163,8 +213,24 @@ class InfinityStarTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         if pruning is not None:
             cells = pruning.choose(hidden)
             hidden, rotary = only(hidden, cells), rotary if cells is None else rotary[0][cells]
-        for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, rotary, mask, cache, layer)
+        steps = runs_step(self)
+        if steps and not (text or has_many_rows(hidden.flatten(0, 1))) and cache.first is None:
+            (count, own), rows = hidden.shape[:2], hidden.flatten(0, 1)
+            at = cache.places(count, own, rotary, seen)
+            for layer, block in enumerate(self.blocks):
+                rows = block.step(rows, at, *(cached[:count] for cached in cache.of_layer(layer)))
+            hidden = rows.view_as(hidden)
+        else:
+            mask = None
+            if seen is not None:
+                visible = F.pad(seen, (0, cache.attended - seen.shape[1]), value=True)
+                mask = additive(visible[:, None], self.dtype)
+            if steps and pruning is not None and hidden is whole:
+                # Sums are taken in place, and `restore` needs the states before.
+                hidden = hidden.clone()
+            for layer, block in enumerate(self.blocks):
+                run = block.step_wide if steps else block
+                hidden = run(hidden, rotary, mask, cache, layer)
         if text:
             return None
         if pruning is not None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from ...operation import operation
 from .. import has_few_rows
+from ..modulated_norm import added as added_to
 from ..modulated_norm import modulated_norm
 
 
@@ -46,15 +47,9 @@ def modulated(
     """
     if eps is not None:
         x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
-    # Sums of two dtypes are one operator, which needs no casts.
     result = F.linear(x.to(weight.dtype), weight, bias)
     if residual is not None:
-        before = residual[:, None].expand(-1, len(x) // len(residual), -1).flatten(0, 1)
-        if gate is None:
-            result = before + result
-        else:
-            before, result = (states.unflatten(0, (len(gate), -1)) for states in (before, result))
-            result = torch.addcmul(before, result, gate[:, None]).flatten(0, 1)
+        result = added_to(residual, result, gate)
     if activation == "silu":
         return F.silu(result)
     if activation == "gelu":

@@ -25,3 +25,30 @@ def modulated_norm(
         rows = x.unflatten(0, (len(scale), -1))
         x = torch.addcmul(shift[:, None], rows, scale[:, None] + added).flatten(0, 1)
     return x.to(dtype)
+
+
+def added(residual: torch.Tensor, product: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """`residual` [M, N] and the `gate` [M, N] times the `product` [R, N], see `arimage.kernels.step.modulated`."""
+    # Sums of two dtypes are one operator, which needs no casts.
+    before = residual[:, None].expand(-1, len(product) // len(residual), -1).flatten(0, 1)
+    if gate is None:
+        return before + product
+    before, product = (states.unflatten(0, (len(gate), -1)) for states in (before, product))
+    return torch.addcmul(before, product, gate[:, None]).flatten(0, 1)
+
+
+@operation(whole=("product", "residual"))
+def sum_and_norm(
+    product: torch.Tensor,
+    residual: torch.Tensor,
+    gate: torch.Tensor | None,
+    eps: float,
+    norm_weight: torch.Tensor | None = None,
+    norm_bias: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    shift: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of the `residual` [R, D] and the `gate` [M, D] times the `product` [R, D], and f of this sum in the
+    dtype of the product; see `arimage.kernels.step.modulated`."""
+    states = added(residual, product, gate)
+    return states, modulated_norm(states, eps, product.dtype, norm_weight, norm_bias, scale, shift)

@@ -9,17 +9,22 @@ import triton.language as tl
 WARPS = 8
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "gated"])
 def modulated_norm_kernel(
     x_ptr,
+    residual_ptr,
+    gate_ptr,
+    sum_ptr,
     norm_weight_ptr,
     norm_bias_ptr,
     scale_ptr,
     shift_ptr,
     out_ptr,
     tokens,
+    gated,
     scale_stride,
     shift_stride,
+    gate_stride,
     eps,
     added,
     width: tl.constexpr,
@@ -30,6 +35,14 @@ def modulated_norm_kernel(
     at = tl.arange(0, block)
     inside = at < width
     x = tl.load(x_ptr + token * width + at, mask=inside, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        if gate_ptr is not None:
+            gate = gate_ptr + token // gated * gate_stride + at
+            x = x * tl.load(gate, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(residual_ptr + token * width + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + token * width + at, rounded, mask=inside)
+        x = rounded.to(tl.float32)
     mean = tl.sum(x) / width
     x = tl.where(inside, x - mean, 0.0)
     x = x * (1 / tl.sqrt_rn(tl.sum(x * x) / width + eps))
@@ -43,10 +56,21 @@ def modulated_norm_kernel(
 
 
 def modulated_norm(x, eps, dtype, norm_weight, norm_bias, scale, shift, added):
-    (rows, width), device = x.shape, x.device
-    out = torch.empty(rows, width, dtype=dtype, device=device)
+    out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     yield out
-    tensors = x.contiguous(), norm_weight, norm_bias, scale, shift, out
-    sizes = (1, 0, 0) if scale is None else (rows // len(scale), scale.stride(0), shift.stride(0))
+    _launch(x.contiguous(), (None, None, None), out, eps, (norm_weight, norm_bias), (scale, shift), added)
+
+
+def sum_and_norm(product, residual, gate, eps, norm_weight, norm_bias, scale, shift):
+    states, out = torch.empty_like(residual), torch.empty_like(product)
+    yield states, out
+    _launch(product, (residual, gate, states), out, eps, (norm_weight, norm_bias), (scale, shift), 0.0)
+
+
+def _launch(x, sums, out, eps, affine, modulation, added):
+    (rows, width), (_, gate, _), (scale, shift) = x.shape, sums, modulation
+    counts = (rows // len(each) if each is not None else 1 for each in (scale, gate))
+    strides = (0 if each is None else each.stride(0) for each in (scale, shift, gate))
     options = {"width": width, "block": triton.next_power_of_2(width), "num_warps": WARPS}
-    modulated_norm_kernel[(rows,)](*tensors, *sizes, eps, added, **options)
+    tensors = x, *sums, *affine, *modulation, out
+    modulated_norm_kernel[(rows,)](*tensors, *counts, *strides, eps, added, **options)
