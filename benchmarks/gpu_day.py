@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -242,21 +242,6 @@ def kernels(day: Day) -> None:
             day.measure(run, kernel=function, arguments=kernel_times.described(inputs), form=form)
 
 
-def milliseconds(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    """Of every call, after four more, in which a step is compiled and captured. The host does not wait in between."""
-    for _ in range(4):
-        call()
-    if device.type == "cpu":
-        return [kernel_times.measured(call, device)[0] / 1000 for _ in range(repeats)]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        call()
-        mark.record()
-    torch.cuda.synchronize(device)
-    return [begin.elapsed_time(end) for begin, end in pairwise(marks)]
-
-
 def steps(day: Day) -> None:
     device, models = day.plan.device, day.plan.models
     loaded: dict[str, Callable[[int], Bound]] = {}
@@ -304,7 +289,7 @@ def steps(day: Day) -> None:
                 step = partial(decoding.step, state)
                 call = step if compiled is None else CapturedState(compiled, decoding, state, keeps=False).step
         with replays() as replayed:
-            found = spread(milliseconds(call, day.plan.repeats, device), "ms")
+            found = spread(gpu_step.milliseconds(call, day.plan.repeats, device), "ms")
         found |= {"peak_mib": max(peak_memory(device), default=0), "replays": len(replayed)}
         found |= floors(model, batch, text)
         floor_ms = max(found["bytes_ms"], found["operations_ms"])
