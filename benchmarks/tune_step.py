@@ -2,12 +2,11 @@
 apart (splits of K), warps and stages, for the shapes of published models at one token and at windows of 16 and 32.
 
 The operations and their shapes are those that steps of the models call on fake CUDA tensors. Every setting is changed
-alone, then all together that helped; results that differ from the definition in torch are no candidates. Settings that
-a sum depends on are searched at the first number of rows and kept for the others, so that no row depends on how many
-there are.
+alone, then all together that helped; what differs from the definition in torch is left out. Settings that a sum
+depends on are chosen for all numbers of rows together, so that no row depends on how many there are.
 
-DIR/trials.jsonl has every trial as soon as it was timed, and DIR/tuned.json the table, which also has what is in use.
-Copy that to arimage/kernels/step/tuned.json to use it. Start the command again to go on.
+DIR/trials.jsonl has every trial as soon as it was timed, and DIR/tuned.json the table, with what is in use. Copy that
+to arimage/kernels/step/tuned.json to use it. Start the command again to go on.
 
 python benchmarks/tune_step.py --out DIR              # for six minutes
 python benchmarks/tune_step.py --out DIR --tiny       # tries it in Triton's interpreter, without a GPU
@@ -15,13 +14,13 @@ python benchmarks/tune_step.py --out DIR --tiny       # tries it in Triton's int
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from functools import partial
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,21 +45,40 @@ from arimage.kernels.operation import DEVICES
 from arimage.kernels.step import programs
 
 
-# By operation of the table: what a sum depends on, and the others.
-WIDTHS = {"block_width": (128, 512), "parts": (2, 8), "num_warps": (8,)}
-SETTINGS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]] = {
-    "linear": (WIDTHS, {"block_out": (16, 32, 64), "stages": (2, 3, 4, 6)}),
-    "qkv": (WIDTHS, {"block_pairs": (8, 16, 32), "stages": (2, 3, 4, 6)}),
-    "attention": ({"block_keys": (32, 64), "parts": (2, 8), "num_warps": (8,)}, {"stages": (2, 3, 4)}),
-    "norm_and_add": ({"num_warps": (4, 16)}, {}),
-    "modulated": ({"block_out": (16, 32), "block_width": (64, 128), "num_warps": (8,)}, {"stages": (2, 3, 4)}),
+Settings = dict[str, int]
+# By operation of the table: changes that a sum depends on, and others.
+WIDTHS: tuple[Settings, ...] = (
+    {"block_width": 128},
+    {"block_width": 512, "stages": 2},
+    {"parts": 2},
+    {"parts": 8},
+    {"num_warps": 8},
+)
+
+
+def values(name: str, *values: int) -> tuple[Settings, ...]:
+    return tuple({name: value} for value in values)
+
+
+SETTINGS: dict[str, tuple[tuple[Settings, ...], tuple[Settings, ...]]] = {
+    "linear": (WIDTHS, (*values("block_out", 16, 32, 64), *values("stages", 2, 3, 4, 6))),
+    "qkv": (WIDTHS, (*values("block_pairs", 8, 32), *values("stages", 2, 3, 4, 6))),
+    "attention": (
+        (*values("block_keys", 32, 64), *values("parts", 2, 8), {"parts": 8, "num_warps": 8}),
+        values("stages", 2, 3, 4),
+    ),
+    "norm_and_add": (values("num_warps", 4, 16), ()),
+    "modulated": (
+        (*values("block_out", 16, 32), *values("block_width", 64, 128), {"num_warps": 8}),
+        values("stages", 2, 3, 4),
+    ),
 }
-TINY_SETTINGS = {
-    "linear": ({"parts": (8,)}, {"block_out": (32,)}),
-    "qkv": ({"block_width": (128,)}, {"block_pairs": (8,)}),
-    "attention": ({"block_keys": (32,)}, {"stages": (2,)}),
-    "norm_and_add": ({"num_warps": (4,)}, {}),
-    "modulated": ({"block_out": (32,)}, {"stages": (2,)}),
+TINY_SETTINGS: dict[str, tuple[tuple[Settings, ...], tuple[Settings, ...]]] = {
+    "linear": (values("parts", 8), values("block_out", 32)),
+    "qkv": (values("block_width", 128), values("block_pairs", 8)),
+    "attention": (values("block_keys", 32), values("stages", 2)),
+    "norm_and_add": (values("num_warps", 4), ()),
+    "modulated": (values("block_out", 32), values("stages", 2)),
 }
 # The folders of the operations.
 FOLDERS = {
@@ -76,7 +94,7 @@ FOLDERS = {
 ROWS = (8, 16, 32, 64)
 # Those that are slowest next to the speed of memory; then all others.
 FIRST = ("janus-pro-7b", "emu3-gen", "glm-image", "cosmos-4b", "llamagen-xl-384")
-STEPS = (("ar", 1), ("sjd-coupled:window=16", 1), ("sjd-coupled:window=32", 1), ("ar", 8))
+STEPS = ("ar", *(f"sjd-coupled:window={window}" for window in (16, 32, 64)))
 # Of processes that compile, each with arguments of its own on the GPU.
 WORKERS = 8
 # The least gain that is worth other settings.
@@ -86,12 +104,12 @@ COPIES = 64
 
 
 class Plan(NamedTuple):
-    """What is tuned: of `models` the steps of `steps`, each a decoding and a batch size."""
+    """What is tuned: of `models` the steps of the decodings `steps`, with a number of processes that compile."""
 
     device: torch.device
     settings: dict
     models: dict[str, Published]
-    steps: tuple[tuple[str, int], ...]
+    steps: tuple[str, ...]
     workers: int
 
 
@@ -102,14 +120,16 @@ def full_plan() -> Plan:
 
 def tiny_plan() -> Plan:
     """With norms of heads, with norms before sums, and modulated."""
-    narrow = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+    narrow = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
     glm = MODELS["glm-image"]
     rope = {**glm.tiny["rope_parameters"], "mrope_section": [2, 3, 3]}
     models = {
-        "glm-image": Published(1, partial(glm.build, **{**glm.tiny, **narrow, "rope_parameters": rope})),
-        "rar-b-256": Published(1, partial(rar, grid_size=4, vocab_size=64, **narrow)),
+        "glm-image": Published(
+            1, partial(glm.build, **{**glm.tiny, **narrow, "rope_parameters": rope, "shape": (8, 8)})
+        ),
+        "rar-b-256": Published(1, partial(rar, grid_size=6, vocab_size=64, **narrow)),
     }
-    return Plan(torch.device("cpu"), TINY_SETTINGS, models, (("ar", 1), ("sjd-coupled:window=9", 1)), 1)
+    return Plan(torch.device("cpu"), TINY_SETTINGS, models, ("ar", "sjd-coupled:window=64"), 1)
 
 
 class Like(NamedTuple):
@@ -142,19 +162,17 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def cases(plan: Plan, names: list[str]) -> Iterator[tuple[str, Case]]:
-    """Every operation of the steps of the models, with the model's name."""
-    for name, (text, batch) in product(names, plan.steps):
-        decoding = decoding_from_text(text)
+def cases(model: Published, steps: tuple[str, ...]) -> Iterator[Case]:
+    """Every operation of the steps of a model."""
+    for decoding in map(decoding_from_text, steps):
         with step_cost.fake_cuda():
-            bound = plan.models[name].build(min(plan.models[name].layers, 2))(batch)
+            bound = model.build(min(model.layers, 2))(1)
             if decoding.supports(bound.model) is not None:
                 continue
-            state = step_cost.half_way(bound, decoding, batch)
+            state = step_cost.half_way(bound, decoding, 1)
             with Recorder() as recorder:
                 decoding.step(state)
-        for case in recorder.cases.values():
-            yield name, case
+        yield from recorder.cases.values()
 
 
 def filled(case: Case, device: torch.device) -> tuple:
@@ -184,12 +202,12 @@ def filled(case: Case, device: torch.device) -> tuple:
     return tuple(argument(name, value) for name, value in given.items())
 
 
-def fits(operation: str, case: Case, name: str, value: int) -> bool:
+def fits(case: Case, settings: Settings) -> bool:
     """Whether blocks divide what has no rest."""
-    if name == "block_pairs":
-        return case.arguments["head_dim"] // 2 % value == 0
-    if operation == "modulated" and name == "block_width":
-        return case.arguments["weight"].shape[1] % value == 0
+    if "block_pairs" in settings:
+        return case.arguments["head_dim"] // 2 % settings["block_pairs"] == 0
+    if case.name == "modulated" and "block_width" in settings:
+        return case.arguments["weight"].shape[1] % settings["block_width"] == 0
     return True
 
 
@@ -222,7 +240,7 @@ def interpret(device: torch.device) -> None:
         torch.set_num_threads(1)
 
 
-def compile_trial(case: Case, key: str, settings: dict[str, int], device: torch.device) -> None:
+def compile_trial(case: Case, key: str, settings: Settings, device: torch.device) -> None:
     """Leave the kernel in Triton's cache."""
     with torch.no_grad(), patch.object(programs, "TUNED", {key: settings}):
         kernel(case)(*filled(case, device))
@@ -247,7 +265,7 @@ class Bench:
         named = dict(zip(self.case.arguments, inputs, strict=True))
         return [result, *(named[name].clone() for name in ("keys", "values") if name in named)]
 
-    def microseconds(self, settings: dict[str, int]) -> float:
+    def microseconds(self, settings: Settings) -> float:
         """Of one call.
 
         Raises:
@@ -264,85 +282,80 @@ class Bench:
             return gpu_step.in_graph([partial(call, *inputs) for inputs in self.inputs], self.device)
 
 
-class Log:
-    """The trials in a folder."""
+class Trials:
+    """Microseconds of settings of an operation: those in the folder, or measured now and added."""
 
-    def __init__(self, folder: Path):
-        self.folder, self._file = folder, folder / "trials.jsonl"
+    def __init__(self, folder: Path, plan: Plan, pool: ProcessPoolExecutor):
+        self._file, self._plan, self._pool = folder / "trials.jsonl", plan, pool
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         # A run that was interrupted leaves half a line at most.
         rows = [json.loads(line) for line in lines if line.endswith("}")]
-        self.chosen: dict[str, dict] = {row["key"]: row for row in rows if row.get("chosen")}
+        self._times = {(row["key"], str(row["settings"])): row.get("us", math.inf) for row in rows}
 
-    def add(self, row: dict) -> None:
-        with self._file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        if row.get("chosen"):
-            self.chosen[row["key"]] = row
-            self.write_table()
-
-    def fixed(self, key: str) -> dict[str, int] | None:
-        """The settings that sums depend on, as another number of rows has chosen them; None if there is none."""
-        shape = key.rpartition(" ")[0]
-        others = [row["fixed"] for other, row in self.chosen.items() if other.rpartition(" ")[0] == shape]
-        return others[0] if others else None
-
-    def write_table(self) -> None:
-        """With the settings that sums depend on for every number of rows."""
-        table = dict(programs.TUNED)
-        for key, row in self.chosen.items():
-            shape = key.rpartition(" ")[0]
-            for rows in ROWS:
-                if f"{shape} {rows}" not in self.chosen:
-                    table[f"{shape} {rows}"] = row["fixed"]
-            table[key] = row["settings"]
-        table = {key: settings for key, settings in sorted(table.items()) if settings}
-        unfinished = self.folder / "tuned.part"
-        unfinished.write_text(json.dumps(table, indent=1) + "\n")
-        os.replace(unfinished, self.folder / "tuned.json")
+    def measure(self, key: str, case: Case, many: list[Settings]) -> list[float]:
+        """Infinite for settings that do not run, most of which need more shared memory than there is."""
+        missing = [settings for settings in many if (key, str(settings)) not in self._times]
+        if missing:
+            device = self._plan.device
+            wait([self._pool.submit(compile_trial, case, key, settings, device) for settings in missing])
+            bench = Bench(case, key, device)
+            for settings in missing:
+                row: dict[str, Any] = {"key": key, "settings": settings}
+                try:
+                    row["us"] = bench.microseconds(settings)
+                except Exception as error:
+                    row["error"] = f"{type(error).__name__}: {error}"
+                self._times[key, str(settings)] = row.get("us", math.inf)
+                with self._file.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        return [self._times[key, str(settings)] for settings in many]
 
 
-def search(case: Case, key: str, model: str, plan: Plan, log: Log, pool: ProcessPoolExecutor) -> None:
-    """Try settings of an operation, and log the fastest."""
-    operation = key.split()[1]
-    sums, others = plan.settings[operation]
-    fixed = log.fixed(key)
-    start, searched = fixed or {}, others if fixed is not None else sums | others
-    changes = [(name, value) for name, values in searched.items() for value in values]
-    trials = [start, *(start | {n: v} for n, v in changes if fits(operation, case, n, v))]
-    wait([pool.submit(compile_trial, case, key, settings, plan.device) for settings in trials])
-    bench, times = Bench(case, key, plan.device), []
+def fastest(found: dict[str, Case], trials: Trials, start: Settings, changes: tuple[Settings, ...]) -> Settings:
+    """Of `start` and its changes, what takes the least time of `start`, on average over the operations."""
 
-    def time_it(settings: dict[str, int]) -> None:
-        row = {"key": key, "model": model, "settings": settings}
-        try:
-            microseconds = bench.microseconds(settings)
-        except Exception as error:
-            # Most need more shared memory than there is.
-            log.add(row | {"error": f"{type(error).__name__}: {error}"})
-        else:
-            times.append((microseconds, settings))
-            log.add(row | {"us": microseconds})
+    def shares(many: list[Settings]) -> list[float]:
+        times = [trials.measure(key, case, [start, *many]) for key, case in found.items()]
+        return [sum(each[i] / each[0] for each in times) / len(times) for i in range(1, len(many) + 1)]
 
-    for settings in trials:
-        time_it(settings)
-    if not times or times[0][1] != start:
-        print(f"{key}: does not run", flush=True)
-        return
-    before = times[0][0]
-    # The slowest first: the best value of a setting stays.
-    better = [settings for us, settings in sorted(times[1:], key=lambda each: -each[0]) if us < before]
-    together = {name: value for settings in [start, *better] for name, value in settings.items() if name not in start}
-    if len(together) > 1:
-        time_it(start | together)
-    best, settings = min(times, key=lambda each: each[0])
-    if best > GAIN * before:
-        best, settings = before, start
-    kept = {name: value for name, value in settings.items() if name in sums}
-    log.add(
-        {"key": key, "model": model, "chosen": True, "settings": settings, "fixed": kept, "us": best, "was": before}
-    )
-    print(f"{key}: {before:.1f} -> {best:.1f} us, {settings or 'as it was'}", flush=True)
+    changes = tuple(each for each in changes if all(fits(case, each) for case in found.values()))
+    tried = list(zip(shares([start | each for each in changes]), changes, strict=True))
+    # The fastest last: its values stay.
+    better = [change for share, change in sorted(tried, key=lambda each: -each[0]) if share < 1]
+    if len(better) > 1:
+        together = {name: value for change in better for name, value in change.items()}
+        tried.append((shares([start | together])[0], together))
+    share, change = min(tried, key=lambda each: each[0], default=(1.0, {}))
+    return start | change if share < GAIN else start
+
+
+def search(found: dict[str, Case], plan: Plan, trials: Trials) -> dict[str, Settings]:
+    """The table's rows of an operation and shape, from its cases by key, the fewest rows first."""
+    start, (sums, others) = {}, plan.settings[next(iter(found)).split()[1]]
+    before = {key: trials.measure(key, case, [start])[0] for key, case in found.items()}
+    if math.inf in before.values():
+        print(f"{', '.join(found)}: failed, see the trials", flush=True)
+        return {}
+    timed = {int(key.split()[-1]): key for key in found}
+    # Else nobody knows whether as many rows run.
+    if ROWS[-1] in timed:
+        start = fastest(found, trials, start, sums)
+    table = {key: fastest({key: case}, trials, start, others) for key, case in found.items()}
+    for key, settings in table.items():
+        us = trials.measure(key, found[key], [settings])[0]
+        print(f"{key}: {before[key]:.1f} -> {us:.1f} us, {settings or 'as it was'}", flush=True)
+    # What runs with more rows fits fewer.
+    shape = next(iter(found)).rpartition(" ")[0]
+    for rows in ROWS:
+        if larger := [timed[more] for more in ROWS if more >= rows and more in timed]:
+            table[f"{shape} {rows}"] = table[larger[0]]
+    return {key: settings for key, settings in table.items() if settings}
+
+
+def write_table(folder: Path, table: dict[str, Settings]) -> None:
+    unfinished = folder / "tuned.part"
+    unfinished.write_text(json.dumps(dict(sorted(table.items())), indent=1) + "\n")
+    os.replace(unfinished, folder / "tuned.json")
 
 
 @torch.no_grad()
@@ -361,17 +374,25 @@ def main() -> None:
         parser.error(f"--model {' '.join(unknown)} is not among {', '.join(plan.models)}")
     end = time.monotonic() + 60 * arguments.minutes
     arguments.out.mkdir(parents=True, exist_ok=True)
-    log = Log(arguments.out)
     interpret(plan.device)
     options = {"mp_context": get_context("spawn"), "initializer": interpret, "initargs": (plan.device,)}
+    table, seen = dict(programs.TUNED), set()
     with ProcessPoolExecutor(plan.workers, **options) as pool:
-        for model, case in cases(plan, names):
-            if time.monotonic() >= end:
-                print("there was no time for more: start the command again", flush=True)
-                return
-            key = key_of(case, plan.device)
-            if key not in log.chosen:
-                search(case, key, model, plan, log, pool)
+        trials = Trials(arguments.out, plan, pool)
+        for name in names:
+            print(f"{name}:", flush=True)
+            by_key: dict[str, Case] = {}
+            for case in cases(plan.models[name], plan.steps):
+                by_key.setdefault(key_of(case, plan.device), case)
+            shapes = {key.rpartition(" ")[0]: None for key in by_key}
+            for shape in [each for each in shapes if each not in seen]:
+                if time.monotonic() >= end:
+                    print("there was no time for more: start the command again", flush=True)
+                    return
+                seen.add(shape)
+                keys = [f"{shape} {rows}" for rows in ROWS]
+                table |= search({key: by_key[key] for key in keys if key in by_key}, plan, trials)
+                write_table(arguments.out, table)
     print("nothing is left", flush=True)
 
 
