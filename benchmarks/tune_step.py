@@ -127,9 +127,9 @@ def tiny_plan() -> Plan:
         "glm-image": Published(
             1, partial(glm.build, **{**glm.tiny, **narrow, "rope_parameters": rope, "shape": (8, 8)})
         ),
-        "rar-b-256": Published(1, partial(rar, grid_size=6, vocab_size=64, **narrow)),
+        "rar-b-256": Published(1, partial(rar, grid_size=5, vocab_size=64, **narrow)),
     }
-    return Plan(torch.device("cpu"), TINY_SETTINGS, models, ("ar", "sjd-coupled:window=64"), 1)
+    return Plan(torch.device("cpu"), TINY_SETTINGS, models, ("ar", "sjd-coupled:window=33"), 1)
 
 
 class Like(NamedTuple):
@@ -192,12 +192,10 @@ def filled(case: Case, device: torch.device) -> tuple:
         numbers = torch.randn(like.shape, device=device)
         return (numbers / like.shape[1] ** 0.5 if name in ("weight", "up", "weights") else numbers).to(dtype)
 
-    is_like = lambda value: isinstance(value, Like)  # noqa: E731
-
     def argument(name: str, value: Any) -> Any:
-        if isinstance(value, list | tuple) and not is_like(value):
-            return [tensor(name, each) for each in value]
-        return tensor(name, value) if is_like(value) else value
+        if isinstance(value, Like):
+            return tensor(name, value)
+        return [tensor(name, each) for each in value] if isinstance(value, list | tuple) else value
 
     return tuple(argument(name, value) for name, value in given.items())
 
