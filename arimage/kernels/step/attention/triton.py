@@ -238,6 +238,7 @@ def _launch(query, keys, values, seen, prefix_end, first, slots, visible, turns,
     heads_of |= dict(zip(("query_gain_stride", "key_gain_stride"), strides, strict=True))
     blocks = {"block_prompt": triton.next_power_of_2(max(prompt, 1)), "block_queries": QUERIES, "block_keys": KEYS}
     options = {"parts": WARPS, "stages": stages(head_dim), "num_warps": WARPS, **blocks}
-    options |= tuned("attention", (heads, key_heads, head_dim, gains[2] is not None), count, query.device)
+    given = (each is not None for each in (gains[2], table, visible))
+    options |= tuned("attention", (heads, key_heads, head_dim, *given), count, query.device)
     grid = rows * key_heads, triton.cdiv(queries * heads // key_heads, QUERIES)
     attention_kernel[grid](*tensors, *sizes, head_dim**-0.5, eps, **heads_of, **options)
