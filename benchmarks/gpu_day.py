@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -64,6 +64,9 @@ from arimage.pipelines.base import ARPipeline
 ROOT = Path(__file__).parents[1]
 WINDOWS = ("sjd-coupled:window=16", "sjd-coupled:window=32")
 PACKAGED = {name: partial(AutoPipeline.from_pretrained, name, dtype=torch.bfloat16) for name in packaged_models()}
+# Whose steps are timed.
+TIMED = ("llamagen-xl-384", "var-d30", *gpu_step.LANGUAGE)
+TINY_TIMED = {name: TINY[name] for name in TIMED}
 # The options of `CapturedSteps`; None for eager steps.
 FORMS = {"eager": None, "captured": {"compiles": False}, "compiled": {}}
 # Seconds that must be left for the first measurement of a form; later ones need as much as the longest so far.
@@ -77,7 +80,7 @@ class Plan(NamedTuple):
     device: torch.device
     tests: str = "tests"
     kernels: tuple[int, int, int, int] = (4, 64, 16384, 256)
-    models: dict[str, Published] = {name: MODELS[name] for name in TINY}
+    models: dict[str, Published] = {name: MODELS[name] for name in TIMED}
     decodings: tuple[str, ...] = ("ar", *WINDOWS)
     batches: tuple[int, ...] = (1, 8, 64)
     forms: tuple[str, ...] = tuple(FORMS)
@@ -94,7 +97,7 @@ TINY_PLAN = Plan(
     device=torch.device("cpu"),
     tests="tests/kernels/test_neighbours.py",
     kernels=(1, 4, 64, 8),
-    models=TINY,
+    models=TINY_TIMED,
     decodings=WINDOWS[:1],
     batches=(1,),
     forms=("eager", "captured"),
@@ -115,7 +118,7 @@ class Day:
         self.folder, self.plan = folder, plan
         self._file, self._seconds, self._commit = folder / "gpu_day.json", seconds, commit
         libraries = {"transformers": transformers.__version__, "diffusers": diffusers.__version__}
-        header = {**machine(plan.device), **libraries, "tiny": plan.models is TINY}
+        header = {**machine(plan.device), **libraries, "tiny": plan.models is TINY_TIMED}
         begun = self._file.exists()
         self.data: dict[str, Any] = json.loads(self._file.read_text()) if begun else {**header, "results": {}}
         for name in ("device", "torch", "tiny"):
@@ -242,21 +245,6 @@ def kernels(day: Day) -> None:
             day.measure(run, kernel=function, arguments=kernel_times.described(inputs), form=form)
 
 
-def milliseconds(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    """Of every call, after four more, in which a step is compiled and captured. The host does not wait in between."""
-    for _ in range(4):
-        call()
-    if device.type == "cpu":
-        return [kernel_times.measured(call, device)[0] / 1000 for _ in range(repeats)]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        call()
-        mark.record()
-    torch.cuda.synchronize(device)
-    return [begin.elapsed_time(end) for begin, end in pairwise(marks)]
-
-
 def steps(day: Day) -> None:
     device, models = day.plan.device, day.plan.models
     loaded: dict[str, Callable[[int], Bound]] = {}
@@ -304,7 +292,7 @@ def steps(day: Day) -> None:
                 step = partial(decoding.step, state)
                 call = step if compiled is None else CapturedState(compiled, decoding, state, keeps=False).step
         with replays() as replayed:
-            found = spread(milliseconds(call, day.plan.repeats, device), "ms")
+            found = spread(gpu_step.milliseconds(call, day.plan.repeats, device), "ms")
         found |= {"peak_mib": max(peak_memory(device), default=0), "replays": len(replayed)}
         found |= floors(model, batch, text)
         floor_ms = max(found["bytes_ms"], found["operations_ms"])

@@ -106,8 +106,11 @@ def tables(data: dict) -> str:
         "Captured steps of LlamaGen-XL by the kernels of PyTorch and by ours, mean ms over whole images:\n": in_step(
             results, ("image", "batch"), "median_ms"
         ),
-        "Products of its layers with the norms before and the sums after them, in µs; `qkv` of PyTorch without the "
-        "rotation and the writes to the cache:\n": in_step(results, ("product", "rows"), "us"),
+        "Captured steps of language models by the kernels of PyTorch and by ours, in ms:\n": measured(
+            results, "step", ("language", "decoding"), STEP_FORMS, "ms", floor
+        ),
+        "Products of the layers of LlamaGen-XL with the norms before and the sums after them, in µs; `qkv` of PyTorch "
+        "without the rotation and the writes to the cache:\n": in_step(results, ("product", "rows"), "us"),
         "Attention of its layers, in µs:\n": in_step(results, ("attention",), "us"),
         "Kernels that do nothing, µs each:\n": in_step(results, ("gap",), "us"),
         "Checks; kernels of a step are in gpu_day.json:\n": table(["measurement"], checks),

@@ -1,7 +1,10 @@
-"""The part `step` of gpu_day.py: where the time of a captured step of LlamaGen-XL goes, and what its kernels save.
+"""The part `step` of gpu_day.py: where the time of a captured step of LlamaGen-XL goes, and what the kernels of a
+step save there and in language models.
 
 - rates: reads, and the time between two kernels of a graph
 - image: mean milliseconds per step of whole images, with the kernels of PyTorch ("torch") and with ours ("kernels")
+- language: milliseconds per captured step of `LANGUAGE`, half-way through an image, by both, next to
+  the time that weights, keys and values take to copy
 - product, attention: every kernel of a layer next to PyTorch's, in a graph whose weights no cache holds
 - checks: rows alone against rows in a batch, and NaN after the ends of the rows
 - profile: the kernels of one step by name
@@ -12,19 +15,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import product
+from functools import cache, partial
+from itertools import pairwise, product
 from typing import Any
 from unittest.mock import patch
 
 import kernel_times
+import step_cost
 import torch
 import torch.nn.functional as F
+from shapes import Bound
 from torch.profiler import ProfilerActivity, profile
 
 from arimage.decoding import decoding_from_text
 from arimage.decoding.run.batch import Batch, Images
-from arimage.decoding.run.captured_steps import CapturedSteps
+from arimage.decoding.run.captured_steps import CapturedState, CapturedSteps
 from arimage.kernels.step.attention import attention
 from arimage.kernels.step.linear import linear
 from arimage.kernels.step.qkv import qkv
@@ -32,10 +37,11 @@ from arimage.models import step as step_layers
 
 
 MODEL = "llamagen-xl-384"
+LANGUAGE = ("janus-pro-7b", "emu3-gen", "glm-image", "cosmos-4b")
 DECODINGS = ("ar", "sjd-coupled:window=16", "sjd-coupled:window=32")
 # Weights of a chain of products: more than the L2 cache of an H100 holds.
-_BYTES = 400 << 20
-_ROWS = (2, 16, 32, 64)
+BYTES = 400 << 20
+ROWS = (2, 16, 32, 64)
 FORMS = ("torch", "kernels")
 GATED = "gate and up"
 
@@ -64,10 +70,25 @@ def in_graph(calls: list[Callable[[], object]], device: torch.device) -> float:
     return kernel_times.measured(graph.replay, device)[0] / len(calls)
 
 
+def milliseconds(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
+    """Of every call, after four more, in which a step is compiled and captured. The host does not wait in between."""
+    for _ in range(4):
+        call()
+    if device.type == "cpu":
+        return [kernel_times.measured(call, device)[0] / 1000 for _ in range(repeats)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [begin.elapsed_time(end) for begin, end in pairwise(marks)]
+
+
 def weights(shape: tuple[int, ...], device: torch.device) -> list[torch.Tensor]:
     """So many weights that no cache holds them; a few on a CPU."""
     one = 2 * shape[0] * shape[1]
-    count = max(_BYTES // one, 2) if device.type == "cuda" else 2
+    count = max(BYTES // one, 2) if device.type == "cuda" else 2
     return [torch.randn(shape, device=device).bfloat16() / shape[1] ** 0.5 for _ in range(count)]
 
 
@@ -98,14 +119,14 @@ def products(day: Any, config: Any) -> None:
             if kind == "torch":
                 calls.append(partial(_product, x, both, norm.get("gain"), None if norm else residual))
             elif name == "qkv":
-                calls.append(partial(qkv, x, gain, 1e-5, weight, **rotation))
+                calls.append(partial(qkv, x, gain, 1e-5, [weight], **rotation, scales=[], biases=[]))
             else:
                 up = {"up": both[1]} if gated else {}
                 calls.append(partial(linear, x, weight, **norm, **up, residual=None if norm else residual))
         microseconds = in_graph(calls, device)
         return {"us": microseconds, "bytes_per_s": 1e6 * len(both) * pairs[0].nbytes / microseconds}
 
-    sizes = _ROWS if device.type == "cuda" else _ROWS[:1]
+    sizes = ROWS if device.type == "cuda" else ROWS[:1]
     for (name, shape), rows, kind in product(layer_shapes(config).items(), sizes, FORMS):
         day.measure(partial(run, name, shape, rows, kind), product=name, rows=rows, form=kind)
 
@@ -224,6 +245,30 @@ class WholeImages:
         }
 
 
+def language(day: Any, name: str) -> None:
+    device, model = day.plan.device, day.plan.models[name]
+    bound: list[Bound] = []
+
+    def run(text: str, kind: str) -> dict:
+        decoding = decoding_from_text(text)
+        with torch.device(device), form(kind):
+            bound[:] = bound or [model.build(model.layers)(1)]
+            state = step_cost.half_way(bound[0], decoding, 1)
+            call = CapturedState(CapturedSteps(compiles=False), decoding, state, keeps=False).step
+            found = milliseconds(call, day.plan.repeats, device)
+        median, floor_ms = statistics.median(found), 1000 * floor(text) / day.bandwidth()
+        times = {"median_ms": median, "low_ms": min(found), "high_ms": max(found)}
+        return times | {"floor_ms": floor_ms, "ratio": median / floor_ms}
+
+    @cache
+    def floor(text: str) -> float:
+        with step_cost.fake_cuda():
+            return step_cost.token_cost(model.build(model.layers)(1), decoding_from_text(text), 1).floor
+
+    for text, kind in product(day.plan.decodings, FORMS):
+        day.measure(partial(run, text, kind), language=name, decoding=text, form=kind)
+
+
 def alone(device: torch.device, config: Any) -> dict:
     """Whether a row of a product has the same bits alone and with others."""
     found = {}
@@ -257,6 +302,8 @@ def step(day: Any) -> None:
     config = images.config
     for text, kind in product(day.plan.decodings, FORMS):
         day.measure(partial(images.timed, text, 1, kind), image=text, batch=1, form=kind)
+    for name in LANGUAGE:
+        language(day, name)
     products(day, config)
     attentions(day, config)
     day.measure(partial(alone, day.plan.device, config), check="rows alone")

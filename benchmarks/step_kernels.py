@@ -69,8 +69,10 @@ capability = 90
 
 def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: int = WARPS) -> Compiled:
     """`types` of the arguments that are given, a tuple for several tensors; those that are in neither are None.
-    Tensors, sizes and strides are multiples of 16."""
-    constants = dict.fromkeys(name for name in kernel.arg_names if name not in types) | constants
+    Tensors, sizes and strides are multiples of 16. `num_warps` may be among the `constants`."""
+    warps = constants.get("num_warps", warps)
+    named = {name: constants[name] for name in kernel.arg_names if name in constants}
+    constants = dict.fromkeys(name for name in kernel.arg_names if name not in types) | named
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     attributes = {
         path: [["tt.divisibility", 16]]
@@ -116,7 +118,10 @@ def gained(width: int) -> Compiled:
     return compiled(gained_kernel, types, {"width": width, "block_width": BLOCK_WIDTH, "parts": WARPS})
 
 
-def linear(rows: int, width: int, size: int, *, norm=False, gated=False, residual=False, weight="bf16") -> Compiled:
+def linear(
+    rows: int, width: int, size: int, *, norm=False, gated=False, residual=False, weight="bf16", **settings: int
+) -> Compiled:
+    """With `settings` as in the table of `benchmarks/tune_step.py`; those of others likewise."""
     types = {"x_ptr": "*bf16", "weight_ptr": f"*{weight}", "out_ptr": "*bf16"}
     types |= {"rows": "i32", "size": "i32", "eps": "fp32"}
     types |= NORM[rows <= NORM_ROWS] if norm else {}
@@ -125,10 +130,12 @@ def linear(rows: int, width: int, size: int, *, norm=False, gated=False, residua
     if weight != "bf16":
         types |= {"scale_ptr": "*fp32"} | ({"up_scale_ptr": "*fp32"} if gated else {})
     constants = {"width": width, "block_rows": rows, "block_width": BLOCK_WIDTH, "parts": WARPS}
-    return compiled(linear_kernel, types, constants | tile(rows, size, gated))
+    return compiled(linear_kernel, types, constants | tile(rows, size, gated) | settings)
 
 
-def qkv(rows: int, width: int, heads: int, head_dim: int, *, key_heads=0, biased=False, halves=False) -> Compiled:
+def qkv(
+    rows: int, width: int, heads: int, head_dim: int, *, key_heads=0, biased=False, halves=False, **settings: int
+) -> Compiled:
     """Without `halves` as of one weight and of as many heads of keys; else of three weights and `key_heads`, which
     are not turned yet if there are none."""
     weights = [f"{name}_weight_ptr" for name in ("query", "key", "value")]
@@ -143,11 +150,20 @@ def qkv(rows: int, width: int, heads: int, head_dim: int, *, key_heads=0, biased
     constants |= {"turned": head_dim, "halves": halves, "block_rows": rows}
     constants |= {"block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
     constants |= {"stages": tile(rows, PAIRS, True)["stages"]}
-    return compiled(qkv_kernel, types, constants)
+    return compiled(qkv_kernel, types, constants | settings)
 
 
 def attention(
-    heads: int, head_dim: int, *, key_heads=0, told=False, rotates=False, normed=False, turns=True, ended=False
+    heads: int,
+    head_dim: int,
+    *,
+    key_heads=0,
+    told=False,
+    rotates=False,
+    normed=False,
+    turns=True,
+    ended=False,
+    **settings: int,
 ) -> Compiled:
     """`normed` heads are rotated by halves, if they are."""
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
@@ -165,7 +181,7 @@ def attention(
     constants |= dict.fromkeys(("query_gain_stride", "key_gain_stride"), head_dim if normed else 0)
     constants |= {"block_queries": QUERIES, "block_keys": KEYS, "parts": WARPS}
     constants |= {"stages": stages(head_dim)}
-    return compiled(attention_kernel, types, constants)
+    return compiled(attention_kernel, types, constants | settings)
 
 
 def embedding(width: int) -> Compiled:

@@ -39,3 +39,19 @@ def test_all_kernels_of_a_step_fit_an_h100():
         for fault in faults(*kernel)
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("settings", [{"parts": 2, "block_width": 128}, {"parts": 8, "block_width": 512}], ids=str)
+def test_kernels_with_settings_of_a_table_compile(monkeypatch, capability, settings):
+    monkeypatch.setattr(step_kernels, "capability", capability)
+    parts = settings["parts"]
+    found = [
+        step_kernels.linear(16, 4096, 11008, norm=True, gated=True, **settings, block_out=16, stages=2),
+        step_kernels.qkv(
+            16, 4096, 32, 128, key_heads=8, halves=True, **settings, block_pairs=8, num_warps=8, stages=2
+        ),
+        step_kernels.attention(32, 128, key_heads=8, parts=parts, block_keys=32 if parts == 2 else 16, stages=2),
+    ]
+    assert all(result.products in ("mma", "wgmma") and 16 in result.copies for result in found)

@@ -1,5 +1,10 @@
 """What the kernels of a step share in Triton."""
 
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
 import torch
 import triton
 import triton.language as tl
@@ -10,11 +15,15 @@ import triton.language as tl
 LEAST_ROWS, TILE_ROWS = 8, 64
 # Each takes a part of the channels.
 WARPS = 4
-# Of channels, which a product takes at a time, and how often those of a part can be halved.
+# Of channels, which a product takes at a time.
 BLOCK_WIDTH = 256
-HALVINGS = tl.constexpr(6)
+# How often the number of parts, before the last time, and that of the channels of a part can be halved.
+PART_HALVINGS, HALVINGS = tl.constexpr(2), tl.constexpr(8)
 # Up to so many rows, every program of a product computes the norm before it, which saves a launch.
 NORM_ROWS = 16
+# The settings that `benchmarks/tune_step.py` found to be the fastest, by `tuned_key`.
+TABLE = Path(__file__).with_name("tuned.json")
+TUNED: dict[str, dict[str, int]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
 
 
 @triton.jit
@@ -36,21 +45,25 @@ def load_channels(ptr, at, width: tl.constexpr, block_width: tl.constexpr, insid
 
 @triton.jit
 def sum_of_parts(sums):
-    """The sum [N, M] of the four parts of `sums` [4, N, M]."""
-    sums = tl.permute(sums, (1, 2, 0)).reshape(sums.shape[1], sums.shape[2], 2, 2)
+    """The sum [N, M] of the 2, 4 or 8 parts of `sums` [parts, N, M]."""
+    sums = tl.permute(sums, (1, 2, 0))
+    for _ in tl.static_range(PART_HALVINGS):
+        if sums.shape[2] > 2:
+            left, right = sums.reshape(sums.shape[0], sums.shape[1], sums.shape[2] // 2, 2).split()
+            sums = left + right
     left, right = sums.split()
-    left, right = (left + right).split()
     return left + right
 
 
 @triton.jit
 def norm_factor(squares, width: tl.constexpr, eps):
-    """The factors [rows] of an RMSNorm, from sums of squares [4, rows, 64]. Their order does not depend on the number
-    of rows."""
+    """The factors [rows] of an RMSNorm, from sums of squares [parts, rows, channels]. Their order does not depend
+    on the number of rows."""
     squares = sum_of_parts(squares)
     for _ in tl.static_range(HALVINGS):
-        left, right = squares.reshape(squares.shape[0], squares.shape[1] // 2, 2).split()
-        squares = left + right
+        if squares.shape[1] > 1:
+            left, right = squares.reshape(squares.shape[0], squares.shape[1] // 2, 2).split()
+            squares = left + right
     return 1 / tl.sqrt_rn(squares.reshape(squares.shape[0]) / width + eps)
 
 
@@ -74,11 +87,13 @@ def gained_kernel(
         tl.store(out_ptr + row * width + at, (full * gain).to(out_ptr.dtype.element_ty), mask=at < width)
 
 
-def gained(x: torch.Tensor, gain: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def gained(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, block_width: int, parts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What a product after an RMSNorm takes, if its programs do not compute it: `x` times the gain, and the factors
-    [rows] of its rows."""
+    [rows] of its rows, summed as they would."""
     out, factor = torch.empty_like(x), torch.empty(len(x), dtype=torch.float32, device=x.device)
-    options = {"width": x.shape[1], "block_width": BLOCK_WIDTH, "parts": WARPS, "num_warps": WARPS}
+    options = {"width": x.shape[1], "block_width": block_width, "parts": parts, "num_warps": WARPS}
     gained_kernel[(len(x),)](x, gain, out, factor, eps, **options)
     return out, factor
 
@@ -134,3 +149,21 @@ def turned_heads(
 
 def block_rows(rows: int) -> int:
     return min(max(triton.next_power_of_2(rows), LEAST_ROWS), TILE_ROWS)
+
+
+@cache
+def capability(device: torch.device) -> str:
+    """Of a GPU, as "9.0"; "cpu" in Triton's interpreter."""
+    return device.type if device.type == "cpu" else "{}.{}".format(*torch.cuda.get_device_capability(device))
+
+
+def tuned_key(operation: str, shape: Sequence[int | bool | torch.dtype], rows: int, device: torch.device) -> str:
+    return " ".join(map(str, (capability(device), operation, *shape, block_rows(rows))))
+
+
+def tuned(
+    operation: str, shape: Sequence[int | bool | torch.dtype], rows: int, device: torch.device
+) -> dict[str, int]:
+    """The settings for an operation that replace those of its file: none where nobody has searched for faster ones.
+    Those that a sum depends on are the same for any number of rows."""
+    return TUNED.get(tuned_key(operation, shape, rows, device), {})

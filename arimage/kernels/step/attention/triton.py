@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..programs import WARPS, sum_of_parts, turned_heads
+from ..programs import WARPS, sum_of_parts, tuned, turned_heads
 
 
 # Of a warp, at a time.
@@ -237,6 +237,8 @@ def _launch(query, keys, values, seen, prefix_end, first, slots, visible, turns,
     strides = (0 if each is None or each.ndim == 1 else head_dim for each in gains[::2])
     heads_of |= dict(zip(("query_gain_stride", "key_gain_stride"), strides, strict=True))
     blocks = {"block_prompt": triton.next_power_of_2(max(prompt, 1)), "block_queries": QUERIES, "block_keys": KEYS}
-    options = {"parts": WARPS, "stages": stages(head_dim), "num_warps": WARPS}
+    options = {"parts": WARPS, "stages": stages(head_dim), "num_warps": WARPS, **blocks}
+    given = (each is not None for each in (gains[2], table, visible))
+    options |= tuned("attention", (heads, key_heads, head_dim, *given), count, query.device)
     grid = rows * key_heads, triton.cdiv(queries * heads // key_heads, QUERIES)
-    attention_kernel[grid](*tensors, *sizes, head_dim**-0.5, eps, **heads_of, **blocks, **options)
+    attention_kernel[grid](*tensors, *sizes, head_dim**-0.5, eps, **heads_of, **options)

@@ -14,6 +14,7 @@ from ..programs import (
     load_channels,
     norm_factor,
     sum_of_parts,
+    tuned,
 )
 
 
@@ -112,10 +113,11 @@ def linear(x, weight, gain, eps, up, residual, scale, up_scale):
     (rows, width), size = x.shape, len(weight)
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     yield out
-    blocks, factor = tile(rows, size, up is not None), None
-    if gain is not None and rows > NORM_ROWS:
-        (x, factor), gain = gained(x, gain, eps), None
-    tensors = x, weight, gain, factor, up, residual, scale, up_scale, out
     options = {"block_rows": block_rows(rows), "block_width": BLOCK_WIDTH, "parts": WARPS, "num_warps": WARPS}
-    grid = triton.cdiv(rows, options["block_rows"]), triton.cdiv(size, blocks["block_out"])
-    linear_kernel[grid](*tensors, rows, size, eps, width=width, **blocks, **options)
+    shape, factor = (size, width, up is not None, gain is not None, weight.dtype), None
+    options |= tile(rows, size, up is not None) | tuned("linear", shape, rows, x.device)
+    if gain is not None and rows > NORM_ROWS:
+        (x, factor), gain = gained(x, gain, eps, options["block_width"], options["parts"]), None
+    tensors = x, weight, gain, factor, up, residual, scale, up_scale, out
+    grid = triton.cdiv(rows, options["block_rows"]), triton.cdiv(size, options["block_out"])
+    linear_kernel[grid](*tensors, rows, size, eps, width=width, **options)

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..programs import WARPS, block_rows
+from ..programs import WARPS, block_rows, tuned
 
 
 # Asynchronous copies of the tokens take shared memory.
@@ -139,6 +139,8 @@ def modulated(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added,
     strides = (0 if each is None else each.stride(0) for each in (scale, shift, gate))
     blocks = tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3)
     options = {"width": width, "norm": eps is not None, "activation": activation, **blocks, "num_warps": WARPS}
-    grid = triton.cdiv(rows, blocks["block_rows"]), triton.cdiv(size, block_out(size))
+    given = (each is not None for each in (eps, norm_weight, scale))
+    options |= tuned("modulated", (size, width, *given, x.dtype, weight.dtype), rows, x.device)
+    grid = triton.cdiv(rows, options["block_rows"]), triton.cdiv(size, options["block_out"])
     eps = 0.0 if eps is None else eps
     modulated_kernel[grid](*tensors, rows, size, tokens, shared, *strides, eps, added, **options)

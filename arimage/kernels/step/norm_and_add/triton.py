@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..programs import tuned
+
 
 # With four, a row of 5120 numbers spills.
 WARPS = 8
@@ -25,4 +27,5 @@ def norm_and_add(x, gain, eps, residual):
     out = torch.empty_like(residual)
     yield out
     options = {"width": x.shape[1], "block": triton.next_power_of_2(x.shape[1]), "num_warps": WARPS}
+    options |= tuned("norm_and_add", x.shape[1:], len(x), x.device)
     norm_and_add_kernel[(len(x),)](x, gain, residual, out, eps, **options)

@@ -15,6 +15,7 @@ from ..programs import (
     load_channels,
     norm_factor,
     sum_of_parts,
+    tuned,
 )
 
 
@@ -175,20 +176,21 @@ def queries(x, gain, eps, weight, table, positions, head_dim, scale):
 
 def _launch(x, gain, eps, weights, scales, biases, turns, sizes, found, index=None, queries=1, places=0):
     rows, (table, positions, halves), (heads, key_heads, head_dim) = len(x), turns, sizes
+    blocks = {"block_rows": block_rows(rows), "block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
+    blocks |= {"stages": tile(rows, PAIRS, True)["stages"], "num_warps": WARPS}
+    blocks |= tuned("qkv", (heads, key_heads, head_dim, x.shape[1], weights[0].dtype), rows, x.device)
     factor = None
     if rows > NORM_ROWS:
-        (x, factor), gain = gained(x, gain, eps), None
+        (x, factor), gain = gained(x, gain, eps, blocks["block_width"], blocks["parts"]), None
     sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
     parts = [part for each in (weights, scales, biases) for part in _of_each(each, sizes)]
     tensors = x, gain, factor, *parts, table, positions, index, *found
     counts = (1 if each is None else len(each) for each in (index, positions))
     turned = head_dim if table is None else 2 * table.shape[1]
     sizes = rows, *counts, queries, 0 if table is None else len(table), places
-    blocks = {"block_rows": block_rows(rows), "block_pairs": PAIRS, "block_width": BLOCK_WIDTH, "parts": WARPS}
-    blocks["stages"] = tile(rows, PAIRS, True)["stages"]
     heads_of = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim, "turned": turned, "halves": halves}
-    grid = triton.cdiv(rows, blocks["block_rows"]), (heads + 2 * key_heads) * (head_dim // 2 // PAIRS)
-    qkv_kernel[grid](*tensors, *sizes, eps, width=x.shape[1], **heads_of, **blocks, num_warps=WARPS)
+    grid = triton.cdiv(rows, blocks["block_rows"]), (heads + 2 * key_heads) * (head_dim // 2 // blocks["block_pairs"])
+    qkv_kernel[grid](*tensors, *sizes, eps, width=x.shape[1], **heads_of, **blocks)
 
 
 def _of_each(tensors, sizes):
