@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..programs import WARPS, block_rows, tuned
+from ..programs import TILE_ROWS, WARPS, block_rows, tuned
 
 
 # Asynchronous copies of the tokens take shared memory.
@@ -118,7 +118,10 @@ def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype,
     """The blocks of a program, which loads as many numbers for a token. Those that a sum depends on do not follow from
     the number of rows."""
     block = 32 if weight.itemsize == 4 else 64 if x.itemsize == 4 or width % 128 else 128
-    count = max(block_rows(rows), LEAST_ROWS)
+    # With weights in float32 and conditions, 64 rows would spill registers.
+    # Of 64 rows with their conditions, weights in float32 would spill registers.
+    most = 32 if loads > 1 and weight.itemsize == 4 else TILE_ROWS
+    count = min(max(block_rows(rows), LEAST_ROWS), most)
     each = block * (loads * count * x.itemsize + block_out(size) * weight.itemsize)
     return {
         "block_rows": count,
