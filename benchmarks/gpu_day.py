@@ -411,7 +411,7 @@ def main() -> None:
         gpu_day_tables.report(arguments.out, ROOT / "benchmarks/notes/gpu.md")
         return
     if not arguments.tiny and not torch.cuda.is_available():
-        raise SystemExit("there is no CUDA GPU here: run this benchmark on a machine that has one, or with --tiny")
+        raise SystemExit("no CUDA GPU was found: run this benchmark on a machine that has one, or with --tiny")
     arguments.out.mkdir(parents=True, exist_ok=True)
     plan = TINY_PLAN if arguments.tiny else Plan(torch.device("cuda"))
     commit = arguments.commit or subprocess.getoutput(f"git -C '{ROOT}' describe --always --dirty")

@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=16384)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("there is no CUDA GPU here: run this benchmark on a machine that has one")
+        raise SystemExit("no CUDA GPU was found: run this benchmark on a machine that has one")
 
     device = torch.device("cuda")
     rate = bandwidth(device)

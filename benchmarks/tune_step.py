@@ -365,7 +365,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
     if not arguments.tiny and not torch.cuda.is_available():
-        raise SystemExit("there is no CUDA GPU here: run this benchmark on a machine that has one, or with --tiny")
+        raise SystemExit("no CUDA GPU was found: run this benchmark on a machine that has one, or with --tiny")
     plan = tiny_plan() if arguments.tiny else full_plan()
     names = arguments.model or list(plan.models)
     if unknown := [name for name in names if name not in plan.models]:

@@ -20,7 +20,7 @@ from arimage.pipelines.infinitystar.schedules import passes as passes_of
 from arimage.pipelines.infinitystar.transformer_infinitystar import InfinityStarTransformer
 
 
-# Of all rows of the film below, under guidance: a pass that is kept, and one of more rows than a step has.
+# Rows of the passes of the film below, with guidance. The keys of one are kept; one has more rows than a step takes.
 ROWS = [8, 24, 32, 96]
 
 

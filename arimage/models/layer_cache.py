@@ -76,7 +76,7 @@ class MaskedContext(LayerCache):
         return self._logits[:, :-1].unflatten(0, (self.branches, -1))
 
     def write_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Keep the logits [rows, Q, V] of the slots that a pass wrote to, or of all that have logits; return those
+        """Keep the logits [rows, Q, V] of the slots that a pass wrote to, or of all slots with logits; return those
         [rows, L + 1, V] of all."""
         assert self._logits is not None
         logits, last = logits.detach().to(self._logits.dtype), self._logits.shape[1] - 1

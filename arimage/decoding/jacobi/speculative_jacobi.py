@@ -164,7 +164,7 @@ class SpeculativeJacobiDecoding(DecodingMethod):
             recorded for it. None disables it.
         levels: for how many steps a draft is fed as noise, less each time, before it is fed as a token; 0 disables it.
             The model needs a denoiser, which acts on noisy drafts only (in https://arxiv.org/abs/2510.08994 the model
-            itself is fine-tuned). Exact, since a token is only decided when there is no noise before it.
+            itself is fine-tuned). Exact, since a token is decided only after all tokens before it are free of noise.
         corrections: how often, after a forward pass, undecided drafts are sampled again to fit the tokens that are
             next to them now, by a small model of neighbours, which the model needs; 0 disables it, 4 is a good number.
             Exact, since drafts are verified with the distribution that they were sampled from. Needs the coupled

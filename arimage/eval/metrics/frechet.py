@@ -16,7 +16,7 @@ ROWS = 4096
 
 
 def check_eigenvalues(name: str, values: np.ndarray) -> None:
-    """Refuse a matrix that is no covariance by its eigenvalues [D]: float32 leaves no such negative ones."""
+    """Refuse a matrix that is not a covariance: an eigenvalue of its [D] is further below 0 than float32 rounds."""
     rounding = np.finfo(np.float32).eps * len(values) ** 0.5
     if values.min() < -10 * rounding * np.abs(values).max():
         raise ValueError(

@@ -20,7 +20,7 @@ def embedding(
     Args:
         tokens: -1 is a token that is not known yet, whose embedding is zero.
         positions, slots: [B, Q] each, see `TokenModel.forward`; padding is written nowhere, and sees slot 0.
-        places: where each slot lies, nowhere last, see `RowCache.index_of`.
+        places: where each slot lies, nowhere last, see `SlottedCache.index_of`.
         weight: [V, D].
     """
     hidden = weight[tokens.clamp(min=0)].masked_fill((tokens < 0)[..., None], 0).flatten(0, 1)

@@ -34,7 +34,7 @@ def open_rows(
         embedded: [B * Q, D].
         tokens: [B, Q], -1 for those that are not known; None if all are.
         positions, slots: [B, Q] each, see `TokenModel.forward`; padding is written nowhere, and sees slot 0.
-        places: where each slot lies, nowhere last, see `RowCache.places`.
+        places: where each slot lies, nowhere last, see `SlottedCache.index_of`.
         first: [rows], the row of the table for position 0.
         columns: how many tokens the rows of an image have, if a token ends each.
         last: the position of the last token, whose row end is not fed.
