@@ -228,19 +228,28 @@ class SlotCache(StackedCache, SlottedCache):
     """A cache of a prompt, an image and a tree.
 
     Args:
-        shape: layers, rows, heads, head_dim.
         prefix_length, slots, scratch: how many slots the prompt, the image and the tree have.
         filled: how many of the image slots to allocate for the prefill, which attends to these only; None for all.
         branches: 1, or 2 if the images are there once with and once without a condition.
     """
 
     def __init__(
-        self, *shape: int, prefix_length: int, slots: int, scratch: int = 0, filled: int | None = None, **settings
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        *,
+        prefix_length: int,
+        slots: int,
+        scratch: int = 0,
+        filled: int | None = None,
+        **settings,
     ):
         self.lay_out(prefix_length, slots, scratch, torch.empty(0, dtype=torch.long, device=settings["device"]))
         self.attended_slots = slots if filled is None else filled
         size = self.first + self.attended_slots
-        super().__init__(*shape, size=size, prefix_end=self.prefix_end, **settings)
+        super().__init__(layers, rows, heads, head_dim, size=size, prefix_end=self.prefix_end, **settings)
 
     def allocate(self) -> None:
         if self.allocated < self.size:
@@ -297,10 +306,21 @@ class GrowingCache(ScaleCache):
 
     first: int
 
-    def __init__(self, *shape: int, prefix_length: int, slots: int, filled: int | None = None, **settings):
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        *,
+        prefix_length: int,
+        slots: int,
+        filled: int | None = None,
+        **settings,
+    ):
         self.size = prefix_length + slots + 1
         width = self.size if filled is None else min(prefix_length + filled, self.size)
-        super().__init__(*shape, size=width, prefix_end=prefix_length, **settings)
+        super().__init__(layers, rows, heads, head_dim, size=width, prefix_end=prefix_length, **settings)
         self.index_of = torch.arange(prefix_length, self.size, device=self.stacks[0].device)
         self.conditions = None
 
