@@ -15,7 +15,7 @@ TEST = MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=2000000000 \
 export PROMPT
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: generate test test-lowest test-numerics test-guides test-slow exports style quality docs release clean
+.PHONY: generate test test-lowest test-numerics test-guides test-slow demo-test exports style quality docs release clean
 
 generate: $(VENV)/.installed
 	$(VENV)/bin/arimage generate "$$PROMPT" --out outputs/
@@ -41,6 +41,10 @@ test-numerics: $(VENV)/.installed-dev
 # The commands and snippets of the pages, and the notebook.
 test-guides: $(VENV)/.installed-dev
 	$(TEST) -m slow tests/test_pages.py tests/test_package.py
+
+# The demo in a browser, Chromium.
+demo-test: $(VENV)/.installed-dev
+	ARIMAGE_REQUIRE_CHROMIUM=1 $(TEST) -n 1 -m "" tests/app/demo/test_browser.py
 
 test-slow: $(VENV)/.installed-dev
 	$(TEST) -n 3 --dist worksteal -m slow --timeout 3600

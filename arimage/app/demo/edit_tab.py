@@ -14,6 +14,16 @@ from .generate_tab import last_of, preview_every
 from .pictures import for_editor, image_and_mask, saved, stamped
 
 
+PAINTED, RECTANGLE = "what I paint", "a rectangle"
+# Left, top, right and bottom in percent.
+HALVES = {
+    "the upper half": (0, 0, 100, 50),
+    "the lower half": (0, 50, 100, 100),
+    "the left half": (0, 0, 50, 100),
+    "the right half": (50, 0, 100, 100),
+}
+
+
 def edit_tab(engine: Engine, last: gr.State) -> Subject:
     """Build the tab and return its model and prompt; `last` is the last run of `generate_tab`."""
     info = next(iter(engine.models.values()))
@@ -38,6 +48,19 @@ def edit_tab(engine: Engine, last: gr.State) -> Subject:
                 buttons=[],
                 elem_id="editor",
             )
+            part = gr.Dropdown(
+                [PAINTED, *HALVES, RECTANGLE],
+                value=PAINTED,
+                label="Part",
+                info="What is generated again.",
+                filterable=False,
+                elem_id="part",
+            )
+            with gr.Row(visible=False) as rectangle:
+                sides = [
+                    gr.Number(value, label=label, info="in percent", minimum=0, maximum=100, min_width=80)
+                    for label, value in (("Left", 25), ("Top", 25), ("Right", 75), ("Bottom", 75))
+                ]
             take = gr.Button("Take the last image from Generate", size="sm", elem_id="take")
         with gr.Column(scale=5, min_width=300):
             hint = gr.HTML(markup.about_editing(info))
@@ -55,12 +78,17 @@ def edit_tab(engine: Engine, last: gr.State) -> Subject:
                 after = gr.Image(label="After", buttons=["download"], elem_id="after", **shown)
             status = gr.HTML(markup.EMPTY, elem_id="edit-status")
 
-    def generate(submit, drawing, model, prompt, class_label, decoding, seed) -> Iterator[dict]:
+    def generate(submit, drawing, model, prompt, class_label, decoding, seed, part, *sides) -> Iterator[dict]:
         check_drawing(drawing)
         height, width = engine.models[model].sizes[0]
-        image, mask = image_and_mask(drawing, (width, height))
+        box = sides if part == RECTANGLE else HALVES.get(part)
+        if box is not None and (None in box or box[0] >= box[2] or box[1] >= box[3]):
+            raise refusal("the rectangle is empty: choose Left below Right, and Top below Bottom")
+        image, mask = image_and_mask(drawing, (width, height), box)
         if mask.getextrema()[1] < 128:  # pyright: ignore[reportOperatorIssue] a mask has one band
-            raise refusal("nothing is painted over: paint over the part that you want to change")
+            raise refusal(
+                "nothing is painted over: paint over the part that you want to change, or choose another Part"
+            )
         request = Request(
             **subject.condition(model, prompt, class_label),
             decoding=chosen(engine.models[model], decoding),
@@ -84,7 +112,7 @@ def edit_tab(engine: Engine, last: gr.State) -> Subject:
     gr.on(
         [actions.start.click, subject.prompt.submit],
         edit_form,
-        [editor, *subject.inputs, decoding.dropdown, seed],
+        [editor, *subject.inputs, decoding.dropdown, seed, part, *sides],
         [before, after, status, *actions.buttons],
         **GENERATES,
     )
@@ -100,6 +128,7 @@ def edit_tab(engine: Engine, last: gr.State) -> Subject:
         # The image that this returns triggers another upload event.
         return gr.skip() if shown.size == drawing["background"].size else shown
 
+    part.change(lambda part: gr.Row(visible=part == RECTANGLE), part, rectangle, **AT_ONCE)
     take.click(take_last, last, editor, **AT_ONCE)
     editor.upload(take_upload, [editor, subject.model], editor, **AT_ONCE)
 

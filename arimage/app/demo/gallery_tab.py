@@ -21,6 +21,17 @@ CLICK = """element.addEventListener("click", ({target}) => {
     const picture = target.closest("[data-name]");
     if (picture) trigger("click", {name: picture.dataset.name});
 })"""
+# Hides the pictures in whose names not every word begins a word.
+SEARCH = r"""(text) => {
+    const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
+    const asked = words(text), buttons = [...document.querySelectorAll("#gallery button")];
+    for (const button of buttons) {
+        const name = words(button.dataset.name);
+        button.hidden = !asked.every((word) => name.some((part) => part.startsWith(word)));
+    }
+    const found = buttons.filter((button) => !button.hidden).length;
+    return asked.length ? `<p class="faint">${found} found</p>` : "";
+}"""
 ABOUT = (
     '<p class="faint">The {count} pictures that {model} has learned, as they are in its training data. Click one, and '
     "the model makes its own.</p>"
@@ -30,6 +41,8 @@ ABOUT = (
 def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTab) -> None:
     """Build the tab, which is filled when it is opened. `generate` generates the picture that is clicked."""
     about = gr.HTML()
+    search = gr.Textbox(label="Search", placeholder="cat", max_lines=1, elem_id="search")
+    found = gr.HTML(elem_id="found")
     pictures = gr.HTML(js_on_load=CLICK, elem_id="gallery")
 
     def show(model: str) -> tuple[str, str]:
@@ -45,7 +58,9 @@ def gallery_tab(engine: Engine, tab: gr.Tab, tabs: gr.Tabs, generate: GenerateTa
             raise refusal("no picture was clicked: click one")
         return name, gr.Tabs(selected="generate")
 
-    tab.select(show, generate.subject.model, [about, pictures], **AT_ONCE)
+    opened = tab.select(show, generate.subject.model, [about, pictures], **AT_ONCE)
+    for trigger in (opened.success, search.change):
+        trigger(None, search, found, js=SEARCH, **AT_ONCE)
     generate.generate_on(pictures.click(choose, None, [generate.subject.prompt, tabs], **AT_ONCE).success)
 
 

@@ -12,11 +12,6 @@ from ..engine.types import Progress, Result
 from .pictures import file_url, map_of
 
 
-# While a prompt is typed, the browser suggests the pictures that the model knows.
-SUGGEST = """() => document.addEventListener("focusin", ({target}) => {
-    const list = target.closest("[class*=suggests-]")?.className.match(/suggests-\\d+/)[0];
-    if (list && target.matches("input")) target.setAttribute("list", list);
-})"""
 EMPTY = '<p class="faint">Press Generate to make an image.</p>'
 ADD_REFERENCES = '<p class="faint">These settings had reference images: add them, then press Generate.</p>'
 STOPPED = '<p class="faint">Stopped.</p>'
@@ -46,7 +41,7 @@ def intro(engine: Engine) -> str:
 
 
 def suggestions(engine: Engine) -> str:
-    """The pictures that each model knows, as lists for `SUGGEST`."""
+    """The pictures that each model knows, as lists for page.js."""
     lists = []
     for number, info in enumerate(engine.models.values()):
         options = "".join(f'<option value="{escape(name)}">' for name in info.names)

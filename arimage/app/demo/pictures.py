@@ -105,17 +105,24 @@ def for_editor(image: Image.Image) -> Image.Image:
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
-def image_and_mask(drawing: dict, size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
-    """The content of an `ImageEditor` as an image and a mask, white where something was painted.
+def image_and_mask(
+    drawing: dict, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
+) -> tuple[Image.Image, Image.Image]:
+    """The content of an `ImageEditor` as an image and a mask, white where something was painted, or in a box.
 
     Args:
         drawing: the value of the `ImageEditor`, with PIL images.
         size: width and height in pixels; an image of another shape is cropped to its centre.
+        box: left, top, right and bottom of the part to mask instead of the painted one, in percent of `size`.
     """
     image = to_rgb("the image", drawing["background"])
+    if box is not None:
+        mask = Image.new("L", size)
+        left, top, right, bottom = (round(side * each / 100) for side, each in zip(2 * size, box, strict=True))
+        mask.paste(255, (left, top, right, bottom))
+        return ImageOps.fit(image, size, Image.Resampling.BOX), mask
     mask = Image.new("L", image.size)
     for layer in drawing["layers"]:
         mask.paste(255, mask=layer.getchannel("A").point(lambda alpha: 255 * (alpha > 0)))
     # The mean of each block undoes `for_editor`.
-    box = Image.Resampling.BOX
-    return ImageOps.fit(image, size, box), ImageOps.fit(mask, size, box)
+    return ImageOps.fit(image, size, Image.Resampling.BOX), ImageOps.fit(mask, size, Image.Resampling.BOX)

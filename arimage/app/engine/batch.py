@@ -269,7 +269,7 @@ class RequestBatch:
         steps = [count * frame // min(count, FILM_STEPS) for frame in range(min(count, FILM_STEPS))]
         tokens, decided = (torch.stack([each[part] for each in place.recorded]).cpu() for part in (0, 1))
         call = place.call.select([place.number])
-        title = f"{place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
+        title = f"{request.model}, {place.ticket.decoding}: {request.prompt or f'class {request.class_label}'}"
         layout = None if pipe.abilities.in_maps else call.layout
         with running(pipe, call):
             frames = draw_steps(tokens, decided, layout, partial(pipe.preview, call), title, steps)

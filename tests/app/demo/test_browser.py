@@ -419,3 +419,66 @@ def test_frames_of_a_video_appear_and_then_play(page):
     expect(panel.locator("#video img")).not_to_have_attribute("src", after)
     expect(panel.locator("#video-status")).to_contain_text("36 of 36")
     expect(panel.get_by_label("Prompt")).to_have_value("a cat, growing")
+
+
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.slow)])
+def test_everything_works_by_keys_alone(url, chromium, width):
+    context = chromium.new_context(viewport={"width": width, "height": 900})
+    context.set_default_timeout(120_000)
+    page = context.new_page()
+    page.goto(url)
+    expect(page.locator("#status .badge")).to_be_visible()
+    focused = page.locator(":focus")
+
+    def press(key: str, until) -> None:
+        """Press a key until the focus is on `until`. No list of a field that was left stays open."""
+        for _ in range(60):
+            page.keyboard.press(key)
+            # Gradio would open the list that was left after a turn of the page's loop.
+            page.wait_for_timeout(50)
+            left = "input[role=combobox][aria-expanded=true]:not(:focus)"
+            expect(page.locator(left).filter(visible=True)).to_have_count(0, timeout=5_000)
+            if until.evaluate("(element) => element === document.activeElement"):
+                return
+        raise AssertionError(f"{key} does not lead to {until}")
+
+    def visible(locator):
+        return locator.filter(visible=True).first
+
+    # One stop of the tab key for all tabs.
+    press("Tab", page.get_by_role("tab", name="Generate"))
+    press("Tab", visible(page.get_by_label("Prompt")))
+    press("Shift+Tab", page.get_by_role("tab", name="Generate"))
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Gallery")).to_have_attribute("aria-selected", "true")
+    press("Tab", page.locator("#search input, #search textarea"))
+    page.keyboard.type("owl")
+    expect(page.locator("#found")).to_have_text("1 found")
+    press("Tab", page.locator("#gallery button[data-name=owl]"))
+    page.keyboard.press("Enter")
+    expect(visible(page.get_by_label("Prompt"))).to_have_value("owl")
+    expect(page.locator("#stop-generate")).to_be_hidden()
+    expect(page.locator("#status .badge")).to_be_visible()
+
+    press("Tab", page.get_by_role("tab", name="Generate"))
+    press("ArrowRight", page.get_by_role("tab", name="Edit"))
+    part = page.locator("#part input")
+    press("Tab", part)
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(50)
+    expect(part).to_have_value("the lower half")
+    press("Tab", page.locator("#take"))
+    page.keyboard.press("Enter")
+    press("Tab", page.locator("#edit"))
+    page.keyboard.press("Enter")
+    expect(page.locator("#edit-status .badge")).to_be_visible()
+    before, after = (pixels(page.locator(f"#{name} img").get_attribute("src")) for name in ("before", "after"))
+    changed = (before != after).any(-1)
+    assert changed[64:].any() and not changed[:60].any()
+
+    press("Shift+Tab", page.get_by_role("tab", name="Edit"))
+    page.keyboard.press("Home")
+    expect(page.get_by_role("tab", name="Generate")).to_be_focused()
+    expect(focused).to_have_attribute("tabindex", "0")
+    context.close()

@@ -233,6 +233,14 @@ def test_an_enlarged_image_is_reduced_to_the_original():
     assert np.asarray(mask)[:32].max() == 0 and np.asarray(mask)[32:].min() == 255
 
 
+def test_a_rectangle_takes_the_place_of_the_brush():
+    drawing = {"background": Image.new("RGBA", (512, 512), "red"), "layers": []}
+    image, mask = pictures.image_and_mask(drawing, (64, 32), (25, 50, 75, 100))
+    expected = np.zeros((32, 64), np.uint8)
+    expected[16:, 16:48] = 255
+    assert image.size == (64, 32) and np.array_equal(np.asarray(mask), expected)
+
+
 def result_of(engine, **fields) -> Result:
     return engine.submit(Request(**{"model": "text", "prompt": "tree"} | fields)).result(60)
 
