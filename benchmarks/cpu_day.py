@@ -56,7 +56,7 @@ class Worker:
 
     def __init__(self, build: Path, name: str):
         command = [sys.executable, "-c", WORKER, name]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, env=environment(build), cwd=build, text=True, **pipes)
 
     def run(self, call: dict) -> Run:
