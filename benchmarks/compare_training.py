@@ -1,8 +1,8 @@
 """A training step of LlamaGen next to its original's: the same random weights and tokens, one process, in turn.
 
 The original is a clone of https://github.com/FoundationVision/LlamaGen, whose model, losses, clipping, AdamW and
-average of weights run as in its `train_c2i.py` without compilation. Ours is the step of `arimage train model`. Before
-anything is timed, the two losses are compared.
+average of weights run as in its `train_c2i.py` without compilation. Ours is the step of `arimage train model`. Both
+train weights in float32, in bfloat16 under autocast. Before anything is timed, the two losses are compared.
 
 git clone https://github.com/FoundationVision/LlamaGen
 python benchmarks/compare_training.py --reference LlamaGen --batch-size 4
@@ -23,7 +23,11 @@ SIDE, CLASSES = 16, 1000
 SETTINGS = OptimizerSettings(steps=10**6, learning_rate=1e-4, weight_decay=0.05, schedule="constant", ema_decay=0.9999)
 
 
-def original_step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, count: int):
+def mixed(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+def original_step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, count: int, dtype: torch.dtype):
     average = copy.deepcopy(model).requires_grad_(False)
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
@@ -32,7 +36,8 @@ def original_step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, 
 
     def step() -> int:
         for _ in range(count):
-            _, loss = model(cond_idx=labels, idx=tokens[:, :-1], targets=tokens)
+            with mixed(tokens.device, dtype):
+                _, loss = model(cond_idx=labels, idx=tokens[:, :-1], targets=tokens)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.gradient_clip)
             optimizer.step()
@@ -45,12 +50,15 @@ def original_step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, 
     return step
 
 
-def own_step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, count: int):
+def own_step(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, count: int, dtype: torch.dtype):
     weights, taken = MasterWeights(model, SETTINGS), [0]
+    weights.use_masters()
 
     def step() -> int:
         for _ in range(count):
-            own_loss(model, tokens, labels).backward()
+            with mixed(tokens.device, dtype):
+                loss = own_loss(model, tokens, labels)
+            loss.backward()
             weights.step(taken[0])
             taken[0] += 1
         return count * len(tokens)
@@ -88,20 +96,23 @@ def main() -> None:
 
     for dtype, batch in cases(arguments):
         torch.manual_seed(0)
-        original = GPT_models["GPT-B"](block_size=SIDE**2).to(device, dtype).eval()
+        original = GPT_models["GPT-B"](block_size=SIDE**2).to(device).eval()
         nn.init.normal_(original.output.weight, std=0.02)
         converted = llamagen_transformer_from_original(original.state_dict(), image_size=16 * SIDE, downsample=16)
-        ours = type(converted).from_config({**converted.config, "dropout": 0.1}).to(device, dtype).eval()
+        # `from_config` ignores what replaces a default.
+        config = {name: value for name, value in converted.config.items() if not name.startswith("_")}
+        ours = type(converted)(**config | {"dropout": 0.1}).to(device, dtype).eval()
         ours.load_state_dict(converted.state_dict())
         tokens = torch.randint(16384, (batch, SIDE**2), device=device)
         labels = torch.randint(CLASSES, (batch,), device=device)
-        losses = [original_loss(original, tokens, labels), float(own_loss(ours, tokens, labels).detach())]
+        with mixed(device, dtype):
+            losses = [original_loss(original, tokens, labels), float(own_loss(ours, tokens, labels).detach())]
         print(f"{dtype}, {batch} images. Losses: {losses[0]:.5f} of the original, {losses[1]:.5f} of ours.")
         if abs(losses[0] - losses[1]) > (1e-3 if dtype == torch.float32 else 2e-2):
             raise SystemExit("the two do not compute the same: there is nothing to compare")
         calls = {
-            "original": original_step(original.train(), tokens, labels, arguments.steps),
-            "arimage": own_step(ours.train(), tokens, labels, arguments.steps),
+            "original": original_step(original.train(), tokens, labels, arguments.steps, dtype),
+            "arimage": own_step(ours.train(), tokens, labels, arguments.steps, dtype),
         }
         print_runs(in_turn(calls, arguments.repeats, device), "image", ["original"])
 

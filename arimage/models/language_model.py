@@ -1,7 +1,7 @@
 """Language models that generate images: any decoder of transformers with the prompts of one call."""
 
 from collections.abc import Callable, Hashable
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -82,12 +82,13 @@ class LanguageTokenModel(BoundTokenModel):
         codebook: the vectors of the tokens in the image tokenizer [V, D'], for `TokenModel.codebook`.
         branches: rows per image: 1, 2 under guidance, or more where a part of the condition is guided too.
         network: for `TokenModel.network`, the decoder by default.
+        neighbours: a `NeighbourModel` of its tokens.
 
     Raises:
         ValueError: if the layout has three dimensions or an order, the attention takes no masks, not exactly one of
             `input_ids` and `inputs_embeds` is given, the rows are not `branches` of equal size, a prompt is padded on
-            the right, only one of the two kinds of positions is given or has the wrong shape, or a token ends each row
-            of a layout with several grids or with given positions.
+            the right, only one of the two kinds of positions is given or has the wrong shape, a token ends each row of
+            a layout with several grids or with given positions, or `neighbours` have another number of tokens.
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
@@ -108,6 +109,7 @@ class LanguageTokenModel(BoundTokenModel):
         codebook: torch.Tensor | None = None,
         branches: int = 1,
         network: nn.Module | None = None,
+        neighbours: Any = None,
     ):
         if not layout.before:
             check_raster(layout, "a language model")
@@ -150,6 +152,12 @@ class LanguageTokenModel(BoundTokenModel):
             token = torch.tensor(row_end, device=prompt.device)
             self._row_end = decoder.get_input_embeddings()(token).to(prompt)
         self.vocab_size = head(prompt[:1, 0]).shape[-1]
+        if neighbours is not None and neighbours.config.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"neighbours have {neighbours.config.vocab_size} tokens, and the model {self.vocab_size}: fit them to "
+                "tokens of the model"
+            )
+        self.neighbours = neighbours
         self._set_turns(prompt)
 
     @torch.no_grad()

@@ -368,7 +368,7 @@ def lora(
 ) -> None:
     """Train a LoRA adapter for a finished model. Needs images with captions. OUT/best has the lowest held-out loss,
     OUT/last is the last one, and OUT/samples.png shows the base and the adapter at the scales 0.5 and 1."""
-    from .adapters.lora import LoraSettings, LoraTask, check_lora, train_lora, warning_of_poor_pictures
+    from .adapters.lora import LoraSettings, LoraTask, warning_of_poor_pictures
     from .adapters.pairs import load_pairs
     from .cards import data_name
     from .resuming import alone_in
@@ -413,7 +413,7 @@ def lora(
             old = generate_prior(pipe, asked, out / "prior.safetensors", seed=seed, decoding=decoding)
         parts = {"base": model, "name": data_name(data), "prior": old, "prompts": prompts, "decoding": decoding}
         task = LoraTask(pipe, pictures, settings, **parts)
-        check_lora(task, out, resume_from)
+        task.check(out, resume_from)
         if push_to_hub is not None:
             make_repository(push_to_hub, hub_token, private)
         psnr, own = task.report_reconstructions(out)
@@ -423,7 +423,7 @@ def lora(
         )
         if warning := warning_of_poor_pictures(psnr, own):
             typer.echo(f"warning: {warning}", err=True)
-        train_lora(task, out, report_every, **kept)
+        task.fit(out, report_every, **kept)
     if push_to_hub is not None:
         upload(push_to_hub, out / "best", hub_token)
     typer.echo(f"{out / 'best'}: held-out loss {task.best[0]:.4f} at step {int(task.best[1])}")

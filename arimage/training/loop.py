@@ -25,7 +25,6 @@ from .checkpoints import (
     CHECKPOINT,
     chosen_checkpoint,
     keep_checkpoint,
-    load_checkpoint,  # noqa: F401 for those who read a run
     newest_checkpoint,
     restore,
     save_checkpoint,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from diffusers.training_utils import EMAModel
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ..settings.schema import COMPLETE, Count, Decay, Positive, Rate, Share, Steps, Text
 
@@ -59,10 +59,14 @@ class OptimizerSettings:
         left = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
         return highest * warmup * (self.final_share + (1 - self.final_share) * left[self.schedule])
 
+    def ema_decay_at(self, step: int) -> float:
+        """Lower at first, where weights change much, as diffusers' `EMAModel` has it."""
+        return min(self.ema_decay, (1 + step) / (10 + step)) if step else 0.0
+
 
 class MasterWeights:
-    """float32 masters of a module's parameters for the optimizer, and their exponential moving average (diffusers'
-    `EMAModel`). Parameters in float32 share their memory with their masters.
+    """float32 masters of a module's parameters for the optimizer, and their exponential moving `averages`. Parameters
+    in float32 share their memory with their masters.
 
     `learning_rate_scales` maps the beginnings of parameters' names to factors of their learning rate. Parameters may
     be sharded (`DTensor`): then so is all that is kept of them.
@@ -75,9 +79,8 @@ class MasterWeights:
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.names, self.parameters = list(named), list(named.values())
         self._dtypes = [p.dtype for p in self.parameters]
-        # `EMAModel` averages what requires gradients.
         self.masters = [nn.Parameter(p.detach().float()) for p in self.parameters]
-        self._moving = EMAModel(self.masters, decay=settings.ema_decay, foreach=True)
+        self.averages = [master.detach().clone() for master in self.masters]
         groups: dict[bool, dict[tuple[float, float], list[torch.Tensor]]] = {False: {}, True: {}}
         for name, master in zip(self.names, self.masters, strict=True):
             decay = settings.weight_decay if master.ndim > 1 else 0.0
@@ -118,10 +121,11 @@ class MasterWeights:
         whether it was taken."""
         self.collect()
         gradients = [local(master.grad) for master in self.masters if master.grad is not None]
-        norm = self.norm_of(gradients)
-        finite = bool(norm.isfinite())
+        norm = float(self.norm_of(gradients))
+        finite = math.isfinite(norm)
         if finite:
-            torch._foreach_mul_(gradients, (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0))
+            if norm > self.settings.gradient_clip:
+                torch._foreach_mul_(gradients, self.settings.gradient_clip / (norm + 1e-6))
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.settings.learning_rate_at(step) * group["scale"]
@@ -129,9 +133,7 @@ class MasterWeights:
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if parameter.dtype != master.dtype:
                     parameter.copy_(master)
-            # It depends on the step alone, also in a run that is resumed.
-            self._moving.optimization_step = step
-            self._moving.step(self.masters)
+            get_ema_multi_avg_fn(self.settings.ema_decay_at(step))(self.averages, self.masters, step)
         self.clear()
         return finite
 
@@ -153,10 +155,6 @@ class MasterWeights:
         """Refuse to go on with weights that are not finite."""
         if not all(local(weight).isfinite().all() for weight in (*self.masters, *self.averages)):
             raise ValueError(f"the weights are not finite any more: {remedy}")
-
-    @property
-    def averages(self) -> list[torch.Tensor]:
-        return self._moving.shadow_params
 
     def state_dict(self) -> dict:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]

@@ -24,7 +24,6 @@ from arimage.training.adapters.lora import (  # noqa: E402
     LoraSettings,
     LoraTask,
     target_names,
-    train_lora,
     warning_of_poor_pictures,
 )
 
@@ -147,7 +146,7 @@ def test_every_family_learns_its_pictures(family, tmp_path):
             return float(task.frozen.losses(task.data.captions, task.tokens, dropped, count, generator).mean())
 
     before = loss()
-    train_lora(task, tmp_path)
+    task.fit(tmp_path)
     assert loss() < before - 0.1
     for name, value in frozen.items():
         assert torch.equal(value, task.component.it.state_dict()[name])
@@ -260,9 +259,9 @@ def run(pipe, out, settings, stop_at=None):
 
         task.loss = stopped
         with pytest.raises(KeyboardInterrupt):
-            train_lora(task, out)
+            task.fit(out)
     else:
-        train_lora(task, out)
+        task.fit(out)
     return {name: value for name, value in task.component.it.state_dict().items() if "lora_" in name}
 
 

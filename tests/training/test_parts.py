@@ -16,7 +16,7 @@ from arimage.pipelines.llamagen.convert import convert_llamagen
 from arimage.pipelines.var.convert import convert_var
 from arimage.settings.schema import check
 from arimage.training import commands
-from arimage.training.loop import load_checkpoint
+from arimage.training.checkpoints import load_checkpoint
 from arimage.training.recipe import PartRecipe, load_recipe, recipes
 
 

@@ -14,7 +14,7 @@ from training.images import Images
 
 from arimage.training import loop, resuming
 from arimage.training.adapters.generated import generate_prior
-from arimage.training.adapters.lora import LoraSettings, LoraTask, train_lora
+from arimage.training.adapters.lora import LoraSettings, LoraTask
 from arimage.training.adapters.pairs import Pairs
 from arimage.training.loop import OptimizerSettings, fit
 from arimage.training.tokenizers.tokenizer import TokenizerSettings, train_tokenizer
@@ -72,7 +72,7 @@ def lora(asked):
     settings = LoraSettings(**{"steps": 2, "rank": 2, "batch_size": 2, "learning_rate": 1e-3, **asked.settings})
     names = [f"a {colour} {shape}" for colour in ("red", "green") for shape in ("heart", "tree")]
     data, prior = (Pairs(pictures(seed).images, names) for seed in (asked.data, asked.heldout))
-    train_lora(LoraTask(asked.pipe, data, settings, base="tiny", prior=prior), asked.out / "run")
+    LoraTask(asked.pipe, data, settings, base="tiny", prior=prior).fit(asked.out / "run")
 
 
 TRAINERS = [tokenizer, upscaler, lora]

@@ -10,7 +10,8 @@ from training.test_surviving import SETTINGS, interrupt
 from training.tokens.test_cache import encode, parquet
 from training.tokens.test_task import recipe
 
-from arimage.training.loop import fit, load_checkpoint
+from arimage.training.checkpoints import load_checkpoint
+from arimage.training.loop import fit
 from arimage.training.recipe import TokenRecipe, load_recipe
 from arimage.training.tokens.beginning import token_settings
 from arimage.training.tokens.cache import TokenCache

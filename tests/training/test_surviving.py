@@ -20,7 +20,8 @@ from arimage.cli import main as cli
 from arimage.eval.runs.files import FullDisk, space_in, write_whole
 from arimage.training import processes as processes_module
 from arimage.training.adapters.lora import add_adapter, save_adapter
-from arimage.training.loop import MasterWeights, OptimizerSettings, fit, load_checkpoint, save_checkpoint
+from arimage.training.checkpoints import load_checkpoint, save_checkpoint
+from arimage.training.loop import MasterWeights, OptimizerSettings, fit
 from arimage.training.processes import mean_of, seed_networks
 from arimage.training.resuming import alone_in
 from arimage.training.saving import save_float16

@@ -9,6 +9,7 @@ from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
 from ...models.language_model import LanguageTokenModel, code_head
+from ...models.neighbours import NeighbourModel
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..base import ARImagePipeline
@@ -46,7 +47,9 @@ class ChameleonPipeline(ARImagePipeline):
     family = FAMILY
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "transformer->vq"
-    _optional_components = ["tokenizer"]
+    _optional_components = ["tokenizer", "neighbours"]
+    # It runs between forward passes.
+    _exclude_from_cpu_offload = ["neighbours"]
     # How many tokens stand between a prompt and the first image token.
     _header_length = 1
 
@@ -56,6 +59,7 @@ class ChameleonPipeline(ARImagePipeline):
         vq: VQModel,
         tokenizer: PreTrainedTokenizerBase | None,
         image_size: int,
+        neighbours: NeighbourModel | None,
     ):
         super().__init__()
         self._vocabulary = transformer.config.vocabulary_map or {}
@@ -63,7 +67,7 @@ class ChameleonPipeline(ARImagePipeline):
         if missing:
             raise ValueError(f"the transformer's vocabulary_map has no {min(missing)!r}: convert the checkpoint again")
         self._first_code = first_code_of(self._vocabulary, vq.config.num_vq_embeddings)
-        self.register_modules(transformer=transformer, vq=vq, tokenizer=tokenizer)
+        self.register_modules(transformer=transformer, vq=vq, tokenizer=tokenizer, neighbours=neighbours)
         self.register_to_config(image_size=image_size)
         self._tiling = Tiling(self.scale_factor)
 
@@ -154,6 +158,7 @@ class ChameleonPipeline(ARImagePipeline):
             codebook=codebook,
             branches=1 + call.guided,
             network=transformer,
+            neighbours=self.neighbours,
         )
         call.bind(model)
 

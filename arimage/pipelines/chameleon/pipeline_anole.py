@@ -8,6 +8,7 @@ from diffusers import VQModel
 from diffusers.image_processor import PipelineImageInput
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
+from ...models.neighbours import NeighbourModel
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
 from ..output import ImagePipelineOutput
@@ -31,6 +32,8 @@ class AnolePipeline(ChameleonPipeline):
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the text tokenizer. Without it the pipeline takes
             `input_ids`.
         image_size (`int`): side of the images in pixels; 512 for every published checkpoint.
+        neighbours (`NeighbourModel`, *optional*): fitted to tokens like those of this model, for the `corrections` of
+            `SpeculativeJacobiDecoding`.
     """
 
     def __init__(
@@ -39,8 +42,9 @@ class AnolePipeline(ChameleonPipeline):
         vq: VQModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         image_size: int = 512,
+        neighbours: NeighbourModel | None = None,
     ):
-        super().__init__(transformer, vq, tokenizer, image_size)
+        super().__init__(transformer, vq, tokenizer, image_size, neighbours)
 
     def encode_prompt(self, prompt: str | list[str]) -> tuple[torch.LongTensor, torch.LongTensor]:
         """Token ids [B, P] of texts up to the turn end, padded on the left, and their mask."""

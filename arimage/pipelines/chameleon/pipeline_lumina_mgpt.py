@@ -9,6 +9,7 @@ from diffusers import VQModel
 from diffusers.image_processor import PipelineImageInput
 from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerBase
 
+from ...models.neighbours import NeighbourModel
 from ..arguments import TokenArguments, pipeline_call
 from ..call import GenerationCall
 from ..output import ImagePipelineOutput
@@ -36,6 +37,8 @@ class LuminaMGPTPipeline(ChameleonPipeline):
             `input_ids`.
         image_size (`int`): the weights were trained for images with the area of a square of this many pixels per side:
             512, 768 or 1024.
+        neighbours (`NeighbourModel`, *optional*): fitted to tokens like those of this model, for the `corrections` of
+            `SpeculativeJacobiDecoding`.
     """
 
     _header_length = LuminaPrompts.header_length
@@ -46,8 +49,9 @@ class LuminaMGPTPipeline(ChameleonPipeline):
         vq: VQModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         image_size: int = 768,
+        neighbours: NeighbourModel | None = None,
     ):
-        super().__init__(transformer, vq, tokenizer, image_size)
+        super().__init__(transformer, vq, tokenizer, image_size, neighbours)
         self.prompts = LuminaPrompts(self._vocabulary)
         # Lumina-mGPT 2.0
         if vq is not None and vq.config.norm_type == "spatial":

@@ -11,6 +11,7 @@ from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
 from ...models.language_model import LanguageTokenModel, code_head
+from ...models.neighbours import NeighbourModel
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
@@ -40,6 +41,8 @@ class Emu3Pipeline(ARImagePipeline):
             `input_ids`.
         image_area (`int`): the area in pixels that the model was trained for: 720 * 720 for Emu3-Gen, 512 * 512 for
             Emu3-Stage1.
+        neighbours (`NeighbourModel`, *optional*): fitted to tokens like those of this model, for the `corrections` of
+            `SpeculativeJacobiDecoding`.
 
     Raises:
         ValueError: if the model's `vocabulary_map` does not name the tokens of an image.
@@ -49,18 +52,21 @@ class Emu3Pipeline(ARImagePipeline):
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING | {"negative_prompt", "prompt_suffix", "ratio"})
     model_cpu_offload_seq = "model"
     _lora_loadable_modules = ["model"]
-    _optional_components = ["tokenizer"]
+    _optional_components = ["tokenizer", "neighbours"]
+    # It runs between forward passes.
+    _exclude_from_cpu_offload = ["neighbours"]
 
     def __init__(
         self,
         model: Emu3ForConditionalGeneration,
         tokenizer: PreTrainedTokenizerFast | None = None,
         image_area: int = 720 * 720,
+        neighbours: NeighbourModel | None = None,
     ):
         super().__init__()
         self._vocab_size = model.config.vq_config.codebook_size
         self._first_code = first_code_of(model.config.vocabulary_map or {}, self._vocab_size)
-        self.register_modules(model=model, tokenizer=tokenizer)
+        self.register_modules(model=model, tokenizer=tokenizer, neighbours=neighbours)
         self.register_to_config(image_area=image_area)
         self._tiling = Tiling(self.scale_factor)
 
@@ -182,6 +188,7 @@ class Emu3Pipeline(ARImagePipeline):
             codebook=self.code_vectors(),
             branches=len(branches),
             network=self.model,
+            neighbours=self.neighbours,
         )
         call.bind(model)
         return call

@@ -13,6 +13,7 @@ from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
 from ...models.language_model import LanguageTokenModel
+from ...models.neighbours import NeighbourModel
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
@@ -40,6 +41,8 @@ class JanusPipeline(ARImagePipeline):
             `generation_kwargs`, `boi_token_id`.
         processor (`JanusProcessor`, *optional*): tokenizes prompts and preprocesses images. Without it the pipeline
             takes `input_ids`.
+        neighbours (`NeighbourModel`, *optional*): fitted to tokens like those of this model, for the `corrections` of
+            `SpeculativeJacobiDecoding`.
 
     Raises:
         ValueError: if the model does not name a begin-of-image token.
@@ -49,13 +52,20 @@ class JanusPipeline(ARImagePipeline):
     abilities = Abilities("tokens", TOKEN_SAMPLING | EDITING)
     model_cpu_offload_seq = "model"
     _lora_loadable_modules = ["model"]
-    _optional_components = ["processor"]
+    _optional_components = ["processor", "neighbours"]
+    # It runs between forward passes.
+    _exclude_from_cpu_offload = ["neighbours"]
     _truncates_levels = True
 
-    def __init__(self, model: JanusForConditionalGeneration, processor: JanusProcessor | None = None):
+    def __init__(
+        self,
+        model: JanusForConditionalGeneration,
+        processor: JanusProcessor | None = None,
+        neighbours: NeighbourModel | None = None,
+    ):
         super().__init__()
         self.begin_of_image = begin_of_image(model.generation_config)
-        self.register_modules(model=model, processor=processor)
+        self.register_modules(model=model, processor=processor, neighbours=neighbours)
         self.generation_config["guidance_scale"] = 5.0
         self._tiling = Tiling(self.scale_factor)
 
@@ -189,6 +199,7 @@ class JanusPipeline(ARImagePipeline):
             codebook=self.code_vectors(),
             branches=1 + call.guided,
             network=self.model,
+            neighbours=self.neighbours,
         )
         call.bind(model)
         return call

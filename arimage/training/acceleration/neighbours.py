@@ -1,5 +1,6 @@
 """Training of a model of neighbours for a finished pipeline, on the tokens of a cache."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -8,12 +9,11 @@ import torch.nn.functional as F
 from ...decoding import Layout
 from ...models.neighbours import NeighbourModel
 from ...pipelines.base import ARPipeline
-from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from ..losses import condition_of
 from ..saving import save_float16
 from ..tokens.beginning import check_fits
 from ..tokens.cache import TokenCache
 from ..tokens.heldout import reported
-from .drafter import as_llamagen
 
 
 # More than are needed to fit what neighbours say about each other.
@@ -61,18 +61,23 @@ def fit_neighbours(
     return model.requires_grad_(False).eval()
 
 
-def run_neighbours(pipe: ARPipeline, tokens: Path, out: Path) -> LlamaGenPipeline:
+def run_neighbours(pipe: ARPipeline, tokens: Path, out: Path) -> ARPipeline:
     """Fit a model of neighbours to the tokens of a cache, see `TokenCache`. The pipeline with it is saved in
     `out`/model, in float16.
 
     Raises:
-        ValueError: if `pipe` is not a LlamaGen pipeline, or the tokens are not of its image tokenizer.
+        ValueError: if `pipe` takes none, or the tokens are not of its image tokenizer.
     """
-    pipe, cache = as_llamagen(pipe), TokenCache(tokens)
+    if "neighbours" not in pipe._optional_components:
+        raise ValueError(f"--model is one in a {type(pipe).__name__}, which has no neighbours: give another one")
+    cache = TokenCache(tokens)
     check_fits(pipe, cache, "--model has another one")
     numbers = reported(cache, IMAGES).tolist()
-    found, _ = cache.read(numbers, [0] * len(numbers))
-    grids = found.unflatten(1, (pipe.transformer.config.grid_size,) * 2).to(pipe.device)
-    pipe.register_modules(neighbours=fit_neighbours(grids, pipe.transformer.config.vocab_size))
+    found, captions = cache.read(numbers, [0] * len(numbers))
+    height, width = cache.index.about["image_size"]
+    # Tokens are as far apart across as down.
+    rows = math.isqrt(found.shape[1] * height // width)
+    vocab_size = pipe.prepare(**condition_of(pipe, captions[:1])).model.vocab_size
+    pipe.register_modules(neighbours=fit_neighbours(found.unflatten(1, (rows, -1)).to(pipe.device), vocab_size))
     save_float16(pipe, out / "model")
     return pipe

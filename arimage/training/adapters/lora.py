@@ -69,6 +69,19 @@ class LoraSettings:
     accumulate: Count = 1
     max_grad_norm: Positive = 1.0
 
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        # Averages over the last fifty steps.
+        return OptimizerSettings(
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            weight_decay=0.0,
+            warmup_steps=20,
+            accumulate=self.accumulate,
+            gradient_clip=self.max_grad_norm,
+            ema_decay=0.98,
+        )
+
 
 # Python code makes these settings too, not only the command.
 LoraSettings.__init__ = checked(LoraSettings.__init__)
@@ -291,48 +304,25 @@ class LoraTask(nn.Module):
         size = [min(side, 256) for side in rows[0].shape[2:]]
         save_grid(F.interpolate(torch.cat(rows), size, mode="area"), path, columns=len(self.prompts))
 
+    def check(self, out: Path, resume_from: str | None = None) -> None:
+        """Check that a run in `out` began with these pictures and settings.
+
+        Raises:
+            ValueError: if it did not.
+        """
+        begin(self, self.settings.optimizer, out, about=self.about, resume_from=resume_from)
+
+    def fit(self, out: Path, report_every_seconds: float = 300.0, **options: Any) -> None:
+        """Train to the end of the settings, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
+        shows what they change. The `options` are those of `fit`."""
+        more = {"report_every_seconds": report_every_seconds, "about": self.about, "seed": self.settings.seed}
+        fit(self, self.settings.optimizer, out, log_every=10, **more, **options)
+
     def train(self, mode: bool = True) -> "LoraTask":
         """Also after a report, which leaves the adapter without gradients."""
         for weight in self.weights:
             weight.requires_grad_(mode)
         return super().train(mode)
-
-
-def _optimizer(settings: LoraSettings) -> OptimizerSettings:
-    return OptimizerSettings(
-        steps=settings.steps,
-        learning_rate=settings.learning_rate,
-        weight_decay=0.0,
-        warmup_steps=20,
-        accumulate=settings.accumulate,
-        gradient_clip=settings.max_grad_norm,
-        # Averages over the last fifty steps.
-        ema_decay=0.98,
-    )
-
-
-def check_lora(task: LoraTask, out: Path, resume_from: str | None = None) -> None:
-    """Check that a run in `out` began with the pictures and settings of `task`.
-
-    Raises:
-        ValueError: if it did not.
-    """
-    begin(task, _optimizer(task.settings), out, about=task.about, resume_from=resume_from)
-
-
-def train_lora(task: LoraTask, out: Path, report_every_seconds: float = 300.0, **options: Any) -> None:
-    """Train to the end of `task.settings`, or resume; OUT/best and OUT/last hold the adapters, and OUT/samples.png
-    shows what they change. The `options` are those of `fit`."""
-    fit(
-        task,
-        _optimizer(task.settings),
-        out,
-        report_every_seconds=report_every_seconds,
-        log_every=10,
-        about=task.about,
-        seed=task.settings.seed,
-        **options,
-    )
 
 
 def warning_of_poor_pictures(psnr: float, own: float | None) -> str | None:

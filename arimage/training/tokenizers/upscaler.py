@@ -199,7 +199,7 @@ def train_upscaler(
     heldout: Pixels,
     settings: UpscalerSettings,
     out: str | Path,
-    on_report: Callable[[UpscalingPipeline], None] | None = None,
+    on_report: Callable[[], None] | None = None,
 ) -> UpscalingPipeline:
     """Train an `ImageUpscaler(**model_config)` for the image tokenizer of `pipe`; returns `pipe` with the averaged
     weights as its component `upscaler`. Images of `data` are `scale` times as large as those that the tokenizer
@@ -215,7 +215,6 @@ def train_upscaler(
         nn.Module.to(part, device, fast_dtype(device), memory_format=torch.channels_last)
     pipe.register_modules(upscaler=task.upscaler)
     scales = {"discriminator.": settings.discriminator_rate}
-    report = None if on_report is None else lambda: on_report(pipe)
     about = {
         **of_settings(settings),
         "model": model_config,
@@ -223,7 +222,15 @@ def train_upscaler(
         "data": data.about,
         "heldout": heldout.about,
     }
-    fit(task, settings.optimizer, out, learning_rate_scales=scales, on_report=report, about=about, seed=settings.seed)
+    fit(
+        task,
+        settings.optimizer,
+        out,
+        learning_rate_scales=scales,
+        on_report=on_report,
+        about=about,
+        seed=settings.seed,
+    )
     nn.Module.to(task.upscaler, torch.float32, memory_format=torch.contiguous_format)
     return pipe
 
@@ -242,9 +249,7 @@ def run_upscaler(
             f"the model decodes {others[0]} x {size} pixels, and upscalers learn squares: give another one"
         )
     data = open_both(train, heldout, size * upscaler.config.scale, seed=settings.seed, **options)
-
-    def save(pipe: UpscalingPipeline) -> None:
-        save_float16(pipe, out / "model")
-
-    save(train_upscaler(pipe, recipe.model, *data, settings, out / "upscaler", on_report=save))
+    save = lambda: save_float16(pipe, out / "model")  # noqa: E731
+    train_upscaler(pipe, recipe.model, *data, settings, out / "upscaler", on_report=save)
+    save()
     return pipe

@@ -13,6 +13,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -408,27 +409,29 @@ class TokenCache:
         `variants` [B], in [0, 1), of them."""
         places = np.asarray(images)
         numbers = np.searchsorted(self._ends, places, side="right")
-        rows = places - self._starts[numbers]
-        firsts, rows = (rows * self.views + views).tolist(), rows.tolist()
-        shards = [self._open.get(number) or self._shard(number) for number in numbers.tolist()]
-        parts = [
-            shard.content[first * shard.size : first * shard.size + shard.size]
-            for shard, first in zip(shards, firsts, strict=True)
-        ]
-        kind = shards[0].tokens.dtype
-        if len({shard.size for shard in shards}) > 1:
+        rows, opened = places - self._starts[numbers], self._open
+        shards = [opened.get(number) or self._shard(number) for number in numbers.tolist()]
+        if len({shard.size for shard in shards}) == 1:
+            size = shards[0].size
+            starts = (rows * self.views + views) * size
+            bounds = zip(shards, starts.tolist(), (starts + size).tolist(), strict=True)
+            content = b"".join([shard.content[start:end] for shard, start, end in bounds])
+            found = np.frombuffer(content, shards[0].tokens.dtype).reshape(len(images), *self.index.shape)
+        else:
             # Shards without large tokens are of a smaller type.
-            kind = max((shard.tokens.dtype for shard in shards), key=lambda kind: kind.itemsize)
-            parts = [
-                np.frombuffer(part, shard.tokens.dtype).astype(kind) for part, shard in zip(parts, shards, strict=True)
-            ]
-        found = np.frombuffer(b"".join(parts), kind).reshape(len(images), *self.index.shape)
-        tokens = torch.from_numpy(found.astype(np.float32 if kind.kind == "f" else np.int64))
+            found = np.stack([one.tokens[row, view] for one, row, view in zip(shards, rows, views, strict=True)])
+        tokens = torch.from_numpy(found.astype(np.float32 if found.dtype.kind == "f" else np.int64))
         if self.index.labelled:
-            return tokens, [str(shard.labels[row]) for shard, row in zip(shards, rows, strict=True)]
-        every = [shard.captions_of(row) for shard, row in zip(shards, rows, strict=True)]
+            return tokens, list(map(str, self.labels[places].tolist()))
+        every = [shard.captions_of(row) for shard, row in zip(shards, rows.tolist(), strict=True)]
         shares = variants or [0.0] * len(every)
         return tokens, [those[int(share * len(those))] for those, share in zip(every, shares, strict=True)]
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """The class of each image, in the smallest type that holds it."""
+        kind = np.min_scalar_type(self.index.num_classes)
+        return np.concatenate([shard.labels.astype(kind) for shard in self.shards()])
 
     def captions(self) -> Iterator[str]:
         """All captions of all images."""
@@ -481,9 +484,9 @@ class TokenCache:
             if _sha256(path) != shard.sha256:
                 raise ValueError(f"{path} is damaged: {REMEDY}")
             labels = self._mapped(number).labels
-            if len(labels) and not 0 <= min(labels) <= max(labels) < self.index.num_classes:
+            if len(labels) and not 0 <= labels.min() <= labels.max() < self.index.num_classes:
                 raise ValueError(
-                    f"{path} has the class {max(labels)}, and {INDEX} says that there are {self.index.num_classes}: "
+                    f"{path} has the class {labels.max()}, and {INDEX} says that there are {self.index.num_classes}: "
                     f"{REMEDY}"
                 )
         if now != known and os.access(self.folder, os.W_OK):
@@ -494,12 +497,15 @@ class MappedShard:
     """The arrays of a shard, which are mapped, not read: `tokens` [n, V, ...], and the `labels` or captions of its
     images. Memory views give single rows in a fraction of the time of arrays."""
 
+    # Of thousands of shards a batch reads each once: slots are found faster.
+    __slots__ = "_captions", "_ends", "content", "labels", "size", "tokens"
+
     def __init__(
         self, tokens: np.ndarray, labels: np.ndarray = NONE, captions: np.ndarray = NONE, ends: np.ndarray = NONE
     ):
-        self.tokens, self.size = tokens, tokens[0, 0].nbytes
+        self.tokens, self.size, self.labels = tokens, tokens[0, 0].nbytes, labels
         self.content = memoryview(tokens).cast("B")
-        self.labels, self._captions, self._ends = map(memoryview, (labels, captions, ends))
+        self._captions, self._ends = memoryview(captions), memoryview(ends)
 
     def captions_of(self, row: int) -> list[str]:
         ends = self._ends

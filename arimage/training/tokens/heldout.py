@@ -54,9 +54,7 @@ def hold_out(cache: TokenCache) -> tuple[TokenCache | Part, Part | None]:
     marks = _fingerprints(cache)
     order = np.argsort(marks, kind="stable")
     bounds = np.concatenate([[0], np.flatnonzero(np.diff(marks[order]) != 0) + 1, [len(order)]])
-    count, labels = min(HELD_OUT, (len(bounds) - 1) // 10), None
-    if cache.index.labelled:
-        labels = np.concatenate([np.asarray(shard.labels) for shard in cache.shards()])
+    count, labels = min(HELD_OUT, (len(bounds) - 1) // 10), cache.labels if cache.index.labelled else None
     left = None if labels is None else np.bincount(labels)
     held: list[np.ndarray] = []
     for start, end in pairwise(bounds):
