@@ -19,8 +19,8 @@ OFFSETS = ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (0, -3), (-1, 2), (-1, 
 
 
 class WindowDrafter(ModelMixin, ConfigMixin):
-    """Predicts how the logits of a token change with the tokens next to it, from the feature that the transformer
-    computed for it when these were others: a multilayer perceptron for each token by itself. It takes the place of a
+    """Predicts how the guided logits of a token change with the tokens next to it, from the feature that the
+    transformer computed for it when these were others: a multilayer perceptron for each token by itself. It takes the place of a
     `NeighbourModel` in the `corrections` of `SpeculativeJacobiDecoding`, see `Neighbours` in
     `arimage.decoding.contract.models`.
 
@@ -71,7 +71,7 @@ class WindowDrafter(ModelMixin, ConfigMixin):
     def change(
         self, now: torch.LongTensor, before: torch.LongTensor, features: torch.Tensor | None = None
     ) -> torch.FloatTensor:
-        """See `Neighbours.change`: [G, B, Q, V]. Nothing changes where the tokens are the same: otherwise drafts that
+        """See `Neighbours.change`: [B, Q, V]. Nothing changes where the tokens are the same: otherwise drafts that
         are right already would be sampled again in every step, and those after them would never settle."""
         assert features is not None
         features = features.to(self.dtype)
