@@ -20,8 +20,8 @@ OFFSETS = ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (0, -3), (-1, 2), (-1, 
 
 class WindowDrafter(ModelMixin, ConfigMixin):
     """Predicts how the guided logits of a token change with the tokens next to it, from the feature that the
-    transformer computed for it when these were others: a multilayer perceptron for each token by itself. It takes the place of a
-    `NeighbourModel` in the `corrections` of `SpeculativeJacobiDecoding`, see `Neighbours` in
+    transformer computed for it when these were others: a multilayer perceptron for each token by itself. It takes the
+    place of a `NeighbourModel` in the `corrections` of `SpeculativeJacobiDecoding`, see `Neighbours` in
     `arimage.decoding.contract.models`.
 
     Args:
