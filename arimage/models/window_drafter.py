@@ -39,8 +39,8 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         self,
         vocab_size: Count = 16384,
         feature_size: Width = 768,
-        rank: Width = 32,
-        hidden_size: Width = 256,
+        rank: Width = 48,
+        hidden_size: Width = 384,
         offsets: Annotated[tuple[Offset, ...], Field(min_length=1, max_length=64)] = OFFSETS,
     ):
         super().__init__()

@@ -42,13 +42,13 @@ class WindowDrafterSettings:
     """
 
     optimizer: OptimizerSettings
-    images: Count = 512
+    images: Count = 2048
     at_once: Batch = 32
-    batch_size: Batch = 1024
+    batch_size: Batch = 2048
     nearness: Share = 0.9
     overlap_weight: Number = 2.0
     window: Count = 32
-    corrections: Count = 8
+    corrections: Count = 4
     seed: Seed = 0
     __pydantic_config__ = COMPLETE
 
