@@ -9,7 +9,7 @@ from diffusers.configuration_utils import register_to_config
 from pydantic import Field
 from torch import nn
 
-from ..settings.schema import Count, Width, checked
+from ..settings.schema import Count, Share, Width, checked
 from .layers import Linear, init_normal
 from .mixin import ModelMixin
 
@@ -28,6 +28,7 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         vocab_size, feature_size (`int`): V and D, the transformer's vocabulary and width.
         rank (`int`): width of the embeddings of tokens.
         hidden_size (`int`): width of the hidden layer.
+        dropout (`float`): of the hidden layer, in training.
         offsets (`list[list[int]]`): the rows and columns from a token to those next to it that it reads.
     """
 
@@ -41,6 +42,7 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         feature_size: Width = 768,
         rank: Width = 48,
         hidden_size: Width = 384,
+        dropout: Share = 0.2,
         offsets: Annotated[tuple[Offset, ...], Field(min_length=1, max_length=64)] = OFFSETS,
     ):
         super().__init__()
@@ -77,5 +79,6 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         features = features.to(self.dtype)
         tokens = self.now(self.embedding(now + 1).flatten(-2)) + self.before(self.embedding(before + 1).flatten(-2))
         hidden = F.gelu(self.feature(features) + tokens)
+        hidden = F.dropout(hidden, self.config.dropout, self.training)
         change = self.head(self.shift(hidden) + self.scale(hidden) * features).float()
         return change * (now != before).any(-1, keepdim=True)
