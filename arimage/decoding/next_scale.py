@@ -196,7 +196,7 @@ class NextScaleDecoding(DecodingMethod):
             tokens = weights.argmax(-1)
             added = (weights @ model.codebook).transpose(1, 2).unflatten(2, model.scales[scale])
         else:
-            tokens = sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)
+            tokens = self.sample(state, probabilities, positions)
             added = model.vectors(scale, tokens)
         latents = model.accumulate(scale, state.latents, added)
         state.latents = latents.clone() if state.latents is None else state.latents.copy_(latents)
@@ -204,3 +204,9 @@ class NextScaleDecoding(DecodingMethod):
         state.record(torch.full_like(state.seeds, tokens.shape[1]))
         state.taken += 1
         state.finished.fill_(state.over)
+
+    def sample(
+        self, state: ScaleState, probabilities: torch.FloatTensor, positions: torch.LongTensor
+    ) -> torch.LongTensor:
+        """Tokens [B, n] at `positions` [B, n], from `probabilities` [B, n, V]."""
+        return sample_at(probabilities, state.seeds, positions, None, Purpose.SAMPLE)

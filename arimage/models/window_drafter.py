@@ -9,7 +9,7 @@ from diffusers.configuration_utils import register_to_config
 from pydantic import Field
 from torch import nn
 
-from ..settings.schema import Count, Width, checked
+from ..settings.schema import Count, Share, Width, checked
 from .layers import Linear, init_normal
 from .mixin import ModelMixin
 
@@ -19,15 +19,16 @@ OFFSETS = ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (0, -3), (-1, 2), (-1, 
 
 
 class WindowDrafter(ModelMixin, ConfigMixin):
-    """Predicts how the logits of a token change with the tokens next to it, from the feature that the transformer
-    computed for it when these were others: a multilayer perceptron for each token by itself. It takes the place of a
-    `NeighbourModel` in the `corrections` of `SpeculativeJacobiDecoding`, see `Neighbours` in
+    """Predicts how the guided logits of a token change with the tokens next to it, from the feature that the
+    transformer computed for it when these were others: a multilayer perceptron for each token by itself. It takes the
+    place of a `NeighbourModel` in the `corrections` of `SpeculativeJacobiDecoding`, see `Neighbours` in
     `arimage.decoding.contract.models`.
 
     Args:
         vocab_size, feature_size (`int`): V and D, the transformer's vocabulary and width.
         rank (`int`): width of the embeddings of tokens.
         hidden_size (`int`): width of the hidden layer.
+        dropout (`float`): of the hidden layer, in training.
         offsets (`list[list[int]]`): the rows and columns from a token to those next to it that it reads.
     """
 
@@ -39,8 +40,9 @@ class WindowDrafter(ModelMixin, ConfigMixin):
         self,
         vocab_size: Count = 16384,
         feature_size: Width = 768,
-        rank: Width = 32,
-        hidden_size: Width = 256,
+        rank: Width = 48,
+        hidden_size: Width = 384,
+        dropout: Share = 0.2,
         offsets: Annotated[tuple[Offset, ...], Field(min_length=1, max_length=64)] = OFFSETS,
     ):
         super().__init__()
@@ -71,11 +73,12 @@ class WindowDrafter(ModelMixin, ConfigMixin):
     def change(
         self, now: torch.LongTensor, before: torch.LongTensor, features: torch.Tensor | None = None
     ) -> torch.FloatTensor:
-        """See `Neighbours.change`: [G, B, Q, V]. Nothing changes where the tokens are the same: otherwise drafts that
+        """See `Neighbours.change`: [B, Q, V]. Nothing changes where the tokens are the same: otherwise drafts that
         are right already would be sampled again in every step, and those after them would never settle."""
         assert features is not None
         features = features.to(self.dtype)
         tokens = self.now(self.embedding(now + 1).flatten(-2)) + self.before(self.embedding(before + 1).flatten(-2))
         hidden = F.gelu(self.feature(features) + tokens)
+        hidden = F.dropout(hidden, self.config.dropout, self.training)
         change = self.head(self.shift(hidden) + self.scale(hidden) * features).float()
         return change * (now != before).any(-1, keepdim=True)

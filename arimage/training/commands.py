@@ -503,7 +503,9 @@ part_command(
 )
 part_command("denoiser", 'Train a denoiser for a LlamaGen, for the decoding "sjd2".')
 part_command("refiner", 'Train a refiner for a VAR, for the decoding "code".')
-part_command("student", 'Train a student of a LlamaGen, for the decodings "few-step" and "flow".')
+part_command(
+    "student", 'Train a student of a LlamaGen or of a VAR, for the decodings "few-step" and, of a LlamaGen, "flow".'
+)
 
 
 @train_app.command("neighbours", rich_help_panel=PARTS)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from pipelines.llamagen import tiny as tiny_llamagen
+from pipelines.var import tiny as tiny_var
 
-from arimage import LlamaGenDDTransformer
+from arimage import LlamaGenDDTransformer, VARDDTransformer
 from arimage.decoding import FlowDecoding
 from arimage.settings.schema import check
 from arimage.training.acceleration import student as student_module
@@ -15,7 +16,7 @@ pytest.importorskip("datasets", reason="the extra `train` is not installed")
 from training.tokens.test_cache import encode, parquet  # noqa: E402
 
 from arimage.training.acceleration.parts import Sets, run_part  # noqa: E402
-from arimage.training.acceleration.student import StudentTask, begin_student  # noqa: E402
+from arimage.training.acceleration.student import FlowMaps, StudentTask, begin_student  # noqa: E402
 from arimage.training.tokens.cache import TokenCache  # noqa: E402
 from arimage.training.tokens.heldout import hold_out  # noqa: E402
 
@@ -148,3 +149,68 @@ def test_what_does_not_fit_is_refused(tokens, trained, tmp_path):
         task_of(tokens, tmp_path)
     with pytest.raises(ValueError, match="starts"):
         task_of(tokens, tmp_path, starts=[0, 16])
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    """Tokens of twelve pictures of three classes, of a VAR."""
+    root = tmp_path_factory.mktemp("maps")
+    parquet(root / "a.parquet", range(12), label=[number % 3 for number in range(12)])
+    encode(tiny_var.pipeline("class"), root / "a.parquet", root / "tokens")
+    return root / "tokens"
+
+
+def test_a_student_of_a_var_learns_maps_that_their_noise_determines(classes, tmp_path):
+    pipe, training = tiny_var.pipeline("class"), {"starts": None, "noises_per_prompt": 3}
+    trained, held = hold_out(TokenCache(classes))
+    task = begin_student(recipe(**training), pipe, Sets(trained, held), tmp_path)
+    scales = pipe.vq.config.scales
+    assert task.settings.starts == (0, len(scales) // 2)
+    assert task.tokens.shape == (3 * 3 + 3, sum(side**2 for side in scales))
+    # The same seeds give the same tokens in another batch, and other seeds others.
+    call = pipe.prepare(class_labels=[int(task.prompts[task.index[1]])], num_images_per_prompt=1)
+    state = FlowMaps().start(call.model, call.sampling, task.seeds[1:2])
+    while not state.over:
+        FlowMaps().step(state)
+    assert torch.equal(state.tokens[0], task.tokens[1]) and not torch.equal(task.tokens[0], task.tokens[3])
+    # Given the first maps, only the others are learned.
+    first, last = task.losses(torch.arange(4), 0), task.losses(torch.arange(4), len(scales) - 1)
+    assert first["code loss"] != last["code loss"]
+    figures = run_part(begin_student, recipe(**training), pipe, classes, None, tmp_path)
+    assert figures["held-out code loss after"] < figures["held-out code loss before"]
+    assert not any(name.startswith("tokens per") for name in figures)
+
+
+def test_the_maps_of_all_noise_follow_the_model():
+    """A model of one map: how often noise leads to a token is the token's probability."""
+    pipe = tiny_var.pipeline("class")
+    call = pipe.prepare(class_labels=[3] * 4000, guidance_scale=1.0)
+    model, sampling = call.model, call.sampling
+    state = FlowMaps(stop_after=1).start(model, sampling, torch.arange(4000))
+    _, logits = model.take(torch.tensor([0])).prefill(1)
+    expected = logits[0, 0, 0].softmax(-1)
+    found = torch.bincount(state.tokens[:, 0], minlength=len(expected)) / 4000
+    assert (found - expected).abs().sum() / 2 < 0.05
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_new_student_of_a_var_has_the_modulations_of_its_teacher(shared):
+    teacher = tiny_var.transformer("class", shared_adaln=shared)
+    student = VARDDTransformer.for_teacher(teacher)
+    vector = teacher.class_embedding(torch.tensor([1, 2]))
+    gates = [modulations[0] for modulations in teacher.modulations(vector)[:-1]]
+    width, condition = teacher.config.hidden_size, torch.nn.functional.silu(vector)
+    for block, gate in zip(student.blocks, gates, strict=True):
+        torch.testing.assert_close(block.modulation(condition)[:, None, :width], gate)
+    assert not any(block.known_projection.weight.any() for block in student.blocks)
+
+
+def test_a_var_that_cannot_have_a_student_is_refused(classes, tmp_path):
+    trained, held = hold_out(TokenCache(classes))
+    for pipe, training, message in (
+        (tiny_var.pipeline("text"), {"starts": [0]}, "--model is a VAR of texts"),
+        (tiny_var.pipeline("class"), {"starts": [0, 6]}, "starts .* maps"),
+        (tiny_var.pipeline("class"), {"starts": [0], "place_embeddings": True}, "place_embeddings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            begin_student(recipe(**training), pipe, Sets(trained, held), tmp_path)

@@ -282,8 +282,20 @@ class Sampling:
         """Probabilities [B, Q, V] in float32 of the tokens at `positions` [B, Q], which may be after the end of the
         image, from logits [G, B, Q, V], G = 1 or 2. Sets `invalid` [B] of the images with probabilities that are not
         finite, but where `ended` [B, Q]."""
-        scale = self.guidance_scale
         self._check_allowed(logits.shape[-1])
+        scale = self._scale_at(positions)
+        min_p = 0.0 if self.min_p is None else self.min_p
+        settings = scale, self.temperature, self.top_k, self.top_p, self.allowed, min_p
+        return kernel.probabilities(logits, *settings, self.forced, positions, invalid, ended)
+
+    def guided_values(self, values: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:
+        """Values [B, Q, ...] in float32 at `positions` [B, Q], of those with and without the condition [2, B, Q, ...],
+        or of the only ones [1, B, Q, ...]: logits, or features from which logits follow linearly."""
+        return kernel.guide(values, self._scale_at(positions))
+
+    def _scale_at(self, positions: torch.LongTensor) -> Any:
+        """The guidance scale at `positions` [B, Q]: a number, one per image [B], or one per position."""
+        scale = self.guidance_scale
         if self.in_effect("guidance_scale_pow") is not None:
             assert self.guidance_length is not None
             share = positions.clamp(0, self.guidance_length - 1).float() / self.guidance_length
@@ -291,9 +303,7 @@ class Sampling:
             scale = 1 + (by_lane(scale) - 1) * (1 - torch.cos(math.pi * share**power)) / 2
         if self.guided_tokens is not None:
             scale = torch.where(positions < by_lane(self.guided_tokens), by_lane(scale), 1.0)
-        min_p = 0.0 if self.min_p is None else self.min_p
-        settings = scale, self.temperature, self.top_k, self.top_p, self.allowed, min_p
-        return kernel.probabilities(logits, *settings, self.forced, positions, invalid, ended)
+        return scale
 
     def _check_allowed(self, vocab_size: int) -> None:
         if self.allowed is not None and self.allowed.shape[-1] != vocab_size:

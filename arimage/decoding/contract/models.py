@@ -512,14 +512,15 @@ class Neighbours(Protocol):
 
     Attributes:
         offsets: where the K tokens [B, Q, K] are, as in `Layout.neighbours`.
-        reads_features: whether it reads those [G, B, Q, D] of the model, which is then a `FeatureModel`.
+        reads_features: whether it reads those [B, Q, D] of the model, which is then a `FeatureModel`, guided as logits
+            are.
     """
 
     offsets: Sequence[tuple[int, ...]]
     reads_features: bool
 
     def change(self, now: torch.LongTensor, before: torch.LongTensor, features: Any = None) -> torch.FloatTensor:
-        """About how much the logits [G, B, Q, V] change if the tokens, -1 is none, are `now` and were `before`."""
+        """About how much the guided logits [B, Q, V] change if the tokens, -1 is none, are `now` and were `before`."""
         ...
 
 

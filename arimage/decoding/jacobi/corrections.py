@@ -56,10 +56,14 @@ def correct(
     """
     assert state.model.neighbours is not None
     (positions, drafts, before), (logits, features) = evaluated, outputs
+    logits = state.sampling.guided_values(logits, positions)
+    if features is not None:
+        features = state.sampling.guided_values(features, positions)
     decided, corrected = state.token_buffer.gather(1, positions), p
     for _ in range(rounds):
         now = tokens_around(state.token_buffer, around, positions)
-        likely = state.distribution(logits + state.model.neighbours.change(now, before, features), positions)
+        likely = logits + state.model.neighbours.change(now, before, features)
+        likely = state.distribution(likely[None], positions)
         corrected = torch.where(open_drafts[..., None], likely, p)
         tokens, _ = couple(corrected, q, drafts, noise)
         state.token_buffer.scatter_(1, positions, torch.where(open_drafts, tokens, decided))

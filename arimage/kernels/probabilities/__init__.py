@@ -11,6 +11,17 @@ def _by_row(setting):
     return setting[:, None, None] if isinstance(setting, torch.Tensor) else setting
 
 
+def guide(values: torch.Tensor, scale: float | torch.FloatTensor = 1.0) -> torch.FloatTensor:
+    """u + scale (c - u) in float32 of `values` [2, B, Q, D], c and u, or the only ones of [1, B, Q, D]. `scale` is a
+    number, one per row [B], or one per position [B, Q]; 1 gives c exactly."""
+    if len(values) == 1:
+        return values[0].float()
+    conditional, unconditional = values.float()
+    if isinstance(scale, torch.Tensor):
+        scale = scale.reshape(values.shape[1], -1, 1)  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
+    return torch.lerp(unconditional, conditional, scale)
+
+
 def probabilities(
     logits: torch.Tensor,
     scale: float | torch.FloatTensor = 1.0,
@@ -53,13 +64,7 @@ def probabilities(
         positions = None if forced is None or positions is None else positions.expand(logits.shape[1:3])
         return _probabilities(logits, *settings, allowed, forced, positions, invalid, ended)
     vocab_size, device = logits.shape[-1], logits.device
-    if len(logits) == 2:
-        conditional, unconditional = logits.float()
-        if isinstance(scale, torch.Tensor):
-            scale = scale.reshape(logits.shape[1], -1, 1)  # pyright: ignore[reportAttributeAccessIssue] see `stubPath`
-        logits = torch.lerp(unconditional, conditional, scale)
-    else:
-        logits = logits[0].float()
+    logits = guide(logits, scale)
     if isinstance(temperature, torch.Tensor) or temperature != 1:
         logits = logits / _by_row(temperature)
     if allowed is not None:

@@ -13,6 +13,7 @@ from ...models.layers import Linear, additive, check_heads
 from ...models.mixin import ModelMixin
 from ...models.modulated_blocks import Attention, FeedForward, Float32Linear, layer_norm, levels_of
 from ...settings.schema import Classes, Count, Flag, Layers, Positive, Scales, Share, Whole, Width, checked
+from ..var.transformer_var import VARTransformer
 from .vector_model import VectorHead, known_flags
 
 
@@ -33,6 +34,13 @@ class Block(modulated_blocks.Block):
     def forward(self, hidden, condition, known, mask):
         gate1, gate2, scale1, scale2, *shifts = self.modulation(condition)[:, None].chunk(6, dim=-1)
         return super().forward(hidden, (gate1, gate2, scale1 + 1, scale2 + 1, *shifts, known), mask)
+
+
+# What a student has of its teacher's shape.
+SHARED = (
+    "num_classes", "vocab_size", "codebook_dim", "scales", "hidden_size", "num_layers", "num_attention_heads",
+    "mlp_ratio", "qk_norm", "dropout",
+)  # fmt: skip
 
 
 class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
@@ -86,6 +94,28 @@ class VARDDTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         self.head_modulation = Linear(hidden_size, 2 * hidden_size)
         self.head = Float32Linear(hidden_size, vocab_size)
         self.vector_head = VectorHead(hidden_size, codebook_dim)
+
+    @classmethod
+    def for_teacher(cls, teacher: VARTransformer) -> "VARDDTransformer":
+        """A student to train, in float32, with the weights of its teacher, which is one of classes. What it says of
+        known vectors is 0 at first, and its class has the level and the place of the coarsest map."""
+        config = teacher.config
+        student = cls(**{name: config[name] for name in SHARED}, codes_until=len(config.scales))
+        theirs = {name: value.float() for name, value in teacher.state_dict().items()}
+        theirs["start_position"] = theirs["start_position"][:, :1]
+        theirs["level_embedding.weight"] = F.pad(theirs["level_embedding.weight"][None], (0, 0, 1, 0), "replicate")[0]
+        theirs["position_embedding"] = F.pad(theirs["position_embedding"], (0, 0, 1, 0), "replicate")
+        for layer in range(config.num_layers if config.shared_adaln else 0):
+            modulation = f"blocks.{layer}.modulation."
+            theirs[modulation + "weight"] = theirs["shared_modulation.weight"]
+            theirs[modulation + "bias"] = theirs[modulation + "bias"] + theirs["shared_modulation.bias"]
+        own = student.state_dict()
+        student.load_state_dict({**own, **{name: value for name, value in theirs.items() if name in own}})
+        for part in (student.known_embedding, student.known_projection, *student.blocks):
+            known = part.known_projection if isinstance(part, Block) else part
+            for weight in known.parameters():
+                nn.init.zeros_(weight)
+        return student
 
     def forward(
         self, vectors: torch.Tensor, *, class_labels: torch.LongTensor, start: int

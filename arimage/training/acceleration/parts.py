@@ -144,10 +144,10 @@ def run_part(
         if processes()[0]:
             return
         found = task.eval().report(0, out / recipe.part)
-        task.train()
         figures.update({f"{name} {when}": value for name, value in found.items()})
         for decoding in decodings:
             figures[f"tokens per forward pass {when}, {decoding}"] = tokens_per_pass(pipe, sets.heldout, decoding)
+        task.train()
 
     measure("before", pipe, task.decodings[:1])
     settings, about = task.settings, {**task.about, **sets.about}

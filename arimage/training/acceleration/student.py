@@ -1,7 +1,9 @@
 """Distilled Decoding (https://arxiv.org/abs/2412.17153): a student learns to turn noise into the image that its
 teacher makes of it."""
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +16,18 @@ from torch import nn
 from tqdm import tqdm
 
 from ...cli.options import fast_dtype
-from ...decoding import FewStepDecoding, FlowDecoding
+from ...decoding import FewStepDecoding, FlowDecoding, NextScaleDecoding
 from ...decoding.contract.noise import Purpose, normals
+from ...decoding.flow import flow
+from ...decoding.next_scale import ScaleState
 from ...eval.runs.files import remove_all_leftovers, write_whole
 from ...pipelines.base import ARPipeline
 from ...pipelines.distilled_decoding.pipeline_llamagen_dd import LlamaGenDDPipeline
+from ...pipelines.distilled_decoding.pipeline_var_dd import VARDDPipeline
 from ...pipelines.distilled_decoding.transformer_llamagen_dd import LlamaGenDDTransformer
+from ...pipelines.distilled_decoding.transformer_var_dd import VARDDTransformer
 from ...pipelines.llamagen.pipeline_llamagen import LlamaGenPipeline
+from ...pipelines.var.pipeline_var import VARPipeline
 from ...settings.schema import COMPLETE, Batch, Flag, Number, Seed, Share, Whole
 from ..data.pictures import save_grid
 from ..loop import OptimizerSettings
@@ -37,14 +44,28 @@ from .parts import PartTask, Sets
 PAIRS = "pairs"
 
 
+class FlowMaps(NextScaleDecoding):
+    """`NextScaleDecoding` of tokens that their noise determines, as in `FlowDecoding`: for pairs of a VAR."""
+
+    def sample(
+        self, state: ScaleState, probabilities: torch.FloatTensor, positions: torch.LongTensor
+    ) -> torch.LongTensor:
+        codebook = state.model.codebook
+        assert codebook is not None
+        noise = normals(state.seeds, positions, None, Purpose.NOISE, codebook.shape[1])
+        return super().sample(state, flow(probabilities, noise, codebook), positions)
+
+
 @dataclass(frozen=True)
 class StudentSettings:
     """How a student is trained. The authors' training code and hyper-parameters are not public; these are ours.
 
     The data are pairs of noise and tokens, `noises_per_prompt` for each caption or class of the cache, which the
     teacher generates by `FlowDecoding` with its default sampling settings, `pair_batch_size` images at a time with the
-    given `window`. Each step takes `batch_size` of them and a start, the first of `starts` in `first_share` of the
-    steps and else another: tokens before it are given as their vectors, the others as their noise. The loss, of the
+    given `window`; a VAR generates each map at once. Each step takes `batch_size` of them and a start, the first of
+    `starts` in `first_share` of the steps and else another: tokens before it are given as their vectors, the others as
+    their noise. Starts are tokens, of a VAR maps; by default the first and one after a third of the tokens, or half of
+    the maps. The loss, of the
     others, is the cross-entropy of the tokens and, weighted by `vector_weight`, the squared error of the vectors.
     `place_embeddings` is that of `LlamaGenDDTransformer`.
     """
@@ -54,7 +75,7 @@ class StudentSettings:
     noises_per_prompt: Annotated[int, Field(strict=True, ge=1, le=1000)] = 6
     pair_batch_size: Batch = 64
     window: Batch = 32
-    starts: Annotated[tuple[Whole, ...], Field(min_length=1, max_length=100)] = (0, 80)
+    starts: Annotated[tuple[Whole, ...], Field(min_length=1, max_length=100)] | None = None
     first_share: Share = 0.75
     vector_weight: Number = 1.0
     place_embeddings: Flag = False
@@ -63,7 +84,7 @@ class StudentSettings:
 
     def __post_init__(self):
         # The decoding refuses starts that are not in order.
-        FewStepDecoding(self.starts)
+        FewStepDecoding(self.starts or (0,))
 
 
 def prompts_of(rows: TokenCache | Part) -> list[str]:
@@ -78,18 +99,21 @@ def prompts_of(rows: TokenCache | Part) -> list[str]:
 class StudentTask(PartTask):
     """Teaches `student` the pairs of `pipe` for the captions or classes of a cache. The folder `pairs` keeps them."""
 
-    decodings = ("flow", "flow")
-
     def __init__(
         self,
-        student: LlamaGenDDTransformer,
-        pipe: LlamaGenPipeline,
+        student: LlamaGenDDTransformer | VARDDTransformer,
+        pipe: LlamaGenPipeline | VARPipeline,
         sets: Sets,
         settings: StudentSettings,
         pairs: Path,
     ):
         super().__init__(pipe, sets, settings)
         self.student, self.codebook = student, pipe.vq.code_vectors().detach().float()
+        # A VAR generates all tokens of a map at once, and its student is verified by nothing.
+        in_maps = isinstance(pipe, VARPipeline)
+        self.decodings = () if in_maps else ("flow", "flow")
+        self.teaching = FlowMaps() if in_maps else FlowDecoding(settings.window)
+        self.offsets = level_offsets(pipe)
         self.prompts = prompts_of(sets.trained)
         self.about = {**of_settings(settings), **of_pipeline(pipe), "prompts": digest(self.prompts)}
         self.condition = self.encode()
@@ -157,32 +181,33 @@ class StudentTask(PartTask):
         images = pipe(
             **condition_of(pipe, prompts),
             generator=torch.Generator().manual_seed(seed),
-            decoding=FlowDecoding(self.settings.window),
+            decoding=self.teaching,
             output_type="latent",
         )
         seeds = pipe.prepare_seeds(torch.Generator().manual_seed(seed), len(index))
-        found = {"seeds": seeds.cpu(), "tokens": images.tokens.flatten(1).cpu()}
+        tokens = images.tokens if isinstance(images.tokens, list) else [images.tokens]
+        found = {"seeds": seeds.cpu(), "tokens": torch.cat([each.flatten(1) for each in tokens], dim=1).cpu()}
         write_whole(path, lambda file: save_file(found, file, to_metadata(about)))
         return found
 
     def predict(
         self, pairs: torch.LongTensor, start: int
     ) -> tuple[torch.LongTensor, torch.FloatTensor, torch.FloatTensor]:
-        """The teacher's tokens [B, N] of `pairs` [B], and the student's vectors and logits, with the tokens before
-        `start`."""
+        """The teacher's tokens [B, N] of `pairs` [B], and the student's vectors and logits, with the tokens before the
+        level `start`."""
         device = self.student.device
         tokens, seeds = self.tokens[pairs].to(device), self.seeds[pairs].to(device)
         condition = {name: value[self.index[pairs]].to(device) for name, value in self.condition.items()}
         ranks = torch.arange(tokens.shape[1], device=device)
         noise = normals(seeds, ranks.expand_as(tokens), None, Purpose.NOISE, self.codebook.shape[1])
+        start = self.offsets[start]
         known = self.codebook[tokens[:, :start]]
         vectors, logits = self.student(torch.cat([known, noise[:, start:]], dim=1), start=start, **condition)
         return tokens, vectors, logits
 
     def losses(self, pairs: torch.LongTensor, start: int) -> dict[str, torch.Tensor]:
         """The losses, and the share of the tokens that the student foresees."""
-        tokens, vectors, logits = self.predict(pairs, start)
-        tokens, vectors, logits = tokens[:, start:], vectors[:, start:], logits[:, start:]
+        tokens, vectors, logits = (values[:, self.offsets[start] :] for values in self.predict(pairs, start))
         return {
             "code loss": F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()),
             "vector loss": (vectors - self.codebook[tokens]).square().sum(-1).mean(),
@@ -194,6 +219,7 @@ class StudentTask(PartTask):
         generator = batch_generator(settings.seed, step)
         pairs = torch.randint(self.count, (settings.batch_size,), generator=generator)
         first, other = torch.rand(2, generator=generator).tolist()
+        assert settings.starts is not None
         later = settings.starts[1:] or settings.starts
         start = settings.starts[0] if first < settings.first_share else later[int(other * len(later))]
         figures = self.losses(pairs, start)
@@ -205,31 +231,54 @@ class StudentTask(PartTask):
         below."""
         pairs = torch.arange(self.count, len(self.index))
         tokens, _, logits = self.predict(pairs, 0)
-        vq, shown = self.frozen.pipe.vq, min(8, len(pairs))
-        shape = (self.student.config.grid_size,) * 2
-        both = torch.cat([tokens[:shown], logits[:shown].argmax(-1)]).unflatten(1, shape)
-        save_grid((vq.decode(both).float() / 2 + 0.5).clamp(0, 1), out / "samples.png", columns=shown)
+        pipe, shown = self.frozen.pipe, min(8, len(pairs))
+        both = torch.cat([tokens[:shown], logits[:shown].argmax(-1)])
+        if isinstance(pipe, VARPipeline):
+            both = pipe.token_maps(both)
+        else:
+            both = both.unflatten(1, (pipe.transformer.config.grid_size,) * 2)
+        save_grid((pipe.vq.decode(both).float() / 2 + 0.5).clamp(0, 1), out / "samples.png", columns=shown)
         return {f"held-out {name}": float(value) for name, value in self.losses(pairs, 0).items()}
+
+
+def level_offsets(pipe: LlamaGenPipeline | VARPipeline) -> Sequence[int]:
+    """How many tokens come before each level, then the number of all. A level is a token, of a VAR a map."""
+    if isinstance(pipe, VARPipeline):
+        return [*itertools.accumulate((side**2 for side in pipe.transformer.config.scales), initial=0)]
+    return range(pipe.transformer.config.grid_size**2 + 1)
 
 
 def begin_student(recipe: PartRecipe, pipe: ARPipeline, sets: Sets, out: Path) -> StudentTask:
     """A student of the transformer of `pipe` to train, and the pairs that it learns, which `out`/pairs keeps.
 
     Raises:
-        ValueError: if `pipe` is not a LlamaGen pipeline, a setting is wrong, or `out` holds the pairs of another
-            teacher, other captions or settings.
+        ValueError: if `pipe` is neither a LlamaGen pipeline nor a VAR one of classes, a setting is wrong, or `out`
+            holds the pairs of another teacher, other captions or settings.
     """
-    pipe, settings = as_llamagen(pipe), settings_of(StudentSettings, recipe)
-    decoding, count = FewStepDecoding(settings.starts), pipe.transformer.config.grid_size**2
+    settings = settings_of(StudentSettings, recipe)
+    pipe = pipe if isinstance(pipe, VARPipeline) else as_llamagen(pipe)
+    if isinstance(pipe, VARPipeline) and pipe.transformer.config.conditioning != "class":
+        raise ValueError("--model is a VAR of texts, and students of VAR take classes: give one of classes")
+    if isinstance(pipe, VARPipeline) and settings.place_embeddings:
+        raise ValueError("place_embeddings is true, and a student of VAR has embeddings of places: leave it out")
+    count = len(level_offsets(pipe)) - 1
+    if settings.starts is None:
+        second = count // 2 if isinstance(pipe, VARPipeline) else 5 * count // 16
+        settings = replace(settings, starts=(0, second) if second else (0,))
+    assert settings.starts is not None
     if settings.starts[-1] >= count:
-        raise ValueError(f"starts is {settings.starts}: give less than the {count} tokens of an image")
-    student = LlamaGenDDTransformer.for_teacher(pipe.transformer, pipe.vq.code_vectors(), settings.place_embeddings)
+        levels = "maps" if isinstance(pipe, VARPipeline) else "tokens"
+        raise ValueError(f"starts is {settings.starts}: give less than the {count} {levels} of an image")
+    codebook, labels = pipe.vq.code_vectors(), pipe.config.get("id2label")
+    if isinstance(pipe, VARPipeline):
+        student = VARDDTransformer.for_teacher(pipe.transformer)
+        distilled = VARDDPipeline(student, pipe.vq, pipe.transformer, labels)
+    else:
+        student = LlamaGenDDTransformer.for_teacher(pipe.transformer, codebook, settings.place_embeddings)
+        more = pipe.tokenizer, pipe.text_encoder, pipe.upscaler
+        distilled = LlamaGenDDPipeline(student, pipe.vq, pipe.transformer, labels, *more)
     nn.Module.to(student, pipe.device, fast_dtype(str(pipe.device)))
     task = StudentTask(student, pipe, sets, settings, out / PAIRS)
-    labels = pipe.config.get("id2label")
-    distilled = LlamaGenDDPipeline(
-        student, pipe.vq, pipe.transformer, labels, pipe.tokenizer, pipe.text_encoder, pipe.upscaler
-    )
     distilled.generation_config, distilled.known_captions = dict(pipe.generation_config), pipe.known_captions
-    distilled.decoding, task.result = decoding, distilled
+    distilled.decoding, task.result = FewStepDecoding(settings.starts), distilled
     return task

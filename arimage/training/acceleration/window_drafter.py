@@ -42,13 +42,13 @@ class WindowDrafterSettings:
     """
 
     optimizer: OptimizerSettings
-    images: Count = 512
+    images: Count = 2048
     at_once: Batch = 32
-    batch_size: Batch = 1024
+    batch_size: Batch = 2048
     nearness: Share = 0.9
     overlap_weight: Number = 2.0
     window: Count = 32
-    corrections: Count = 8
+    corrections: Count = 4
     seed: Seed = 0
     __pydantic_config__ = COMPLETE
 
@@ -58,9 +58,9 @@ class Drafts(NamedTuple):
 
     Attributes:
         sampling: how the images were generated.
-        features: float16 [G, E, D], computed when the tokens `before` [E, K] were next to them.
+        features: float16 [E, D], guided, computed when the tokens `before` [E, K] were next to them.
         now: the tokens [E, K] that are next to them in the end.
-        target: float16 [G, E, D], the features then.
+        target: float16 [E, D], the features then.
         places: [E], their ranks.
     """
 
@@ -91,7 +91,8 @@ def record(
     def recorded(tokens, positions, cache, **options):
         options["return_features"], asked = True, options.get("return_features", False)
         logits, features = forward(tokens, positions, cache, **options)
-        passes.append((tokens.clone(), positions.clone(), features.half()))
+        guided = sampling.guided_values(features, positions + 1)
+        passes.append((tokens.clone(), positions.clone(), guided.half()))
         return (logits, features) if asked else logits
 
     model.forward = recorded
@@ -100,7 +101,8 @@ def record(
     _, target = pipe.transformer.predict(
         final.repeat(model.branches, 1), return_features=True, **model.conditions.values
     )
-    target = target.unflatten(0, (model.branches, -1)).half()
+    everywhere = torch.arange(model.num_tokens, device=pipe.device).expand(len(captions), -1)
+    target = sampling.guided_values(target.unflatten(0, (model.branches, -1)), everywhere).half()
     model.neighbours = drafter
     around, generator = ranks_around(model, len(captions), model.num_tokens), torch.Generator().manual_seed(seed)
     found = []
@@ -117,11 +119,8 @@ def record(
         # Others are not corrected.
         changed = (now != before).any(-1)
         images, places = images[kept][changed], places[kept][changed]
-        found.append((features[:, kept][:, changed], before[changed], now[changed], target[:, images, places], places))
-    features, before, now, target, places = zip(*found, strict=True)
-    return Drafts(
-        sampling, torch.cat(features, 1), torch.cat(before), torch.cat(now), torch.cat(target, 1), torch.cat(places)
-    )
+        found.append((features[kept][changed], before[changed], now[changed], target[images, places], places))
+    return Drafts(sampling, *map(torch.cat, zip(*found, strict=True)))
 
 
 class WindowDrafterTask(PartTask):
@@ -149,13 +148,13 @@ class WindowDrafterTask(PartTask):
     def of_drafts(self, drafts: Drafts, chosen: torch.LongTensor) -> dict[str, torch.Tensor]:
         """The `loss` of the `chosen` ones, and the share that would be accepted."""
         head, sampling = self.frozen.pipe.transformer.head, drafts.sampling
-        features, final = (values[:, chosen, None].float() for values in (drafts.features, drafts.target))
+        features, final = (values[chosen, None].float() for values in (drafts.features, drafts.target))
         places = drafts.places[chosen, None]
         now, before = drafts.now[chosen, None], drafts.before[chosen, None]
         with torch.no_grad():
             logits = head(torch.stack([features, final]).to(head.weight.dtype)).float()
-            target = sampling.probabilities(logits[1], places)
-        logits = logits[0] + self.drafter.change(now, before, features)
+            target = sampling.probabilities(logits[1:], places)
+        logits = logits[:1] + self.drafter.change(now, before, features)
         known = log_probabilities(logits, sampling)
         divergence = F.kl_div(known, target, reduction="none").sum(-1).mean()
         rejected = (known.exp() - target).abs().sum(-1).mean() / 2

@@ -1,5 +1,5 @@
-"""`python -m arimage_icons.package`: the folder of a packaged model from the pipeline that `arimage train model` or
-`arimage train neighbours` wrote."""
+"""`python -m arimage_icons.package`: the folder of a packaged model from the pipeline that `arimage train model`,
+`arimage train neighbours` or `arimage train drafter` wrote."""
 
 import argparse
 import json
@@ -18,6 +18,7 @@ from arimage import (
     NeighbourModel,
     PatchVQModel,
     SpeculativeJacobiDecoding,
+    WindowDrafter,
 )
 from arimage.training.saving import save_float16
 from arimage_emoji.known import KnownCaptions
@@ -26,7 +27,7 @@ from .words import STYLES
 
 
 EXAMPLES = ["a filled heart", "an outlined camera", "trophy", "a bold arrow left", "gift", "a thin bell"]
-# For models of neighbours.
+# For models of neighbours and drafters of windows.
 CORRECTIONS = 4
 PATTERNS = ["{style} {picture}", "{style} {style} {picture}", "{picture} icon", "{style} {picture} icon"]
 # Of models that know words of other names too.
@@ -46,7 +47,14 @@ def name_modules(folder: Path) -> None:
     """Let the index of a saved pipeline name modules of arimage, in place of files with one import, which a package
     does without."""
     index = json.loads((folder / "model_index.json").read_text("utf-8"))
-    classes = [ARPGTransformer, HaltonMaskGITTransformer, LlamaGenTransformer, NeighbourModel, PatchVQModel]
+    classes = [
+        ARPGTransformer,
+        HaltonMaskGITTransformer,
+        LlamaGenTransformer,
+        NeighbourModel,
+        PatchVQModel,
+        WindowDrafter,
+    ]
     modules = {kind.__name__: kind.__module__ for kind in classes}
     index["_class_name"] = index["_class_name"][1]
     for name, entry in list(index.items()):

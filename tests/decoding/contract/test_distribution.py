@@ -73,6 +73,23 @@ def test_only_the_first_positions_are_guided(guided):
         torch.testing.assert_close(actual[j], (on if position < guided else off)[j])
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(guidance_scale=4.0, temperature=0.7),
+        Sampling(guidance_scale=4.0, guided_tokens=3),
+        Sampling(guidance_scale=4.0, guidance_scale_pow=2.0, guidance_length=8),
+        Sampling.stack([Sampling(guidance_scale=scale) for scale in (0.5, 3.0)]),
+    ],
+)
+@pytest.mark.parametrize("branches", [1, 2])
+def test_guided_values_have_the_probabilities_of_both_branches(sampling, branches):
+    logits, positions = random_logits(branches, 2, 6, 16), torch.tensor([[5, 0, 3, 1, 2, 9], [0, 1, 2, 3, 4, 5]])
+    guided = sampling.guided_values(logits, positions)[None]
+    actual, expected = (sampling.probabilities(values, positions) for values in (guided, logits))
+    torch.testing.assert_close(actual, expected)
+
+
 def test_tokens_that_are_not_allowed_get_nothing_and_leave_top_k_to_the_others():
     allowed = torch.tensor([True, False, True, True])
     actual = distribution([[1.0, 9.0, 3.0, 2.0]], Sampling(allowed=allowed, top_k=2))
