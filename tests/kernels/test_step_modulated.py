@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from arimage.kernels.step import MOST_ROWS
+from arimage.kernels.step.attention import text_attention, unit_attention
 from arimage.kernels.step.modulated import modulated
 from arimage.kernels.step.modulated_norm import modulated_norm, sum_and_norm
 from arimage.kernels.step.modulations import modulations
@@ -35,7 +36,7 @@ def given(shape, kind, dtype=torch.float32):
     )
     arguments = {"x": x, "weight": random(size, width, seed=2) / width**0.5, "bias": random(size, seed=3)}
     arguments |= dict.fromkeys(("eps", "norm_weight", "norm_bias", "scale", "shift"))
-    arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": ""}
+    arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": "", "precise": False}
     if kind in ("norm", "affine", "all"):
         arguments |= {"eps": 1e-6, "activation": "gelu_tanh"}
     if kind in ("affine", "all"):
@@ -54,7 +55,7 @@ def given(shape, kind, dtype=torch.float32):
     }
 
 
-def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
+def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation, precise):
     """Row by row, in double precision."""
     outcome = []
     for i, row in enumerate(x.double()):
@@ -65,7 +66,7 @@ def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, r
         if scale is not None:
             image = i * len(scale) // len(x)
             row = row * (scale[image].double() + added) + shift[image]
-        row = weight.double() @ row.to(weight.dtype).double() + bias
+        row = weight.double() @ row.to(torch.float32 if precise else weight.dtype).double() + bias
         if gate is not None:
             row = row * gate[i * len(gate) // len(x)]
         if residual is not None:
@@ -90,6 +91,17 @@ def test_a_modulated_layer(on_triton, shape, kind, dtype):
     torch.testing.assert_close(found, expected, **tolerance)
 
 
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+def test_a_precise_product_rounds_no_row(on_triton, kind):
+    arguments = given(SHAPES[1], kind, torch.float16) | {"precise": True}
+    expected = by_hand(**arguments).float()
+    x, weight, bias, *rest = arguments.values()
+    named = dict(zip(list(arguments)[3:], rest, strict=True))
+    torch.testing.assert_close(modulated(x, weight, bias, **named), expected, **TOLERANCE)
+    (found,) = on_triton("step.modulated", "modulated", *arguments.values())
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
 @pytest.mark.parametrize("kind", ["norm", "affine", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_modulated_norm(on_triton, kind, dtype):
@@ -108,7 +120,7 @@ def test_a_modulated_norm(on_triton, kind, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_sum_and_its_norm(on_triton, kind, gated, dtype):
     arguments = given((6, 2, 192, 192), kind)
-    _, _, _, eps, *norm, _, _, _, _ = arguments.values()
+    eps, *norm = list(arguments.values())[3:8]
     product, residual = random(6, 192, seed=6).to(dtype), arguments["x"]
     gate = random(2, 192, seed=7) if gated else None
     total = residual + product * (1 if gate is None else gate.repeat_interleave(3, 0))
@@ -209,3 +221,55 @@ def test_a_head_of_zeros_stays_zero(on_triton):
     query, keys, values = on_triton("step.unit_heads", "unit_heads", *arguments, written=(3, 4))
     assert not query.any() and not keys[:, :, 1].any() and not values[:, :, 1].any()
     assert keys[:, :, ::2].isnan().all() and values[:, :, ::2].isnan().all()
+
+
+# Rows of the cache, tokens of each, heads, the width of a head: more tokens than a program takes, and one that fills no
+# block.
+ATTENDED = [(2, 1, 2, 64), (2, 19, 3, 24)]
+
+
+@pytest.mark.parametrize("shape", ATTENDED, ids=str)
+@pytest.mark.parametrize("tables", [None, "one", "per row"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_attention_of_heads_of_one_length(on_triton, shape, tables, prompt):
+    rows, tokens, heads, width = shape
+    states = random(rows * tokens, 3 * heads, width)
+    log_scale, seen = random(heads, seed=1) + 2, torch.rand(rows, prompt) < 0.6
+    table = None if tables is None else random(1 if tables == "one" else rows, tokens, width // 2, 2, seed=2)
+    keys, values = (random(rows, heads, prompt + 50, width, seed=seed) for seed in (3, 4))
+    stop = prompt + 11 + tokens
+    for each in (keys, values):
+        each[:, :, stop:] = torch.nan
+    cached = keys.clone(), values.clone()
+    own = states.unflatten(0, (rows, tokens)).unflatten(2, (3, heads))
+    query = unit_heads(own, log_scale, 2.0, *cached, stop - tokens, table).transpose(1, 2)
+    mask = torch.cat([seen, torch.ones(rows, stop - prompt, dtype=torch.bool)], dim=1)[:, None, None]
+    expected = F.scaled_dot_product_attention(
+        query, *(each[:, :, :stop] for each in cached), attn_mask=mask, scale=0.3
+    ).transpose(1, 2)
+    arguments = states, log_scale, 2.0, 0.3, keys, values, seen, prompt, stop, table
+    found = on_triton("step.attention", "unit_attention", *arguments, written=(4, 5))
+    torch.testing.assert_close(found, (expected.reshape(rows * tokens, -1), *cached), **TOLERANCE, equal_nan=True)
+    for each in (keys, values):
+        each[:, :, stop:] = 0
+    torch.testing.assert_close(unit_attention(*arguments), found[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", ATTENDED, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_attention_to_a_text(on_triton, shape, dtype):
+    rows, tokens, heads, head_dim = shape
+    x, weight = random(rows * tokens, 192) + 3, (random(heads * head_dim, 192, seed=1) / 192**0.5).to(dtype)
+    bias, gain, shift = (random(size, seed=size).to(dtype) for size in (len(weight), 192, 193))
+    # Not contiguous, as parts of one product.
+    keys, values = random(rows, 37, 2, heads, head_dim, seed=4).to(dtype).transpose(1, 3).unbind(2)
+    seen = torch.arange(37) < torch.tensor([[37], [20]])
+    normed = F.layer_norm(x.double(), (192,), gain.double(), shift[:-1].double(), 1e-6)
+    query = normed.to(dtype).double() @ weight.double().T + bias.double()
+    query = query.to(dtype).double().view(rows, tokens, heads, -1).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(query, keys.double(), values.double(), attn_mask=seen[:, None, None])
+    expected = expected.transpose(1, 2).reshape(rows * tokens, -1).to(dtype)
+    arguments = x, weight, bias, 1e-6, gain, shift[:-1], keys, values, seen
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    torch.testing.assert_close(text_attention(*arguments), expected, **tolerance)
+    torch.testing.assert_close(*on_triton("step.attention", "text_attention", *arguments), expected, **tolerance)

@@ -109,11 +109,12 @@ def turned_heads(
     position,
     head_dim: tl.constexpr,
     block_dim: tl.constexpr,
+    normed: tl.constexpr,
     turned: tl.constexpr,
     halves: tl.constexpr,
 ):
     """Heads [N, block_dim] in float32, with zeros after `head_dim`, which begin at `ptr` [N, 1], after a norm of each,
-    if there is one, and their rotation: of neighbouring pairs of their first `turned` channels, or of those of the
+    if they are `normed`, and their rotation: of neighbouring pairs of their first `turned` channels, or of those of the
     `halves` of these."""
     channel = tl.arange(0, block_dim)[None]
     inside = inside & (channel < head_dim)
@@ -128,14 +129,16 @@ def turned_heads(
     partner = tl.where(turns, partner, channel)
     states = tl.load(ptr + channel, mask=inside, other=0.0).to(tl.float32)
     others = tl.load(ptr + partner, mask=inside, other=0.0).to(tl.float32)
-    if gain_ptr is not None:
+    if normed:
         if bias_ptr is not None:
             mean = tl.sum(states, axis=1)[:, None] / head_dim
             states = tl.where(channel < head_dim, states - mean, 0.0)
             others -= mean
         factor = 1 / tl.sqrt_rn(tl.sum(states * states, axis=1)[:, None] / head_dim + eps)
-        states = states * factor * tl.load(gain_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-        others = others * factor * tl.load(gain_ptr + partner, mask=inside, other=0.0).to(tl.float32)
+        states, others = states * factor, others * factor
+        if gain_ptr is not None:
+            states *= tl.load(gain_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+            others *= tl.load(gain_ptr + partner, mask=inside, other=0.0).to(tl.float32)
         if bias_ptr is not None:
             states += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
             others += tl.load(bias_ptr + partner, mask=inside, other=0.0).to(tl.float32)

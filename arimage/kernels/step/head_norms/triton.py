@@ -33,7 +33,7 @@ def head_norms_kernel(
     gain = tl.where(head < heads, query_gain_ptr, key_gain_ptr)
     states = states_ptr + token * stride + head * head_dim
     states = turned_heads(
-        states, inside, gain, None, eps, table_ptr, token % rotated, head_dim, block_dim, head_dim, False
+        states, inside, gain, None, eps, table_ptr, token % rotated, head_dim, block_dim, True, head_dim, False
     )
     out = out_ptr + (token * (heads + key_heads) + head) * head_dim + channel
     tl.store(out, states.to(out_ptr.dtype.element_ty), mask=inside & (channel < head_dim))

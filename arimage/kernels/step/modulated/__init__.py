@@ -25,6 +25,7 @@ def modulated(
     residual: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
     activation: Literal["", "silu", "gelu", "gelu_tanh"] = "",
+    precise: bool = False,
 ) -> torch.Tensor:
     """The product [R, N] of f(`x`) [R, D] and `weight` [N, D]: activation(residual + gate (f(x) W^T + b)). It has the
     dtype of `residual` or else that of `weight`, which is that of the product.
@@ -44,10 +45,12 @@ def modulated(
         residual: [M, N], what the product is added to.
         gate: [M, N], with `residual` only, by which the product is multiplied.
         activation: of the result; "gelu_tanh" is the approximation by tanh.
+        precise: whether the product is one of float32, whatever the dtype of `weight`, and has no `residual`.
     """
+    dtype = torch.float32 if precise else weight.dtype
     if eps is not None:
-        x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
-    result = F.linear(x.to(weight.dtype), weight, bias)
+        x = modulated_norm(x, eps, dtype, norm_weight, norm_bias, scale, shift, added)
+    result = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     if residual is not None:
         result = added_to(residual, result, gate)
     if activation == "silu":

@@ -14,7 +14,7 @@ LEAST_ROWS = 16
 
 
 @triton.jit
-def _moments(x_ptr, inside, width: tl.constexpr, block_width: tl.constexpr, stages: tl.constexpr):
+def moments(x_ptr, inside, width: tl.constexpr, block_width: tl.constexpr, stages: tl.constexpr):
     """The means and the mean squared distances to them, [rows]."""
     # Chan, Golub and LeVeque: no difference of large sums.
     mean = tl.full(inside.shape, 0.0, tl.float32)
@@ -55,6 +55,7 @@ def modulated_kernel(
     width: tl.constexpr,
     norm: tl.constexpr,
     activation: tl.constexpr,
+    precise: tl.constexpr,
     block_rows: tl.constexpr,
     block_out: tl.constexpr,
     block_width: tl.constexpr,
@@ -66,7 +67,7 @@ def modulated_kernel(
     row = token // tokens
     x_ptr += token[:, None] * width
     if norm:
-        mean, variance = _moments(x_ptr, inside, width, block_width, stages)
+        mean, variance = moments(x_ptr, inside, width, block_width, stages)
         factor = 1 / tl.sqrt_rn(variance + eps)
     # Rows after the last one repeat the first, and are not stored.
     weight = weight_ptr + tl.where(out < size, out, 0)[:, None].to(tl.int64) * width
@@ -84,8 +85,8 @@ def modulated_kernel(
                 x = x * (tl.load(by, mask=inside[:, None], other=0.0).to(tl.float32) + added)
                 by = shift_ptr + row[:, None] * shift_stride + at[None]
                 x += tl.load(by, mask=inside[:, None], other=0.0).to(tl.float32)
-        turned = tl.trans(x.to(weight_ptr.dtype.element_ty))
-        sums = tl.dot(tl.load(weight + at[None]), turned, sums, input_precision="ieee")
+        dtype: tl.constexpr = tl.float32 if precise else weight_ptr.dtype.element_ty
+        sums = tl.dot(tl.load(weight + at[None]).to(dtype), tl.trans(x.to(dtype)), sums, input_precision="ieee")
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + out, mask=out < size, other=0.0).to(tl.float32)[:, None]
     place = token[None] * size + out[:, None]
@@ -118,7 +119,6 @@ def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype,
     """The blocks of a program, which loads as many numbers for a token. Those that a sum depends on do not follow from
     the number of rows."""
     block = 32 if weight.itemsize == 4 else 64 if x.itemsize == 4 or width % 128 else 128
-    # With weights in float32 and conditions, 64 rows would spill registers.
     # Of 64 rows with their conditions, weights in float32 would spill registers.
     most = 32 if loads > 1 and weight.itemsize == 4 else TILE_ROWS
     count = min(max(block_rows(rows), LEAST_ROWS), most)
@@ -131,19 +131,21 @@ def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype,
     }
 
 
-def modulated(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
+def modulated(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation, precise):
     (rows, width), size = x.shape, len(weight)
-    out = torch.empty(rows, size, dtype=(weight if residual is None else residual).dtype, device=x.device)
+    product = torch.float32 if precise else weight.dtype
+    out = torch.empty(rows, size, dtype=product if residual is None else residual.dtype, device=x.device)
     yield out
     condition = scale if gate is None else gate
     residual = None if residual is None else residual.contiguous()
     tensors = x.contiguous(), weight, bias, norm_weight, norm_bias, scale, shift, residual, gate, out
     tokens, shared = (rows if each is None else rows // len(each) for each in (condition, residual))
     strides = (0 if each is None else each.stride(0) for each in (scale, shift, gate))
-    blocks = tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3)
-    options = {"width": width, "norm": eps is not None, "activation": activation, **blocks, "num_warps": WARPS}
+    blocks = tiles(rows, width, size, x.dtype, product, 1 if scale is None else 3)
+    options = {"width": width, "norm": eps is not None, "activation": activation, "precise": precise}
+    options |= {**blocks, "num_warps": WARPS}
     given = (each is not None for each in (eps, norm_weight, scale))
-    options |= tuned("modulated", (size, width, *given, x.dtype, weight.dtype), rows, x.device)
+    options |= tuned("modulated", (size, width, *given, x.dtype, product), rows, x.device)
     grid = triton.cdiv(rows, options["block_rows"]), triton.cdiv(size, options["block_out"])
     eps = 0.0 if eps is None else eps
     modulated_kernel[grid](*tensors, rows, size, tokens, shared, *strides, eps, added, **options)
