@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel, stages
+from arimage.kernels.step.attention.triton import KEYS, QUERIES, WIDTH, attention_kernel, stages
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
 from arimage.kernels.step.head_norms.triton import head_norms_kernel
@@ -50,6 +50,7 @@ class Compiled(NamedTuple):
         products: the instruction: "wgmma", "mma", "fma", or "" without any.
         copies: asynchronous copies to shared memory, by their bytes.
         vectors, scalars: other loads, of vectors and of single numbers.
+        ordered: whether all loads are coherent, and none follows a write without a barrier between them.
     """
 
     registers: int
@@ -60,6 +61,7 @@ class Compiled(NamedTuple):
     copies: dict[int, int]
     vectors: int
     scalars: int
+    ordered: bool
 
 
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -106,6 +108,7 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: in
         {n: c for n in (4, 8, 16) if (c := len(re.findall(rf"cp\.async\.c[ag]\.shared\.global.*?0x{n:x}, ", ptx)))},
         vectors,
         loads - vectors,
+        ".nc." not in ptx and re.search(r"st\.global(?:(?!bar\.sync).)*?(?:ld\.global|cp\.async\.c)", ptx, re.S) is None,
     )
 
 
@@ -163,20 +166,30 @@ def attention(
     normed=False,
     turns=True,
     ended=False,
+    unit=False,
+    text=False,
     **settings: int,
 ) -> Compiled:
-    """`normed` heads are rotated by halves, if they are."""
+    """`normed` heads are rotated by halves, if they are; those of one length, `unit`, as pairs. Those that ask a `text`
+    are made of float32."""
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
-    types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32", "eps": "fp32"}
+    types |= {"seen_ptr": "*u8"} | dict.fromkeys(("scale", "length", "eps"), "fp32")
+    types |= {} if unit or text else {"slot_ptr": "*i64"}
+    types |= {"log_gain_ptr": "*bf16"} if unit else {}
+    names = ("weight_ptr", "bias_ptr", "norm_weight_ptr", "norm_bias_ptr")
+    types |= dict.fromkeys(names, "*bf16") | {"query_ptr": "*fp32"} if text else {}
     types |= {"visible_ptr": "*u8"} if told else {}
     types |= dict.fromkeys(("count", "rotated", "queries", "places", "prompt", "prefix_end"), "i32")
     types |= dict.fromkeys(("first", "slots", "positions", "columns"), "i32")
+    types |= dict.fromkeys(("row_stride", "head_stride"), "i32")
     types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates or (normed and turns) else {}
+    types |= {"table_ptr": "*fp32"} if unit and turns else {}
     types |= {"end_ptr": "*i64"} if ended else {}
     names = ("query_gain_ptr", "query_bias_ptr", "key_gain_ptr", "key_bias_ptr") if normed else ()
     types |= dict.fromkeys(names, "*bf16") | ({"index_ptr": "*i64"} if normed else {})
     constants = {"heads": heads, "key_heads": key_heads or heads, "head_dim": head_dim, "block_prompt": 1}
-    constants |= {"stride": (3 if rotates else 1) * heads * head_dim, "turned": head_dim, "halves": normed}
+    constants |= {"stride": (3 if rotates or unit else 1) * heads * head_dim, "turned": head_dim, "halves": normed}
+    constants |= {"place_stride": (2 * heads if text else 1) * head_dim, "block_width": WIDTH}
     constants["block_dim"] = triton.next_power_of_2(head_dim)
     constants |= dict.fromkeys(("query_gain_stride", "key_gain_stride"), head_dim if normed else 0)
     constants |= {"block_queries": QUERIES, "block_keys": KEYS, "parts": WARPS}
@@ -234,16 +247,18 @@ def modulated(
     modulated=False,
     gated=False,
     activation="",
+    precise=False,
 ) -> Compiled:
     """With a norm if it is `affine` or `modulated`, and `gated` with a residual in the dtype of `conditions`."""
     types = {"x_ptr": NAMES[x], **dict.fromkeys(("weight_ptr", "bias_ptr"), NAMES[weight])}
-    types |= {"out_ptr": NAMES[conditions if gated else weight], "eps": "fp32", "added": "fp32"}
+    product = torch.float32 if precise else weight
+    types |= {"out_ptr": NAMES[conditions if gated else product], "eps": "fp32", "added": "fp32"}
     types |= dict.fromkeys(("rows", "size", "tokens", "shared", "scale_stride", "shift_stride", "gate_stride"), "i32")
     types |= dict.fromkeys(("norm_weight_ptr", "norm_bias_ptr") if affine else (), NAMES[weight])
     types |= dict.fromkeys(("scale_ptr", "shift_ptr") if modulated else (), NAMES[conditions])
     types |= dict.fromkeys(("residual_ptr", "gate_ptr") if gated else (), NAMES[conditions])
-    constants = {"width": width, "norm": affine or modulated, "activation": activation}
-    return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, weight, 3 if modulated else 1))
+    constants = {"width": width, "norm": affine or modulated, "activation": activation, "precise": precise}
+    return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, product, 3 if modulated else 1))
 
 
 def modulated_norm(
@@ -289,6 +304,9 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[t
     yield "Infinity sum and norm", modulated_norm(2048, conditions=torch.float32, residual=torch.float32)
     yield "VAR heads", unit_heads(30, 64)
     yield "Infinity heads", unit_heads(16, 128, rotated=True)
+    yield "VAR attention", attention(30, 64, unit=True, turns=False)
+    yield "Infinity attention", attention(16, 128, unit=True)
+    yield "Infinity text", attention(16, 128, text=True)
     yield "InfinityStar heads", head_norms(32, 8, 128)
     of_head = {"x": torch.float32, "weight": torch.float32, "conditions": torch.float32}
     of_infinity = {"x": torch.float32, "conditions": torch.float32, "modulated": True}
@@ -296,6 +314,8 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[t
         yield f"VAR qkv, {rows} rows", modulated(rows, 1920, 5760, modulated=True)
         yield f"VAR out, {rows} rows", modulated(rows, 1920, 1920, gated=True)
         yield f"VAR fc1, {rows} rows", modulated(rows, 1920, 7680, modulated=True, activation="gelu_tanh")
+        yield f"VAR head in float32, {rows} rows", modulated(rows, 1920, 4096, modulated=True, precise=True)
+        yield f"Infinity head in float32, {rows} rows", modulated(rows, 2048, 64, **of_infinity, precise=True)
         yield f"Infinity qkv, {rows} rows", modulated(rows, 2048, 6144, **of_infinity)
         yield f"Infinity fc2, {rows} rows", modulated(rows, 8192, 2048, conditions=torch.float32, gated=True)
         yield (

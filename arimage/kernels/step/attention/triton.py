@@ -180,8 +180,8 @@ def attention_kernel(
     keys_ptr += base
     values_ptr += base
     if writes:
-        # Every program writes all keys and values of this step that it reads, and then waits for its own writes. Others
-        # may write the same at the same time, but only the same numbers.
+        # Every program writes all keys and values of this step that it reads, since it can wait for its own writes only.
+        # Programs of other queries write the same numbers to the same places, whoever comes first.
         gain, bias = key_gain_ptr, key_bias_ptr
         if key_gain_ptr is not None:
             gain += key_head * key_gain_stride
@@ -342,7 +342,7 @@ def _launch(
         heads_of[f"{name}_stride"] = 0 if gain is None or gain.ndim == 1 else head_dim
     blocks = {"block_prompt": triton.next_power_of_2(max(prompt, 1)), "block_queries": QUERIES, "block_keys": KEYS}
     blocks |= {"block_width": WIDTH, "parts": WARPS, "stages": stages(head_dim), "num_warps": WARPS}
-    known = (tensors[name] is not None for name in ("key_gain", "table", "visible"))
+    known = (tensors[name] is not None for name in ("key_gain", "table", "visible", "log_gain", "weight"))
     blocks |= tuned("attention", (heads, key_heads, head_dim, *known), count, query.device)
     grid = rows * key_heads, triton.cdiv(queries * heads // key_heads, QUERIES)
     numbers = columns, *keys.stride()[:2], head_dim**-0.5 if scale is None else scale, length, eps
