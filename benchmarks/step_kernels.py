@@ -108,7 +108,8 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: in
         {n: c for n in (4, 8, 16) if (c := len(re.findall(rf"cp\.async\.c[ag]\.shared\.global.*?0x{n:x}, ", ptx)))},
         vectors,
         loads - vectors,
-        ".nc." not in ptx and re.search(r"st\.global(?:(?!bar\.sync).)*?(?:ld\.global|cp\.async\.c)", ptx, re.S) is None,
+        ".nc." not in ptx
+        and re.search(r"st\.global(?:(?!bar\.sync).)*?(?:ld\.global|cp\.async\.c)", ptx, re.S) is None,
     )
 
 
@@ -122,7 +123,16 @@ def gained(width: int) -> Compiled:
 
 
 def linear(
-    rows: int, width: int, size: int, *, norm=False, gated=False, residual=False, weight="bf16", **settings: int
+    rows: int,
+    width: int,
+    size: int,
+    *,
+    norm=False,
+    gated=False,
+    residual=False,
+    weight="bf16",
+    head=False,
+    **settings: int,
 ) -> Compiled:
     """With `settings` as in the table of `benchmarks/tune_step.py`; those of others likewise."""
     types = {"x_ptr": "*bf16", "weight_ptr": f"*{weight}", "out_ptr": "*bf16"}
@@ -130,9 +140,10 @@ def linear(
     types |= NORM[rows <= NORM_ROWS] if norm else {}
     types |= {"up_ptr": types["weight_ptr"]} if gated else {}
     types |= {"residual_ptr": "*bf16"} if residual else {}
+    types |= {"bias_ptr": "*bf16", "index_ptr": "*i64"} if head else {}
     if weight != "bf16":
         types |= {"scale_ptr": "*fp32"} | ({"up_scale_ptr": "*fp32"} if gated else {})
-    constants = {"width": width, "block_rows": rows, "block_width": BLOCK_WIDTH, "parts": WARPS}
+    constants = {"width": width, "block_rows": rows, "block_width": BLOCK_WIDTH, "parts": WARPS, "gelu": head}
     return compiled(linear_kernel, types, constants | tile(rows, size, gated) | settings)
 
 
@@ -170,8 +181,8 @@ def attention(
     text=False,
     **settings: int,
 ) -> Compiled:
-    """`normed` heads are rotated by halves, if they are; those of one length, `unit`, as pairs. Those that ask a `text`
-    are made of float32."""
+    """`normed` heads are rotated by halves, if they are; those of one length, `unit`, as pairs. Those that ask a
+    `text` are made of float32."""
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
     types |= {"seen_ptr": "*u8"} | dict.fromkeys(("scale", "length", "eps"), "fp32")
     types |= {} if unit or text else {"slot_ptr": "*i64"}
@@ -341,6 +352,7 @@ def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, TILE_ROWS)) -> Ite
         yield f"Emu3 qkv, {rows} rows", qkv(rows, 4096, 32, 128, key_heads=8, halves=True)
         yield f"MammothModa2 qkv, {rows} rows", qkv(rows, 3584, 28, 128, key_heads=4, biased=True, halves=True)
         yield f"Chameleon qkv, {rows} rows", qkv(rows, 4096, 32, 128, halves=True)
+        yield f"Janus head, {rows} rows", linear(rows, 4096, 4096, norm=True, head=True)
         yield f"Emu3.5 gate and up, {rows} rows", linear(rows, 5120, 25600, norm=True, gated=True)
 
 

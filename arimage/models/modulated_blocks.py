@@ -124,9 +124,7 @@ class Attention(nn.Module):
         keys, values = (cached[:batch] for cached in cache.open(layer, batch))
         if visible is not None and visible.dtype == torch.bool:
             heads, prompt = states.unflatten(1, (3 * self.num_heads, -1)), (visible, cache.prefix_end, stop)
-            attended = unit_attention(
-                heads, log_scale, self.length, self.softmax_scale, keys, values, *prompt, rotary
-            )
+            attended = unit_attention(heads, log_scale, self.length, self.softmax_scale, keys, values, *prompt, rotary)
         else:
             heads = states.view(batch, stop - first, 3, self.num_heads, -1)
             query = unit_heads(heads, log_scale, self.length, keys, values, first, rotary).transpose(1, 2)

@@ -62,6 +62,17 @@ def test_linear(on_triton, kind, shape):
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_head_of_some_rows(on_triton, rows):
+    x, gain, weight = random(40, 192), random(192, seed=1), random(100, 192, seed=2) / 192**0.5
+    bias, index = random(100, seed=3), torch.arange(rows) * 7 % 40
+    expected = F.gelu(F.rms_norm(x, (192,), gain, EPS)[index] @ weight.T + bias)
+    options = {"gain": gain, "eps": EPS, "bias": bias, "gelu": True, "index": index}
+    torch.testing.assert_close(linear(x, weight, **options), expected, **TOLERANCE)
+    given = x, weight, gain, EPS, None, None, None, None, bias, True, index
+    torch.testing.assert_close(*on_triton("step.linear", "linear", *given), expected, **TOLERANCE)
+
+
 def test_a_row_of_a_product_does_not_depend_on_the_others(on_triton):
     # Whole numbers: the matrix products of the interpreter may add in another order for other shapes.
     x, weight = (random(*shape).mul(4).round() for shape in ((70, 192), (100, 192)))

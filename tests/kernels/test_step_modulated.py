@@ -223,8 +223,8 @@ def test_a_head_of_zeros_stays_zero(on_triton):
     assert keys[:, :, ::2].isnan().all() and values[:, :, ::2].isnan().all()
 
 
-# Rows of the cache, tokens of each, heads, the width of a head: more tokens than a program takes, and one that fills no
-# block.
+# Rows of the cache, tokens of each, heads, the width of a head: more tokens than a program takes, and a width that
+# fills no block.
 ATTENDED = [(2, 1, 2, 64), (2, 19, 3, 24)]
 
 

@@ -180,7 +180,7 @@ def attention_kernel(
     keys_ptr += base
     values_ptr += base
     if writes:
-        # Every program writes all keys and values of this step that it reads, since it can wait for its own writes only.
+        # Every program writes all keys and values of this step that it reads: it can wait for its own writes only.
         # Programs of other queries write the same numbers to the same places, whoever comes first.
         gain, bias = key_gain_ptr, key_bias_ptr
         if key_gain_ptr is not None:
@@ -295,7 +295,13 @@ def normed_attention(
     yield out
     places = {"slot": slots, "index": index, "visible": visible, "end": ends, "columns": columns}
     turns = {"table": table, "position": positions, "halves": halves}
-    norms = {"query_gain": query_gain, "query_bias": query_bias, "key_gain": key_gain, "key_bias": key_bias, "eps": eps}
+    norms = {
+        "query_gain": query_gain,
+        "query_bias": query_bias,
+        "key_gain": key_gain,
+        "key_bias": key_bias,
+        "eps": eps,
+    }
     _launch(states, keys, values, seen, prefix_end, first, out, **places, **turns, **norms)
 
 

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..programs import TILE_ROWS, WARPS, block_rows, tuned
+from ..programs import TILE_ROWS, WARPS, block_rows, gelu_of, tuned
 
 
 # Asynchronous copies of the tokens take shared memory.
@@ -102,7 +102,7 @@ def modulated_kernel(
     if activation == "silu":
         sums = sums / (1 + tl.exp(-sums))
     if activation == "gelu":
-        sums = 0.5 * sums * (1 + tl.erf(0.7071067811865476 * sums))
+        sums = gelu_of(sums)
     if activation == "gelu_tanh":
         inner = 1.5957691216057308 * (sums + 0.044715 * sums * sums * sums)
         sums = sums / (1 + tl.exp(-inner))
