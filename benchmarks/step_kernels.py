@@ -24,6 +24,7 @@ from arimage.kernels.step.head_norms.triton import head_norms_kernel
 from arimage.kernels.step.keys.triton import HEADS as KEYS_HEADS
 from arimage.kernels.step.keys.triton import keys_kernel
 from arimage.kernels.step.linear.triton import linear_kernel, tile
+from arimage.kernels.step.modulated.triton import DTYPES as TRITON
 from arimage.kernels.step.modulated.triton import modulated_kernel, tiles
 from arimage.kernels.step.modulated_norm.triton import WARPS as NORM_WARPS
 from arimage.kernels.step.modulated_norm.triton import modulated_norm_kernel
@@ -268,7 +269,7 @@ def modulated(
     types |= dict.fromkeys(("norm_weight_ptr", "norm_bias_ptr") if affine else (), NAMES[weight])
     types |= dict.fromkeys(("scale_ptr", "shift_ptr") if modulated else (), NAMES[conditions])
     types |= dict.fromkeys(("residual_ptr", "gate_ptr") if gated else (), NAMES[conditions])
-    constants = {"width": width, "norm": affine or modulated, "activation": activation, "precise": precise}
+    constants = {"width": width, "norm": affine or modulated, "activation": activation, "dtype": TRITON[product]}
     return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, product, 3 if modulated else 1))
 
 
@@ -287,7 +288,7 @@ def modulated_norm(
 def modulations(rows: int, width: int, sizes: Sequence[int], dtype=torch.float32) -> Compiled:
     types: dict[str, Any] = dict.fromkeys(("x_ptr", "out_ptr"), NAMES[dtype])
     types |= dict.fromkeys(("weights", "biases"), (NAMES[dtype],) * len(sizes))
-    types |= dict.fromkeys(("rows", "size", "whole_size"), "i32")
+    types |= {"scales": ()} | dict.fromkeys(("rows", "size", "whole_size"), "i32")
     return compiled(modulations_kernel, types, {"width": width} | tiles(rows, width, sizes[0], dtype, dtype))
 
 

@@ -1,7 +1,7 @@
 """Layers of next-scale transformers, modulated by their condition."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -13,6 +13,7 @@ from ..kernels.step import has_many_rows
 from ..kernels.step.attention import unit_attention
 from ..kernels.step.modulated import modulated
 from ..kernels.step.modulated_norm import sum_and_norm
+from ..kernels.step.modulations import modulations
 from ..kernels.step.unit_heads import unit_heads
 from .layers import Linear, attend, attend_heads, init_normal
 
@@ -43,7 +44,17 @@ def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | 
 
 def launch(layer: nn.Linear, rows: torch.Tensor, **options) -> torch.Tensor:
     """What a layer makes of `rows` [R, D] in one launch, with the options of `arimage.kernels.step.modulated`."""
-    return modulated(rows, layer.weight, layer.bias, **options)
+    return modulated(rows, layer.weight, layer.bias, row_scale=getattr(layer, "scale", None), **options)
+
+
+def modulate(condition: torch.Tensor, layers: Sequence[Any]) -> list[torch.Tensor]:
+    """What `layers` make of a `condition` [R, D] by `arimage.kernels.step.modulations`, in one launch, or two if only
+    the first have 8 bits."""
+    alike = [layer for layer in layers if layer.weight.dtype == layers[0].weight.dtype]
+    scales = [layer.scale for layer in alike if layer.scale is not None]
+    parts = modulations(condition, [layer.weight for layer in alike], [layer.bias for layer in alike], scales)
+    found = list(parts.split([layer.out_features for layer in alike], dim=1))
+    return found if len(alike) == len(layers) else found + modulate(condition, layers[len(alike) :])
 
 
 class Sum(NamedTuple):

@@ -66,7 +66,9 @@ class ScaleTransformer:
         elif self.shared_modulation is not None:
             rows = condition[:, None] + torch.stack([layer.bias for layer in layers])
         else:
-            rows = modulations(condition, [layer.weight for layer in layers], [layer.bias for layer in layers])
+            scales = [layer.scale for layer in layers if layer.scale is not None]
+            weights = [layer.weight for layer in layers], [layer.bias for layer in layers]
+            rows = modulations(condition, *weights, scales)
         rows = rows.view(len(rows), len(layers), 6, 1, width)
         rows[:, :, 2:4].add_(1)
         before_head[:, 0].add_(1)

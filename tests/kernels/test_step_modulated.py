@@ -36,7 +36,7 @@ def given(shape, kind, dtype=torch.float32):
     )
     arguments = {"x": x, "weight": random(size, width, seed=2) / width**0.5, "bias": random(size, seed=3)}
     arguments |= dict.fromkeys(("eps", "norm_weight", "norm_bias", "scale", "shift"))
-    arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": "", "precise": False}
+    arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": "", "precise": False, "row_scale": None}
     if kind in ("norm", "affine", "all"):
         arguments |= {"eps": 1e-6, "activation": "gelu_tanh"}
     if kind in ("affine", "all"):
@@ -55,7 +55,9 @@ def given(shape, kind, dtype=torch.float32):
     }
 
 
-def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation, precise):
+def by_hand(
+    x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation, precise, row_scale
+):
     """Row by row, in double precision."""
     outcome = []
     for i, row in enumerate(x.double()):
@@ -66,7 +68,8 @@ def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, r
         if scale is not None:
             image = i * len(scale) // len(x)
             row = row * (scale[image].double() + added) + shift[image]
-        row = weight.double() @ row.to(torch.float32 if precise else weight.dtype).double() + bias
+        dtype = torch.float32 if precise else weight.dtype if row_scale is None else bias.dtype
+        row = weight.double() @ row.to(dtype).double() * (1 if row_scale is None else row_scale) + bias
         if gate is not None:
             row = row * gate[i * len(gate) // len(x)]
         if residual is not None:
@@ -100,6 +103,32 @@ def test_a_precise_product_rounds_no_row(on_triton, kind):
     torch.testing.assert_close(modulated(x, weight, bias, **named), expected, **TOLERANCE)
     (found,) = on_triton("step.modulated", "modulated", *arguments.values())
     torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def eight_bits(weight, dtype):
+    scale = weight.float().abs().amax(1) / 127
+    rows = weight.float() / scale[:, None]
+    return (rows.round() if dtype == torch.int8 else rows).to(dtype), scale
+
+
+@pytest.mark.parametrize("kind", ["plain", "all"])
+@pytest.mark.parametrize("bits", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_weights_of_8_bits(on_triton, kind, bits, dtype):
+    arguments = given(SHAPES[1], kind, dtype)
+    arguments["weight"], arguments["row_scale"] = eight_bits(arguments["weight"], bits)
+    expected = by_hand(**arguments).to(dtype if arguments["residual"] is None else torch.float32)
+    x, weight, bias, *rest = arguments.values()
+    named = dict(zip(list(arguments)[3:], rest, strict=True))
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    torch.testing.assert_close(modulated(x, weight, bias, **named), expected, **tolerance)
+    (found,) = on_triton("step.modulated", "modulated", *arguments.values())
+    torch.testing.assert_close(found, expected, **tolerance)
+    scale, x = arguments["row_scale"], arguments["x"].to(dtype)
+    expected = ((x.double() @ weight.double().T) * scale + bias).to(dtype).repeat(1, 2)
+    shared = x, [weight] * 2, [bias] * 2, [scale] * 2
+    torch.testing.assert_close(modulations(*shared), expected, **tolerance)
+    torch.testing.assert_close(*on_triton("step.modulations", "modulations", *shared), expected, **tolerance)
 
 
 @pytest.mark.parametrize("kind", ["norm", "affine", "all"])
@@ -170,10 +199,10 @@ def test_layers_that_share_their_input(on_triton, sizes, dtype):
         [x.float() @ w.float().T + b.float() for w, b in zip(weights, biases, strict=True)], dim=1
     ).to(dtype)
     tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
-    torch.testing.assert_close(modulations(x, weights, biases), expected, **tolerance)
-    (found,) = on_triton("step.modulations", "modulations", x, weights, biases)
+    torch.testing.assert_close(modulations(x, weights, biases, []), expected, **tolerance)
+    (found,) = on_triton("step.modulations", "modulations", x, weights, biases, [])
     torch.testing.assert_close(found, expected, **tolerance)
-    (alone,) = on_triton("step.modulations", "modulations", x[3:4], weights, biases)
+    (alone,) = on_triton("step.modulations", "modulations", x[3:4], weights, biases, [])
     torch.testing.assert_close(alone[0], found[3], **tolerance)
 
 

@@ -69,8 +69,6 @@ def test_weights_of_8_bits_take_the_kernels(monkeypatch, dtype):
     network = transformer()
     quantize_linears(network, dtype)
     assert runs_step(network)
-    network.blocks[0].attention.qkv_proj.bias = nn.Parameter(torch.zeros(384, dtype=torch.bfloat16))
-    assert not runs_step(network)
 
 
 @pytest.mark.parametrize("family", ["llamagen-text", "arpg-places", "randar"])
