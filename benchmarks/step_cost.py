@@ -250,9 +250,9 @@ class StepCounter(TorchDispatchMode):
         if name == "unit_heads":
             moved += 2 * size(states) // 3
         if name == "head_norms":
-            # The values among the states are not read.
-            values.pop("states")
-            moved += size(results)
+            # What is copied, too; the values and the keys are written.
+            values.pop("past_keys"), values.pop("past_values")
+            moved += sum(size(each) + size(each[:, :, : values["first"]]) for each in (keys, of_cache))
         if "positions" in values and values.get("table") is not None:
             # As many rotations as there are positions.
             moved += len(values["positions"]) * size(values.pop("table")[0])

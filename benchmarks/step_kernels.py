@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from arimage.kernels.step.attention.triton import KEYS, QUERIES, WIDTH, attention_kernel, stages
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
-from arimage.kernels.step.head_norms.triton import head_norms_kernel
+from arimage.kernels.step.head_norms.triton import HEADS, head_norms_kernel
 from arimage.kernels.step.keys.triton import HEADS as KEYS_HEADS
 from arimage.kernels.step.keys.triton import keys_kernel
 from arimage.kernels.step.linear.triton import linear_kernel, tile
@@ -34,7 +34,6 @@ from arimage.kernels.step.norm_and_add.triton import norm_and_add_kernel
 from arimage.kernels.step.programs import BLOCK_WIDTH, LEAST_ROWS, NORM_ROWS, TILE_ROWS, WARPS, gained_kernel
 from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
 from arimage.kernels.step.rows.triton import rows_kernel
-from arimage.kernels.step.unit_heads.triton import HEADS, unit_heads_kernel
 
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -292,20 +291,15 @@ def modulations(rows: int, width: int, sizes: Sequence[int], dtype=torch.float32
     return compiled(modulations_kernel, types, {"width": width} | tiles(rows, width, sizes[0], dtype, dtype))
 
 
-def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
-    types = dict.fromkeys(("states_ptr", "log_scale_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
-    types |= {"table_ptr": "*fp32"} if rotated else {}
-    types |= dict.fromkeys(("first", "tokens", "places", "table_stride"), "i32") | {"length": "fp32"}
-    constants = {"heads": heads, "head_dim": head_dim, "block_heads": HEADS, "block_pairs": head_dim // 2}
-    return compiled(unit_heads_kernel, types, constants)
-
-
-def head_norms(heads: int, key_heads: int, head_dim: int) -> Compiled:
-    types = dict.fromkeys(("states_ptr", "query_gain_ptr", "key_gain_ptr", "out_ptr"), "*bf16")
-    types |= {"table_ptr": "*fp32", "rotated": "i32", "eps": "fp32"}
-    constants = {"stride": (heads + 2 * key_heads) * head_dim, "heads": heads, "key_heads": key_heads}
-    constants |= {"head_dim": head_dim, "block_dim": head_dim, "block_heads": HEADS}
-    return compiled(head_norms_kernel, types, constants)
+def head_norms(heads: int, key_heads: int, head_dim: int, *, unit=False) -> Compiled:
+    """Of one length and not turned, `unit`, or with gains."""
+    types = dict.fromkeys(("states_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
+    names = ("log_gain_ptr",) if unit else ("query_gain_ptr", "key_gain_ptr", "past_keys_ptr", "past_values_ptr")
+    types |= dict.fromkeys(names, "*bf16") | ({} if unit else {"table_ptr": "*fp32"})
+    types |= dict.fromkeys(("tokens", "rotated", "first", "copied", "places", "row_stride", "head_stride"), "i32")
+    constants = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim, "block_dim": head_dim}
+    types |= {"length": "fp32", "eps": "fp32"}
+    return compiled(head_norms_kernel, types, constants | {"block_heads": HEADS})
 
 
 def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[tuple[str, Compiled]]:
@@ -314,8 +308,7 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[t
     yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)
     yield "VAR sum and norm", modulated_norm(1920, residual=torch.bfloat16)
     yield "Infinity sum and norm", modulated_norm(2048, conditions=torch.float32, residual=torch.float32)
-    yield "VAR heads", unit_heads(30, 64)
-    yield "Infinity heads", unit_heads(16, 128, rotated=True)
+    yield "VAR heads", head_norms(30, 30, 64, unit=True)
     yield "VAR attention", attention(30, 64, unit=True, turns=False)
     yield "Infinity attention", attention(16, 128, unit=True)
     yield "Infinity text", attention(16, 128, text=True)

@@ -11,10 +11,10 @@ from torch import nn
 from ..kernels.linear import linear
 from ..kernels.step import has_many_rows
 from ..kernels.step.attention import unit_attention
+from ..kernels.step.head_norms import unit_heads
 from ..kernels.step.modulated import modulated
 from ..kernels.step.modulated_norm import sum_and_norm
 from ..kernels.step.modulations import modulations
-from ..kernels.step.unit_heads import unit_heads
 from .layers import Linear, attend, attend_heads, init_normal
 
 
@@ -131,15 +131,15 @@ class Attention(nn.Module):
         [B, P] if the fed cells see all but some of the P tokens of a prompt."""
         assert self.log_query_scale is not None
         states, log_scale = before.launch(self.qkv_proj), self.log_query_scale.flatten()
-        batch, first, stop = len(gate), cache.first, cache.attended
-        keys, values = (cached[:batch] for cached in cache.open(layer, batch))
+        states = states.unflatten(1, (3 * self.num_heads, -1))
+        keys, values = (cached[: len(gate)] for cached in cache.open(layer, len(gate)))
         if visible is not None and visible.dtype == torch.bool:
-            heads, prompt = states.unflatten(1, (3 * self.num_heads, -1)), (visible, cache.prefix_end, stop)
-            attended = unit_attention(heads, log_scale, self.length, self.softmax_scale, keys, values, *prompt, rotary)
+            given = log_scale, self.length, self.softmax_scale, keys, values, visible
+            attended = unit_attention(states, *given, cache.prefix_end, cache.attended, rotary)
         else:
-            heads = states.view(batch, stop - first, 3, self.num_heads, -1)
-            query = unit_heads(heads, log_scale, self.length, keys, values, first, rotary).transpose(1, 2)
-            seen = (cached[:, :, :stop] for cached in (keys, values))
+            states = states.unflatten(0, (len(gate), -1))
+            query = unit_heads(states, log_scale, self.length, keys, values, cache.first, rotary).transpose(1, 2)
+            seen = (cached[:, :, : cache.attended] for cached in (keys, values))
             attended = attend(query, *seen, visible, self.softmax_scale).transpose(1, 2).reshape(before.rows.shape)
         return before.add(self.out_proj, attended, after, gate[:, 0])
 

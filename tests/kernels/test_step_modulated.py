@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from arimage.kernels.step import MOST_ROWS
 from arimage.kernels.step.attention import text_attention, unit_attention
+from arimage.kernels.step.head_norms import unit_heads
 from arimage.kernels.step.modulated import modulated
 from arimage.kernels.step.modulated_norm import modulated_norm, sum_and_norm
 from arimage.kernels.step.modulations import modulations
-from arimage.kernels.step.unit_heads import unit_heads
 
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
@@ -217,7 +217,7 @@ FIRST, PLACES = 7, 20
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_heads_of_one_length(on_triton, shape, tables, dtype):
     cached, rows, tokens, heads, width = shape
-    states = random(rows, tokens, 3, heads, width).to(dtype)
+    states = random(rows, tokens, 3 * heads, width).to(dtype)
     log_scale = random(heads, seed=1) + 4
     table = None if tables is None else random(1 if tables == "one" else rows, tokens, width // 2, 2, seed=2)
     keys, values = (random(cached, heads, PLACES, width, seed=seed).to(dtype) for seed in (3, 4))
@@ -226,7 +226,7 @@ def test_heads_of_one_length(on_triton, shape, tables, dtype):
         for token in range(tokens):
             turns = table if table is None else torch.view_as_complex(table)[min(row, len(table) - 1), token]
             for head in range(heads):
-                query, key, value = states[row, token, :, head].float()
+                query, key, value = states[row, token, head::heads].float()
                 query, key = (2 * each / each.norm() for each in (query, key))
                 if turns is not None:
                     query, key = (
@@ -239,15 +239,15 @@ def test_heads_of_one_length(on_triton, shape, tables, dtype):
     expected = expected[0].to(dtype), *expected[1:]
     arguments = states, log_scale, 2.0, keys, values, FIRST, table
     tolerance = TOLERANCE if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
-    found = on_triton("step.unit_heads", "unit_heads", *arguments, written=(3, 4))
+    found = on_triton("step.head_norms", "unit_heads", *arguments, written=(3, 4))
     for each in (found, (unit_heads(*arguments), keys, values)):
         torch.testing.assert_close(tuple(each), expected, **tolerance)
 
 
 def test_a_head_of_zeros_stays_zero(on_triton):
-    states, keys = torch.zeros(1, 1, 3, 2, 8), torch.full((1, 2, 3, 8), torch.nan)
+    states, keys = torch.zeros(1, 1, 6, 8), torch.full((1, 2, 3, 8), torch.nan)
     arguments = states, torch.full((2,), math.log(4.0)), 1.0, keys, keys.clone(), 1, None
-    query, keys, values = on_triton("step.unit_heads", "unit_heads", *arguments, written=(3, 4))
+    query, keys, values = on_triton("step.head_norms", "unit_heads", *arguments, written=(3, 4))
     assert not query.any() and not keys[:, :, 1].any() and not values[:, :, 1].any()
     assert keys[:, :, ::2].isnan().all() and values[:, :, ::2].isnan().all()
 
@@ -270,7 +270,7 @@ def test_attention_of_heads_of_one_length(on_triton, shape, tables, prompt):
     for each in (keys, values):
         each[:, :, stop:] = torch.nan
     cached = keys.clone(), values.clone()
-    own = states.unflatten(0, (rows, tokens)).unflatten(2, (3, heads))
+    own = states.unflatten(0, (rows, tokens))
     query = unit_heads(own, log_scale, 2.0, *cached, stop - tokens, table).transpose(1, 2)
     mask = torch.cat([seen, torch.ones(rows, stop - prompt, dtype=torch.bool)], dim=1)[:, None, None]
     expected = F.scaled_dot_product_attention(

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from ...operation import operation
 from .. import has_few_rows
+from ..head_norms import unit_heads
 from ..turns import normed_heads, turned
-from ..unit_heads import unit_heads
 
 
 @operation(whole=("seen", "visible"))
@@ -106,14 +106,14 @@ def unit_attention(
     table: torch.FloatTensor | None = None,
 ) -> torch.Tensor:
     """`attention` of the queries among `states` [R, 3 heads, head_dim] with those keys of the cache that lie before
-    the place `stop`. Their own come last, and are written first; see `arimage.kernels.step.unit_heads`.
+    the place `stop`. Their own come last, and are written first; see `arimage.kernels.step.head_norms`.
 
     Args:
         log_scale, length, table: as there.
         scale: what the scores are multiplied by.
         seen: bool [rows, P], which tokens of the prompt a row sees. All after `first` are seen.
     """
-    rows = states.unflatten(0, (len(keys), -1)).unflatten(2, (3, -1))
+    rows = states.unflatten(0, (len(keys), -1))
     count = rows.shape[1]
     query = unit_heads(rows, log_scale, length, keys, values, stop - count, table).flatten(0, 1)
     slots = torch.full((count,), stop - first - 1, device=query.device)

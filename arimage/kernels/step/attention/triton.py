@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ..modulated.triton import moments
-from ..programs import WARPS, sum_of_parts, tuned, turned_heads
+from ..programs import WARPS, log_gain_of, sum_of_parts, tuned, turned_heads
 
 
 # Of a warp, at a time.
@@ -152,9 +152,7 @@ def attention_kernel(
             states, own, gain, bias, eps, table_ptr, position, head_dim, block_dim, normed, turned, halves
         )
         if log_gain_ptr is not None:
-            # The logarithm of 100.
-            log_gain = tl.minimum(tl.load(log_gain_ptr + head).to(tl.float32), 4.605170185988092)
-            q *= tl.exp(log_gain) * length
+            q *= log_gain_of(log_gain_ptr + head, own) * length
         q = q.to(query_ptr.dtype.element_ty)
     if slot_ptr is not None:
         slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
