@@ -44,29 +44,30 @@ def head_norms_kernel(
     is_value = (head >= heads + key_heads) & (head < heads + 2 * key_heads) & of_head
     key_head = (head - heads) % key_heads
     at = (row * key_heads + key_head) * places * head_dim + channel
-    if place < copied:
-        past = row * row_stride + key_head * head_stride + place * head_dim + channel
-        at += place * head_dim
-        tl.store(keys_ptr + at, tl.load(past_keys_ptr + past, mask=is_key, other=0.0), mask=is_key)
-        tl.store(values_ptr + at, tl.load(past_values_ptr + past, mask=is_value, other=0.0), mask=is_value)
-    else:
+    if past_keys_ptr is not None:
+        if place < copied:
+            past = row * row_stride + key_head * head_stride + place * head_dim + channel
+            old = at + place * head_dim
+            tl.store(keys_ptr + old, tl.load(past_keys_ptr + past, mask=is_key, other=0.0), mask=is_key)
+            tl.store(values_ptr + old, tl.load(past_values_ptr + past, mask=is_value, other=0.0), mask=is_value)
+    if place >= copied:
         token = row * tokens + place - copied
-        at += (first + place - copied) * head_dim
-        states_ptr += (token * (heads + 2 * key_heads) + head) * head_dim
+        new = at + (first + place - copied) * head_dim
+        own = states_ptr + (token * (heads + 2 * key_heads) + head) * head_dim
         gain = None
         if query_gain_ptr is not None:
             gain = tl.where(head < heads, query_gain_ptr, key_gain_ptr)
         inside, turn = head < heads + key_heads, token % rotated
         states = turned_heads(
-            states_ptr, inside, gain, None, eps, table_ptr, turn, head_dim, block_dim, True, head_dim, False
+            own, inside, gain, None, eps, table_ptr, turn, head_dim, block_dim, True, head_dim, False
         )
         is_query = (head < heads) & of_head
         if log_gain_ptr is not None:
             states *= tl.where(head < heads, log_gain_of(log_gain_ptr + head, head < heads), 1.0) * length
         states = states.to(query_ptr.dtype.element_ty)
         tl.store(query_ptr + (token * heads + head) * head_dim + channel, states, mask=is_query)
-        tl.store(keys_ptr + at, states, mask=is_key)
-        tl.store(values_ptr + at, tl.load(states_ptr + channel, mask=is_value, other=0.0), mask=is_value)
+        tl.store(keys_ptr + new, states, mask=is_key)
+        tl.store(values_ptr + new, tl.load(own + channel, mask=is_value, other=0.0), mask=is_value)
 
 
 def head_norms(states, query_gain, key_gain, eps, keys, values, first, table, past_keys, past_values):
