@@ -240,15 +240,19 @@ class StepCounter(TorchDispatchMode):
                 read += first - values["prefix_end"]
             self.flop += 4 * results.numel() * read
             moved += sum(size(cached[:, :, :read]) for cached in (keys, of_cache))
+        if name in ("unit_attention", "text_attention"):
+            read = keys.shape[2] if name == "text_attention" else values["stop"]
+            self.flop += 4 * results.numel() * read
+            moved += sum(size(cached[:, :, :read]) for cached in (keys, of_cache))
         # Keys and values are written: of as many heads as the cache has, or a part of the states.
-        written = dict.fromkeys(("qkv", "normed_attention", "write_keys"), 2).get(name, 0)
+        written = dict.fromkeys(("qkv", "normed_attention", "unit_attention", "write_keys"), 2).get(name, 0)
         moved += written * len(states) * of_cache.shape[1] * of_cache.shape[3] * of_cache.itemsize if written else 0
         if name == "unit_heads":
             moved += 2 * size(states) // 3
         if name == "head_norms":
-            # The values among the states are not read.
-            values.pop("states")
-            moved += size(results)
+            # What is copied, too; the values and the keys are written.
+            values.pop("past_keys"), values.pop("past_values")
+            moved += sum(size(each) + size(each[:, :, : values["first"]]) for each in (keys, of_cache))
         if "positions" in values and values.get("table") is not None:
             # As many rotations as there are positions.
             moved += len(values["positions"]) * size(values.pop("table")[0])

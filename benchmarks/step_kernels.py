@@ -17,13 +17,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arimage.kernels.step.attention.triton import KEYS, QUERIES, attention_kernel, stages
+from arimage.kernels.step.attention.triton import KEYS, QUERIES, WIDTH, attention_kernel, stages
 from arimage.kernels.step.embedding.triton import embedding_kernel
 from arimage.kernels.step.gate.triton import BLOCK, gate_kernel
-from arimage.kernels.step.head_norms.triton import head_norms_kernel
+from arimage.kernels.step.head_norms.triton import HEADS, head_norms_kernel
 from arimage.kernels.step.keys.triton import HEADS as KEYS_HEADS
 from arimage.kernels.step.keys.triton import keys_kernel
 from arimage.kernels.step.linear.triton import linear_kernel, tile
+from arimage.kernels.step.modulated.triton import DTYPES as TRITON
 from arimage.kernels.step.modulated.triton import modulated_kernel, tiles
 from arimage.kernels.step.modulated_norm.triton import WARPS as NORM_WARPS
 from arimage.kernels.step.modulated_norm.triton import modulated_norm_kernel
@@ -33,7 +34,6 @@ from arimage.kernels.step.norm_and_add.triton import norm_and_add_kernel
 from arimage.kernels.step.programs import BLOCK_WIDTH, LEAST_ROWS, NORM_ROWS, TILE_ROWS, WARPS, gained_kernel
 from arimage.kernels.step.qkv.triton import PAIRS, qkv_kernel
 from arimage.kernels.step.rows.triton import rows_kernel
-from arimage.kernels.step.unit_heads.triton import HEADS, unit_heads_kernel
 
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -50,6 +50,7 @@ class Compiled(NamedTuple):
         products: the instruction: "wgmma", "mma", "fma", or "" without any.
         copies: asynchronous copies to shared memory, by their bytes.
         vectors, scalars: other loads, of vectors and of single numbers.
+        ordered: whether all loads are coherent, and none follows a write without a barrier between them.
     """
 
     registers: int
@@ -60,6 +61,7 @@ class Compiled(NamedTuple):
     copies: dict[int, int]
     vectors: int
     scalars: int
+    ordered: bool
 
 
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -106,6 +108,8 @@ def compiled(kernel, types: dict[str, Any], constants: dict[str, Any], warps: in
         {n: c for n in (4, 8, 16) if (c := len(re.findall(rf"cp\.async\.c[ag]\.shared\.global.*?0x{n:x}, ", ptx)))},
         vectors,
         loads - vectors,
+        ".nc." not in ptx
+        and re.search(r"st\.global(?:(?!bar\.sync).)*?(?:ld\.global|cp\.async\.c)", ptx, re.S) is None,
     )
 
 
@@ -119,7 +123,16 @@ def gained(width: int) -> Compiled:
 
 
 def linear(
-    rows: int, width: int, size: int, *, norm=False, gated=False, residual=False, weight="bf16", **settings: int
+    rows: int,
+    width: int,
+    size: int,
+    *,
+    norm=False,
+    gated=False,
+    residual=False,
+    weight="bf16",
+    head=False,
+    **settings: int,
 ) -> Compiled:
     """With `settings` as in the table of `benchmarks/tune_step.py`; those of others likewise."""
     types = {"x_ptr": "*bf16", "weight_ptr": f"*{weight}", "out_ptr": "*bf16"}
@@ -127,9 +140,10 @@ def linear(
     types |= NORM[rows <= NORM_ROWS] if norm else {}
     types |= {"up_ptr": types["weight_ptr"]} if gated else {}
     types |= {"residual_ptr": "*bf16"} if residual else {}
+    types |= {"bias_ptr": "*bf16", "index_ptr": "*i64"} if head else {}
     if weight != "bf16":
         types |= {"scale_ptr": "*fp32"} | ({"up_scale_ptr": "*fp32"} if gated else {})
-    constants = {"width": width, "block_rows": rows, "block_width": BLOCK_WIDTH, "parts": WARPS}
+    constants = {"width": width, "block_rows": rows, "block_width": BLOCK_WIDTH, "parts": WARPS, "gelu": head}
     return compiled(linear_kernel, types, constants | tile(rows, size, gated) | settings)
 
 
@@ -163,20 +177,30 @@ def attention(
     normed=False,
     turns=True,
     ended=False,
+    unit=False,
+    text=False,
     **settings: int,
 ) -> Compiled:
-    """`normed` heads are rotated by halves, if they are."""
+    """`normed` heads are rotated by halves, if they are; those of one length, `unit`, as pairs. Those that ask a
+    `text` are made of float32."""
     types = dict.fromkeys(("query_ptr", "keys_ptr", "values_ptr", "out_ptr"), "*bf16")
-    types |= {"seen_ptr": "*u8", "slot_ptr": "*i64", "scale": "fp32", "eps": "fp32"}
+    types |= {"seen_ptr": "*u8"} | dict.fromkeys(("scale", "length", "eps"), "fp32")
+    types |= {} if unit or text else {"slot_ptr": "*i64"}
+    types |= {"log_gain_ptr": "*bf16"} if unit else {}
+    names = ("weight_ptr", "bias_ptr", "norm_weight_ptr", "norm_bias_ptr")
+    types |= dict.fromkeys(names, "*bf16") | {"query_ptr": "*fp32"} if text else {}
     types |= {"visible_ptr": "*u8"} if told else {}
     types |= dict.fromkeys(("count", "rotated", "queries", "places", "prompt", "prefix_end"), "i32")
     types |= dict.fromkeys(("first", "slots", "positions", "columns"), "i32")
+    types |= dict.fromkeys(("row_stride", "head_stride"), "i32")
     types |= {"table_ptr": "*fp32", "position_ptr": "*i64"} if rotates or (normed and turns) else {}
+    types |= {"table_ptr": "*fp32"} if unit and turns else {}
     types |= {"end_ptr": "*i64"} if ended else {}
     names = ("query_gain_ptr", "query_bias_ptr", "key_gain_ptr", "key_bias_ptr") if normed else ()
     types |= dict.fromkeys(names, "*bf16") | ({"index_ptr": "*i64"} if normed else {})
     constants = {"heads": heads, "key_heads": key_heads or heads, "head_dim": head_dim, "block_prompt": 1}
-    constants |= {"stride": (3 if rotates else 1) * heads * head_dim, "turned": head_dim, "halves": normed}
+    constants |= {"stride": (3 if rotates or unit else 1) * heads * head_dim, "turned": head_dim, "halves": normed}
+    constants |= {"place_stride": (2 * heads if text else 1) * head_dim, "block_width": WIDTH}
     constants["block_dim"] = triton.next_power_of_2(head_dim)
     constants |= dict.fromkeys(("query_gain_stride", "key_gain_stride"), head_dim if normed else 0)
     constants |= {"block_queries": QUERIES, "block_keys": KEYS, "parts": WARPS}
@@ -234,16 +258,18 @@ def modulated(
     modulated=False,
     gated=False,
     activation="",
+    precise=False,
 ) -> Compiled:
     """With a norm if it is `affine` or `modulated`, and `gated` with a residual in the dtype of `conditions`."""
     types = {"x_ptr": NAMES[x], **dict.fromkeys(("weight_ptr", "bias_ptr"), NAMES[weight])}
-    types |= {"out_ptr": NAMES[conditions if gated else weight], "eps": "fp32", "added": "fp32"}
+    product = torch.float32 if precise else weight
+    types |= {"out_ptr": NAMES[conditions if gated else product], "eps": "fp32", "added": "fp32"}
     types |= dict.fromkeys(("rows", "size", "tokens", "shared", "scale_stride", "shift_stride", "gate_stride"), "i32")
     types |= dict.fromkeys(("norm_weight_ptr", "norm_bias_ptr") if affine else (), NAMES[weight])
     types |= dict.fromkeys(("scale_ptr", "shift_ptr") if modulated else (), NAMES[conditions])
     types |= dict.fromkeys(("residual_ptr", "gate_ptr") if gated else (), NAMES[conditions])
-    constants = {"width": width, "norm": affine or modulated, "activation": activation}
-    return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, weight, 3 if modulated else 1))
+    constants = {"width": width, "norm": affine or modulated, "activation": activation, "dtype": TRITON[product]}
+    return compiled(modulated_kernel, types, constants | tiles(rows, width, size, x, product, 3 if modulated else 1))
 
 
 def modulated_norm(
@@ -261,24 +287,19 @@ def modulated_norm(
 def modulations(rows: int, width: int, sizes: Sequence[int], dtype=torch.float32) -> Compiled:
     types: dict[str, Any] = dict.fromkeys(("x_ptr", "out_ptr"), NAMES[dtype])
     types |= dict.fromkeys(("weights", "biases"), (NAMES[dtype],) * len(sizes))
-    types |= dict.fromkeys(("rows", "size", "whole_size"), "i32")
+    types |= {"scales": ()} | dict.fromkeys(("rows", "size", "whole_size"), "i32")
     return compiled(modulations_kernel, types, {"width": width} | tiles(rows, width, sizes[0], dtype, dtype))
 
 
-def unit_heads(heads: int, head_dim: int, *, rotated=False) -> Compiled:
-    types = dict.fromkeys(("states_ptr", "log_scale_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
-    types |= {"table_ptr": "*fp32"} if rotated else {}
-    types |= dict.fromkeys(("first", "tokens", "places", "table_stride"), "i32") | {"length": "fp32"}
-    constants = {"heads": heads, "head_dim": head_dim, "block_heads": HEADS, "block_pairs": head_dim // 2}
-    return compiled(unit_heads_kernel, types, constants)
-
-
-def head_norms(heads: int, key_heads: int, head_dim: int) -> Compiled:
-    types = dict.fromkeys(("states_ptr", "query_gain_ptr", "key_gain_ptr", "out_ptr"), "*bf16")
-    types |= {"table_ptr": "*fp32", "rotated": "i32", "eps": "fp32"}
-    constants = {"stride": (heads + 2 * key_heads) * head_dim, "heads": heads, "key_heads": key_heads}
-    constants |= {"head_dim": head_dim, "block_dim": head_dim, "block_heads": HEADS}
-    return compiled(head_norms_kernel, types, constants)
+def head_norms(heads: int, key_heads: int, head_dim: int, *, unit=False) -> Compiled:
+    """Of one length and not turned, `unit`, or with gains."""
+    types = dict.fromkeys(("states_ptr", "query_ptr", "keys_ptr", "values_ptr"), "*bf16")
+    names = ("log_gain_ptr",) if unit else ("query_gain_ptr", "key_gain_ptr", "past_keys_ptr", "past_values_ptr")
+    types |= dict.fromkeys(names, "*bf16") | ({} if unit else {"table_ptr": "*fp32"})
+    types |= dict.fromkeys(("tokens", "rotated", "first", "copied", "places", "row_stride", "head_stride"), "i32")
+    constants = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim, "block_dim": head_dim}
+    types |= {"length": "fp32", "eps": "fp32"}
+    return compiled(head_norms_kernel, types, constants | {"block_heads": HEADS})
 
 
 def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[tuple[str, Compiled]]:
@@ -287,8 +308,10 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[t
     yield "Infinity norm", modulated_norm(2048, x=torch.float32, conditions=torch.float32)
     yield "VAR sum and norm", modulated_norm(1920, residual=torch.bfloat16)
     yield "Infinity sum and norm", modulated_norm(2048, conditions=torch.float32, residual=torch.float32)
-    yield "VAR heads", unit_heads(30, 64)
-    yield "Infinity heads", unit_heads(16, 128, rotated=True)
+    yield "VAR heads", head_norms(30, 30, 64, unit=True)
+    yield "VAR attention", attention(30, 64, unit=True, turns=False)
+    yield "Infinity attention", attention(16, 128, unit=True)
+    yield "Infinity text", attention(16, 128, text=True)
     yield "InfinityStar heads", head_norms(32, 8, 128)
     of_head = {"x": torch.float32, "weight": torch.float32, "conditions": torch.float32}
     of_infinity = {"x": torch.float32, "conditions": torch.float32, "modulated": True}
@@ -296,6 +319,8 @@ def modulated_kernels(counts: Sequence[int] = (16, 32, TILE_ROWS)) -> Iterator[t
         yield f"VAR qkv, {rows} rows", modulated(rows, 1920, 5760, modulated=True)
         yield f"VAR out, {rows} rows", modulated(rows, 1920, 1920, gated=True)
         yield f"VAR fc1, {rows} rows", modulated(rows, 1920, 7680, modulated=True, activation="gelu_tanh")
+        yield f"VAR head in float32, {rows} rows", modulated(rows, 1920, 4096, modulated=True, precise=True)
+        yield f"Infinity head in float32, {rows} rows", modulated(rows, 2048, 64, **of_infinity, precise=True)
         yield f"Infinity qkv, {rows} rows", modulated(rows, 2048, 6144, **of_infinity)
         yield f"Infinity fc2, {rows} rows", modulated(rows, 8192, 2048, conditions=torch.float32, gated=True)
         yield (
@@ -321,6 +346,7 @@ def language_kernels(counts: Sequence[int] = (LEAST_ROWS, 32, TILE_ROWS)) -> Ite
         yield f"Emu3 qkv, {rows} rows", qkv(rows, 4096, 32, 128, key_heads=8, halves=True)
         yield f"MammothModa2 qkv, {rows} rows", qkv(rows, 3584, 28, 128, key_heads=4, biased=True, halves=True)
         yield f"Chameleon qkv, {rows} rows", qkv(rows, 4096, 32, 128, halves=True)
+        yield f"Janus head, {rows} rows", linear(rows, 4096, 4096, norm=True, head=True)
         yield f"Emu3.5 gate and up, {rows} rows", linear(rows, 5120, 25600, norm=True, gated=True)
 
 

@@ -88,6 +88,8 @@ FOLDERS = {
     "queries": "qkv",
     "attention": "attention",
     "normed_attention": "attention",
+    "unit_attention": "attention",
+    "text_attention": "attention",
     "norm_and_add": "norm_and_add",
     "modulated": "modulated",
 }

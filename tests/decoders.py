@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from arimage.decoding import Layout
-from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.language_heads import CodeHead
+from arimage.models.language_model import LanguageTokenModel
 from arimage.pipelines.mammothmoda2.transformer_mammothmoda2 import MammothModa2Config, MammothModa2LanguageModel
 from arimage.pipelines.x_omni.transformer_x_omni import XOmniConfig, XOmniLanguageModel
 
@@ -87,7 +88,7 @@ def bind(kind: str, decoder, batch: int, branches: int, row_end: bool) -> Langua
     return LanguageTokenModel(
         decoder,
         embed=table,
-        head=code_head(lm_head.requires_grad_(False), 0, CODES),
+        head=CodeHead(lm_head.requires_grad_(False), 0, CODES),
         layout=Layout(GRID),
         input_ids=ids % table.num_embeddings,
         attention_mask=mask,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from arimage.models import language_model, step
 from arimage.models.denoising_head import HeadBlock
@@ -37,7 +38,7 @@ def count_layers(patch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(of_block):
         def run(*args):
-            rows.append(len(next(each for each in args if isinstance(each, torch.Tensor))))
+            rows.append(len(next(each for each in tree_leaves(args) if isinstance(each, torch.Tensor))))
             return of_block(*args)
 
         return run

@@ -43,7 +43,8 @@ from arimage.decoding import (
 from arimage.decoding.jacobi import speculative_jacobi
 from arimage.decoding.names import PRESETS
 from arimage.models.conditions import with_unconditional
-from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.language_heads import CodeHead
+from arimage.models.language_model import LanguageTokenModel
 from arimage.models.neighbours import NeighbourModel
 from arimage.pipelines.infinity.bsq_infinity import InfinityVQModel
 from arimage.pipelines.infinity.scale_model import InfinityScaleModel
@@ -180,7 +181,7 @@ def language_parts(kind, dtype):
         decoder = built(lambda: ChameleonModel(config), dtype)
     head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
     first = names[first]
-    return decoder, lambda tokens: decoder.embed_tokens(tokens + first), code_head(head, first, codes), names[row_end]
+    return decoder, lambda tokens: decoder.embed_tokens(tokens + first), CodeHead(head, first, codes), names[row_end]
 
 
 def language_model(kind, dtype, guided):

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from .language_model import LanguageTokenModel, code_head
+from .language_heads import CodeHead
+from .language_model import LanguageTokenModel
 from .two_vocabularies import TwoVocabularyModel
 
 
@@ -28,7 +29,7 @@ def bind_prompts(
         first, head_first: the rows of their embeddings and of the head that belong to the first of them.
         settings: further arguments of `LanguageTokenModel`.
     """
-    table, head = model.get_input_embeddings(), code_head(model.gen_head, head_first, num_codes)
+    table, head = model.get_input_embeddings(), CodeHead(model.gen_head, head_first, num_codes)
     bound = LanguageTokenModel(
         model,
         embed=(lambda tokens: table(tokens + first)) if first else table,

@@ -11,11 +11,10 @@ from diffusers import ConfigMixin
 from diffusers.configuration_utils import register_to_config
 from torch import nn
 
-from ..kernels.step.modulations import modulations
 from ..settings.schema import Flag, Layers, Width, checked
 from .layers import Linear
 from .mixin import ModelMixin
-from .modulated_blocks import NORM_EPS, launch, layer_norm
+from .modulated_blocks import NORM_EPS, launch, layer_norm, modulate
 from .step import runs_kernels
 
 
@@ -166,8 +165,7 @@ class DenoisingHead(ModelMixin, ConfigMixin):
         time = launch(self.time_fc2, launch(self.time_fc1, time, activation="silu"))
         condition = launch(self.condition_projection, conditions, residual=time, activation="silu")
         layers = [*(block.modulation for block in self.blocks), self.output_modulation]
-        parts = modulations(condition, [layer.weight for layer in layers], [layer.bias for layer in layers])
-        *of_blocks, of_output = parts.split([layer.out_features for layer in layers], dim=1)
+        *of_blocks, of_output = modulate(condition, layers)
         hidden = self.input_projection(tokens)
         for block, part in zip(self.blocks, of_blocks, strict=True):
             hidden = block.step(hidden, part)

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..kernels.operation import DEVICES
@@ -16,9 +15,10 @@ from .attention_transformers import FOLDED, fold_heads
 from .bound import BoundTokenModel
 from .cache_transformers import LanguageCache, cache_argument
 from .conditions import Conditions, check_raster, rows_of, spread
+from .language_heads import head_layers, step_head
 from .layers import additive, causal_mask
 from .step import StepPlaces
-from .step_language import misfit, parts_of, turn_table
+from .step_language import misfit, norm_of, parts_of, turn_table
 from .step_layer import attend_layer, feed_layer
 
 
@@ -28,22 +28,6 @@ PROMPT_MULTIPLE = 32
 # Longer prompts, such as those with reference images, are prefilled in parts of this length: the mask of a whole one
 # grows with the square of its length.
 PREFILL_TOKENS = 1024
-
-
-def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The part of a head that computes the logits of `count` image tokens, whose ids in the language model start at
-    `first`. It multiplies only these rows of the weight, unless the weight is offloaded, quantised or divided over
-    devices, or the head is another layer, such as one with an adapter."""
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        weight = lm_head.weight
-        whole = weight.is_floating_point() and not (weight.is_meta or isinstance(weight, DTensor))
-        # Hooks of diffusers bring the weight, or cast it, only for the forward pass of the module.
-        if type(lm_head) is not nn.Linear or not whole or hasattr(lm_head, "_diffusers_hook"):
-            return lm_head(hidden)[..., first : first + count]
-        return F.linear(hidden.to(weight.device), weight[first : first + count])
-
-    return head
 
 
 class LanguageTokenModel(BoundTokenModel):
@@ -69,7 +53,7 @@ class LanguageTokenModel(BoundTokenModel):
             `fold_heads`'s.
         embed: maps image tokens int64 [...] in 0 .. V - 1 to the decoder's inputs [..., D].
         head: maps the decoder's last hidden states [..., D] to logits [..., V] of the image tokens alone, see
-            `code_head`.
+            `CodeHead`.
         layout: the `Layout` of the image, (rows, columns) in raster order, perhaps with grids before it.
         input_ids, inputs_embeds: the prompts, int64 [branches * B', P] or [branches * B', P, D], up to the last token
             before the first image token, with size and begin-of-image tokens. Give one of the two. The conditional
@@ -304,11 +288,15 @@ class LanguageTokenModel(BoundTokenModel):
         for layer, keys, values in zip(self._decoder.layers, cache.keys, cache.values, strict=True):
             read = parts(layer)
             hidden = feed_layer(attend_layer(hidden, read, at, keys, values), read)
-        norm = self._decoder.norm
-        hidden = F.rms_norm(hidden, hidden.shape[1:], norm.weight, norm.variance_epsilon)
+        norm, layers, index = norm_of(self._decoder.norm), head_layers(self._head, hidden), None
         if row_end is not None:
-            hidden = hidden[heads]
-        return self._logits(hidden.view(self.branches * len(positions), positions.shape[1], -1))
+            index = heads
+        if layers is None:
+            hidden = F.rms_norm(hidden, hidden.shape[1:], norm.weight, norm.eps)
+            logits = self._head(hidden if index is None else hidden[index]).to(self.device)
+        else:
+            logits = step_head(hidden, norm, layers, index)
+        return logits.view(self.branches, *positions.shape, -1)
 
     @property
     def trainable(self) -> bool:

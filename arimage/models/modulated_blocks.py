@@ -1,7 +1,7 @@
 """Layers of next-scale transformers, modulated by their condition."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -10,9 +10,11 @@ from torch import nn
 
 from ..kernels.linear import linear
 from ..kernels.step import has_many_rows
+from ..kernels.step.attention import unit_attention
+from ..kernels.step.head_norms import unit_heads
 from ..kernels.step.modulated import modulated
 from ..kernels.step.modulated_norm import sum_and_norm
-from ..kernels.step.unit_heads import unit_heads
+from ..kernels.step.modulations import modulations
 from .layers import Linear, attend, attend_heads, init_normal
 
 
@@ -42,7 +44,17 @@ def block_causal_mask(levels: torch.LongTensor, prefix_mask: torch.BoolTensor | 
 
 def launch(layer: nn.Linear, rows: torch.Tensor, **options) -> torch.Tensor:
     """What a layer makes of `rows` [R, D] in one launch, with the options of `arimage.kernels.step.modulated`."""
-    return modulated(rows, layer.weight, layer.bias, **options)
+    return modulated(rows, layer.weight, layer.bias, row_scale=getattr(layer, "scale", None), **options)
+
+
+def modulate(condition: torch.Tensor, layers: Sequence[Any]) -> list[torch.Tensor]:
+    """What `layers` make of a `condition` [R, D] by `arimage.kernels.step.modulations`, in one launch, or two if only
+    the first have 8 bits."""
+    alike = [layer for layer in layers if layer.weight.dtype == layers[0].weight.dtype]
+    scales = [layer.scale for layer in alike if layer.scale is not None]
+    parts = modulations(condition, [layer.weight for layer in alike], [layer.bias for layer in alike], scales)
+    found = list(parts.split([layer.out_features for layer in alike], dim=1))
+    return found if len(alike) == len(layers) else found + modulate(condition, layers[len(alike) :])
 
 
 class Sum(NamedTuple):
@@ -51,26 +63,31 @@ class Sum(NamedTuple):
     Attributes:
         rows: the hidden states.
         norm: the options of `arimage.kernels.step.modulated` of the norm before the next layer.
-        normed: the outcome of this norm, of many rows; None of few, for which it is a part of the next layer.
+        normed: the outcome of this norm, if it came with the sum; None where it is a part of the next layer.
     """
 
     rows: torch.Tensor
     norm: dict[str, Any]
-    normed: torch.Tensor | None
+    normed: torch.Tensor | None = None
 
-    @classmethod
-    def of(cls, layer: nn.Linear, inner: torch.Tensor, residual: torch.Tensor, norm: dict, gate=None) -> Self:
-        """The sum of `residual` and the gated product of `inner`."""
-        if not has_many_rows(inner):
-            return cls(launch(layer, inner, residual=residual, gate=gate), norm, None)
-        rows, normed = sum_and_norm(launch(layer, inner), residual, gate, **norm)
-        return cls(rows, norm, normed)
+    def add(self, layer: nn.Linear, inner: torch.Tensor, norm: dict[str, Any], gate=None, apart: bool = False) -> Self:
+        """The sum with the gated product of `inner`, before another norm. Over many rows this is taken at once, unless
+        it is `apart`."""
+        if apart or not has_many_rows(inner):
+            return type(self)(launch(layer, inner, residual=self.rows, gate=gate), norm)
+        rows, normed = sum_and_norm(launch(layer, inner), self.rows, gate, **norm)
+        return type(self)(rows, norm, normed)
 
     def launch(self, layer: nn.Linear, **options) -> torch.Tensor:
         """What the next layer makes of them."""
         if self.normed is not None:
             return launch(layer, self.normed, **options)
         return launch(layer, self.rows, **self.norm, **options)
+
+
+def modulated_by(scale: torch.Tensor, shift: torch.Tensor) -> dict[str, Any]:
+    """`layer_norm` as options of `arimage.kernels.step.modulated`."""
+    return {"eps": NORM_EPS, "scale": scale[:, 0], "shift": shift[:, 0]}
 
 
 def layer_norm(hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -108,19 +125,23 @@ class Attention(nn.Module):
         hidden = self.out_proj(attend_heads(query, key, value, mask, cache, layer, self.softmax_scale))
         return self.dropout(hidden) if self.training else hidden
 
-    def step(self, hidden, scale, shift, gate, after, mask, cache, layer, rotary=None):
-        """`forward` with `qk_norm`, the norm before it and the residual connection around it by the kernels of
-        `arimage.kernels.step`: the `Sum` before the norm `after`. The modulation is [B, 1, C] each."""
-        rows, (batch, count) = hidden.flatten(0, 1), hidden.shape[:2]
+    def step(self, before, gate, after, visible, cache, layer, rotary=None):
+        """`forward` of a `Sum` with `qk_norm`, and the residual connection around it, by the kernels of
+        `arimage.kernels.step`: the sum before the norm `after`. `gate` is [B, 1, C]. `visible` is the mask, or bool
+        [B, P] if the fed cells see all but some of the P tokens of a prompt."""
         assert self.log_query_scale is not None
-        qkv = launch(self.qkv_proj, rows, eps=NORM_EPS, scale=scale[:, 0], shift=shift[:, 0])
-        qkv = qkv.view(batch, count, 3, self.num_heads, -1)
-        keys, values = cache.open(layer, batch)
-        query = unit_heads(qkv, self.log_query_scale.flatten(), self.length, keys, values, cache.first, rotary)
-        key, value = (cached[:batch, :, : cache.attended] for cached in (keys, values))
-        attended = attend(query.transpose(1, 2), key, value, mask, self.softmax_scale).transpose(1, 2)
-        attended = attended.reshape(rows.shape)
-        return Sum.of(self.out_proj, attended, rows, after, gate[:, 0])
+        states, log_scale = before.launch(self.qkv_proj), self.log_query_scale.flatten()
+        states = states.unflatten(1, (3 * self.num_heads, -1))
+        keys, values = (cached[: len(gate)] for cached in cache.open(layer, len(gate)))
+        if visible is not None and visible.dtype == torch.bool:
+            given = log_scale, self.length, self.softmax_scale, keys, values, visible
+            attended = unit_attention(states, *given, cache.prefix_end, cache.attended, rotary)
+        else:
+            states = states.unflatten(0, (len(gate), -1))
+            query = unit_heads(states, log_scale, self.length, keys, values, cache.first, rotary).transpose(1, 2)
+            seen = (cached[:, :, : cache.attended] for cached in (keys, values))
+            attended = attend(query, *seen, visible, self.softmax_scale).transpose(1, 2).reshape(before.rows.shape)
+        return before.add(self.out_proj, attended, after, gate[:, 0])
 
 
 class FeedForward(nn.Module):
@@ -134,10 +155,10 @@ class FeedForward(nn.Module):
         hidden = self.fc2(F.gelu(self.fc1(hidden), approximate="tanh"))
         return self.dropout(hidden) if self.training else hidden
 
-    def step(self, before: Sum, gate):
-        """`forward` of a sum and the residual connection around it: [B * T, C]; see `Attention.step`."""
+    def step(self, before, gate, after, apart=False):
+        """`forward` of a sum and the residual connection around it; see `Attention.step` and `Sum.add`."""
         inner = before.launch(self.fc1, activation="gelu_tanh")
-        return launch(self.fc2, inner, residual=before.rows, gate=gate[:, 0])
+        return before.add(self.fc2, inner, after, gate[:, 0], apart)
 
 
 class CastingLinear(Linear):
@@ -172,16 +193,16 @@ class Block(nn.Module):
         hidden = self.between(torch.addcmul(hidden, attended.to(hidden.dtype), gate1), *others)
         return torch.addcmul(hidden, self.feed_forward(layer_norm(hidden, scale2, shift2)).to(hidden.dtype), gate2)
 
-    def step(self, hidden, condition, mask, cache, layer, rotary=None):
-        """`forward` by the kernels of `arimage.kernels.step`, in six launches over few tokens, ten over many, and
-        those of `step_between`."""
-        gate1, gate2, scale1, scale2, shift1, shift2, *others = condition
+    def step(self, before, condition, after, apart, visible, cache, layer, rotary=None):
+        """`forward` of a `Sum` by the kernels of `arimage.kernels.step`: the sum before the norm `after`, in five
+        launches over few tokens, nine over many, and those of `step_between`. See `Attention.step` and `Sum.add`."""
+        gate1, gate2, _, scale2, _, shift2, *others = condition
 
-        def attend(after):
-            return self.attention.step(hidden, scale1, shift1, gate1, after, mask, cache, layer, rotary)
+        def attend(norm):
+            return self.attention.step(before, gate1, norm, visible, cache, layer, rotary)
 
-        norm = {"eps": NORM_EPS, "scale": scale2[:, 0], "shift": shift2[:, 0]}
-        return self.feed_forward.step(self.step_between(attend, norm, *others), gate2).view_as(hidden)
+        between = self.step_between(attend, modulated_by(scale2, shift2), *others)
+        return self.feed_forward.step(between, gate2, after, apart)
 
 
 class Offset(nn.Module):
@@ -217,3 +238,7 @@ def init_modulated(network: Any, *embeddings: nn.Parameter) -> None:
 class Float32Linear(nn.Linear):
     def forward(self, hidden):
         return linear(hidden.float(), self.weight.float(), self.bias.float())
+
+    def step(self, before: Sum) -> torch.Tensor:
+        """`forward` of a `Sum` by the kernels of `arimage.kernels.step`."""
+        return before.launch(self, precise=True)

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..kernels.step import has_many_rows
 from ..kernels.step.modulations import modulations
 from .bound import BoundNetwork
 from .cache import GrowingCache, ScaleCache
 from .conditions import Conditions, spread
-from .modulated_blocks import block_causal_mask, layer_norm, levels_of
+from .modulated_blocks import Sum, block_causal_mask, layer_norm, levels_of, modulated_by
 from .pruning import Pruning, fed_cells, only, pruning_of
 from .step import runs_kernels
 
@@ -42,14 +43,14 @@ class ScaleTransformer:
         return self.config.hidden_size // self.config.num_attention_heads
 
     @property
-    def step_parts(self) -> nn.ModuleList:
+    def step_parts(self) -> list[nn.Module]:
         """See `runs_kernels`."""
-        return self.blocks
+        return [*self.blocks, self.head]
 
     def read_condition(self, **condition) -> tuple[torch.Tensor, torch.Tensor | None, list[tuple[torch.Tensor, ...]]]:
         """The hidden states [B, n, hidden_size] that the first map starts from, those of a prefix [B, P, hidden_size]
         or None, and what the layers need, computed once per image: what each block takes, then a scale and a shift
-        [B, 1, hidden_size] before the head, and what all blocks take besides."""
+        [B, 1, hidden_size] before the head, and which tokens of a text all blocks see, bool [B, P], if they do."""
         raise NotImplementedError
 
     def modulations(self, vector: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
@@ -65,7 +66,9 @@ class ScaleTransformer:
         elif self.shared_modulation is not None:
             rows = condition[:, None] + torch.stack([layer.bias for layer in layers])
         else:
-            rows = modulations(condition, [layer.weight for layer in layers], [layer.bias for layer in layers])
+            scales = [layer.scale for layer in layers if layer.scale is not None]
+            weights = [layer.weight for layer in layers], [layer.bias for layer in layers]
+            rows = modulations(condition, *weights, scales)
         rows = rows.view(len(rows), len(layers), 6, 1, width)
         rows[:, :, 2:4].add_(1)
         before_head[:, 0].add_(1)
@@ -135,28 +138,48 @@ class ScaleTransformer:
                 cache.conditions = conditions
         if self.training:
             hidden = F.dropout(hidden, self.config.get("dropout", 0.0))
-        *blocks, (scale, shift, *shared) = conditions
-        if mask is not None:
-            # Once for all blocks: attention adds it to its scores.
-            mask = mask.to(self.dtype if self.in_float32 else hidden.dtype).log()
         steps = cache is not None and cache.keeps_all_or_none and self.config.get("qk_norm", True)
         steps = steps and runs_kernels(self)
-        if steps:
-            shared = [part.to(self.dtype) for part in shared]
+        dtype, rows = self.dtype if self.in_float32 else hidden.dtype, hidden.flatten(0, 1)
+        *blocks, (scale, shift, *texts) = conditions
+        if steps and not has_many_rows(rows):
+            # Of one map, which sees all of the image before it.
+            if mask is None:
+                mask = hidden.new_empty(len(hidden), 0, dtype=torch.bool)
+            elif mask.shape[2] == 1:
+                mask = mask[:, 0, 0, : cache.prefix_end].contiguous()
+            else:
+                mask = mask.to(dtype).log()
+        else:
+            # Once for all blocks: attention adds them to its scores.
+            mask = None if mask is None else mask.to(dtype).log()
+            texts = [seen.to(self.dtype).log()[:, None, None] for seen in texts]
+        last, before = len(self.blocks) - 1, Sum(rows, modulated_by(*blocks[0][2:5:2]))
         for layer, block in enumerate(self.blocks):
-            run = block.step if steps else block
-            hidden = run(hidden, (*blocks[layer], *shared), mask, cache, layer, table)
+            given = mask, cache, layer, table
+            if steps:
+                after, mixes = (*blocks, (None, None, scale, None, shift))[layer + 1][2:5:2], mix and layer == mix[0]
+                apart = layer == last or mixes
+                before = block.step(before, (*blocks[layer], *texts), modulated_by(*after), apart, *given)
+                hidden = before.rows.view_as(hidden)
+            else:
+                hidden = block(hidden, (*blocks[layer], *texts), *given)
             if mix is not None and layer == mix[0]:
                 guided, rest = hidden.chunk(2)
                 hidden = torch.lerp(rest, guided, mix[1])
                 # No layer after this one reads the rows without a condition.
                 count = len(hidden)
                 blocks = [tuple(part[:count] for part in each) for each in blocks]
-                shared, table = [part[:count] for part in shared], None if table is None else table[:count]
+                scale, shift, table = scale[:count], shift[:count], None if table is None else table[:count]
+                texts, mask = [part[:count] for part in texts], None if mask is None else mask[:count]
+                if steps and layer < last:
+                    before = Sum(hidden.flatten(0, 1), modulated_by(*blocks[layer + 1][2:5:2]))
         if pruning is not None:
             hidden = pruning.restore(whole, hidden, cells)
-        hidden, count = hidden[:, first_query - len(levels) :], len(hidden)
-        return self.head(layer_norm(hidden, scale[:count], shift[:count]))
+        hidden = hidden[:, first_query - len(levels) :]
+        if not steps:
+            return self.head(layer_norm(hidden, scale, shift))
+        return self.head.step(Sum(hidden.flatten(0, 1), modulated_by(scale, shift))).unflatten(0, hidden.shape[:2])
 
     def predict_maps(
         self, inputs: torch.Tensor, counts: Sequence[int], rotary: torch.Tensor | None = None, **condition

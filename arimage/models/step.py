@@ -14,6 +14,7 @@ from ..kernels.step.linear import linear
 from ..kernels.step.qkv import qkv, queries
 from .layers import FeedForward, Linear
 from .mixin import ModelMixin
+from .quantized import DTYPES as EIGHT_BITS
 from .quantized import QuantizedLinear
 
 
@@ -134,7 +135,7 @@ PACKAGE = __name__.partition(".")[0] + "."
 def runs_step(network: Any) -> bool:
     """Whether forward passes of any number of rows take the kernels of a step of a Llama decoder, see `runs_kernels`:
     `network` also has `head_dim`."""
-    return runs_kernels(network, quantized=True) and network.head_dim in HEAD_DIMS
+    return runs_kernels(network) and network.head_dim in HEAD_DIMS
 
 
 def begins_step(
@@ -150,7 +151,7 @@ def begins_step(
     return steps
 
 
-def runs_kernels(network: Any, rows: int = 1, *, float32: bool = False, quantized: bool = False) -> bool:
+def runs_kernels(network: Any, rows: int = 1, *, float32: bool = False) -> bool:
     """Whether a forward pass of `rows` rows takes the kernels of a step: few rows, half precision, an NVIDIA GPU of
     compute capability 8.0 or newer, no gradients, and layers as they were built. Adapters that are not merged, hooks
     (offloading), weights that are distributed or quantised by others, and networks that were compiled alone take the
@@ -159,7 +160,6 @@ def runs_kernels(network: Any, rows: int = 1, *, float32: bool = False, quantize
     Args:
         network: has in `step_parts` the modules that a step goes through.
         float32: whether its kernels multiply float32 as precisely as torch, and take it too.
-        quantized: whether they take a `QuantizedLinear` too.
     """
     if not ENABLED or rows > MOST_ROWS or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
         return False
@@ -167,12 +167,12 @@ def runs_kernels(network: Any, rows: int = 1, *, float32: bool = False, quantize
     if not isinstance(network, ModelMixin) or network.training or network._compiled_call_impl is not None:
         return False
     parts = network.step_parts
-    weight = next(parts[0].parameters())
+    weight = next(each for each in parts[0].parameters() if each.dtype not in EIGHT_BITS)
     if weight.dtype not in DTYPES and not (float32 and weight.dtype == torch.float32):
         return False
     if not has_kernels(weight) or is_hooked(network):
         return False
-    return all(is_plain(each, weight, quantized) for part in parts for each in part.modules())
+    return all(is_plain(each, weight) for part in parts for each in part.modules())
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -180,11 +180,8 @@ def is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
-def is_plain(module: nn.Module, like: torch.Tensor, quantized: bool) -> bool:
-    """Whether a module is of this package or of torch, without hooks, and its weights are what the kernels read, or
-    `quantized`."""
-    if isinstance(module, QuantizedLinear) and (module.bias is not None or not quantized):
-        return False
+def is_plain(module: nn.Module, like: torch.Tensor) -> bool:
+    """Whether a module is of this package or of torch, without hooks, and its weights are what the kernels read."""
     known = type(module).__module__.startswith((PACKAGE, "torch.nn.modules."))
     return known and not is_hooked(module) and reads_weights(module, like)
 

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import ChameleonConfig, ChameleonModel
 
 from arimage.decoding import Sampling
-from arimage.models.language_model import code_head
+from arimage.models.language_heads import CodeHead
 
 from . import Bind, Bound, Published, build, language_model
 
@@ -21,7 +21,7 @@ def chameleon_7b(layers: int, side: int, row_end: int | None) -> Bind:
 
     def bind(batch: int) -> Bound:
         embed = lambda tokens: decoder.embed_tokens(tokens + 4)  # noqa: E731
-        model = language_model(decoder, embed, code_head(head, 4, 8192), (side, side), batch, row_end)
+        model = language_model(decoder, embed, CodeHead(head, 4, 8192), (side, side), batch, row_end)
         slots = side**2 if row_end is None else side * (side + 1) - 1
         return Bound(model, Sampling(guidance_scale=4.0, top_k=2000), slots, (decoder, head))
 

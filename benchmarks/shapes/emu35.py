@@ -4,7 +4,7 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3Model
 
 from arimage.decoding import Sampling
-from arimage.models.language_model import code_head
+from arimage.models.language_heads import CodeHead
 
 from . import Bind, Bound, Published, build, language_model
 
@@ -20,7 +20,7 @@ def emu35(layers: int, side: int = 64, codes: int = 131072, **changes) -> Bind:
 
     def bind(batch: int) -> Bound:
         embed = lambda tokens: decoder.embed_tokens(tokens + 151854)  # noqa: E731
-        model = language_model(decoder, embed, code_head(head, 151854, codes), (side, side), batch, 151846)
+        model = language_model(decoder, embed, CodeHead(head, 151854, codes), (side, side), batch, 151846)
         return Bound(model, Sampling(guidance_scale=5.0, top_k=5120), side * (side + 1) - 1, (decoder, head))
 
     return bind

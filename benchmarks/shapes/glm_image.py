@@ -5,7 +5,8 @@ from torch import nn
 from transformers import GlmImageTextConfig, GlmImageTextModel
 
 from arimage.decoding import Layout, Sampling
-from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.language_heads import CodeHead
+from arimage.models.language_model import LanguageTokenModel
 from arimage.pipelines.glm_image.transformer_glm_image import token_positions
 
 from . import NARROW, PROMPT, Bind, Bound, Published, build
@@ -23,7 +24,7 @@ def glm_image(layers: int, shape: tuple[int, int] = (32, 32), small: tuple[int, 
         model = LanguageTokenModel(
             decoder,
             embed=decoder.embed_tokens,
-            head=code_head(head, 0, config.vision_vocab_size - 128),
+            head=CodeHead(head, 0, config.vision_vocab_size - 128),
             layout=layout,
             input_ids=torch.zeros(batch, PROMPT, dtype=torch.long),
             prompt_positions=torch.arange(PROMPT).expand(batch, 3, PROMPT),

@@ -4,7 +4,7 @@ the layers in torch."""
 import card
 import pytest
 import torch
-from accelerator.runs import call, differences, expected, pipeline, refilled
+from accelerator.runs import FAMILIES, call, compare, differences, expected, pipeline, refilled, small
 from pipelines.llamagen import tiny as tiny_llamagen
 from steps import allow_steps, count_layers
 
@@ -28,23 +28,8 @@ CASES = [
     ("rar-class", "sjd-coupled:window=4"),
 ]
 MANY = [("llamagen-text", "sjd2"), ("arpg-places", "groups:groups=4"), ("randar", "sjd-coupled:window=4")]
-# Families, decodings and `MOST_ROWS`.
-SLOW = [
-    *(("llamagen-text", text, MOST_ROWS) for text in ("eagle", "line-cache:lines=2", "sjd2")),
-    *(
-        ("arpg", "groups:groups=4", MOST_ROWS),
-        ("randar", "sjd-coupled:window=4", MOST_ROWS),
-        ("mar", "recap", MOST_ROWS),
-    ),
-    *((family, "sjd-coupled:window=4", MOST_ROWS) for family in ("emu3.5", "lumina", "mammothmoda2", "x-omni")),
-    *((family, "ar", MOST_ROWS) for family in ("cosmos", "cosmos-blocks", "mammothmoda2-dev", "anole")),
-    *(
-        *((family, "sjd-tree:width=2", MOST_ROWS) for family in ("janus", "emu3")),
-        ("nextstep", "ar", MOST_ROWS),
-        ("emu3", "sjd-coupled:window=4", 1),
-    ),
-    *(("llamagen-text", "sjd-tree:width=2", 1), ("llamagen-text", "eagle", 1), ("latent-llama", "ar", 1)),
-]
+MANY_SLOW = [("emu3", "sjd-coupled:window=4"), ("llamagen-text", "sjd-tree:width=2"), ("llamagen-text", "eagle")]
+MANY_SLOW += [("latent-llama", "ar")]
 
 
 @pytest.mark.every(6)
@@ -52,7 +37,7 @@ SLOW = [
     ("family", "decoding", "most"),
     [(*case, MOST_ROWS) for case in CASES]
     + [(*case, 1) for case in MANY]
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW],
+    + [pytest.param(*case, 1, marks=pytest.mark.slow) for case in MANY_SLOW],
 )
 def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding, most):
     monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", most)
@@ -66,6 +51,25 @@ def test_captured_steps_give_the_tokens_of_torch(monkeypatch, family, decoding, 
     pipe._compiled.clear()
     assert [differences(one, other) for one, other in zip(on_cpu, found, strict=True)] == [[], []]
     assert rows and replays > 0
+
+
+# Layers of which no step has kernels.
+IN_TORCH = {"halton-maskgit-class", "halton-maskgit-text", "llamagen-dd", "lpd", "lumina-dimoo", "var-dd"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_preset_by_kernels_gives_the_tokens_of_torch(monkeypatch, family):
+    runs = [(run, small(name)) for name in pipeline(family, "cpu").decoding_names for run in (call, refilled)]
+    for run, text in runs:
+        expected(family, run, text)
+    allow_steps(monkeypatch)
+    rows, pipe = count_layers(monkeypatch), pipeline(family, "replayed")
+    pipe._compiled.clear()
+    found = {(run.__name__, text): compare(family, "replayed", run, text) for run, text in runs}
+    pipe._compiled.clear()
+    assert {case: differences for case, differences in found.items() if differences} == {}
+    assert bool(rows) == (family not in IN_TORCH)
 
 
 def test_one_graph_serves_a_whole_image(monkeypatch):

@@ -15,14 +15,16 @@ def faults(name: str, result: step_kernels.Compiled) -> list[str]:
     """What is wrong with a kernel."""
     multiplies = result.products != "" and not name.endswith(("heads", "norm"))
     # Tensor cores would round float32.
-    precise = "MAR" in name
+    precise = "MAR" in name or "float32" in name
     wrong = {
         "registers": result.registers > (255 if "64" in name or "given mask" in name else 200),
         "spilled": result.spilled > 0,
         "programs": result.programs < 1,
+        # Attention reads keys that its program has written.
+        "ordered": "attention" in name and not result.ordered,
         "products": multiplies and (result.products == "fma") != precise,
-        # Gains may be copied in smaller parts.
-        "copies": multiplies and (16 not in result.copies or not {4, 16}.issuperset(result.copies)),
+        # Gains may be copied in smaller parts, and so may what is multiplied in float32.
+        "copies": multiplies and not precise and (16 not in result.copies or not {4, 8, 16}.issuperset(result.copies)),
     }
     return [f"{name}: {column} in {result}" for column, fault in wrong.items() if fault]
 

@@ -62,6 +62,17 @@ def test_linear(on_triton, kind, shape):
     torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_head_of_some_rows(on_triton, rows):
+    x, gain, weight = random(40, 192), random(192, seed=1), random(100, 192, seed=2) / 192**0.5
+    bias, index = random(100, seed=3), torch.arange(rows) * 7 % 40
+    expected = F.gelu(F.rms_norm(x, (192,), gain, EPS)[index] @ weight.T + bias)
+    options = {"gain": gain, "eps": EPS, "bias": bias, "gelu": True, "index": index}
+    torch.testing.assert_close(linear(x, weight, **options), expected, **TOLERANCE)
+    given = x, weight, gain, EPS, None, None, None, None, bias, True, index
+    torch.testing.assert_close(*on_triton("step.linear", "linear", *given), expected, **TOLERANCE)
+
+
 def test_a_row_of_a_product_does_not_depend_on_the_others(on_triton):
     # Whole numbers: the matrix products of the interpreter may add in another order for other shapes.
     x, weight = (random(*shape).mul(4).round() for shape in ((70, 192), (100, 192)))
@@ -234,9 +245,16 @@ def test_norms_and_rotations_of_heads(on_triton, tables, shape):
     even, odd = expected.unflatten(3, (-1, 2)).unbind(4)
     cos, sin = table[:, :, None].unbind(4)
     expected = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=4).flatten(3)
-    arguments = states, *gains, EPS, heads, table
-    for found in (head_norms(*arguments), *on_triton("step.head_norms", "head_norms", *arguments)):
-        torch.testing.assert_close(found, expected, **TOLERANCE)
+    # A part of a cache, of which the first seven places are seen.
+    past = [random(rows, key_heads, 12, head_dim, seed=seed)[:, :, 2:] for seed in (4, 5)]
+    cached = [torch.cat([each[:, :, :7], torch.zeros(rows, key_heads, tokens, head_dim)], dim=2) for each in past]
+    cached[0][:, :, 7:] = expected[:, :, heads:].transpose(1, 2)
+    cached[1][:, :, 7:] = states[:, :, heads + key_heads :].transpose(1, 2)
+    keys, values = (torch.full_like(each, torch.nan) for each in cached)
+    arguments = states, *gains, EPS, keys, values, 7, table, *past
+    found = on_triton("step.head_norms", "head_norms", *arguments, written=(4, 5))
+    for each in (found, (head_norms(*arguments), keys, values)):
+        torch.testing.assert_close(tuple(each), (expected[:, :, :heads], *cached), **TOLERANCE)
 
 
 def test_rows_of_a_language_model(on_triton):

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from arimage.kernels.step import MOST_ROWS
+from arimage.kernels.step.attention import text_attention, unit_attention
+from arimage.kernels.step.head_norms import unit_heads
 from arimage.kernels.step.modulated import modulated
 from arimage.kernels.step.modulated_norm import modulated_norm, sum_and_norm
 from arimage.kernels.step.modulations import modulations
-from arimage.kernels.step.unit_heads import unit_heads
 
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
@@ -35,7 +36,7 @@ def given(shape, kind, dtype=torch.float32):
     )
     arguments = {"x": x, "weight": random(size, width, seed=2) / width**0.5, "bias": random(size, seed=3)}
     arguments |= dict.fromkeys(("eps", "norm_weight", "norm_bias", "scale", "shift"))
-    arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": ""}
+    arguments |= {"added": 0.0, "residual": None, "gate": None, "activation": "", "precise": False, "row_scale": None}
     if kind in ("norm", "affine", "all"):
         arguments |= {"eps": 1e-6, "activation": "gelu_tanh"}
     if kind in ("affine", "all"):
@@ -54,7 +55,9 @@ def given(shape, kind, dtype=torch.float32):
     }
 
 
-def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
+def by_hand(
+    x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation, precise, row_scale
+):
     """Row by row, in double precision."""
     outcome = []
     for i, row in enumerate(x.double()):
@@ -65,7 +68,8 @@ def by_hand(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, r
         if scale is not None:
             image = i * len(scale) // len(x)
             row = row * (scale[image].double() + added) + shift[image]
-        row = weight.double() @ row.to(weight.dtype).double() + bias
+        dtype = torch.float32 if precise else weight.dtype if row_scale is None else bias.dtype
+        row = weight.double() @ row.to(dtype).double() * (1 if row_scale is None else row_scale) + bias
         if gate is not None:
             row = row * gate[i * len(gate) // len(x)]
         if residual is not None:
@@ -90,6 +94,43 @@ def test_a_modulated_layer(on_triton, shape, kind, dtype):
     torch.testing.assert_close(found, expected, **tolerance)
 
 
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+def test_a_precise_product_rounds_no_row(on_triton, kind):
+    arguments = given(SHAPES[1], kind, torch.float16) | {"precise": True}
+    expected = by_hand(**arguments).float()
+    x, weight, bias, *rest = arguments.values()
+    named = dict(zip(list(arguments)[3:], rest, strict=True))
+    torch.testing.assert_close(modulated(x, weight, bias, **named), expected, **TOLERANCE)
+    (found,) = on_triton("step.modulated", "modulated", *arguments.values())
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def eight_bits(weight, dtype):
+    scale = weight.float().abs().amax(1) / 127
+    rows = weight.float() / scale[:, None]
+    return (rows.round() if dtype == torch.int8 else rows).to(dtype), scale
+
+
+@pytest.mark.parametrize("kind", ["plain", "all"])
+@pytest.mark.parametrize("bits", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_weights_of_8_bits(on_triton, kind, bits, dtype):
+    arguments = given(SHAPES[1], kind, dtype)
+    arguments["weight"], arguments["row_scale"] = eight_bits(arguments["weight"], bits)
+    expected = by_hand(**arguments).to(dtype if arguments["residual"] is None else torch.float32)
+    x, weight, bias, *rest = arguments.values()
+    named = dict(zip(list(arguments)[3:], rest, strict=True))
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    torch.testing.assert_close(modulated(x, weight, bias, **named), expected, **tolerance)
+    (found,) = on_triton("step.modulated", "modulated", *arguments.values())
+    torch.testing.assert_close(found, expected, **tolerance)
+    scale, x = arguments["row_scale"], arguments["x"].to(dtype)
+    expected = ((x.double() @ weight.double().T) * scale + bias).to(dtype).repeat(1, 2)
+    shared = x, [weight] * 2, [bias] * 2, [scale] * 2
+    torch.testing.assert_close(modulations(*shared), expected, **tolerance)
+    torch.testing.assert_close(*on_triton("step.modulations", "modulations", *shared), expected, **tolerance)
+
+
 @pytest.mark.parametrize("kind", ["norm", "affine", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_modulated_norm(on_triton, kind, dtype):
@@ -108,7 +149,7 @@ def test_a_modulated_norm(on_triton, kind, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_sum_and_its_norm(on_triton, kind, gated, dtype):
     arguments = given((6, 2, 192, 192), kind)
-    _, _, _, eps, *norm, _, _, _, _ = arguments.values()
+    eps, *norm = list(arguments.values())[3:8]
     product, residual = random(6, 192, seed=6).to(dtype), arguments["x"]
     gate = random(2, 192, seed=7) if gated else None
     total = residual + product * (1 if gate is None else gate.repeat_interleave(3, 0))
@@ -158,10 +199,10 @@ def test_layers_that_share_their_input(on_triton, sizes, dtype):
         [x.float() @ w.float().T + b.float() for w, b in zip(weights, biases, strict=True)], dim=1
     ).to(dtype)
     tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
-    torch.testing.assert_close(modulations(x, weights, biases), expected, **tolerance)
-    (found,) = on_triton("step.modulations", "modulations", x, weights, biases)
+    torch.testing.assert_close(modulations(x, weights, biases, []), expected, **tolerance)
+    (found,) = on_triton("step.modulations", "modulations", x, weights, biases, [])
     torch.testing.assert_close(found, expected, **tolerance)
-    (alone,) = on_triton("step.modulations", "modulations", x[3:4], weights, biases)
+    (alone,) = on_triton("step.modulations", "modulations", x[3:4], weights, biases, [])
     torch.testing.assert_close(alone[0], found[3], **tolerance)
 
 
@@ -176,7 +217,7 @@ FIRST, PLACES = 7, 20
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_heads_of_one_length(on_triton, shape, tables, dtype):
     cached, rows, tokens, heads, width = shape
-    states = random(rows, tokens, 3, heads, width).to(dtype)
+    states = random(rows, tokens, 3 * heads, width).to(dtype)
     log_scale = random(heads, seed=1) + 4
     table = None if tables is None else random(1 if tables == "one" else rows, tokens, width // 2, 2, seed=2)
     keys, values = (random(cached, heads, PLACES, width, seed=seed).to(dtype) for seed in (3, 4))
@@ -185,7 +226,7 @@ def test_heads_of_one_length(on_triton, shape, tables, dtype):
         for token in range(tokens):
             turns = table if table is None else torch.view_as_complex(table)[min(row, len(table) - 1), token]
             for head in range(heads):
-                query, key, value = states[row, token, :, head].float()
+                query, key, value = states[row, token, head::heads].float()
                 query, key = (2 * each / each.norm() for each in (query, key))
                 if turns is not None:
                     query, key = (
@@ -198,14 +239,66 @@ def test_heads_of_one_length(on_triton, shape, tables, dtype):
     expected = expected[0].to(dtype), *expected[1:]
     arguments = states, log_scale, 2.0, keys, values, FIRST, table
     tolerance = TOLERANCE if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
-    found = on_triton("step.unit_heads", "unit_heads", *arguments, written=(3, 4))
+    found = on_triton("step.head_norms", "unit_heads", *arguments, written=(3, 4))
     for each in (found, (unit_heads(*arguments), keys, values)):
         torch.testing.assert_close(tuple(each), expected, **tolerance)
 
 
 def test_a_head_of_zeros_stays_zero(on_triton):
-    states, keys = torch.zeros(1, 1, 3, 2, 8), torch.full((1, 2, 3, 8), torch.nan)
+    states, keys = torch.zeros(1, 1, 6, 8), torch.full((1, 2, 3, 8), torch.nan)
     arguments = states, torch.full((2,), math.log(4.0)), 1.0, keys, keys.clone(), 1, None
-    query, keys, values = on_triton("step.unit_heads", "unit_heads", *arguments, written=(3, 4))
+    query, keys, values = on_triton("step.head_norms", "unit_heads", *arguments, written=(3, 4))
     assert not query.any() and not keys[:, :, 1].any() and not values[:, :, 1].any()
     assert keys[:, :, ::2].isnan().all() and values[:, :, ::2].isnan().all()
+
+
+# Rows of the cache, tokens of each, heads, the width of a head: more tokens than a program takes, and a width that
+# fills no block.
+ATTENDED = [(2, 1, 2, 64), (2, 19, 3, 24)]
+
+
+@pytest.mark.parametrize("shape", ATTENDED, ids=str)
+@pytest.mark.parametrize("tables", [None, "one", "per row"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_attention_of_heads_of_one_length(on_triton, shape, tables, prompt):
+    rows, tokens, heads, width = shape
+    states = random(rows * tokens, 3 * heads, width)
+    log_scale, seen = random(heads, seed=1) + 2, torch.rand(rows, prompt) < 0.6
+    table = None if tables is None else random(1 if tables == "one" else rows, tokens, width // 2, 2, seed=2)
+    keys, values = (random(rows, heads, prompt + 50, width, seed=seed) for seed in (3, 4))
+    stop = prompt + 11 + tokens
+    for each in (keys, values):
+        each[:, :, stop:] = torch.nan
+    cached = keys.clone(), values.clone()
+    own = states.unflatten(0, (rows, tokens))
+    query = unit_heads(own, log_scale, 2.0, *cached, stop - tokens, table).transpose(1, 2)
+    mask = torch.cat([seen, torch.ones(rows, stop - prompt, dtype=torch.bool)], dim=1)[:, None, None]
+    expected = F.scaled_dot_product_attention(
+        query, *(each[:, :, :stop] for each in cached), attn_mask=mask, scale=0.3
+    ).transpose(1, 2)
+    arguments = states, log_scale, 2.0, 0.3, keys, values, seen, prompt, stop, table
+    found = on_triton("step.attention", "unit_attention", *arguments, written=(4, 5))
+    torch.testing.assert_close(found, (expected.reshape(rows * tokens, -1), *cached), **TOLERANCE, equal_nan=True)
+    for each in (keys, values):
+        each[:, :, stop:] = 0
+    torch.testing.assert_close(unit_attention(*arguments), found[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", ATTENDED, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_attention_to_a_text(on_triton, shape, dtype):
+    rows, tokens, heads, head_dim = shape
+    x, weight = random(rows * tokens, 192) + 3, (random(heads * head_dim, 192, seed=1) / 192**0.5).to(dtype)
+    bias, gain, shift = (random(size, seed=size).to(dtype) for size in (len(weight), 192, 193))
+    # Not contiguous, as parts of one product.
+    keys, values = random(rows, 37, 2, heads, head_dim, seed=4).to(dtype).transpose(1, 3).unbind(2)
+    seen = torch.arange(37) < torch.tensor([[37], [20]])
+    normed = F.layer_norm(x.double(), (192,), gain.double(), shift[:-1].double(), 1e-6)
+    query = normed.to(dtype).double() @ weight.double().T + bias.double()
+    query = query.to(dtype).double().view(rows, tokens, heads, -1).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(query, keys.double(), values.double(), attn_mask=seen[:, None, None])
+    expected = expected.transpose(1, 2).reshape(rows * tokens, -1).to(dtype)
+    arguments = x, weight, bias, 1e-6, gain, shift[:-1], keys, values, seen
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED
+    torch.testing.assert_close(text_attention(*arguments), expected, **tolerance)
+    torch.testing.assert_close(*on_triton("step.attention", "text_attention", *arguments), expected, **tolerance)

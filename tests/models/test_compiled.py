@@ -8,7 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from arimage.decoding import Layout, Sampling, SpeculativeJacobiDecoding, decode
 from arimage.models.compiled import compiled_like
-from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.language_heads import CodeHead
+from arimage.models.language_model import LanguageTokenModel
 
 
 SEEDS = torch.arange(2)
@@ -54,7 +55,7 @@ def language_tokens(component, compiled=None):
     model = LanguageTokenModel(
         compiled_like(component, component.model),
         embed=lambda tokens: component.model.embed_tokens(tokens + FIRST_CODE),
-        head=code_head(component.lm_head, FIRST_CODE, 40),
+        head=CodeHead(component.lm_head, FIRST_CODE, 40),
         layout=Layout(GRID),
         input_ids=ids,
         attention_mask=mask,

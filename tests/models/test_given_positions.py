@@ -7,7 +7,8 @@ from tiny import randomise
 from transformers import GlmImageTextConfig, GlmImageTextModel
 
 from arimage.decoding import Layout, Sampling, ZipARDecoding, decode
-from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.language_heads import CodeHead
+from arimage.models.language_model import LanguageTokenModel
 
 
 CODES, VOCABULARY, AXES = 30, 40, 3
@@ -58,7 +59,7 @@ def inputs(prompts, positions):
 def bind(network, rows=(0, 1, 2, 3), **changes):
     decoder, lm_head = network
     arguments = inputs([PROMPTS[row] for row in rows], [PROMPT_POSITIONS[row] for row in rows])
-    common = {"embed": decoder.embed_tokens, "head": code_head(lm_head, 0, CODES), "layout": LAYOUT}
+    common = {"embed": decoder.embed_tokens, "head": CodeHead(lm_head, 0, CODES), "layout": LAYOUT}
     return LanguageTokenModel(decoder, **{**common, **arguments, "token_positions": TOKEN_POSITIONS, **changes})
 
 

@@ -14,7 +14,8 @@ from transformers import ChameleonConfig, ChameleonModel, LlamaConfig, LlamaMode
 from arimage.decoding import Layout, Sampling, decode, decoding_from_name
 from arimage.models import language_model
 from arimage.models.cache_transformers import cache_argument
-from arimage.models.language_model import LanguageTokenModel, code_head
+from arimage.models.language_heads import CodeHead
+from arimage.models.language_model import LanguageTokenModel
 
 
 CODES, FIRST_CODE, ROW_END, VOCABULARY = 40, 4, 50, 64
@@ -68,7 +69,7 @@ def bind(network, prompts=PROMPTS, guided=True, row_end=ROW_END, grid=GRID, stat
     model = LanguageTokenModel(
         decoder,
         embed=lambda codes: decoder.embed_tokens(codes + FIRST_CODE),
-        head=code_head(lm_head, FIRST_CODE, CODES),
+        head=CodeHead(lm_head, FIRST_CODE, CODES),
         layout=Layout(grid),
         input_ids=ids,
         attention_mask=mask,
@@ -262,7 +263,7 @@ def test_a_packed_head_makes_all_logits():
 
     hidden = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     expected = Packed()(hidden)[..., FIRST_CODE : FIRST_CODE + CODES]
-    assert torch.equal(code_head(Packed(), FIRST_CODE, CODES)(hidden), expected)
+    assert torch.equal(CodeHead(Packed(), FIRST_CODE, CODES)(hidden), expected)
 
 
 def test_bfloat16_and_eager_attention(network):
@@ -288,7 +289,7 @@ def test_prompts_may_be_embeddings(network):
     decoder, lm_head = network
     common = {
         "embed": decoder.embed_tokens,
-        "head": code_head(lm_head, 0, VOCABULARY),
+        "head": CodeHead(lm_head, 0, VOCABULARY),
         "layout": Layout(GRID),
         "attention_mask": mask,
     }

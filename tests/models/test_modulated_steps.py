@@ -73,8 +73,9 @@ def test_forward_passes(name, most, monkeypatch):
     monkeypatch.setattr(step, "is_hooked", lambda module: False)
     found, again = outputs(pipe, component, call)
     assert rows
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(again, tokens, rtol=1e-4, atol=1e-4)
+    tolerance = 0.06 if name.endswith("bfloat16") else 1e-4
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(again, tokens, rtol=tolerance, atol=tolerance)
 
 
 class Launches(TorchDispatchMode):

@@ -7,7 +7,7 @@ import torch
 from diffusers.hooks import apply_layerwise_casting
 from pipelines.distilled_decoding import tiny as tiny_distilled
 
-from arimage.models.language_model import code_head
+from arimage.models.language_heads import CodeHead
 
 
 @torch.no_grad()
@@ -29,4 +29,4 @@ def test_places_of_a_student_may_be_offloaded(how):
 def test_a_head_whose_weight_is_elsewhere_runs_as_a_module():
     lm_head, hidden = torch.nn.Linear(8, 20, bias=False), torch.randn(2, 8)
     apply_layerwise_casting(lm_head, torch.float8_e4m3fn, torch.float32)
-    assert torch.equal(code_head(lm_head, 3, 5)(hidden), lm_head(hidden)[..., 3:8])
+    assert torch.equal(CodeHead(lm_head, 3, 5)(hidden), lm_head(hidden)[..., 3:8])

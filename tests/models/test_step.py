@@ -10,7 +10,7 @@ from runpy import run_path
 
 import pytest
 import torch
-from families import EVERY, condition_of, seeded
+from families import EVERY, condition_of, flat, seeded
 from peft import LoraConfig
 from pipelines.llamagen import tiny as tiny_llamagen
 from steps import allow_steps, count_layers
@@ -69,19 +69,18 @@ def test_weights_of_8_bits_take_the_kernels(monkeypatch, dtype):
     network = transformer()
     quantize_linears(network, dtype)
     assert runs_step(network)
-    network.blocks[0].attention.qkv_proj.bias = nn.Parameter(torch.zeros(384, dtype=torch.bfloat16))
-    assert not runs_step(network)
 
 
-@pytest.mark.parametrize("family", ["llamagen-text", "arpg-places", "randar"])
+@pytest.mark.every(3)
+@pytest.mark.parametrize("family", ["llamagen-text", "arpg-places", "randar", "rar-class", "var-class", "infinity"])
 def test_steps_by_weights_of_8_bits_give_the_tokens_of_torch(monkeypatch, family):
     pipe = EVERY[family]()
     pipe.quantize_weights()
     call = {**condition_of(pipe), "output_type": "latent", "num_images_per_prompt": 2}
-    expected = pipe(**call, generator=seeded(0)).tokens
+    expected = flat(pipe(**call, generator=seeded(0)).tokens)
     allow_steps(monkeypatch)
     rows = count_layers(monkeypatch)
-    assert torch.equal(pipe(**call, generator=seeded(0)).tokens, expected) and rows
+    assert torch.equal(flat(pipe(**call, generator=seeded(0)).tokens), expected) and rows
 
 
 def test_a_layer_of_8_bits_reads_its_weight_as_it_is_stored_in_products_of_few_rows(monkeypatch):

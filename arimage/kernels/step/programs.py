@@ -68,11 +68,30 @@ def norm_factor(squares, width: tl.constexpr, eps):
 
 
 @triton.jit
+def log_gain_of(ptr, inside):
+    """The exponentials of numbers, which are at most 100."""
+    return tl.exp(tl.minimum(tl.load(ptr, mask=inside, other=0.0).to(tl.float32), 4.605170185988092))
+
+
+@triton.jit
+def gelu_of(x):
+    return 0.5 * x * (1 + tl.erf(0.7071067811865476 * x))
+
+
+@triton.jit
 def gained_kernel(
-    x_ptr, gain_ptr, out_ptr, factor_ptr, eps, width: tl.constexpr, block_width: tl.constexpr, parts: tl.constexpr
+    x_ptr,
+    gain_ptr,
+    index_ptr,
+    out_ptr,
+    factor_ptr,
+    eps,
+    width: tl.constexpr,
+    block_width: tl.constexpr,
+    parts: tl.constexpr,
 ):
     row = tl.program_id(0)
-    x_ptr += row * width
+    x_ptr += (row if index_ptr is None else tl.load(index_ptr + row)) * width
     squares = tl.full([parts, 1, block_width // parts], 0.0, tl.float32)
     channel = channels_of_parts(block_width, parts)
     for start in tl.static_range(0, width, block_width):
@@ -88,13 +107,14 @@ def gained_kernel(
 
 
 def gained(
-    x: torch.Tensor, gain: torch.Tensor, eps: float, block_width: int, parts: int
+    x: torch.Tensor, gain: torch.Tensor, eps: float, block_width: int, parts: int, index: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a product after an RMSNorm takes, if its programs do not compute it: `x` times the gain, and the factors
-    [rows] of its rows, summed as they would."""
-    out, factor = torch.empty_like(x), torch.empty(len(x), dtype=torch.float32, device=x.device)
+    """What a product after an RMSNorm takes, if its programs do not compute it: `x`, or its rows at `index`, times the
+    gain, and the factors [rows] of these rows, summed as they would."""
+    rows = len(x if index is None else index)
+    out, factor = x.new_empty(rows, x.shape[1]), torch.empty(rows, dtype=torch.float32, device=x.device)
     options = {"width": x.shape[1], "block_width": block_width, "parts": parts, "num_warps": WARPS}
-    gained_kernel[(len(x),)](x, gain, out, factor, eps, **options)
+    gained_kernel[(rows,)](x, gain, index, out, factor, eps, **options)
     return out, factor
 
 
@@ -109,12 +129,13 @@ def turned_heads(
     position,
     head_dim: tl.constexpr,
     block_dim: tl.constexpr,
+    normed: tl.constexpr,
     turned: tl.constexpr,
     halves: tl.constexpr,
 ):
     """Heads [N, block_dim] in float32, with zeros after `head_dim`, which begin at `ptr` [N, 1], after a norm of each,
-    if there is one, and their rotation: of neighbouring pairs of their first `turned` channels, or of those of the
-    `halves` of these."""
+    if they are `normed`, and their rotation: of neighbouring pairs of their first `turned` channels, or of those of
+    the `halves` of these."""
     channel = tl.arange(0, block_dim)[None]
     inside = inside & (channel < head_dim)
     turns = channel < turned
@@ -128,14 +149,16 @@ def turned_heads(
     partner = tl.where(turns, partner, channel)
     states = tl.load(ptr + channel, mask=inside, other=0.0).to(tl.float32)
     others = tl.load(ptr + partner, mask=inside, other=0.0).to(tl.float32)
-    if gain_ptr is not None:
+    if normed:
         if bias_ptr is not None:
             mean = tl.sum(states, axis=1)[:, None] / head_dim
             states = tl.where(channel < head_dim, states - mean, 0.0)
             others -= mean
         factor = 1 / tl.sqrt_rn(tl.sum(states * states, axis=1)[:, None] / head_dim + eps)
-        states = states * factor * tl.load(gain_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-        others = others * factor * tl.load(gain_ptr + partner, mask=inside, other=0.0).to(tl.float32)
+        states, others = states * factor, others * factor
+        if gain_ptr is not None:
+            states *= tl.load(gain_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+            others *= tl.load(gain_ptr + partner, mask=inside, other=0.0).to(tl.float32)
         if bias_ptr is not None:
             states += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
             others += tl.load(bias_ptr + partner, mask=inside, other=0.0).to(tl.float32)

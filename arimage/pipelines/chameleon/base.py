@@ -8,7 +8,8 @@ from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerB
 from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
-from ...models.language_model import LanguageTokenModel, code_head
+from ...models.language_heads import CodeHead
+from ...models.language_model import LanguageTokenModel
 from ...models.neighbours import NeighbourModel
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
@@ -150,7 +151,7 @@ class ChameleonPipeline(ARImagePipeline):
         model = LanguageTokenModel(
             compiled_like(transformer, transformer.model),
             embed=lambda tokens: embedding(tokens + first),
-            head=code_head(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
+            head=CodeHead(transformer.lm_head, first, self.vq.config.num_vq_embeddings),
             layout=Layout((rows, columns)),
             input_ids=ids,
             attention_mask=seen,

@@ -10,7 +10,8 @@ from transformers import Emu3ForConditionalGeneration, Emu3VQVAE, PreTrainedToke
 from ...decoding import Layout
 from ...kernels.codebook import nearest_code
 from ...models.compiled import compiled_like
-from ...models.language_model import LanguageTokenModel, code_head
+from ...models.language_heads import CodeHead
+from ...models.language_model import LanguageTokenModel
 from ...models.neighbours import NeighbourModel
 from ...tokenizers.tiling import Tiling
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
@@ -180,7 +181,7 @@ class Emu3Pipeline(ARImagePipeline):
         model = LanguageTokenModel(
             compiled_like(self.model, text_model),
             embed=lambda tokens: embedding(tokens + first),
-            head=code_head(self.model.lm_head, first, self._vocab_size),
+            head=CodeHead(self.model.lm_head, first, self._vocab_size),
             layout=Layout((size[0] // self.scale_factor, size[1] // self.scale_factor)),
             input_ids=rows,
             attention_mask=masks,

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ...decoding import Layout
 from ...models.compiled import compiled_like
-from ...models.language_model import LanguageTokenModel, code_head
+from ...models.language_heads import CodeHead
+from ...models.language_model import LanguageTokenModel
 from ..abilities import EDITING, TOKEN_SAMPLING, Abilities
 from ..arguments import TokenArguments, pipeline_call
 from ..base import ARImagePipeline
@@ -125,7 +126,7 @@ class Emu35Pipeline(ARImagePipeline):
         return LanguageTokenModel(
             compiled_like(model, model.model),
             embed=lambda tokens: embedding(tokens + first),
-            head=code_head(model.lm_head, first, len(codebook)),
+            head=CodeHead(model.lm_head, first, len(codebook)),
             layout=Layout((size[0] // self.vq.scale_factor, size[1] // self.vq.scale_factor)),
             input_ids=rows,
             attention_mask=masks,

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from transformers import GlmImageForConditionalGeneration
 
 from ...models.compiled import compiled_like
-from ...models.language_model import LanguageTokenModel, code_head
+from ...models.language_heads import CodeHead
+from ...models.language_model import LanguageTokenModel
 
 
 Grid = tuple[int, int]
@@ -103,7 +104,7 @@ def bind_prompts(
     return LanguageTokenModel(
         compiled_like(encoder, parts.language_model),
         embed=parts.language_model.get_input_embeddings(),
-        head=code_head(encoder.lm_head, 0, count),
+        head=CodeHead(encoder.lm_head, 0, count),
         layout=layout,
         input_ids=ids,
         attention_mask=attention_mask,

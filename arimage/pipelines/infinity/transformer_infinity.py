@@ -10,6 +10,8 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.rotary import rotate
+from ...kernels.step import has_many_rows
+from ...kernels.step.attention import text_attention
 from ...models import modulated_blocks
 from ...models.layers import Linear, attend, attend_heads, check_heads
 from ...models.mixin import ModelMixin
@@ -19,7 +21,6 @@ from ...models.modulated_blocks import (
     FeedForward,
     Float32Linear,
     Offset,
-    Sum,
     init_modulated,
 )
 from ...models.rotary import turns_at
@@ -90,12 +91,17 @@ class CrossAttention(nn.Module):
         attended = attend(query, key, value, mask.to(query.dtype))
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
-    def step(self, before, after, key, value, mask):
+    def step(self, before, after, key, value, visible):
         """`forward` of a `Sum` and the residual connection around it by the kernels of `arimage.kernels.step`: the
-        sum before the norm `after`."""
-        query = before.launch(self.q_proj).view(len(key), -1, self.num_heads, key.shape[-1])
-        attended = attend(query.transpose(1, 2), key, value, mask).transpose(1, 2).reshape(before.rows.shape)
-        return Sum.of(self.out_proj, attended, before.rows, after)
+        sum before the norm `after`. `visible` is the mask, or of few rows bool [B, P]."""
+        if has_many_rows(before.rows):
+            query = before.launch(self.q_proj).view(len(key), -1, self.num_heads, key.shape[-1])
+            attended = attend(query.transpose(1, 2), key, value, visible).transpose(1, 2).reshape(before.rows.shape)
+        else:
+            layer, norm = self.q_proj, self.norm
+            product = layer.weight, layer.bias, NORM_EPS, norm.weight, norm.bias
+            attended = text_attention(before.rows, *product, key, value, visible)
+        return before.add(self.out_proj, attended, after)
 
 
 class Block(modulated_blocks.Block):
@@ -121,6 +127,9 @@ class BitHead(Float32Linear):
 
     def forward(self, hidden):
         return super().forward(hidden).unflatten(-1, (-1, 2))
+
+    def step(self, before):
+        return super().step(before).unflatten(-1, (-1, 2))
 
 
 class TextPool(nn.Module):
@@ -201,8 +210,8 @@ class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapter
         prompt_attention_mask: torch.Tensor,
         unconditional: torch.BoolTensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The vector of the text [B, hidden_size] and its tokens [B, P, hidden_size], both in float32, and the
-        additive mask [B, 1, 1, P] of attention to them.
+        """The vector of the text [B, hidden_size] and its tokens [B, P, hidden_size], both in float32, and which of
+        them are no padding, bool [B, P].
 
         Args:
             prompt_embeds: [B, P, caption_dim], right-padded, with `prompt_attention_mask` [B, P].
@@ -217,17 +226,17 @@ class InfinityTransformer(ScaleTransformer, ModelMixin, ConfigMixin, PeftAdapter
             text = torch.where(unconditional[:, None, None], null, text)
         text = self.text_norm(text)
         mask = visible.float().log()[:, None, None]
-        return self.text_pool(text, mask), self.text_fc2(F.gelu(self.text_fc1(text), approximate="tanh")), mask
+        return self.text_pool(text, mask), self.text_fc2(F.gelu(self.text_fc1(text), approximate="tanh")), visible
 
     def read_condition(self, **condition):
-        vector, text, mask = self.embed_condition(**condition)
+        vector, text, visible = self.embed_condition(**condition)
         *modulations, before_head = self.modulations(vector)
         if runs_kernels(self):
             # Once for all blocks.
             text = text.to(self.dtype)
         read = [block.cross_attention.project_text(text) for block in self.blocks]
         blocks = [(*modulation, *each) for modulation, each in zip(modulations, read, strict=True)]
-        return vector[:, None] + self.start_position.float(), None, [*blocks, (*before_head, mask)]
+        return vector[:, None] + self.start_position.float(), None, [*blocks, (*before_head, visible)]
 
     def predict(self, inputs: torch.Tensor, schedule: Schedule, **condition) -> torch.FloatTensor:
         """Teacher-forced logits [B, N, bits, 2] in float32 of all cells, coarse to fine, given the condition

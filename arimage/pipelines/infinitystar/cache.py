@@ -57,6 +57,19 @@ class ClipCache(ScaleCache):
             slots=torch.full((count,), MOST_ROWS + self.seen - self.prefix_end - 1, device=device),
         )
 
+    def open(self, layer: int, rows: int) -> tuple[torch.Tensor, ...]:
+        """Room for the keys and values that the first `rows` attend to in a layer, [rows, heads, attended, head_dim]
+        each, and those of the cache, of which they begin with the first `seen`."""
+        past = [cached[:rows, :, MOST_ROWS:] for cached in self.of_layer(layer)]
+        return *(each.new_empty(*each.shape[:2], self.attended, each.shape[3]) for each in past), *past
+
+    def keep(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep the last of what a pass attended to, its own, if a later one reads them."""
+        if self.first is not None:
+            for cached, states in zip(self.of_layer(layer), (keys, values), strict=True):
+                own = states[:, :, self.seen :]
+                cached[: len(own), :, MOST_ROWS + self.first :][:, :, : own.shape[2]] = own
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `SlottedCache.write`. `keys` and `values` may be those of the first rows only."""
         attended = []

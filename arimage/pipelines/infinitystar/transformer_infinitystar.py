@@ -11,7 +11,7 @@ from ...kernels.rotary import rotate
 from ...kernels.step import has_many_rows
 from ...kernels.step.head_norms import head_norms
 from ...kernels.step.linear import linear
-from ...models.layers import FeedForward, Linear, additive, attend_heads, check_groups, check_heads
+from ...models.layers import FeedForward, Linear, additive, attend, attend_heads, check_groups, check_heads
 from ...models.mixin import ModelMixin
 from ...models.pruning import Pruning, only
 from ...models.rotary import turns_at
@@ -103,13 +103,15 @@ class Block(nn.Module):
         return feed_layer(attend_layer(hidden, layer, at, keys, values), layer)
 
     def step_wide(self, hidden, rotary, mask, cache, layer):
-        """`forward` of many rows by the products of torch, whose sums are part of them: in place, in twelve
+        """`forward` of many rows by the products of torch, whose sums are part of them: in place, in ten
         launches."""
         own, read = self.attention, self.step_layer()
         states = own.qkv_proj(self.attention_norm(hidden)).unflatten(-1, (-1, own.head_dim))
-        gains, heads = (own.q_norm.weight, own.k_norm.weight), own.heads
-        query, key = head_norms(states, *gains, NORM_EPS, heads[0], rotary).split(heads[:2], dim=2)
-        attended = attend_heads(query, key, states[:, :, -heads[2] :], mask, cache, layer)
+        keys, values, *past = cache.open(layer, len(hidden))
+        gains = own.q_norm.weight, own.k_norm.weight, NORM_EPS
+        query = head_norms(states, *gains, keys, values, cache.seen, rotary, *past).transpose(1, 2)
+        cache.keep(layer, keys, values)
+        attended = attend(query, keys, values, mask).transpose(1, 2).flatten(2)
         rows = linear(attended.flatten(0, 1), read.out.weight, residual=hidden.flatten(0, 1), scale=read.out.scale)
         parts = [feed_layer(part, read) for part in rows.split(AT_ONCE * len(hidden))]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(hidden)

@@ -11,13 +11,12 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import nn
 
 from ...kernels.step.attention import normed_attention
-from ...kernels.step.modulated import modulated
-from ...kernels.step.modulations import modulations
 from ...models.bound import PrefixModel
 from ...models.cache import SlotCache
 from ...models.conditions import check_raster, rows_of, spread
 from ...models.layers import Linear, additive, attend_heads, causal_mask, check_heads, embed_known, init_normal
 from ...models.mixin import ModelMixin
+from ...models.modulated_blocks import launch, modulate
 from ...models.step import StepPlaces, embed, runs_kernels
 from ...settings.schema import Classes, Count, Layers, Share, Side, Width, checked
 
@@ -79,8 +78,8 @@ class Block(nn.Module):
         `modulation` makes of their conditions, [R, 6 * hidden_size]."""
         shift, scale, gate, feed_shift, feed_scale, feed_gate = by.chunk(6, dim=1)
         own, norm, feed, feed_norm = self.attention, self.attention_norm, self.feed_forward, self.feed_forward_norm
-        before = NORM_EPS, norm.weight, norm.bias, scale, shift, 1.0
-        states = modulated(hidden, own.qkv_proj.weight, own.qkv_proj.bias, *before)
+        of_norm = {"eps": NORM_EPS, "norm_weight": norm.weight, "norm_bias": norm.bias, "added": 1.0}
+        states = launch(own.qkv_proj, hidden, **of_norm, scale=scale, shift=shift)
         attended = normed_attention(
             states.unflatten(1, (3 * own.num_heads, -1)),
             keys,
@@ -99,10 +98,10 @@ class Block(nn.Module):
             own.key_norm.bias,
             at.visible,
         )
-        hidden = modulated(attended, own.out_proj.weight, own.out_proj.bias, residual=hidden, gate=gate)
-        before = NORM_EPS, feed_norm.weight, feed_norm.bias, feed_scale, feed_shift, 1.0
-        inner = modulated(hidden, feed.fc1.weight, feed.fc1.bias, *before, activation="gelu")
-        return modulated(inner, feed.fc2.weight, feed.fc2.bias, residual=hidden, gate=feed_gate)
+        hidden = launch(own.out_proj, attended, residual=hidden, gate=gate)
+        of_norm |= {"norm_weight": feed_norm.weight, "norm_bias": feed_norm.bias}
+        inner = launch(feed.fc1, hidden, **of_norm, scale=feed_scale, shift=feed_shift, activation="gelu")
+        return launch(feed.fc2, inner, residual=hidden, gate=feed_gate)
 
 
 class OutputNorm(nn.Module):
@@ -266,13 +265,12 @@ class RARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         parts = self._in_places(embedded.unflatten(0, place.shape), label, place)
         hidden, condition = (part.flatten(0, 1) for part in parts)
         layers = [part.modulation for part in (*self.blocks, self.norm)]
-        by = modulations(condition, [each.weight for each in layers], [each.bias for each in layers])
-        *by, last = by.split([len(layer.weight) for layer in layers], dim=1)
+        *by, last = modulate(condition, layers)
         for layer, (block, each) in enumerate(zip(self.blocks, by, strict=True)):
             hidden = block.step(hidden, each, at, *cache.of_layer(layer))
         scale, shift = last.chunk(2, dim=1)
         norm = {"eps": NORM_EPS, "scale": scale, "shift": shift, "added": 1.0}
-        return modulated(hidden, self.head.weight, self.head.bias, **norm)
+        return launch(self.head, hidden, **norm)
 
     def predict(
         self, tokens: torch.LongTensor, class_labels: torch.LongTensor, unconditional: torch.BoolTensor | None = None

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from ...operation import operation
+from .. import has_few_rows
+from ..head_norms import unit_heads
 from ..turns import normed_heads, turned
 
 
@@ -90,7 +92,65 @@ def normed_attention(
     return _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends, columns)
 
 
-def _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends, columns) -> torch.Tensor:
+@operation(writes=("keys", "values"), whole=("states", "seen", "table"))
+def unit_attention(
+    states: torch.Tensor,
+    log_scale: torch.Tensor,
+    length: float,
+    scale: float,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.BoolTensor,
+    first: int,
+    stop: int,
+    table: torch.FloatTensor | None = None,
+) -> torch.Tensor:
+    """`attention` of the queries among `states` [R, 3 heads, head_dim] with those keys of the cache that lie before
+    the place `stop`. Their own come last, and are written first; see `arimage.kernels.step.head_norms`.
+
+    Args:
+        log_scale, length, table: as there.
+        scale: what the scores are multiplied by.
+        seen: bool [rows, P], which tokens of the prompt a row sees. All after `first` are seen.
+    """
+    rows = states.unflatten(0, (len(keys), -1))
+    count = rows.shape[1]
+    query = unit_heads(rows, log_scale, length, keys, values, stop - count, table).flatten(0, 1)
+    slots = torch.full((count,), stop - first - 1, device=query.device)
+    return _attended(query, keys, values, seen, first, first, slots, scale=scale)
+
+
+@operation(whole=("x", "seen"), when=has_few_rows)
+def text_attention(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.BoolTensor,
+) -> torch.Tensor:
+    """Attention [R, N] to a text of queries that are the product of rows `x` [R, D], after a LayerNorm, and `weight`
+    [N, D]. A program makes its own queries: of few rows it has to wait for the keys anyway.
+
+    Args:
+        x: D is a multiple of 64.
+        bias: [N].
+        eps, norm_weight, norm_bias: of the norm, [D] each.
+        keys, values: [rows, heads, P, head_dim] of equal strides, whose channels lie together.
+        seen: bool [rows, P], which tokens of the text a row sees.
+    """
+    normed = F.layer_norm(x.float(), x.shape[1:], norm_weight.float(), norm_bias.float(), eps).to(weight.dtype)
+    query = F.linear(normed, weight, bias).unflatten(1, (keys.shape[1], -1))
+    slots, end = torch.full((len(x) // len(keys),), -1, device=x.device), keys.shape[2]
+    return _attended(query, keys, values, seen, end, end, slots)
+
+
+def _attended(
+    query, keys, values, seen, prefix_end, first, slots, visible=None, ends=None, columns=1, scale=None
+) -> torch.Tensor:
     rows, key_heads, places, _ = keys.shape
     branches = len(query) // len(slots)
     if visible is None:
@@ -107,6 +167,6 @@ def _attended(query, keys, values, seen, prefix_end, first, slots, visible, ends
     shared = query.shape[1] // key_heads
     states = query.unflatten(0, (rows, -1)).transpose(1, 2)
     all_keys, all_values = (cached.repeat_interleave(shared, dim=1) for cached in (keys, values))
-    attended = F.scaled_dot_product_attention(states, all_keys, all_values, attn_mask=mask)
+    attended = F.scaled_dot_product_attention(states, all_keys, all_values, attn_mask=mask, scale=scale)
     # A query that sees nothing gets zeros.
     return attended.where(mask.any(3, keepdim=True), 0).transpose(1, 2).reshape(len(query), -1)

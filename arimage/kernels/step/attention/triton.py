@@ -4,16 +4,55 @@ import torch
 import triton
 import triton.language as tl
 
-from ..programs import WARPS, sum_of_parts, tuned, turned_heads
+from ..modulated.triton import moments
+from ..programs import WARPS, log_gain_of, sum_of_parts, tuned, turned_heads
 
 
 # Of a warp, at a time.
 KEYS = 16
+# Of channels of the states that queries are made of, at a time.
+WIDTH = 64
 # Per program: as many as a tile of tensor cores has rows. More would spill registers.
 QUERIES = 16
 
 
 _COUNTS = ["count", "rotated", "queries", "prompt", "prefix_end", "first", "slots", "positions", "columns"]
+
+
+@triton.jit
+def _position(position_ptr, at, inside, positions):
+    """The row of a table, which has so many, of the token `at`; by default its own."""
+    if position_ptr is not None:
+        at = tl.load(position_ptr + at, mask=inside, other=0)
+        at = tl.where(at < 0, positions - 1, at)
+    return at
+
+
+@triton.jit
+def _product(
+    x_ptr,
+    inside,
+    weight_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    eps,
+    width: tl.constexpr,
+    block_width: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """The product [N, M] in float32 of the LayerNorms of the rows at `x_ptr` [N, 1] and the weights at `weight_ptr`
+    [M, 1]."""
+    mean, variance = moments(x_ptr, inside, width, block_width, stages)
+    factor = 1 / tl.sqrt_rn(variance + eps)
+    sums = tl.full([inside.shape[0], weight_ptr.shape[0]], 0.0, tl.float32)
+    for start in tl.range(0, width, block_width, num_stages=stages):
+        at = start + tl.arange(0, block_width)
+        x = tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0).to(tl.float32)
+        x = (x - mean[:, None]) * factor[:, None] * tl.load(norm_weight_ptr + at).to(tl.float32)[None]
+        x += tl.load(norm_bias_ptr + at).to(tl.float32)[None]
+        weight = tl.load(weight_ptr + at[None])
+        sums = tl.dot(x.to(weight.dtype), tl.trans(weight), sums, input_precision="ieee")
+    return sums
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -32,6 +71,11 @@ def attention_kernel(
     query_bias_ptr,
     key_gain_ptr,
     key_bias_ptr,
+    log_gain_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
     out_ptr,
     count,
     rotated,
@@ -43,9 +87,13 @@ def attention_kernel(
     slots,
     positions,
     columns,
+    row_stride,
+    head_stride,
     scale,
+    length,
     eps,
     stride: tl.constexpr,
+    place_stride: tl.constexpr,
     heads: tl.constexpr,
     key_heads: tl.constexpr,
     head_dim: tl.constexpr,
@@ -57,9 +105,11 @@ def attention_kernel(
     block_prompt: tl.constexpr,
     block_queries: tl.constexpr,
     block_keys: tl.constexpr,
+    block_width: tl.constexpr,
     parts: tl.constexpr,
     stages: tl.constexpr,
 ):
+    writes: tl.constexpr = key_gain_ptr is not None or log_gain_ptr is not None
     group: tl.constexpr = heads // key_heads
     row = tl.program_id(0) // key_heads
     key_head = tl.program_id(0) % key_heads
@@ -79,23 +129,35 @@ def attention_kernel(
     start = prefix_end - prompt + tl.min(tl.where(seen != 0, word, prompt))
     # Where the query lies among those of its group.
     given = row * queries % count + query
-    if query_gain_ptr is None and table_ptr is None:
+    if weight_ptr is not None:
+        x = query_ptr + token[:, None] * stride
+        weight_ptr += (key_head * head_dim + tl.where(of_head, channel, 0))[:, None].to(tl.int64) * stride
+        q = _product(x, inside, weight_ptr, norm_weight_ptr, norm_bias_ptr, eps, stride, block_width, stages)
+        bias = tl.load(bias_ptr + key_head * head_dim + channel, mask=of_head, other=0.0)
+        q = tl.where(of_head[None], q + bias.to(tl.float32)[None], 0.0).to(keys_ptr.dtype.element_ty)
+    elif query_gain_ptr is None and log_gain_ptr is None and table_ptr is None:
         q = tl.load(states + channel[None], mask=inside[:, None] & of_head[None], other=0.0)
     else:
         position = tl.full([block_queries, 1], 0, tl.int64)
         if table_ptr is not None:
-            position = tl.load(position_ptr + row * queries % rotated + query, mask=inside, other=0)[:, None]
-            position = tl.where(position < 0, positions - 1, position)
+            position = _position(position_ptr, row * queries % rotated + query, inside, positions)[:, None]
         gain, bias = query_gain_ptr, query_bias_ptr
         if query_gain_stride:
             gain += head * query_gain_stride
         if query_bias_ptr is not None:
             bias += head * query_gain_stride
+        normed: tl.constexpr = query_gain_ptr is not None or log_gain_ptr is not None
+        own = inside[:, None]
         q = turned_heads(
-            states, inside[:, None], gain, bias, eps, table_ptr, position, head_dim, block_dim, turned, halves
+            states, own, gain, bias, eps, table_ptr, position, head_dim, block_dim, normed, turned, halves
         )
+        if log_gain_ptr is not None:
+            q *= log_gain_of(log_gain_ptr + head, own) * length
         q = q.to(query_ptr.dtype.element_ty)
-    slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
+    if slot_ptr is not None:
+        slot = tl.load(slot_ptr + given, mask=inside, other=0).to(tl.int32)
+    else:
+        slot = tl.full([block_queries], 0, tl.int32) + slots - 1
     end = tl.minimum(first + tl.max(slot) + 1, places)
     shown, last_end = tl.full([block_queries], 0, tl.int32), 0
     if end_ptr is not None:
@@ -112,12 +174,15 @@ def attention_kernel(
             known = inside[:, None] & ((key < places) & (item < slots))[None]
             told = tl.load(visible_ptr + item[None], mask=known, other=0) != 0
             end = tl.maximum(end, tl.max(tl.max(tl.where(told, key[None] + 1, 0), axis=1)))
-    base = (row * key_heads + key_head).to(tl.int64) * places * head_dim
+    base = row.to(tl.int64) * row_stride + key_head * head_stride
     keys_ptr += base
     values_ptr += base
-    if key_gain_ptr is not None:
-        # Every program writes the keys and values of this step that it reads. Others write the same numbers.
-        gain, bias = key_gain_ptr + key_head * key_gain_stride, key_bias_ptr
+    if writes:
+        # Every program writes all keys and values of this step that it reads: it can wait for its own writes only.
+        # Programs of other queries write the same numbers to the same places, whoever comes first.
+        gain, bias = key_gain_ptr, key_bias_ptr
+        if key_gain_ptr is not None:
+            gain += key_head * key_gain_stride
         if key_bias_ptr is not None:
             bias += key_head * key_gain_stride
         for begin in tl.range(0, queries, block_queries):
@@ -125,14 +190,20 @@ def attention_kernel(
             fed = new < queries
             position = tl.full([block_queries, 1], 0, tl.int64)
             if table_ptr is not None:
-                position = tl.load(position_ptr + row * queries % rotated + new, mask=fed, other=0)
-                position = tl.where(position < 0, positions - 1, position)
+                position = _position(position_ptr, row * queries % rotated + new, fed, positions)
             states = query_ptr + (row * queries + new) * stride + (heads + key_head) * head_dim
-            k = turned_heads(states, fed, gain, bias, eps, table_ptr, position, head_dim, block_dim, turned, halves)
-            place = tl.load(index_ptr + row * queries % count + new, mask=fed, other=0)
+            k = turned_heads(
+                states, fed, gain, bias, eps, table_ptr, position, head_dim, block_dim, True, turned, halves
+            )
+            if log_gain_ptr is not None:
+                k *= length
+            if index_ptr is not None:
+                place = tl.load(index_ptr + row * queries % count + new, mask=fed, other=0)
+            else:
+                place = first + slots - queries + new
             states += key_heads * head_dim
             v = tl.load(states + channel[None], mask=fed & of_head[None], other=0.0)
-            at = place * head_dim + channel[None]
+            at = place * place_stride + channel[None]
             tl.store(keys_ptr + at, k.to(keys_ptr.dtype.element_ty), mask=fed & of_head[None])
             tl.store(values_ptr + at, v, mask=fed & of_head[None])
         tl.debug_barrier()
@@ -143,7 +214,7 @@ def attention_kernel(
     sums = tl.full([parts, block_queries, block_dim], 0.0, tl.float32)
     for begin in tl.range(start // block * block, end, block, num_stages=stages):
         key = begin + part
-        at = key[:, :, None] * head_dim + channel[None, None]
+        at = key[:, :, None] * place_stride + channel[None, None]
         used = (key >= start) & (key < end)
         if visible_ptr is None:
             used = used & ((key < prefix_end + last_end) | (key >= first))
@@ -191,8 +262,9 @@ def attention(
 ):
     out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
     yield out
-    turns, gains = (table, positions, halves), (gain, None, None, None, eps)
-    _launch(query, keys, values, seen, prefix_end, first, slots, visible, turns, ends, columns, None, gains, out)
+    places = {"slot": slots, "visible": visible, "end": ends, "columns": columns}
+    turns = {"table": table, "position": positions, "halves": halves, "query_gain": gain, "eps": eps}
+    _launch(query, keys, values, seen, prefix_end, first, out, **places, **turns)
 
 
 def normed_attention(
@@ -219,26 +291,65 @@ def normed_attention(
     heads = states.shape[1] - 2 * keys.shape[1]
     out = torch.empty(len(states), heads * states.shape[2], dtype=states.dtype, device=states.device)
     yield out
-    turns, gains = (table, positions, halves), (query_gain, query_bias, key_gain, key_bias, eps)
-    _launch(states, keys, values, seen, prefix_end, first, slots, visible, turns, ends, columns, index, gains, out)
+    places = {"slot": slots, "index": index, "visible": visible, "end": ends, "columns": columns}
+    turns = {"table": table, "position": positions, "halves": halves}
+    norms = {
+        "query_gain": query_gain,
+        "query_bias": query_bias,
+        "key_gain": key_gain,
+        "key_bias": key_bias,
+        "eps": eps,
+    }
+    _launch(states, keys, values, seen, prefix_end, first, out, **places, **turns, **norms)
 
 
-def _launch(query, keys, values, seen, prefix_end, first, slots, visible, turns, ends, columns, index, gains, out):
+def unit_attention(states, log_scale, length, scale, keys, values, seen, first, stop, table):
+    head_dim = keys.shape[3]
+    out = torch.empty(len(states), keys.shape[1] * head_dim, dtype=states.dtype, device=states.device)
+    yield out
+    # The norm of a head makes it as long as the root of its width. As `F.normalize`, whose least norm is 1e-12.
+    norms = {"log_gain": log_scale, "length": length / head_dim**0.5, "eps": 1e-24 / head_dim}
+    table = None if table is None else table.flatten(0, 1)
+    _launch(states, keys, values, seen, first, first, out, stop - first, table=table, scale=scale, **norms)
+
+
+def text_attention(x, weight, bias, eps, norm_weight, norm_bias, keys, values, seen):
+    out = torch.empty(len(x), len(weight), dtype=weight.dtype, device=x.device)
+    yield out
+    product = {"weight": weight, "bias": bias, "norm_weight": norm_weight, "norm_bias": norm_bias, "eps": eps}
+    _launch(x[:, None], keys, values, seen, *2 * keys.shape[2:3], out, **product)
+
+
+POINTERS = ("slot", "end", "visible", "table", "position", "index", "query_gain", "query_bias", "key_gain", "key_bias")
+POINTERS += ("log_gain", "weight", "bias", "norm_weight", "norm_bias")
+
+
+def _launch(
+    query, keys, values, seen, prefix_end, first, out, sees=0, *, halves=False, columns=1, scale=None, length=1.0,
+    eps=0.0, **given
+):  # fmt: skip
+    """The tensors `given` are named as in the kernel. Without slots, queries see the first `sees`, the last of which
+    are their own."""
     count, (rows, key_heads, places, head_dim) = len(query), keys.shape
-    heads, (table, positions, halves), (*gains, eps) = out.shape[1] // head_dim, turns, gains
-    queries, prompt, told = count // rows, seen.shape[1], 0 if visible is None else visible.shape[1]
-    visible = None if visible is None else visible.view(torch.uint8)
-    tensors = query, keys, values, seen.view(torch.uint8), slots, ends, visible, table, positions, index, *gains, out
-    rotated, length = (1, 0) if table is None else (len(positions), len(table))
-    sizes = len(slots), rotated, queries, places, prompt, prefix_end, first, told, length, columns
-    heads_of = {"stride": query.stride(0), "heads": heads, "key_heads": key_heads, "head_dim": head_dim}
-    heads_of["block_dim"] = triton.next_power_of_2(head_dim)
-    heads_of |= {"turned": head_dim if table is None else 2 * table.shape[1], "halves": halves}
-    strides = (0 if each is None or each.ndim == 1 else head_dim for each in gains[::2])
-    heads_of |= dict(zip(("query_gain_stride", "key_gain_stride"), strides, strict=True))
+    heads, queries, prompt = out.shape[1] // head_dim, count // rows, seen.shape[1]
+    tensors = {name: given.get(name) for name in POINTERS}
+    slots, visible, table, positions = (tensors[name] for name in ("slot", "visible", "table", "position"))
+    if visible is not None:
+        sees, tensors["visible"] = visible.shape[1], visible.view(torch.uint8)
+    rotated, turns = (1, 0) if table is None else (len(table if positions is None else positions), len(table))
+    sizes = 1 if slots is None else len(slots), rotated, queries, places, prompt, prefix_end, first, sees, turns
+    heads_of = {"stride": query.stride(0), "place_stride": keys.stride(2), "heads": heads, "key_heads": key_heads}
+    heads_of |= {"head_dim": head_dim, "block_dim": triton.next_power_of_2(head_dim), "halves": halves}
+    heads_of |= {"turned": head_dim if table is None else 2 * table.shape[1]}
+    for name in ("query_gain", "key_gain"):
+        gain = tensors[name]
+        heads_of[f"{name}_stride"] = 0 if gain is None or gain.ndim == 1 else head_dim
     blocks = {"block_prompt": triton.next_power_of_2(max(prompt, 1)), "block_queries": QUERIES, "block_keys": KEYS}
-    options = {"parts": WARPS, "stages": stages(head_dim), "num_warps": WARPS, **blocks}
-    given = (each is not None for each in (gains[2], table, visible))
-    options |= tuned("attention", (heads, key_heads, head_dim, *given), count, query.device)
+    blocks |= {"block_width": WIDTH, "parts": WARPS, "stages": stages(head_dim), "num_warps": WARPS}
+    known = (tensors[name] is not None for name in ("key_gain", "table", "visible", "log_gain", "weight"))
+    blocks |= tuned("attention", (heads, key_heads, head_dim, *known), count, query.device)
     grid = rows * key_heads, triton.cdiv(queries * heads // key_heads, QUERIES)
-    attention_kernel[grid](*tensors, *sizes, head_dim**-0.5, eps, **heads_of, **options)
+    numbers = columns, *keys.stride()[:2], head_dim**-0.5 if scale is None else scale, length, eps
+    attention_kernel[grid](
+        query, keys, values, seen.view(torch.uint8), *tensors.values(), out, *sizes, *numbers, **heads_of, **blocks
+    )

@@ -39,7 +39,7 @@ def keys_kernel(
     position = tl.load(position_ptr + token % rotated)
     position = tl.where(position < 0, positions - 1, position)
     key = key_ptr + token * key_stride + head * head_dim
-    key = turned_heads(key, inside, None, None, 0.0, table_ptr, position, head_dim, head_dim, turned, halves)
+    key = turned_heads(key, inside, None, None, 0.0, table_ptr, position, head_dim, head_dim, False, turned, halves)
     row = (token // queries * key_heads + head) * places
     at = (row + tl.load(index_ptr + token % count)) * head_dim + channel
     tl.store(keys_ptr + at, key.to(keys_ptr.dtype.element_ty), mask=inside)

@@ -67,6 +67,9 @@ def linear(
     residual: torch.Tensor | None = None,
     scale: torch.FloatTensor | None = None,
     up_scale: torch.FloatTensor | None = None,
+    bias: torch.Tensor | None = None,
+    gelu: bool = False,
+    index: torch.LongTensor | None = None,
 ) -> torch.Tensor:
     """The product [R, N] of `x` [R, D] and `weight` [N, D].
 
@@ -77,12 +80,18 @@ def linear(
         residual: [R, N], what is added to the product. Of more than `MOST_ROWS` rows the result takes its memory.
         scale, up_scale: float32 [N], what the rows of weights of 8 bits are multiplied by. These are int8, or float8
             where the card has it.
+        bias: [N].
+        gelu: whether it ends with this activation, of a product alone.
+        index: int64 [R], the rows of `x` that are taken, in place of all.
     """
+    x = x if index is None else x[index]
     states = normalised(x, gain, eps)
-    if residual is not None and up is None and scale is None and has_many_rows(x):
+    if residual is not None and up is None and scale is None and bias is None and has_many_rows(x):
         # The sum is part of the product.
         return residual.addmm_(states, weight.t())
     result = product(states, weight, scale) if up is None else gated(states, weight, up, scale, up_scale)
+    if bias is not None:
+        result = result + bias
     if residual is None:
-        return result
+        return F.gelu(result) if gelu else result
     return residual.add_(result) if has_many_rows(x) else residual + result

@@ -11,6 +11,7 @@ from ..programs import (
     block_rows,
     channels_of_parts,
     gained,
+    gelu_of,
     load_channels,
     norm_factor,
     sum_of_parts,
@@ -32,11 +33,14 @@ def linear_kernel(
     residual_ptr,
     scale_ptr,
     up_scale_ptr,
+    bias_ptr,
+    index_ptr,
     out_ptr,
     rows,
     size,
     eps,
     width: tl.constexpr,
+    gelu: tl.constexpr,
     block_rows: tl.constexpr,
     block_out: tl.constexpr,
     block_width: tl.constexpr,
@@ -65,7 +69,8 @@ def linear_kernel(
     else:
         # Compilers do not see that rows of both begin at multiples of 16 bytes.
         weight_ptr = tl.multiple_of(tl.where(item < block_out, weight_ptr, up_ptr) + row, 16)[None, :, None]
-    x_ptr += (token * width)[None, :, None]
+    taken = token if index_ptr is None else tl.load(index_ptr + token, mask=inside, other=0)
+    x_ptr += (taken * width)[None, :, None]
     sums = tl.full([parts, weights * block_out, block_rows], 0.0, tl.float32)
     squares = tl.full([parts, block_rows, block_width // parts], 0.0, tl.float32)
     channel = channels_of_parts(block_width, parts)
@@ -91,6 +96,10 @@ def linear_kernel(
             ups *= tl.load(up_scale_ptr + out, mask=out < size, other=0.0)[:, None]
     if up_ptr is not None:
         sums = sums / (1 + tl.exp(-sums)) * ups
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + out, mask=out < size, other=0.0).to(tl.float32)[:, None]
+    if gelu:
+        sums = gelu_of(sums)
     if residual_ptr is not None:
         sums = sums.to(out_ptr.dtype.element_ty).to(tl.float32) + residual.to(tl.float32)
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=visible)
@@ -109,15 +118,16 @@ def tile(rows: int, size: int, gated: bool) -> dict[str, int]:
     return {"block_out": block, "stages": min(1 + SHARED // each, 6)}
 
 
-def linear(x, weight, gain, eps, up, residual, scale, up_scale):
-    (rows, width), size = x.shape, len(weight)
+def linear(x, weight, gain, eps, up, residual, scale, up_scale, bias, gelu, index):
+    rows, width, size = len(x if index is None else index), x.shape[1], len(weight)
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     yield out
     options = {"block_rows": block_rows(rows), "block_width": BLOCK_WIDTH, "parts": WARPS, "num_warps": WARPS}
     shape, factor = (size, width, up is not None, gain is not None, weight.dtype), None
     options |= tile(rows, size, up is not None) | tuned("linear", shape, rows, x.device)
     if gain is not None and rows > NORM_ROWS:
-        (x, factor), gain = gained(x, gain, eps, options["block_width"], options["parts"]), None
-    tensors = x, weight, gain, factor, up, residual, scale, up_scale, out
+        (x, factor), gain = gained(x, gain, eps, options["block_width"], options["parts"], index), None
+        index = None
+    tensors = x, weight, gain, factor, up, residual, scale, up_scale, bias, index, out
     grid = triton.cdiv(rows, options["block_rows"]), triton.cdiv(size, options["block_out"])
-    linear_kernel[grid](*tensors, rows, size, eps, width=width, **options)
+    linear_kernel[grid](*tensors, rows, size, eps, width=width, gelu=gelu, **options)

@@ -7,8 +7,13 @@ import torch.nn.functional as F
 
 from ...operation import operation
 from .. import has_few_rows
+from ..linear import product
 from ..modulated_norm import added as added_to
 from ..modulated_norm import modulated_norm
+
+
+def product_dtype(weight, bias, precise: bool, row_scale) -> torch.dtype:
+    return torch.float32 if precise else (weight if row_scale is None else bias).dtype
 
 
 @operation(when=has_few_rows)
@@ -25,9 +30,11 @@ def modulated(
     residual: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
     activation: Literal["", "silu", "gelu", "gelu_tanh"] = "",
+    precise: bool = False,
+    row_scale: torch.FloatTensor | None = None,
 ) -> torch.Tensor:
     """The product [R, N] of f(`x`) [R, D] and `weight` [N, D]: activation(residual + gate (f(x) W^T + b)). It has the
-    dtype of `residual` or else that of `weight`, which is that of the product.
+    dtype of `residual` or else that of the product: of `weight`, or of a weight of 8 bits that of `bias`.
 
     More than `MOST_ROWS` rows take the norm and the product of torch one after the other.
 
@@ -44,10 +51,17 @@ def modulated(
         residual: [M, N], what the product is added to.
         gate: [M, N], with `residual` only, by which the product is multiplied.
         activation: of the result; "gelu_tanh" is the approximation by tanh.
+        precise: whether the product is one of float32, whatever the dtype of `weight`, and has no `residual`.
+        row_scale: float32 [N], what the rows of a weight of 8 bits are multiplied by, as `scale` of
+            `arimage.kernels.step.linear`.
     """
+    dtype = product_dtype(weight, bias, precise, row_scale)
     if eps is not None:
-        x = modulated_norm(x, eps, weight.dtype, norm_weight, norm_bias, scale, shift, added)
-    result = F.linear(x.to(weight.dtype), weight, bias)
+        x = modulated_norm(x, eps, dtype, norm_weight, norm_bias, scale, shift, added)
+    if row_scale is None:
+        result = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    else:
+        result = product(x.to(dtype), weight, row_scale) + bias
     if residual is not None:
         result = added_to(residual, result, gate)
     if activation == "silu":

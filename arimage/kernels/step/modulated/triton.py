@@ -4,9 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..programs import TILE_ROWS, WARPS, block_rows, tuned
+from ..programs import TILE_ROWS, WARPS, block_rows, gelu_of, tuned
+from . import product_dtype
 
 
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # Asynchronous copies of the tokens take shared memory.
 SHARED = 96 << 10
 # Fewer would be summed in another order.
@@ -14,7 +16,7 @@ LEAST_ROWS = 16
 
 
 @triton.jit
-def _moments(x_ptr, inside, width: tl.constexpr, block_width: tl.constexpr, stages: tl.constexpr):
+def moments(x_ptr, inside, width: tl.constexpr, block_width: tl.constexpr, stages: tl.constexpr):
     """The means and the mean squared distances to them, [rows]."""
     # Chan, Golub and LeVeque: no difference of large sums.
     mean = tl.full(inside.shape, 0.0, tl.float32)
@@ -42,6 +44,7 @@ def modulated_kernel(
     shift_ptr,
     residual_ptr,
     gate_ptr,
+    row_scale_ptr,
     out_ptr,
     rows,
     size,
@@ -55,6 +58,7 @@ def modulated_kernel(
     width: tl.constexpr,
     norm: tl.constexpr,
     activation: tl.constexpr,
+    dtype: tl.constexpr,
     block_rows: tl.constexpr,
     block_out: tl.constexpr,
     block_width: tl.constexpr,
@@ -66,7 +70,7 @@ def modulated_kernel(
     row = token // tokens
     x_ptr += token[:, None] * width
     if norm:
-        mean, variance = _moments(x_ptr, inside, width, block_width, stages)
+        mean, variance = moments(x_ptr, inside, width, block_width, stages)
         factor = 1 / tl.sqrt_rn(variance + eps)
     # Rows after the last one repeat the first, and are not stored.
     weight = weight_ptr + tl.where(out < size, out, 0)[:, None].to(tl.int64) * width
@@ -84,15 +88,16 @@ def modulated_kernel(
                 x = x * (tl.load(by, mask=inside[:, None], other=0.0).to(tl.float32) + added)
                 by = shift_ptr + row[:, None] * shift_stride + at[None]
                 x += tl.load(by, mask=inside[:, None], other=0.0).to(tl.float32)
-        turned = tl.trans(x.to(weight_ptr.dtype.element_ty))
-        sums = tl.dot(tl.load(weight + at[None]), turned, sums, input_precision="ieee")
+        sums = tl.dot(tl.load(weight + at[None]).to(dtype), tl.trans(x.to(dtype)), sums, input_precision="ieee")
+    if row_scale_ptr is not None:
+        sums *= tl.load(row_scale_ptr + out, mask=out < size, other=0.0)[:, None]
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + out, mask=out < size, other=0.0).to(tl.float32)[:, None]
     place = token[None] * size + out[:, None]
     visible = inside[None] & (out < size)[:, None]
     if residual_ptr is not None:
         # The product is rounded before the sum, as in torch.
-        sums = sums.to(weight_ptr.dtype.element_ty).to(tl.float32)
+        sums = sums.to(dtype).to(tl.float32)
         if gate_ptr is not None:
             gate = gate_ptr + row[None] * gate_stride + out[:, None]
             sums = sums * tl.load(gate, mask=visible, other=0.0).to(tl.float32)
@@ -101,7 +106,7 @@ def modulated_kernel(
     if activation == "silu":
         sums = sums / (1 + tl.exp(-sums))
     if activation == "gelu":
-        sums = 0.5 * sums * (1 + tl.erf(0.7071067811865476 * sums))
+        sums = gelu_of(sums)
     if activation == "gelu_tanh":
         inner = 1.5957691216057308 * (sums + 0.044715 * sums * sums * sums)
         sums = sums / (1 + tl.exp(-inner))
@@ -118,7 +123,6 @@ def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype,
     """The blocks of a program, which loads as many numbers for a token. Those that a sum depends on do not follow from
     the number of rows."""
     block = 32 if weight.itemsize == 4 else 64 if x.itemsize == 4 or width % 128 else 128
-    # With weights in float32 and conditions, 64 rows would spill registers.
     # Of 64 rows with their conditions, weights in float32 would spill registers.
     most = 32 if loads > 1 and weight.itemsize == 4 else TILE_ROWS
     count = min(max(block_rows(rows), LEAST_ROWS), most)
@@ -131,19 +135,23 @@ def tiles(rows: int, width: int, size: int, x: torch.dtype, weight: torch.dtype,
     }
 
 
-def modulated(x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation):
+def modulated(
+    x, weight, bias, eps, norm_weight, norm_bias, scale, shift, added, residual, gate, activation, precise, row_scale
+):
     (rows, width), size = x.shape, len(weight)
-    out = torch.empty(rows, size, dtype=(weight if residual is None else residual).dtype, device=x.device)
+    product = product_dtype(weight, bias, precise, row_scale)
+    out = torch.empty(rows, size, dtype=product if residual is None else residual.dtype, device=x.device)
     yield out
     condition = scale if gate is None else gate
     residual = None if residual is None else residual.contiguous()
-    tensors = x.contiguous(), weight, bias, norm_weight, norm_bias, scale, shift, residual, gate, out
+    tensors = x.contiguous(), weight, bias, norm_weight, norm_bias, scale, shift, residual, gate, row_scale, out
     tokens, shared = (rows if each is None else rows // len(each) for each in (condition, residual))
     strides = (0 if each is None else each.stride(0) for each in (scale, shift, gate))
-    blocks = tiles(rows, width, size, x.dtype, weight.dtype, 1 if scale is None else 3)
-    options = {"width": width, "norm": eps is not None, "activation": activation, **blocks, "num_warps": WARPS}
+    blocks = tiles(rows, width, size, x.dtype, product, 1 if scale is None else 3)
+    options = {"width": width, "norm": eps is not None, "activation": activation, "dtype": DTYPES[product]}
+    options |= {**blocks, "num_warps": WARPS}
     given = (each is not None for each in (eps, norm_weight, scale))
-    options |= tuned("modulated", (size, width, *given, x.dtype, weight.dtype), rows, x.device)
+    options |= tuned("modulated", (size, width, *given, x.dtype, product, weight.dtype), rows, x.device)
     grid = triton.cdiv(rows, options["block_rows"]), triton.cdiv(size, options["block_out"])
     eps = 0.0 if eps is None else eps
     modulated_kernel[grid](*tensors, rows, size, tokens, shared, *strides, eps, added, **options)

@@ -13,6 +13,7 @@ def modulations_kernel(
     x_ptr,
     weights,
     biases,
+    scales,
     out_ptr,
     rows,
     size,
@@ -29,6 +30,10 @@ def modulations_kernel(
     for i in tl.static_range(1, len(weights)):
         weight_ptr = tl.where(layer == i, weights[i], weight_ptr)
         bias_ptr = tl.where(layer == i, biases[i], bias_ptr)
+    if len(scales) > 0:
+        scale_ptr = scales[0]
+        for i in tl.static_range(1, len(scales)):
+            scale_ptr = tl.where(layer == i, scales[i], scale_ptr)
     first = layer * size
     size = tl.minimum(size, whole_size - first)
     out = tl.program_id(1) % blocks * block_out + tl.arange(0, block_out)
@@ -41,18 +46,20 @@ def modulations_kernel(
     for start in tl.range(0, width, block_width, num_stages=stages):
         at = start + tl.arange(0, block_width)
         turned = tl.trans(tl.load(x_ptr + at[None], mask=inside[:, None], other=0.0))
-        sums = tl.dot(tl.load(weight_ptr + at[None]), turned, sums, input_precision="ieee")
+        sums = tl.dot(tl.load(weight_ptr + at[None]).to(turned.dtype), turned, sums, input_precision="ieee")
+    if len(scales) > 0:
+        sums *= tl.load(scale_ptr + out, mask=out < size, other=0.0)[:, None]
     sums += tl.load(bias_ptr + out, mask=out < size, other=0.0).to(tl.float32)[:, None]
     place = token[None] * whole_size + first + out[:, None]
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=inside[None] & (out < size)[:, None])
 
 
-def modulations(x, weights, biases):
+def modulations(x, weights, biases, scales):
     (rows, width), size, whole_size = x.shape, len(weights[0]), sum(map(len, weights))
     out = torch.empty(rows, whole_size, dtype=x.dtype, device=x.device)
     yield out
     blocks = tiles(rows, width, size, x.dtype, x.dtype)
     each, last = (triton.cdiv(n, blocks["block_out"]) for n in (size, len(weights[-1])))
-    tensors, sizes = (x.contiguous(), tuple(weights), tuple(biases), out), (rows, size, whole_size)
+    tensors, sizes = (x.contiguous(), tuple(weights), tuple(biases), tuple(scales), out), (rows, size, whole_size)
     grid = triton.cdiv(rows, blocks["block_rows"]), each * (len(weights) - 1) + last
     modulations_kernel[grid](*tensors, *sizes, width=width, **blocks, num_warps=WARPS)
