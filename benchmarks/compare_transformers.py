@@ -10,9 +10,11 @@ GLM-Image grow with the image, so that its first steps (--steps) are the cheapes
 guidance.
 
 python benchmarks/compare_transformers.py --model janus-pro-1b emu3 glm-image --layers 4 --dtype bfloat16 --steps 64
+python benchmarks/compare_transformers.py --model janus-pro-1b glm-image --dtype bfloat16 --decoding ar --int8
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -47,6 +49,7 @@ from transformers.utils import logging
 
 from arimage.decoding import Decoding, Layout, Sampling
 from arimage.models.language_model import LanguageTokenModel
+from arimage.models.quantized import quantize_linears
 from arimage.pipelines.emu3.pipeline_emu3 import Emu3Pipeline
 from arimage.pipelines.emu3.prompts import BEGIN_OF_CODES, BEGIN_OF_IMAGE, BEGIN_OF_TEXT, CODE, END_OF_ROW
 from arimage.pipelines.emu35.ibq_emu35 import IBQModel
@@ -228,13 +231,28 @@ def glm_image(model: GlmImageForConditionalGeneration, batch: int, sampling: dic
 
 
 def compare(
-    contestant: Contestant, decodings: dict[str, Decoding], sampling: Sampling, batch: int, steps: int, repeats: int
+    contestant: Contestant,
+    rounded: Contestant | None,
+    decodings: dict[str, Decoding],
+    sampling: Sampling,
+    batch: int,
+    steps: int,
+    repeats: int,
 ) -> None:
-    """Check and time the two."""
+    """Check and time the two, and ours with `rounded` weights, if any."""
     bind, network, theirs = contestant
     tokens = theirs(CHECKED, do_sample=False, temperature=None, top_k=None, top_p=None)
     check_gap(token_gap(bind(), tokens, sampling.guidance_scale), tokens.numel(), network.dtype)
-    ours = {text: partial(run_steps, bind, decoding, sampling, batch, steps) for text, decoding in decodings.items()}
+    binds = {"": bind}
+    if rounded:
+        binds["int8 "] = rounded.bind
+        gap = token_gap(rounded.bind(), tokens, sampling.guidance_scale)
+        print(f"They are at most {gap:.4f} standard deviations below the largest logit in int8.")
+    ours = {
+        prefix + text: partial(run_steps, bind, decoding, sampling, batch, steps)
+        for prefix, bind in binds.items()
+        for text, decoding in decodings.items()
+    }
     their_steps = {"transformers": lambda: theirs(steps).shape[1]}
     print_runs(in_turn(their_steps | ours, repeats, network.device), "step", ["transformers", *list(ours)[:1]])
 
@@ -249,6 +267,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     add_decodings(parser)
     parser.add_argument("--steps", type=int, default=64, help="timed steps of each call")
+    parser.add_argument("--int8", action="store_true", help="ours with the weights of layers in int8 too")
     add_sampling(parser, guidance_scale=5.0, top_k=2048)
     arguments = parser.parse_args()
     decodings, guided = decodings_of(arguments), sampling_of(arguments)
@@ -266,7 +285,11 @@ def main() -> None:
             torch.set_default_dtype(torch.float32)
             contestant = contest(made, batch, settings)
             contestant.network.eval()
-            compare(contestant, decodings, sampling, batch, arguments.steps, arguments.repeats)
+            rounded = None
+            if arguments.int8:
+                rounded = contest(deepcopy(made), batch, settings)
+                quantize_linears(rounded.network, torch.int8)
+            compare(contestant, rounded, decodings, sampling, batch, arguments.steps, arguments.repeats)
 
 
 if __name__ == "__main__":

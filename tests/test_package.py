@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from arimage import __version__
 from arimage.cli import main as cli
+from arimage.kernels.linear.int8 import describe
 
 
 ROOT = Path(cli.__file__).parents[2]
@@ -79,7 +80,7 @@ def test_env_prints_versions_devices_and_caches(monkeypatch, tmp_path):
     lines = dict(line.removeprefix("- ").split(": ", 1) for line in result.stdout.splitlines())
     assert result.exit_code == 0
     assert lines["arimage"] == __version__ and lines["torch"] == torch.__version__ and "cores" in lines["CPU"]
-    assert lines["int8 weights on the CPU"].endswith("converted for every product")
+    assert lines["int8 weights on the CPU"] == describe()
     assert lines["default"].startswith("device ") and lines["OMP_NUM_THREADS"] == "1"
     assert lines["converted models"].startswith(f"{tmp_path / 'home' / 'arimage'} (empty), ")
     assert "a-secret" not in result.stdout

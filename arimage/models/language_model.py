@@ -16,9 +16,10 @@ from .bound import BoundTokenModel
 from .cache_transformers import LanguageCache, cache_argument
 from .conditions import Conditions, check_raster, rows_of, spread
 from .language_heads import head_layers, step_head
+from .layer_in_torch import run_layers
 from .layers import additive, causal_mask
 from .step import StepPlaces
-from .step_language import misfit, norm_of, parts_of, turn_table
+from .step_language import misfit, misfit_in_torch, norm_of, parts_of, turn_table
 from .step_layer import attend_layer, feed_layer
 
 
@@ -208,7 +209,7 @@ class LanguageTokenModel(BoundTokenModel):
             last = torch.where(ends, rank, torch.arange(count, device=self.device)).repeat(self.branches, 1)[..., None]
         at = at.repeat(self.branches, 1)
         cache.write_next_at(index)
-        hidden = self._run(
+        hidden = self._run_step(
             embedded.repeat(self.branches, 1, 1),
             (at if self._offsets is None else self._offsets[:, at]) + self._first[..., None],
             self.conditions.visible_keys(cache.prefix_end, seen),
@@ -234,10 +235,17 @@ class LanguageTokenModel(BoundTokenModel):
         self._turns = turn_table(self._decoder, prompt, positions)
 
     @property
-    def layers_in_torch(self) -> str | None:
-        """Why its layers run in torch on a device that has the kernels of a step; None if they do not."""
+    def slow_layers(self) -> str:
+        """Why its layers run in torch on a device that has the kernels of a step, or by transformers' modules on a
+        CPU; "" if they do not."""
+        reason = None
         # That float32 has no kernels says nothing about this model.
-        return misfit(self._decoder) if self.device.type in DEVICES and self._dtype in DTYPES else None
+        if self.device.type in DEVICES and self._dtype in DTYPES:
+            reason = misfit(self._decoder)
+        elif self.device.type == "cpu":
+            reason = misfit_in_torch(self._decoder)
+        where = "in torch" if self.device.type in DEVICES else "by transformers"
+        return reason and f"layers {where}: {reason}" or ""
 
     def _begins_step(
         self, cache: LanguageCache, slots: torch.LongTensor | None = None, visible: torch.BoolTensor | None = None
@@ -408,6 +416,16 @@ class LanguageTokenModel(BoundTokenModel):
     def _most_row_ends(self, count: int, given_slots: bool) -> int:
         # The ranks of queries without slots lie within as many consecutive ones.
         return count if given_slots else min((count - 1) // self.layout.columns + 1, self.layout.rows - 1)
+
+    def _run_step(self, embedded, positions, visible, cache) -> torch.Tensor:
+        """`_run` of image tokens."""
+        # Compilers take the modules, and the prefill packs their weights in int8.
+        if self.device.type != "cpu" or torch.compiler.is_compiling() or misfit_in_torch(self._decoder):
+            return self._run(embedded, positions, visible, cache)
+        parts = parts_of(self._decoder)
+        assert parts is not None
+        mask = additive(visible, embedded.dtype, self._heads_per_key)
+        return run_layers(self._decoder, parts, embedded, positions, mask, cache)
 
     def _run(self, embedded, positions, visible, cache) -> torch.Tensor:
         mask = additive(visible, embedded.dtype, self._heads_per_key)

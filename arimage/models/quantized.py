@@ -4,7 +4,7 @@ import torch
 from diffusers import ModelMixin
 from torch import nn
 
-from ..kernels.linear.int8 import int8_product, reads_int8
+from ..kernels.linear.int8 import PackedWeight, int8_product, takes_bytes
 from ..kernels.step import DTYPES as STEP_DTYPES
 from ..kernels.step import ENABLED, MOST_ROWS, WIDTH, has_kernels
 from ..kernels.step.linear import linear, scaled_product
@@ -18,7 +18,7 @@ DTYPES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 class QuantizedLinear(nn.Module):
     """A linear layer with weights of 8 bits, and one float32 scale per row of the weight: the largest number of a row
-    becomes the largest that `dtype` has. Activations are not quantised.
+    becomes the largest that `dtype` has. Activations are not quantised: see `int8_product` for a CPU.
 
     Args:
         layer: the linear layer whose weights it rounds.
@@ -33,9 +33,6 @@ class QuantizedLinear(nn.Module):
         full = layer.weight.detach().float()
         # A row of zeros stays zeros.
         scale = (full.abs().amax(1) / DTYPES[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
-        if dtype == torch.int8:
-            # As `int8_product` takes it. The largest number of a row still becomes 127.
-            scale = scale.bfloat16().float()
         scaled = full / scale[:, None]
         # A parameter, which offloading layer by layer moves and `num_parameters` counts.
         weight = (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
@@ -47,11 +44,20 @@ class QuantizedLinear(nn.Module):
         if self._runs_kernel(hidden):
             rows = linear(hidden.flatten(0, -2), self.weight, scale=self.scale)
             product = rows.view(*hidden.shape[:-1], -1)
-        elif reads_int8(hidden, self.weight):
+        elif takes_bytes(hidden, self.weight) and self._is_packed():
             product = int8_product(hidden, self.weight, self.scale)
         else:
             product = scaled_product(hidden, self.weight, self.scale)
         return product if self.bias is None else product + self.bias
+
+    def _is_packed(self) -> bool:
+        """Whether the weight lies as `int8_product` takes it. It is packed when it is first multiplied on a CPU, and
+        plain again on another device."""
+        if not isinstance(self.weight, PackedWeight):
+            if torch.compiler.is_compiling():
+                return False
+            self.weight = nn.Parameter(PackedWeight.of(self.weight.data), requires_grad=False)
+        return True
 
     def _runs_kernel(self, hidden: torch.Tensor) -> bool:
         """Whether a product of a step reads the weight as it is stored."""

@@ -191,11 +191,16 @@ def reads_weights(module: nn.Module, like: torch.Tensor) -> bool:
     bits."""
     if isinstance(module, QuantizedLinear):
         return module.in_features % WIDTH == 0 and has_kernels(module.weight)
+    own = [weight for weight in module._parameters.values() if weight is not None]
+    return has_weights_like(module, like) and all(each.ndim != 2 or each.shape[-1] % WIDTH == 0 for each in own)
+
+
+def has_weights_like(module: nn.Module, like: torch.Tensor) -> bool:
+    """Whether the weights of a module are plain tensors on the device and in the dtype of `like`, or of 8 bits."""
+    if isinstance(module, QuantizedLinear):
+        return module.weight.device == like.device
     return all(
-        weight.device == like.device
-        and weight.dtype == like.dtype
-        and (weight.ndim != 2 or weight.shape[-1] % WIDTH == 0)
-        and not is_traceable_wrapper_subclass(weight)
+        weight.device == like.device and weight.dtype == like.dtype and not is_traceable_wrapper_subclass(weight)
         for weight in module._parameters.values()
         if weight is not None
     )

@@ -16,11 +16,12 @@ from transformers import (
 from transformers.activations import SiLUActivation
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
 
+from ..kernels.linear.int8 import PackedWeight
 from . import step
 from .fused import FusedLinear
 from .layers import Linear
 from .quantized import QuantizedLinear
-from .step import PACKAGE, is_hooked, reads_weights
+from .step import PACKAGE, has_weights_like, is_hooked, reads_weights
 from .step_layer import Norm, StepLayer, Weight, weight_of
 from .two_vocabularies import TwoVocabularyModel
 
@@ -62,9 +63,11 @@ def chameleon(layer: Any) -> StepLayer:
 
 
 def glm_image(layer: Any) -> StepLayer:
-    both, scale = weight_of(layer.mlp.gate_up_proj)
-    halves = both.tensor_split(2), [None, None] if scale is None else scale.tensor_split(2)
-    gate, up = map(Weight, *halves)
+    gate, up = weight_of(layer.mlp.gate_up_proj), None
+    # What is packed has no parts.
+    if not isinstance(gate.weight, PackedWeight):
+        weights, scale = gate.weight.tensor_split(2), gate.scale
+        gate, up = map(Weight, weights, [None, None] if scale is None else scale.tensor_split(2))
     sum_norms = norm_of(layer.post_self_attn_layernorm), norm_of(layer.post_mlp_layernorm)
     down = weight_of(layer.mlp.down_proj)
     return StepLayer(**attention_of(layer), gate=gate, up=up, down=down, sum_norms=sum_norms)
@@ -101,43 +104,50 @@ def parts_of(decoder: nn.Module) -> Callable[[Any], StepLayer] | None:
 def misfit(decoder: nn.Module) -> str | None:
     """Why forward passes of a decoder take its layers in torch; None if they take the kernels of a step, whatever the
     number of rows. See `runs_kernels`."""
-    return next(_misfits(decoder), None)
+    return next(_misfits(decoder, kernels=True), None)
 
 
-def _misfits(decoder: Any) -> Iterator[str]:
+def misfit_in_torch(decoder: nn.Module) -> str | None:
+    """Why forward passes of a decoder take its modules on a CPU; None if they take `run_layers`."""
+    return next(_misfits(decoder, kernels=False), None)
+
+
+def _misfits(decoder: Any, kernels: bool) -> Iterator[str]:
     if parts_of(decoder) is None:
-        yield f"no kernels know {type(decoder).__name__}"
+        yield f"{type(decoder).__name__} is not known"
         return
     if not step.ENABLED:
         yield "ARIMAGE_STEP_KERNELS is 0"
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cuda") or decoder.training:
+    if torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, ("cuda", "cpu"))) or decoder.training:
         yield "they are trained, or run in autocast"
     weight, config = decoder.norm.weight, decoder.config
-    if weight.dtype not in step.DTYPES:
+    if kernels and weight.dtype not in step.DTYPES:
         yield f"the weights are {weight.dtype}"
-    if not step.has_kernels(weight):
+    if kernels and not step.has_kernels(weight):
         yield "the device has no kernels"
+    if not kernels and config._attn_implementation == "eager":
+        yield "attention is eager"
     if decoder.rotary_emb.rope_type in ("dynamic", "longrope"):
         yield f"positions are {decoder.rotary_emb.rope_type}"
     if is_hooked(decoder) or decoder._compiled_call_impl is not None:
         yield "the decoder has hooks, or was compiled"
     for layer in decoder.layers:
-        yield from _misfits_of(layer, weight)
+        yield from _misfits_of(layer, weight, reads_weights if kernels else has_weights_like)
     sliding = getattr(config, "use_sliding_window", False) and "sliding_attention" in (config.layer_types or ())
-    if sliding or decoder.layers[0].self_attn.head_dim not in step.HEAD_DIMS:
+    if sliding or kernels and decoder.layers[0].self_attn.head_dim not in step.HEAD_DIMS:
         yield "attention slides, or its heads have another width"
 
 
-def _misfits_of(layer: Any, like: torch.Tensor) -> Iterator[str]:
+def _misfits_of(layer: Any, like: torch.Tensor, reads: Callable[[nn.Module, torch.Tensor], bool]) -> Iterator[str]:
     for module in layer.modules():
         kind = type(module)
         name = kind.__name__
         if not (kind.__module__.startswith(ORIGINS) and kind.forward.__module__.startswith(ORIGINS)):
-            yield f"no kernels know {name}"
+            yield f"{name} is not known"
         elif is_hooked(module) or module._compiled_call_impl is not None:
             yield f"{name} has hooks, or was compiled"
-        elif not reads_weights(module, like):
-            yield f"the weights of {name} are elsewhere, of another dtype, or of a width that no kernel takes"
+        elif not reads(module, like):
+            yield f"the weights of {name} are elsewhere, of another dtype or kind, or of a width that no kernel takes"
     parts, feed = layer.self_attn, getattr(layer, "gen_mlp", None) or layer.mlp
     products = [module for module in layer.modules() if hasattr(module, "in_features")]
     if not all(type(module) in LINEAR for module in products):
@@ -151,7 +161,7 @@ def _misfits_of(layer: Any, like: torch.Tensor) -> Iterator[str]:
     elif parts.scaling != parts.head_dim**-0.5:
         yield "attention has another scale"
     elif type(parts).__name__.startswith("Chameleon") and type(layer) is not ChameleonDecoderLayer:
-        yield f"no kernels know {type(layer).__name__}"
+        yield f"{type(layer).__name__} is not known"
 
 
 def turn_table(decoder: Any, like: torch.Tensor, positions: torch.LongTensor) -> torch.FloatTensor:

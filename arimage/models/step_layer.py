@@ -35,7 +35,7 @@ class StepLayer(NamedTuple):
         projections: of queries, keys and values, in one weight or three.
         biases: of the projections, or none.
         head_dim: the width of a head.
-        out, gate, up, down: the other weights.
+        out, gate, up, down: the other weights. `gate` may hold `up` too, after its own rows.
         head_norms: of the heads of queries and keys.
         sum_norms: of what attention and the feed-forward layer add to the hidden states.
     """
@@ -46,7 +46,7 @@ class StepLayer(NamedTuple):
     head_dim: int
     out: Weight
     gate: Weight
-    up: Weight
+    up: Weight | None
     down: Weight
     head_norms: tuple[Norm, Norm] | None = None
     sum_norms: tuple[Norm, Norm] | None = None
@@ -81,6 +81,8 @@ def feed_layer(hidden: torch.Tensor, layer: StepLayer) -> torch.Tensor:
     """The rows `hidden` [R, hidden_size] and what the feed-forward layer adds to them, in two launches if they are
     few, or three with `sum_norms`."""
     norm, gate, up = layer.norms[1], layer.gate, layer.up
+    # Only weights on a processor are packed.
+    assert up is not None
     both = {"up": up.weight, "scale": gate.scale, "up_scale": up.scale}
     inner = linear(hidden, gate.weight, gain=norm.weight, eps=norm.eps, **both)
     return _added(hidden, inner, layer.down, layer.sum_norms and layer.sum_norms[1])

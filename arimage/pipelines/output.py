@@ -38,7 +38,8 @@ class DecodingStats:
         steps: how the steps ran: "captured" if they were replayed from CUDA graphs, "compiled" if `pipe.compile()` has
             compiled whole steps, else "eager": on other devices, where steps cannot be captured or a capture has
             failed, and in a first call whose steps happen once per image. See `ARPipeline.capture`. After it, why a
-            language model on a GPU takes its layers in torch, if it does, such as "(layers in torch: ...)".
+            language model takes its layers in torch on a GPU, or by transformers on a CPU, if it does, such as
+            "(layers in torch: ...)".
         accepted: int64 [S, B], how many tokens each forward pass of an image decided, starting with its prefill. S is
             the largest number of forward passes of an image, which is `forward_passes` if all images begin together.
     """

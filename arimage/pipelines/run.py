@@ -52,7 +52,7 @@ class CallRun:
                 self.batch.release(lanes)
             self._show_progress()
         # Language models have a reason.
-        self._layers_in_torch = getattr(call.model, "layers_in_torch", None)
+        self._slow_layers = getattr(call.model, "slow_layers", "")
         self._student_passes = self.batch.begins * self.batch.state.student_passes
         # Decoding to pixels needs the memory of the cache.
         self.batch.state = None
@@ -84,7 +84,7 @@ class CallRun:
             tokenizer_seconds=self._tokenizer_seconds,
             seconds={"tokens": self._seconds} | (self.call.seconds or {"pixels": self._tokenizer_seconds}),
             decoder_steps=self.call.decoder.num_inference_steps if self.call.seconds else 0,
-            steps=self.batch.how + (f" (layers in torch: {self._layers_in_torch})" if self._layers_in_torch else ""),
+            steps=self.batch.how + (f" ({self._slow_layers})" if self._slow_layers else ""),
             accepted=accepted,
         )
 

@@ -1,40 +1,24 @@
-"""Products with weights in int8, which few rows read as they are stored on some processors."""
+"""Products with weights in int8, which some processors multiply as bytes."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from arimage.kernels.linear import int8
-from arimage.kernels.linear.int8 import describe, int8_product, most_rows
+from arimage.kernels.linear.int8 import BYTES, HAS_BYTES, PackedWeight, describe, takes_bytes
 from arimage.models.quantized import QuantizedLinear
 
 
-OPERATOR = torch.ops.aten._weight_int8pack_mm.default
-
-
-class Calls(TorchDispatchMode):
-    """Whether the operator ran."""
-
-    def __enter__(self):
-        self.ran = False
-        return super().__enter__()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.ran |= func is OPERATOR
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def few_rows(monkeypatch):
-    """Eight rows read the weight as it is stored, sixteen if it is small, on any CPU."""
-    monkeypatch.setattr(int8, "MOST_ROWS", {torch.backends.cpu.get_cpu_capability(): (8, 16)})
-    monkeypatch.setattr(int8, "SMALL", 64 * 128)
+OPERATOR = torch.ops.onednn.qlinear_pointwise.default
+PRECISE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 4e-6}
+packed_here = pytest.mark.skipif(not HAS_BYTES, reason="the processor does not multiply bytes")
 
 
 def layer_of(width=128, out=50, bias=False):
     torch.manual_seed(0)
-    return QuantizedLinear(nn.Linear(width, out, bias=bias), torch.int8).to(torch.bfloat16)
+    return QuantizedLinear(nn.Linear(width, out, bias=bias), torch.int8)
 
 
 def exact(layer, hidden):
@@ -42,70 +26,86 @@ def exact(layer, hidden):
 
 
 def test_the_operator_has_the_arguments_that_it_had():
-    assert str(OPERATOR._schema) == "aten::_weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"
+    assert str(OPERATOR._schema) == (
+        "onednn::qlinear_pointwise(Tensor qx, float x_scale, int x_zero_point, Tensor qw, Tensor w_scale, "
+        "Tensor w_zero_point, Tensor? bias, float output_scale, int output_zero_point, ScalarType? output_dtype, "
+        "str post_op_name, Scalar?[] post_op_args, str post_op_algorithm) -> Tensor"
+    )
 
 
+@packed_here
 @torch.no_grad()
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 7, 8, 16, 17])
-def test_products_are_rounded_once(rows):
-    layer, hidden = layer_of(), torch.randn(rows, 128).bfloat16()
-    product = int8_product(hidden, layer.weight, layer.scale)
-    assert product.dtype == torch.bfloat16
-    torch.testing.assert_close(product.double(), exact(layer, hidden), rtol=2**-8, atol=1e-5)
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 129, 300])
+def test_products_are_rounded_once(rows, dtype):
+    layer, hidden = layer_of().to(dtype), torch.randn(rows, 128).to(dtype)
+    hidden[:1], hidden[1:2, 5] = 0, 100
+    expected = exact(layer, hidden)
+    assert takes_bytes(hidden, layer.weight)
+    product = layer(hidden)
+    assert product.dtype == dtype and isinstance(layer.weight, PackedWeight)
+    atol = 4 * PRECISE[dtype] * float(expected.abs().mean()) if rows else 0
+    torch.testing.assert_close(product.double(), expected, rtol=PRECISE[dtype], atol=atol)
 
 
+@packed_here
 @torch.no_grad()
-def test_a_row_does_not_depend_on_the_others_nor_on_where_it_lies():
-    layer, hidden = layer_of(), torch.randn(2, 7, 128).bfloat16()
-    product = int8_product(hidden, layer.weight, layer.scale)
-    for chosen in ((slice(None), slice(1)), (slice(None), slice(2, 5)), (1,)):
-        assert torch.equal(int8_product(hidden[chosen], layer.weight, layer.scale), product[chosen])
-    # Aligned loads would end the process.
-    elsewhere = torch.empty(hidden.numel() + 1, dtype=torch.bfloat16)[1:].view_as(hidden).copy_(hidden)
-    weight = torch.empty(layer.weight.numel() + 1, dtype=torch.int8)[1:].view_as(layer.weight).copy_(layer.weight)
-    assert torch.equal(int8_product(elsewhere, weight, layer.scale), product)
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+def test_a_row_does_not_depend_on_the_others_nor_on_how_many_there_are(dtype):
+    layer, hidden = layer_of(), torch.randn(2, 150, 128).to(dtype)
+    product = layer(hidden)
+    for chosen in ((slice(None), slice(1)), (slice(None), slice(2, 5)), (1,), (1, slice(100, 101))):
+        assert torch.equal(layer(hidden[chosen]), product[chosen])
 
 
+@packed_here
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("shape", "out", "reads"),
-    [
-        ((2, 4, 128), 65, True),
-        ((9, 128), 65, False),
-        ((16, 128), 64, True),
-        ((17, 128), 64, False),
-        ((2, 24), 64, False),
-    ],
-)
-@pytest.mark.parametrize("bias", [False, True])
-def test_size_and_rows_decide(few_rows, shape, out, reads, bias):
-    layer, hidden = layer_of(shape[-1], out, bias), torch.randn(shape).bfloat16()
-    with Calls() as calls:
-        product = layer(hidden)
-    assert calls.ran == reads and product.shape == (*shape[:-1], out)
-    expected = exact(layer, hidden) + (layer.bias.double() if bias else 0)
-    torch.testing.assert_close(product.double(), expected, rtol=2**-6, atol=2**-6)
+def test_sums_of_the_largest_bytes_do_not_overflow():
+    full = nn.Linear(16384, 8, bias=False)
+    full.weight.data.fill_(-0.5)
+    hidden = torch.full((2, 16384), -3.0)
+    torch.testing.assert_close(QuantizedLinear(full, torch.int8)(hidden), torch.full((2, 8), 1.5 * 16384))
 
 
-def test_other_dtypes_gradients_and_compilation_convert_the_weight(few_rows):
+@packed_here
+@torch.no_grad()
+def test_a_packed_weight_is_read_as_it_was():
+    layer, hidden = layer_of(bias=True), torch.randn(3, 128)
+    weight = layer.weight.clone()
+    product = layer(hidden)
+    assert layer.weight.shape == weight.shape and layer.weight.nbytes == weight.nbytes
+    assert torch.equal(layer.weight, weight) and torch.equal(layer.weight[3:5].float(), weight[3:5].float())
+    assert torch.equal(copy.deepcopy(layer)(hidden), product) and torch.equal(layer.to("cpu")(hidden), product)
+    assert layer.to(torch.bfloat16)(hidden.bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(NotImplementedError, match="not written to"):
+        layer.weight.zero_()
+    assert type(layer.to("meta").weight) is nn.Parameter
+
+
+@packed_here
+def test_gradients_and_other_processors_convert_the_weight(monkeypatch):
     layer, hidden = layer_of(), torch.randn(2, 128)
-    leaf = hidden.bfloat16().requires_grad_()
-    with Calls() as calls:
-        for dtype in (torch.float32, torch.float16):
-            assert layer(hidden.to(dtype)).dtype == dtype
-        layer(leaf).sum().backward()
-    assert not calls.ran and leaf.grad.abs().sum() > 0
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(hidden.bfloat16()), layer(hidden.bfloat16()), rtol=2**-6, atol=2**-6)
+        product = layer(hidden)
+    leaf = hidden.clone().requires_grad_()
+    converted = layer(leaf)
+    converted.sum().backward()
+    assert leaf.grad.abs().sum() > 0
+    torch.testing.assert_close(converted.detach(), product)
+    assert describe() == "multiplied as bytes"
+    monkeypatch.setattr(int8, "HAS_BYTES", False)
+    fresh = layer_of()
+    torch.testing.assert_close(fresh(hidden), product)
+    assert type(fresh.weight) is nn.Parameter and describe() == "converted for every product"
 
 
-def test_a_processor_that_was_not_measured_converts_them(monkeypatch):
-    monkeypatch.setattr(int8, "MOST_ROWS", {"AVX512": (8, 16), "AVX2": (8, 8)})
-    said = {}
-    for capability in ("AVX512", "AVX2", "DEFAULT"):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-        said[capability] = most_rows(2**20), most_rows(2**20 + 1), describe()
-    assert [each[:2] for each in said.values()] == [(16, 8), (8, 8), (0, 0)]
-    assert "up to 8 rows, 16 of up to 1,048,576 weights" in said["AVX512"][2]
-    assert "up to 8 rows;" in said["AVX2"][2] and said["DEFAULT"][2] == "converted for every product"
+@packed_here
+@pytest.mark.parametrize("packed", [False, True])
+@torch.no_grad()
+def test_compiled_layers_give_the_same(packed):
+    layer, hidden = layer_of(), torch.randn(2, 128)
+    expected = copy.deepcopy(layer)(hidden)
+    if packed:
+        layer(hidden)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(hidden), expected)

@@ -18,11 +18,12 @@ from transformers import ChameleonConfig, ChameleonModel
 
 import arimage.kernels.step
 from arimage.decoding import AutoregressiveDecoding, Sampling
+from arimage.kernels.linear import int8
 from arimage.kernels.step import MOST_ROWS
 from arimage.models import language_model, step
 from arimage.models.fused import Fused
 from arimage.models.quantized import QuantizedLinear
-from arimage.models.step_language import misfit
+from arimage.models.step_language import misfit, misfit_in_torch
 
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -48,6 +49,8 @@ def test_steps_give_the_logits_of_the_layers(monkeypatch, kind, case):
 @pytest.mark.parametrize("most", [MOST_ROWS, 1])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "glm_image"])
 def test_weights_of_8_bits_and_fused_ones_give_the_logits_of_the_layers(monkeypatch, kind, most):
+    # Where there are kernels, nothing is packed.
+    monkeypatch.setattr(int8, "HAS_BYTES", False)
     decoder = decoder_of(kind)
     for layer in decoder.layers:
         if most == 1:
@@ -62,6 +65,46 @@ def test_weights_of_8_bits_and_fused_ones_give_the_logits_of_the_layers(monkeypa
     monkeypatch.setattr(arimage.kernels.step, "MOST_ROWS", most)
     *found, steps = passes(model, 5)
     assert steps
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_layers_on_a_cpu_give_the_logits_of_their_modules(monkeypatch, kind, case, dtype):
+    window, batch, branches, row_end = case
+    calls, run_layers = [], language_model.run_layers
+    monkeypatch.setattr(language_model, "run_layers", lambda *args: (calls.append(1), run_layers(*args))[1])
+    decoder = decoder_of(kind, dtype)
+    model = bind(kind, decoder, batch, branches, row_end and kind != "glm_image")
+    for told in (False, True) if window > 1 else (False,):
+        found = passes(model, window, told)
+        assert len(calls) == 2
+        calls.clear()
+        hook = decoder.layers[0].register_forward_hook(lambda *_: None)
+        expected = passes(model, window, told)
+        hook.remove()
+        assert not calls
+        close = CLOSE if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.2}
+        torch.testing.assert_close(found, expected, **close)
+
+
+@pytest.mark.skipif(not int8.HAS_BYTES, reason="the processor does not multiply bytes")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "glm_image"])
+def test_layers_on_a_cpu_take_weights_of_8_bits_and_fused_ones(monkeypatch, kind, fused):
+    decoder = decoder_of(kind)
+    for layer in decoder.layers:
+        if fused:
+            Fused([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
+        else:
+            for name, part in list(layer.named_modules()):
+                if isinstance(part, nn.Linear):
+                    layer.set_submodule(name, QuantizedLinear(part, torch.int8))
+    model = bind(kind, decoder, 2, 2, False)
+    *found, _ = passes(model, 5)
+    monkeypatch.setattr(language_model, "misfit_in_torch", lambda decoder: "modules")
+    *expected, _ = passes(model, 5)
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
@@ -136,10 +179,10 @@ def test_what_takes_the_layers_in_torch_and_why(monkeypatch, name):
         heads = step.HEAD_DIMS
         allow_steps(monkeypatch)
         monkeypatch.setattr(step, "HEAD_DIMS", heads)
-        assert misfit(decoder) is None
+        assert misfit(decoder) is None and misfit_in_torch(decoder) is None
         change = REFUSED[name](decoder, decoder.layers[0])
-        reason = misfit(change if isinstance(change, nn.Module) else decoder)
-        assert reason
+        changed = change if isinstance(change, nn.Module) else decoder
+        assert misfit(changed) and misfit_in_torch(changed)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +204,15 @@ def test_a_compiled_step_is_one_graph(monkeypatch, kind):
     assert torch.equal(*found)
 
 
-def test_stats_say_why_layers_run_in_torch(monkeypatch):
+@pytest.mark.parametrize("card", [False, True])
+def test_stats_say_why_layers_are_slow(monkeypatch, card):
     pipe = EVERY["janus"]().to(torch.bfloat16)
-    allow_steps(monkeypatch)
-    monkeypatch.setattr(language_model, "DEVICES", {"cpu"})
+    if card:
+        allow_steps(monkeypatch)
+        monkeypatch.setattr(language_model, "DEVICES", {"cpu"})
     layer, steps = pipe.model.model.language_model.layers[0], []
     for change in (lambda: None, lambda: layer.register_forward_hook(lambda *_: None)):
         change()
         steps.append(pipe(**condition_of(pipe), output_type="latent", generator=seeded(0)).stats.steps)
-    assert steps == ["eager", "eager (layers in torch: LlamaDecoderLayer has hooks, or was compiled)"]
+    where = "in torch" if card else "by transformers"
+    assert steps == ["eager", f"eager (layers {where}: LlamaDecoderLayer has hooks, or was compiled)"]

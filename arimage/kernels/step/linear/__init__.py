@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from ...linear.int8 import PackedWeight, int8_product
 from ...operation import operation
 from .. import has_few_rows, has_many_rows
 from ..gate import gate
@@ -28,7 +29,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, scale: torch.FloatTensor | No
     """The product with a weight, of 8 bits if it has a `scale`."""
     if scale is None:
         return F.linear(x, weight)
-    return scaled_product(x, weight, scale)
+    return (int8_product if isinstance(weight, PackedWeight) else scaled_product)(x, weight, scale)
 
 
 def lie_together(weight: torch.Tensor, up: torch.Tensor) -> bool:
@@ -48,8 +49,8 @@ def gated(
     """silu(x W^T) (x U^T), by one product where the weights lie one after another, as `fuse_projections` leaves
     them."""
     if scale is None and lie_together(weight, up):
-        both = weight.as_strided((len(weight) + len(up), x.shape[1]), weight.stride())
-        return gate(*F.linear(x, both).tensor_split([len(weight)], dim=1))
+        both = weight.as_strided((len(weight) + len(up), x.shape[-1]), weight.stride())
+        return gate(*F.linear(x, both).tensor_split([len(weight)], dim=-1))
     return gate(product(x, weight, scale), product(x, up, up_scale))
 
 
