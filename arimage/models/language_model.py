@@ -6,9 +6,9 @@ from typing import ClassVar, Literal, Self
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ..kernels.divided import is_divided
 from ..kernels.operation import DEVICES
 from ..kernels.step import DTYPES
 from ..kernels.step.rows import open_rows
@@ -37,7 +37,7 @@ def code_head(lm_head: nn.Linear, first: int, count: int) -> Callable[[torch.Ten
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         weight = lm_head.weight
-        whole = weight.is_floating_point() and not (weight.is_meta or isinstance(weight, DTensor))
+        whole = weight.is_floating_point() and not (weight.is_meta or is_divided(weight))
         # Hooks of diffusers bring the weight, or cast it, only for the forward pass of the module.
         if type(lm_head) is not nn.Linear or not whole or hasattr(lm_head, "_diffusers_hook"):
             return lm_head(hidden)[..., first : first + count]
