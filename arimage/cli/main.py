@@ -213,7 +213,7 @@ def generate(
 
         # Refuses wrong values before the model is loaded.
         decoding_from_text(decoding)
-    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora)
+    pipe = load_pipeline(model, device, dtype, videos=True, continues=True, lora=lora, alone=True)
     check_classes(pipe, model, labels)
     if video is not None and pipe.abilities.accepts("video"):
         optional["video"] = files.read_video("--video", video, pipe.config.fps)

@@ -1,15 +1,13 @@
 """What the console commands share: common options, the device and dtype, and the pipeline. No heavy imports."""
 
-import atexit
-import gc
 import importlib.util
 import inspect
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
 from traceback import walk_tb
@@ -17,11 +15,12 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 import typer
 
-from ..auto import AutoPipeline, find_model
+from ..auto import INDEX, AutoPipeline, find_model
 from ..decoding.names import Order, check_text
 from ..media.texts import lines_of, read_text
 from ..settings.installed import installed_packages
-from ..settings.schema import check_encodable
+from ..settings.schema import check_encodable, read_object
+from .imports import few_imports, no_garbage_collection
 
 
 DEFAULT_MODEL = "emoji-arpg"
@@ -312,50 +311,15 @@ def fast_dtype(device: str):
     return torch.bfloat16 if fast else torch.float32
 
 
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """For imports: the frameworks allocate half a million objects that all stay, and searching them for garbage over
-    and over takes a fifth of the time to a picture. They are searched neither inside nor later."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        # Triton reports what is still frozen when Python ends as leaked.
-        atexit.register(gc.unfreeze)
-        gc.enable()
+def _needs_few(model: str) -> bool:
+    """Whether a model needs nothing of transformers but tokenizers and T5, and all of it is on this machine."""
+    folder = find_model(model)
+    entries = [] if folder is None else read_object(folder / INDEX).values()
+    parts = [entry[1] for entry in entries if isinstance(entry, list) and entry[0] == "transformers"]
+    return folder is not None and all(part == "T5EncoderModel" or "Token" in str(part) for part in parts)
 
 
-@no_garbage_collection()
-def load_pipeline(
-    model: str,
-    device: str | None,
-    dtype: str = "auto",
-    videos: bool = False,
-    continues: bool = False,
-    lora: list[str] | None = None,
-    steps: Steps = "captured",
-    named_loras: Mapping[str, str] | None = None,
-):
-    """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
-
-    Args:
-        dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device; "int8" or "float8" for
-            that with `quantize_weights`.
-        videos: whether the command takes models of videos too.
-        continues: whether it takes those that only continue an image or a video.
-        lora: adapters that are active, each FILE[:SCALE].
-        named_loras: others, by name.
-        steps: how steps run; "captured" leaves it to the pipeline.
-
-    Raises:
-        ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
-            command takes none.
-    """
-    loras = [*(lora or []), *(named_loras or {}).values()]
-    check_loras(loras)
-    if loras and dtype in NARROW:
-        raise ValueError(f"--lora changes full weights, and --dtype is {dtype}: leave one of them out")
+def _load(model: str, device: str | None, dtype: str) -> tuple:
     device = choose_device(device)
     import torch
     from diffusers.utils import logging as diffusers_logging
@@ -375,6 +339,44 @@ def load_pipeline(
             f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}): get its files again, or set "
             "ARIMAGE_TRACEBACK=1 to see where it fails"
         ) from error
+    return pipe, device
+
+
+@no_garbage_collection()
+def load_pipeline(
+    model: str,
+    device: str | None,
+    dtype: str = "auto",
+    videos: bool = False,
+    continues: bool = False,
+    lora: list[str] | None = None,
+    steps: Steps = "captured",
+    named_loras: Mapping[str, str] | None = None,
+    alone: bool = False,
+):
+    """`AutoPipeline.from_pretrained(model)` on `choose_device(device)`, with progress bars only in a terminal.
+
+    Args:
+        dtype: "float32", "bfloat16", "float16", or "auto", the `fast_dtype` of the device; "int8" or "float8" for
+            that with `quantize_weights`.
+        videos: whether the command takes models of videos too.
+        continues: whether it takes those that only continue an image or a video.
+        lora: adapters that are active, each FILE[:SCALE].
+        named_loras: others, by name.
+        steps: how steps run; "captured" leaves it to the pipeline.
+        alone: whether the process does nothing but call the pipeline, and compiles nothing: see `few_imports`.
+
+    Raises:
+        ValueError: if the device cannot be used, the files of the model are damaged, or it generates videos where the
+            command takes none.
+    """
+    loras = [*(lora or []), *(named_loras or {}).values()]
+    check_loras(loras)
+    if loras and dtype in NARROW:
+        raise ValueError(f"--lora changes full weights, and --dtype is {dtype}: leave one of them out")
+    brief = alone and not loras and _needs_few(model)
+    with few_imports() if brief else nullcontext():
+        pipe, device = _load(model, device, dtype)
     if pipe.abilities.generates_video and not videos:
         raise ValueError(f"{model} generates videos, which this command does not take: use `arimage generate`")
     if pipe.abilities.generates_video and not (continues or pipe.begins_with_text):
@@ -384,6 +386,8 @@ def load_pipeline(
     pipe.set_progress_bar_config(disable=not sys.stderr.isatty())
     if dtype in NARROW:
         # Before they are moved: the device never holds the full weights.
+        import torch
+
         pipe.quantize_weights(getattr(torch, NARROW[dtype]))
     pipe.to(device)
     if loras:

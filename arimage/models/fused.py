@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from ..kernels.divided import is_divided
 from ..kernels.linear import linear
 from .layers import Linear
 
@@ -164,7 +164,7 @@ def fused_in(network: nn.Module) -> list[Fused]:
 def _check(layers: Sequence[nn.Linear]) -> None:
     for layer in layers:
         weight = layer.weight
-        if isinstance(weight, DTensor):
+        if is_divided(weight):
             raise ValueError("the weights are divided over devices: call fuse_projections before they are divided")
         packed = hasattr(weight, "__tensor_flatten__") or hasattr(weight, "quant_state")
         if packed or hasattr(layer, "_diffusers_hook") or not weight.is_floating_point() or weight.itemsize < 2:

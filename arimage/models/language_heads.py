@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers.activations import GELUActivation
 
+from ..kernels.divided import is_divided
 from ..kernels.step.linear import linear
 from .step import is_hooked, reads_weights
 from .step_layer import Norm
@@ -28,7 +28,7 @@ class CodeHead:
     def weight(self) -> torch.Tensor | None:
         """These rows; None if the whole head is needed."""
         weight = self.lm_head.weight
-        whole = weight.is_floating_point() and not (weight.is_meta or isinstance(weight, DTensor))
+        whole = weight.is_floating_point() and not (weight.is_meta or is_divided(weight))
         # Hooks of diffusers bring the weight, or cast it, only for the forward pass of the module.
         if type(self.lm_head) is not nn.Linear or not whole or hasattr(self.lm_head, "_diffusers_hook"):
             return None

@@ -70,7 +70,7 @@ class CaptionProjection(nn.Module):
         super().__init__()
         self.fc1 = Linear(caption_dim, hidden_size, bias=False)
         self.fc2 = Linear(hidden_size, hidden_size, bias=False)
-        self.register_buffer("null_caption", torch.randn(num_tokens, caption_dim) / caption_dim**0.5)
+        self.register_buffer("null_caption", torch.empty(num_tokens, caption_dim).normal_(std=caption_dim**-0.5))
 
     def forward(self, caption, unconditional=None):
         # Here, since offloading brings the tensors of a module only for its own forward pass.

@@ -19,7 +19,7 @@ import diffusers
 import torch
 from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError, safe_open
-from transformers import T5PreTrainedModel
+from torch.overrides import TorchFunctionMode
 from transformers.utils import logging
 
 from ..settings.schema import Count, Flag, Layers, Positive, Text, Width, check, check_regular, read_object
@@ -106,11 +106,25 @@ class WeightIndex(BaseModel):
     weight_map: dict[str, Text] = {}
 
 
+# By the names of base classes.
 SETTINGS = {
-    T5PreTrainedModel: T5Settings,
-    diffusers.AutoencoderKL: AutoencoderSettings,
-    diffusers.VQModel: AutoencoderSettings,
+    "T5PreTrainedModel": T5Settings,
+    "AutoencoderKL": AutoencoderSettings,
+    "VQModel": AutoencoderSettings,
 }
+
+
+class Uninitialised(TorchFunctionMode):
+    """While models are made in this thread, initialises no weight on the meta device, where there is nothing to write:
+    torch would import a system of algebra for it."""
+
+    _FUNCTIONS = frozenset(name for name in dir(torch.nn.init) if name.endswith("_"))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        tensor = args[0] if args else (kwargs or {}).get("tensor")
+        if getattr(func, "__name__", "") in self._FUNCTIONS and isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            return tensor
+        return func(*args, **(kwargs or {}))
 
 
 def one_line(error: BaseException) -> str:
@@ -138,7 +152,8 @@ def check_config(folder: Path, kind: type) -> tuple[dict, int]:
     path = folder / "config.json"
     config = read_object(path)
     layers = check_layers(config, path)
-    check(next((fields for base, fields in SETTINGS.items() if issubclass(kind, base)), BaseModel), config, path)
+    fields = (SETTINGS[base.__name__] for base in kind.__mro__ if base.__name__ in SETTINGS)
+    check(next(fields, BaseModel), config, path)
     return config, layers
 
 
@@ -246,7 +261,7 @@ def _shapes(files: list[Path]) -> dict[str, tuple[Path, tuple[int, ...]]]:
 
 
 def _compare(kind: type, config: dict, shapes: dict) -> dict[str, set[str]]:
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialised():
         expected = {key: tuple(value.shape) for key, value in kind.from_config(config).state_dict().items()}
     return {
         "missing_keys": expected.keys() - shapes.keys(),

@@ -70,6 +70,17 @@ def test_small_vocabularies_are_not_padded(size):
     ).all()
 
 
+@pytest.mark.parametrize("size", [2, 100])
+def test_few_tokens_are_sampled_as_among_many_that_are_impossible(size):
+    weights = random_distributions(1, 512, size, zeros=0.3)
+    uniform = torch.rand(1, 512, generator=torch.Generator().manual_seed(1)).masked_fill_(weights[..., 0] > 0.9, 0)
+    padded = torch.nn.functional.pad(weights, (0, 300 - size))
+    assert torch.equal(sample(weights, uniform), sample(padded, uniform))
+    if size == 2:
+        # At the very end of the first token.
+        assert torch.equal(sample(weights, weights[..., 0]), sample(padded, weights[..., 0]))
+
+
 def assert_sampled(weights, uniform, tokens):
     """Each of `tokens` is where its uniform falls among the sums of `weights`, up to the rounding of the sums."""
     weights = weights.double()

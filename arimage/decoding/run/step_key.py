@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as modules
 
+from ...kernels.divided import is_divided
 from ..contract.distribution import OPTIONAL, PER_LANE
 from ..contract.state import DecodingState
 from ..contract.supports import Decoding
@@ -42,7 +42,7 @@ class Program:
         self.needs_python = (
             bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
             or any(each._forward_hooks or each._forward_pre_hooks for each in parts)
-            or any(isinstance(each, DTensor) for each in tensors)
+            or any(map(is_divided, tensors))
         )
         # Objects that are known by their ids, which others would get if these were gone, and what they hold.
         self._objects: dict[int, tuple[Any, Hashable]] = {}

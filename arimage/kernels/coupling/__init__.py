@@ -19,11 +19,15 @@ def _search(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, 
     # Parallel sums need not be monotone: a weight of 0 gets an interval that contains no target.
     cumulative = torch.where(weights > 0, weights.cumsum(-1), 0)
     total = cumulative.amax(-1)
-    # A target that is rounded up to the total would lie in no interval.
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp(min=0)[..., None]
+    target = _below(target, total)[..., None]
     found = (cumulative > target).byte().argmax(-1, keepdim=True)
     before = cumulative.gather(-1, found) - weights.gather(-1, found)
     return found, (target - before).squeeze(-1)
+
+
+def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    # A target that is rounded up to the total would lie in no interval.
+    return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp_(min=0)
 
 
 @operation(whole=("weights",))
@@ -33,15 +37,22 @@ def sample(weights: torch.FloatTensor, uniform: torch.FloatTensor) -> torch.Long
     A token of weight 0 is never sampled.
     """
     size = weights.shape[-1]
-    length = min(_BLOCK, size)
-    if size % length:
-        weights = F.pad(weights, (0, -size % length))
-    blocks = weights.unflatten(-1, (-1, length))
+    if size == 2:
+        # A bit: the second where the target is not before the end of the first.
+        first, total = weights[..., 0], weights[..., 0] + weights[..., 1]
+        return (_below(uniform * total, total) >= first).long()
+    if size <= _BLOCK:
+        total = weights.sum(-1)
+        token, _ = _search(weights, _below(uniform * total, total))
+        return token.squeeze(-1)
+    if size % _BLOCK:
+        weights = F.pad(weights, (0, -size % _BLOCK))
+    blocks = weights.unflatten(-1, (-1, _BLOCK))
     sums = blocks.sum(-1)
     block, target = _search(sums, uniform * sums.sum(-1))
-    inside = blocks.gather(-2, block[..., None].expand(*block.shape, length)).squeeze(-2)
+    inside = blocks.gather(-2, block[..., None].expand(*block.shape, _BLOCK)).squeeze(-2)
     token, _ = _search(inside, target)
-    return (block * length + token).squeeze(-1)
+    return (block * _BLOCK + token).squeeze(-1)
 
 
 @operation(whole=("weights", "positions"))

@@ -123,7 +123,7 @@ class ARPGTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCond
         self.add_condition()
         self.word_embedding = nn.Embedding(num_condition_tokens, hidden_size) if reads_words else None
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
-        self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
+        self.query_embedding = nn.Parameter(torch.empty(hidden_size).normal_(std=0.02))
         self.place_embedding = nn.Embedding(grid_size**2, hidden_size) if place_embeddings else None
         self.copy_embedding = nn.Embedding(condition_copies, hidden_size) if condition_copies > 1 else None
         self.embedding_dropout = nn.Dropout(dropout)

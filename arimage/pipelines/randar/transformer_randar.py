@@ -55,7 +55,7 @@ class RandARTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin, ClassOrTextCo
         check_heads(hidden_size, num_attention_heads, 4)
         self.add_condition()
         self.token_embedding = nn.Embedding(vocab_size, hidden_size)
-        self.query_embedding = nn.Parameter(torch.randn(hidden_size) * 0.02)
+        self.query_embedding = nn.Parameter(torch.empty(hidden_size).normal_(std=0.02))
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(num_layers))
         self.norm = nn.RMSNorm(hidden_size, norm_eps)

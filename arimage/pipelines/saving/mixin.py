@@ -13,7 +13,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from ...decoding import Decoding, decoding_to_dict
 from ...models.saved_files import check_safe, check_savable, files_in, replace_files, upload
-from ...models.weight_files import LOADING
+from ...models.weight_files import LOADING, Uninitialised
 from ...settings.schema import read_object
 from ..family import Family
 from ..quantized import check_full_weights
@@ -121,7 +121,7 @@ class SavingMixin(DiffusionPipeline):
         read_index(folder / INDEX, cls.family)
         index = cls.load_config(folder)
         check_entries(folder, index, cls._get_signature_keys(cls)[0] - kwargs.keys(), cls._optional_components)
-        with LOADING:
+        with LOADING, Uninitialised():
             kwargs |= load_shared(folder, index, kwargs) if local else {}
             check_weights(folder, index, kwargs)
             kwargs |= load_without_weights(folder, index, kwargs)

@@ -5,8 +5,6 @@ import re
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
-import ftfy
-from bs4 import BeautifulSoup
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -75,11 +73,19 @@ def _replace(caption: str, patterns: tuple[tuple[str, str], ...]) -> str:
 
 def _clean_once(caption: str) -> str:
     caption = _replace(unquote_plus(caption).strip().lower(), _BEFORE_HTML)
-    caption = BeautifulSoup(caption, features="html.parser").text
+    # These leave plain text as it is, and take longer to import than to run.
+    plain = caption.isascii() and caption.isprintable() and not {"<", "&"} & {*caption}
+    if not plain:
+        from bs4 import BeautifulSoup
+
+        caption = BeautifulSoup(caption, features="html.parser").text
     caption = _replace(caption, _BEFORE_UNESCAPING)
     if len(re.findall("[-_]", caption)) > 3:
         caption = re.sub("[-_]", " ", caption)
-    caption = html.unescape(html.unescape(ftfy.fix_text(caption)))
+    if not plain:
+        import ftfy
+
+        caption = html.unescape(html.unescape(ftfy.fix_text(caption)))
     return _replace(caption, _AFTER_UNESCAPING).strip()
 
 

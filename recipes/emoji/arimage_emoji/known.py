@@ -126,6 +126,10 @@ class KnownCaptions:
         return _Captions(self, ((name, *others) for name, others in self.learned.items()))
 
     @cached_property
+    def _written(self) -> frozenset[str]:
+        return frozenset(caption for name, others in self.learned.items() for caption in (name, *others))
+
+    @cached_property
     def _unlearned(self) -> "_Captions":
         return _Captions(self, self.unlearned.values())
 
@@ -147,7 +151,9 @@ class KnownCaptions:
 
     def knows(self, prompt: str) -> bool:
         """Whether the prompt is a known caption or matches a pattern. Case, articles and punctuation are ignored."""
-        return self._learned.fit(as_words(prompt))
+        words = as_words(prompt)
+        # Most prompts are written as a caption is, which is found without the words of all.
+        return " ".join(words) in self._written or self._learned.fit(words)
 
     def nearest(self, prompt: str, count: int = NEAREST) -> list[str]:
         """Names of up to `count` pictures whose captions have the most words in common with the prompt, allowing for
