@@ -28,8 +28,6 @@ from .sheet import IMAGES, chosen_images, write_sheet
 
 
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
-# Of the line whose limit is a distance for infinitely many images: all of them, and halves.
-FID_INFINITY_POINTS = 2
 # As many as their networks have features: with fewer the estimated covariance is singular.
 FEWEST_IMAGES, FEWEST_VIDEOS = 2048, 400
 PRECISION_K, DENSITY_K = 3, 5
@@ -49,7 +47,7 @@ def _with_infinity(metric: str, job: Job, ours: np.ndarray, reference: Gaussian,
     distance = FrechetDistance(ours, reference)
     return {
         metric: make_entry(distance.estimate(job.prompts)),
-        f"{metric}-infinity": make_entry(Estimate(distance.infinity()), points=FID_INFINITY_POINTS),
+        f"{metric}-infinity": make_entry(Estimate(distance.infinity()), extrapolation="jackknife"),
     }
 
 
@@ -60,12 +58,13 @@ def _of_reference(
     if statistics is None:
         theirs = extract()
         warn_of_few(metric, FEWEST_IMAGES, job.count, len(theirs))
-        return Gaussian.of_features(theirs), None
+        return Gaussian.of_features(theirs, job.device), None
     told = "statistics, of weights and resizing that the file does not name"
     if statistics.space is not None:
         told = f"statistics of {statistics.count} pictures"
     warn_of_few(metric, FEWEST_IMAGES, job.count, statistics.count or FEWEST_IMAGES)
-    return Gaussian.of_covariance(statistics.mean, statistics.covariance), f"{job.against.label}: {told}"
+    gaussian = Gaussian.of_covariance(statistics.mean, statistics.covariance, job.device)
+    return gaussian, f"{job.against.label}: {told}"
 
 
 def _fid(job: Job) -> dict[str, dict]:
@@ -105,7 +104,7 @@ def _fid_categories(job: Job) -> dict[str, dict]:
                 "at least three images, and two of the reference"
             )
         counts += [len(rows), len(columns)]
-        reference = Gaussian.of_features(job.reference_features[columns])
+        reference = Gaussian.of_features(job.reference_features[columns], job.device)
         label = f"{job.against.label}: {len(columns)} pictures in {category}"
         estimate = FrechetDistance(job.features[rows], reference).estimate(job.of_prompts(rows))
         entries[f"fid-{category}"] = job.inception_entry(estimate, label, rows)
@@ -193,7 +192,8 @@ def _fd_dinov2(job: Job) -> dict[str, dict]:
     features, theirs = job.extract(extractor), job.extract_against(extractor)
     warn_of_few("fd-dinov2", features.shape[1], len(features), len(theirs))
     shared = {"reference": job.against_label, "space": extractor.space, **_note(extractor.weights)}
-    return _with_infinity("fd-dinov2", job, features, Gaussian.of_features(theirs), partial(job.entry, **shared))
+    reference = Gaussian.of_features(theirs, job.device)
+    return _with_infinity("fd-dinov2", job, features, reference, partial(job.entry, **shared))
 
 
 def _fvd(job: Job) -> dict[str, dict]:
@@ -213,7 +213,7 @@ def _fvd(job: Job) -> dict[str, dict]:
     warn_of_few("fvd", FEWEST_VIDEOS, len(features), len(theirs))
     label = f"{videos.label}: {len(theirs)} videos"
     make_entry = partial(job.entry, reference=label, space=extractor.space, weights=extractor.weights)
-    return _with_infinity("fvd", job, features, Gaussian.of_features(theirs), make_entry)
+    return _with_infinity("fvd", job, features, Gaussian.of_features(theirs, job.device), make_entry)
 
 
 # At which size pixels are compared.
