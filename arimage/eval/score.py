@@ -22,8 +22,8 @@ from .runs.files import check_fields, write_json
 METRICS_FILE = "metrics.json"
 # Two figures of a metric are comparable if these are equal; a setting that a metric does not have is None.
 SHARED = (
-    "count", "prompts", "reference", "space", "weights", "k", "subsets", "subset_size", "extrapolation", "prefix", "scale",
-    "size", "splits", "sigma",
+    "count", "prompts", "reference", "space", "weights", "k", "subsets", "subset_size", "extrapolation", "prefix",
+    "scale", "size", "splits", "sigma",
 )  # fmt: skip
 Figure = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
