@@ -171,8 +171,8 @@ class FrechetDistance:
         return Estimate(self.value, standard_error(self._added.cpu().numpy(), prompts))
 
     def infinity(self) -> float:
-        """The limit for infinitely many images, to which https://arxiv.org/abs/1911.07023 follows a line in 1 / N. Here
-        it is the line through the distance of all images and the mean of those without one image each: the jackknife's
+        """The limit for infinitely many images, to which https://arxiv.org/abs/1911.07023 follows a line in 1 / N.
+        Here it goes through the distance of all images and the mean of those without one image each: the jackknife's
         correction of a bias. The bias is of 1 / N only if there are many more images than features.
 
         Raises:
