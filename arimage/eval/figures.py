@@ -24,6 +24,7 @@ from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Statistics, read_folder
 from .metrics.small_versions import SIDE
 from .metrics.standard_errors import Estimate, mean_estimate
+from .metrics.wavelets import WaveletExtractor
 from .sheet import IMAGES, chosen_images, write_sheet
 
 
@@ -37,9 +38,9 @@ INCEPTION_METRICS = ("fid", "fid-categories", "kid", "prdc", "isc", "sfid")
 # Of the network that the published figures are of.
 TF1_METRICS = ("isc", "sfid")
 # Those that compare with images, or with statistics of them.
-REFERENCE_METRICS = ("fid", "fid-categories", "kid", "prdc", "sfid", "fd-dinov2", "cmmd")
+REFERENCE_METRICS = ("fid", "fid-categories", "kid", "prdc", "sfid", "fd-dinov2", "fd-wavelets", "cmmd")
 # Those that need neither prompts, categories nor videos.
-PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd", "nearest")
+PLAIN_METRICS = ("fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "fd-wavelets", "cmmd", "nearest")
 
 
 def _with_infinity(metric: str, job: Job, ours: np.ndarray, reference: Gaussian, make_entry: Callable) -> dict:
@@ -196,6 +197,15 @@ def _fd_dinov2(job: Job) -> dict[str, dict]:
     return _with_infinity("fd-dinov2", job, features, reference, partial(job.entry, **shared))
 
 
+def _fd_wavelets(job: Job) -> dict[str, dict]:
+    extractor = WaveletExtractor(job.device)
+    features, theirs = job.extract(extractor), job.extract_against(extractor)
+    warn_of_few("fd-wavelets", features.shape[1], len(features), len(theirs))
+    reference = Gaussian.of_features(theirs, job.device)
+    shared = {"reference": job.against_label, "space": extractor.space}
+    return _with_infinity("fd-wavelets", job, features, reference, partial(job.entry, **shared))
+
+
 def _fvd(job: Job) -> dict[str, dict]:
     count = frame_count(job.paths[0])
     if count < 2:
@@ -274,6 +284,7 @@ METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {
     "isc": _isc,
     "sfid": _sfid,
     "fd-dinov2": _fd_dinov2,
+    "fd-wavelets": _fd_wavelets,
     "cmmd": _cmmd,
     "clip": _clip,
     "clip-choice": _clip_choice,
