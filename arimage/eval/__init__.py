@@ -20,6 +20,7 @@ def score_images(
     size: int | None = None,
     batch_size: int = 32,
     device: str | None = None,
+    download: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Score images of any model, as `arimage eval score` does.
 
@@ -29,8 +30,9 @@ def score_images(
             next to the images.
         reference: real images in one of these forms, or for "fid" and "sfid" a .npz of statistics. "isc" and "clip"
             need none.
-        metrics: names of metrics, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd" and "nearest", or a
-            text with commas between them. Others need the prompts or videos of a run.
+        metrics: names of metrics, such as "fid", "kid", "prdc", "isc", "sfid", "fd-dinov2", "cmmd", "nearest" and
+            "fd-wavelets" (which needs no network), or a text with commas between them. Others need the prompts or
+            videos of a run.
         inception_weights: the file of the Inception network; by default that of `ARIMAGE_INCEPTION_WEIGHTS`.
         clip: for "cmmd" and metrics that begin with "clip", a folder with a CLIP model.
         dinov2: for "fd-dinov2", a folder with a DINOv2 model of transformers, or a Hub id to download one.
@@ -40,6 +42,7 @@ def score_images(
         size: for the Inception metrics, resize the images, not the reference, to this side in pixels first.
         batch_size: images per call of the networks.
         device: by default a GPU if there is one, else the CPU.
+        download: download the published networks of the metrics that no argument names, once, and check their hashes.
 
     Returns:
         One entry per figure, by its name: `value`, `standard_error` (None if unknown), `count` of images, `reference`,
@@ -48,7 +51,7 @@ def score_images(
     Raises:
         ValueError: if a metric is unknown or does not fit the images, an image, the reference or weights are missing
             or damaged, or a figure is not finite.
-        PermissionError, FileNotFoundError, ConnectionError: if a DINOv2 model cannot be downloaded.
+        PermissionError, FileNotFoundError, ConnectionError: if a network cannot be downloaded.
     """
     from ..cli.options import choose_device
     from .job import Job
@@ -69,4 +72,4 @@ def score_images(
         batch_size=batch_size,
         device=choose_device(device),
     )
-    return score(job, metrics.split(",") if isinstance(metrics, str) else list(metrics))
+    return score(job, metrics.split(",") if isinstance(metrics, str) else list(metrics), download=download)

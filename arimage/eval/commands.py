@@ -47,6 +47,7 @@ from .options import (
     Classes,
     Clip,
     Dinov2,
+    Download,
     Frames,
     HeldOut,
     I3DWeights,
@@ -191,7 +192,7 @@ def generate(
 @panels(
     metrics="metrics size frames out",
     references="ref train held_out sheet skip_damaged resize",
-    networks="inception_weights clip dinov2 i3d_weights batch_size",
+    networks="download inception_weights clip dinov2 i3d_weights batch_size",
 )
 def score(
     run: Annotated[
@@ -205,7 +206,8 @@ def score(
         str,
         typer.Option(
             help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
-            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, cmmd, clip, clip-choice (of prompts "
+            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, fd-wavelets (of colours, edges and "
+            "texture, without a network), cmmd, clip, clip-choice (of prompts "
             "with alternatives), fvd (of videos), diversity (of several images per prompt), nearest (training "
             "example), or an installed metric, such as retrieval."
         ),
@@ -218,6 +220,7 @@ def score(
     size: ScoredSize = None,
     i3d_weights: I3DWeights = None,
     frames: Frames = None,
+    download: Download = False,
     train: Train = None,
     held_out: HeldOut = None,
     sheet: Sheet = None,
@@ -268,7 +271,7 @@ def score(
         held_out=held_out,
         sheet=sheet,
     )
-    found = score_images(job, names)
+    found = score_images(job, names, download=download)
     for name, entry in found.items():
         typer.echo(f"{name}: {figure_text(entry)} ({images_text(entry)}, {entry['reference']})")
         weights = entry.get("weights", "published")

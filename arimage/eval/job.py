@@ -1,7 +1,6 @@
 """What a metric is given: the images to score, the reference, and features of both."""
 
 import logging
-import os
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from .metrics.clip_score import ClipExtractor
 from .metrics.dinov2 import Dinov2Extractor
-from .metrics.features import Extractor, Resize, Space, extract, image_paths
+from .metrics.features import Extractor, Resize, Space, cache_folder, extract, image_paths
 from .metrics.i3d import I3DExtractor
 from .metrics.inception import InceptionExtractor, SpatialInceptionExtractor
 from .metrics.reference import (
@@ -200,8 +199,7 @@ def _open_pixels(data: str | Path) -> "PixelSource":
 
 def extract_reference(images: Reference, extractor: Extractor, **settings) -> np.ndarray:
     """Features of images that are not a run, cached for other commands."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / "features"
-    return extract(images.paths, extractor, cache=cache, sha256=images.sha256, **settings)
+    return extract(images.paths, extractor, cache=cache_folder("features"), sha256=images.sha256, **settings)
 
 
 def make_statistics(

@@ -99,6 +99,13 @@ Sheet = Annotated[
     ),
 ]
 ScoredBatchSize = Annotated[int, number("Images, or frames of videos, per call of the networks.", most=10**4)]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Download the published networks of the metrics that no option names, once, and check their hashes.",
+    ),
+]
 SkipDamaged = Annotated[
     bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
 ]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,11 @@ class Extractor(Protocol):
     space: Space
 
     def __call__(self, images: list) -> torch.FloatTensor: ...
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of what commands keep for each other."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arimage" / name
 
 
 def file_sha256(path: Path) -> str:
@@ -191,10 +197,20 @@ class WeightsFile:
     @property
     def where(self) -> str:
         """How to get and name the file, for errors."""
-        return f"download {self.url}, and name the file with {self.option} or {self.variable}"
+        return (
+            f"let `arimage eval score --download` fetch it, or get {self.url} and name the file with {self.option} or "
+            f"{self.variable}"
+        )
+
+    @property
+    def kept(self) -> Path:
+        """Where `--download` keeps the file."""
+        return cache_folder("networks") / self.name
 
     def check(self, path: Path | None, user: str) -> Path:
-        """The path, if there is a file."""
+        """The path, by default that of the downloaded file, if there is a file."""
+        if path is None and self.kept.is_file():
+            return self.kept
         if path is None:
             raise ValueError(f"{user} needs {self.name}: {self.where}")
         if not path.is_file():
