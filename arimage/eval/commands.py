@@ -45,12 +45,6 @@ from ..settings.schema import LARGEST
 from .options import (
     BatchSize,
     Classes,
-    Clip,
-    Dinov2,
-    Download,
-    Frames,
-    HeldOut,
-    I3DWeights,
     InceptionWeights,
     NegativePrompt,
     PerClass,
@@ -58,16 +52,10 @@ from .options import (
     Pixels,
     Prompts,
     Ref,
-    ResizeOption,
-    ScoredBatchSize,
-    ScoredSize,
-    Sheet,
-    SkipDamaged,
-    Train,
     check_extra,
-    check_out,
     networks,
 )
+from .score_commands import make_stats, score, score_tokenizer
 
 
 eval_app = typer.Typer(
@@ -188,125 +176,9 @@ def generate(
         typer.echo(out)
 
 
-@eval_app.command()
-@panels(
-    metrics="metrics size frames out",
-    references="ref train held_out sheet skip_damaged resize",
-    networks="download inception_weights clip dinov2 i3d_weights batch_size",
-)
-def score(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a finished `arimage eval generate`, any folder of images, or a .npz (arr_0) or .npy of "
-            "images."
-        ),
-    ],
-    metrics: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated: fid, fid-categories (one per category of the prompts), kid, prdc (precision, "
-            "recall, density, coverage), isc (Inception score), sfid, fd-dinov2, fd-wavelets (of colours, edges and "
-            "texture, without a network), cmmd, clip, clip-choice (of prompts "
-            "with alternatives), fvd (of videos), diversity (of several images per prompt), nearest (training "
-            "example), or an installed metric, such as retrieval."
-        ),
-    ],
-    ref: Ref = None,
-    inception_weights: InceptionWeights = None,
-    clip: Clip = None,
-    dinov2: Dinov2 = None,
-    resize: ResizeOption = "clean",
-    size: ScoredSize = None,
-    i3d_weights: I3DWeights = None,
-    frames: Frames = None,
-    download: Download = False,
-    train: Train = None,
-    held_out: HeldOut = None,
-    sheet: Sheet = None,
-    skip_damaged: SkipDamaged = False,
-    batch_size: ScoredBatchSize = 32,
-    device: Device = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write the figures to this .json file, which is replaced if it exists.")
-    ] = None,
-) -> None:
-    """Score the images of a run, and add the figures to RUN/metrics.json; or score any other images, and write nothing
-    next to them."""
-    check_extra("scipy")
-    names = [name.strip() for name in metrics.split(",")]
-
-    from .job import Job
-    from .runs.files import write_json
-    from .score import INCEPTION_METRICS, figure_text, images_text
-    from .score import score as score_images
-
-    if size is not None and not set(names) & set(INCEPTION_METRICS):
-        raise ValueError(f"--size is for {', '.join(INCEPTION_METRICS)}: leave it out")
-    if frames is not None and "fvd" not in names:
-        raise ValueError("--frames is for fvd: leave it out")
-    for option, value in (("--train", train), ("--held-out", held_out), ("--sheet", sheet)):
-        if value is not None and "nearest" not in names:
-            raise ValueError(f"{option} is for nearest: leave it out")
-    if "nearest" in names:
-        check_extra("datasets", extra="train")
-    if sheet is not None:
-        check_out("--sheet", sheet, ".png")
-    if out is not None:
-        check_out("--out", out, ".json")
-    job = Job(
-        run,
-        reference=ref,
-        inception_weights=inception_weights,
-        clip=clip,
-        dinov2=dinov2,
-        resize=resize,
-        device=choose_device(device),
-        batch_size=batch_size,
-        size=size,
-        i3d_weights=i3d_weights,
-        frames=frames,
-        skip_damaged=skip_damaged,
-        train=train,
-        held_out=held_out,
-        sheet=sheet,
-    )
-    found = score_images(job, names, download=download)
-    for name, entry in found.items():
-        typer.echo(f"{name}: {figure_text(entry)} ({images_text(entry)}, {entry['reference']})")
-        weights = entry.get("weights", "published")
-        if weights != "published":
-            typer.echo(f"{name}: weights {weights}", err=True)
-    if out is not None:
-        write_json(out, found)
-
-
-@eval_app.command("make-stats")
-def make_stats(
-    images: Annotated[
-        Path, typer.Argument(help="A folder of images or of a run, or a .npz (arr_0) or .npy of images.")
-    ],
-    out: Annotated[Path, typer.Option(help="Output file, .npz, for --ref; it must not exist.")],
-    inception_weights: InceptionWeights = None,
-    resize: ResizeOption = "clean",
-    skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and list them.")
-    ] = False,
-    batch_size: ScoredBatchSize = 32,
-    device: Device = None,
-) -> None:
-    """Write mean and covariance of the Inception features of images, as files of pytorch-fid and clean-fid hold them:
-    the reference of a FID."""
-    check_out("--out", out, ".npz")
-    if out.exists():
-        raise ValueError(f"--out {out} exists: name another file, or delete it")
-
-    from .job import make_statistics
-    from .metrics.inception import InceptionExtractor
-
-    extractor = InceptionExtractor(inception_weights, resize, choose_device(device))
-    make_statistics(images, extractor, out, skip_damaged=skip_damaged, batch_size=batch_size)
-    typer.echo(out)
+eval_app.command()(score)
+eval_app.command("make-stats")(make_stats)
+eval_app.command("tokenizer")(score_tokenizer)
 
 
 @eval_app.command()
