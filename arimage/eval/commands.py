@@ -45,6 +45,7 @@ from ..settings.schema import LARGEST
 from .options import (
     BatchSize,
     Classes,
+    DryRun,
     InceptionWeights,
     NegativePrompt,
     PerClass,
@@ -107,12 +108,7 @@ def generate(
     workers: Annotated[
         int | None, number("Workers of --engine ray. Default: one per GPU, or one without a GPU.", most=10**4)
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print what would be generated and, from a few forward passes, how long it would take."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Generate many images from prompts or classes. Repeat an interrupted command to resume it: the images do not
     depend on interruptions or on the number of processes."""
@@ -241,7 +237,7 @@ def reproduce(
     device: Device = None,
 ) -> None:
     """Reproduce a published figure: generate its images with its settings, score or export them, and say whether the
-    figure is inside its band."""
+    figure is inside its band. The exit code is 3 if it is outside."""
     from .protocol import describe, find_protocol, load_protocols
 
     if name is None:
@@ -267,22 +263,23 @@ def reproduce(
         raise ValueError("--out is missing: name a folder for the images and the report")
     if row.folder is not None and model is None:
         raise ValueError(f"{name} cannot be downloaded by name: give --model, a folder of {row.folder}")
-    typer.echo(
-        run(
-            found,
-            row,
-            out,
-            decoding=chosen,
-            images=images,
-            model=model,
-            prompts=prompts,
-            reference=ref,
-            inception_weights=inception_weights,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-        )
+    text, outside = run(
+        found,
+        row,
+        out,
+        decoding=chosen,
+        images=images,
+        model=model,
+        prompts=prompts,
+        reference=ref,
+        inception_weights=inception_weights,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
     )
+    typer.echo(text)
+    if outside:
+        raise typer.Exit(3)
 
 
 @eval_app.command()
@@ -301,10 +298,10 @@ def report(
 
 # `arimage bench`.
 @panels(
-    images="prompt prompts class_label per_prompt seed height width",
-    sampling="guidance_scale temperature top_k top_p min_p",
+    images="prompt prompts class_label per_prompt seed height width negative_prompt",
+    sampling="guidance_scale temperature top_k top_p min_p num_inference_steps decoder_guidance_scale",
     decoding="decoding order",
-    measurement="batch_size metrics ref",
+    measurement="batch_size metrics ref dry_run",
     output="out against",
 )
 def bench(
@@ -341,6 +338,9 @@ def bench(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    num_inference_steps: NumInferenceSteps = None,
+    decoder_guidance_scale: DecoderGuidanceScale = None,
+    negative_prompt: NegativePrompt = None,
     batch_size: BatchSize = 1,
     metrics: Annotated[
         str | None,
@@ -351,6 +351,7 @@ def bench(
         ),
     ] = None,
     ref: Ref = None,
+    dry_run: DryRun = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -381,11 +382,12 @@ def bench(
     from .bench.judge import cannot_judge
     from .job import Job
     from .report import to_markdown, write_report
+    from .runs.generate import prepare
     from .runs.manifest import make_manifest
     from .runs.prompts import prompt_metrics
     from .score import check_metrics
     from .turns import bench as measure
-    from .turns import prepare_runs, typed_rows
+    from .turns import configure_runs, estimate, typed_rows
 
     old = None if against is None else read_report(against)
     if metrics is None:
@@ -406,29 +408,34 @@ def bench(
         typer.echo(f"{model}: not compared with the model's distribution, since {reason}", err=True)
     texts = [] if class_label else prompt or examples_of(pipe.known_captions)[:1]
     rows, source = given or typed_rows(pipe, texts, class_labels_of(class_label), per_prompt, batch_size, seed)
-    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p)
+    decoder = num_inference_steps, decoder_guidance_scale
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder)
+    configs, left_out = configure_runs(
+        pipe,
+        rows,
+        decoding or [],
+        order or (),
+        old,
+        model=model,
+        source=source,
+        seed=seed,
+        batch_size=min(batch_size, len(rows)),
+        sampling=supported(pipe, model, options),
+        height=height,
+        width=width,
+        negative_prompt=negative_prompt,
+        lora=lora,
+        steps=steps,
+    )
+    if left_out:
+        reasons = "; ".join(f"{name} ({why})" for name, why in left_out.items())
+        typer.echo(f"{model}: left out {reasons}", err=True)
+    if dry_run:
+        typer.echo(estimate(pipe, configs, rows, out))
+        return
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs, left_out = prepare_runs(
-            pipe,
-            rows,
-            decoding or [],
-            folder,
-            order or (),
-            old,
-            model=model,
-            source=source,
-            seed=seed,
-            batch_size=min(batch_size, len(rows)),
-            sampling=supported(pipe, model, options),
-            height=height,
-            width=width,
-            lora=lora,
-            steps=steps,
-        )
-        if left_out:
-            reasons = "; ".join(f"{name} ({why})" for name, why in left_out.items())
-            typer.echo(f"{model}: left out {reasons}", err=True)
+        runs = [prepare(config, rows, folder / name) for name, config in configs.items()]
         report = measure(runs, pipe, scores, job, "deviation" in names and reason is None)
     typer.echo(to_markdown(report) if out is None else write_report(report, out))
     if old is not None:

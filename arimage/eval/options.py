@@ -106,6 +106,12 @@ Download = Annotated[
         help="Download the published networks of the metrics that no option names, once, and check their hashes.",
     ),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Print what would be generated and, from a few forward passes, how long it would take."
+    ),
+]
 SkipDamaged = Annotated[
     bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
 ]
