@@ -9,7 +9,7 @@ from huggingface_hub import HfApi
 
 from ..pipelines.family import HubFiles
 from ..published.hub import download, hub_errors
-from .figures import INCEPTION_METRICS
+from .figures import INCEPTION_METRICS, needs_clip
 from .job import Job
 from .metrics.clip_score import PUBLISHED as CLIP
 from .metrics.clip_score import PUBLISHED_336 as CLIP_336
@@ -17,11 +17,6 @@ from .metrics.dinov2 import PUBLISHED as DINOV2
 from .metrics.features import WeightsFile, file_sha256
 from .metrics.i3d import I3D_WEIGHTS
 from .metrics.inception import INCEPTION_WEIGHTS
-
-
-def needs_clip(metrics: list[str]) -> bool:
-    """Whether one of the metrics, installed ones too, asks CLIP."""
-    return any(name.startswith("clip") or name == "cmmd" for name in metrics)
 
 
 def with_networks(job: Job, metrics: list[str]) -> Job:

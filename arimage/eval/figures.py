@@ -3,18 +3,19 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..media.files import read_image
 from .job import Job, entry, extract_reference, warn_of_few, write_scores
 from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
 from .metrics.diversity import diversity
-from .metrics.features import extract
+from .metrics.features import Extractor, extract
 from .metrics.frechet import FrechetDistance, Gaussian
 from .metrics.i3d import frame_count, read_clip
 from .metrics.inception_score import inception_score
@@ -274,6 +275,29 @@ def _write_sheet(job: Job, path: Path, values: np.ndarray, index: np.ndarray) ->
 def _name(data: str | Path | None, images: Any) -> str:
     """What a data set is called in a reference: its name, and a digest of some of its images."""
     return f"{Path(str(data)).name}, sha256 of samples {images.about['images'][:8]}"
+
+
+def needs_clip(metrics: list[str]) -> bool:
+    """Whether one of the metrics, installed ones too, asks CLIP."""
+    return any(name.startswith("clip") or name == "cmmd" for name in metrics)
+
+
+def extractors(job: Job, metrics: list[str]) -> Iterator[tuple[Extractor, Callable[[Path], object]]]:
+    """The networks of metrics of this package, each once, and how they read a file."""
+    names = set(metrics)
+    if names & {*INCEPTION_METRICS} - {"sfid"}:
+        yield job.inception, read_image
+    if "sfid" in names:
+        yield job.spatial_inception, read_image
+    if needs_clip(metrics):
+        yield job.clip_extractor, read_image
+    if "fd-dinov2" in names:
+        yield job.dinov2_extractor, read_image
+    if "fd-wavelets" in names:
+        yield WaveletExtractor(job.device), read_image
+    if "fvd" in names:
+        frames = job.frames or frame_count(job.paths[0])
+        yield job.i3d_extractor(frames), partial(read_clip, frames=frames)
 
 
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {

@@ -1,6 +1,7 @@
 """`arimage eval score`: the metrics of a run, or of other images, by their names, and its `metrics.json`."""
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +12,21 @@ from pydantic import BaseModel, Field
 from ..media.texts import parse_json
 from ..settings.installed import installed
 from ..settings.schema import Items, check, read_whole
-from .download import needs_clip, with_networks
-from .figures import INCEPTION_METRICS, METRICS, PLAIN_METRICS, REFERENCE_METRICS, TF1_METRICS
+from .download import with_networks
+from .figures import (
+    INCEPTION_METRICS,
+    METRICS,
+    PLAIN_METRICS,
+    REFERENCE_METRICS,
+    TF1_METRICS,
+    extractors,
+    needs_clip,
+)
 from .job import Job
-from .metrics.features import Space
+from .metrics.features import Space, image_batches
 from .metrics.i3d import FEWEST_FRAMES
 from .metrics.standard_errors import estimate_text
+from .runs.estimate import duration_text
 from .runs.files import check_fields, write_json
 
 
@@ -120,6 +130,26 @@ def _check_reference(job: Job, metric: str) -> None:
             f"{theirs.resize}, and you score with {ours.name}, weights {ours.sha256[:8]}, resize {ours.resize}: use "
             "the same --inception-weights and --resize for both"
         )
+
+
+def estimate_score(job: Job, metrics: list[str]) -> str:
+    """A text that says how long the networks of `metrics` would take, from two images. Writes nothing.
+
+    Raises:
+        ValueError: as `score` does before any work.
+    """
+    check_metrics(job, metrics)
+    theirs = job.against.count if {*metrics} & {*REFERENCE_METRICS} else 0
+    lines, seconds = [f"images: {job.count:,}, and {theirs:,} of the reference"], 0.0
+    for extractor, read in extractors(job, metrics):
+        name, began = extractor.space.name, time.perf_counter()
+        images = next(image_batches(job.paths, 2, name, read))
+        extractor(images).cpu()
+        each = (time.perf_counter() - began) / len(images)
+        lines.append(f"{name}: {each:.2g} s per image")
+        seconds += each * (job.count + theirs)
+    lines.append(f"time: about {duration_text(seconds)} less what is cached; the metrics come on top")
+    return "\n".join(lines)
 
 
 def score(job: Job, metrics: list[str], *, download: bool = False) -> dict[str, dict]:

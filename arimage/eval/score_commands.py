@@ -34,7 +34,7 @@ Out = Annotated[
 
 
 @panels(
-    metrics="metrics size frames out",
+    metrics="metrics size frames dry_run out",
     references="ref train held_out sheet skip_damaged resize",
     networks="download inception_weights clip dinov2 i3d_weights batch_size",
 )
@@ -68,6 +68,9 @@ def score(
     train: Train = None,
     held_out: HeldOut = None,
     sheet: Sheet = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print, from two images, how long the networks would take.")
+    ] = False,
     skip_damaged: SkipDamaged = False,
     batch_size: ScoredBatchSize = 32,
     device: Device = None,
@@ -79,7 +82,7 @@ def score(
     names = [name.strip() for name in metrics.split(",")]
 
     from .job import Job
-    from .score import INCEPTION_METRICS
+    from .score import INCEPTION_METRICS, estimate_score
     from .score import score as score_images
 
     if size is not None and not set(names) & set(INCEPTION_METRICS):
@@ -112,7 +115,10 @@ def score(
         held_out=held_out,
         sheet=sheet,
     )
-    _tell(score_images(job, names, download=download), out)
+    if dry_run:
+        typer.echo(estimate_score(job, names))
+    else:
+        _tell(score_images(job, names, download=download), out)
 
 
 def make_stats(

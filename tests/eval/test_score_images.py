@@ -2,6 +2,7 @@
 of a reference are made and read."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from eval.score_kit import Moments, pictures, save
 from PIL import Image
 
 from arimage.eval import job as jobs
+from arimage.eval import score as scores
 from arimage.eval import score_images
 from arimage.eval.job import Job, make_statistics
 from arimage.eval.metrics import inception
@@ -251,3 +253,18 @@ def test_errors_of_a_run_of_prompts_are_over_its_prompts(tmp_path, reference, wr
         assert many["prompts"] == 30 and few["prompts"] == 5
         assert many["value"] == pytest.approx(few["value"], rel=1e-9)
         assert many["standard_error"] != few["standard_error"]
+
+
+def test_a_dry_run_says_how_long_networks_take_and_writes_nothing(images, reference, tmp_path, monkeypatch, command):
+    np.save(tmp_path / "images.npy", OURS)
+    before = files(tmp_path)
+    clock = iter([0.0, 8.0, 8.0, 12.0])
+    monkeypatch.setattr(scores, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    for source in (images, tmp_path / "images.npy"):
+        words = ["eval", "score", source, "--ref", reference, "--metrics", "fid,kid,fd-dinov2", "--device", "cpu"]
+        code, said, _ = command(*words, "--dry-run")
+        # Of 30 images and 40 of the reference, at 4 and 2 s each.
+        assert code == 0 and "images: 30, and 40 of the reference" in said and "moments: 4 s per image" in said
+        assert "corners: 2 s per image" in said and "time: about 7 minutes" in said
+        clock = iter([0.0, 8.0, 8.0, 12.0])
+    assert files(tmp_path) == before

