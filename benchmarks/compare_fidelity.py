@@ -9,12 +9,13 @@ and with its error and its limit for infinitely many images.
 OMP_NUM_THREADS=1 python benchmarks/compare_fidelity.py --threads 1
 """
 
+import argparse
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
-from side_by_side import begin, in_turn, make_parser, print_runs
+from side_by_side import begin, in_turn, print_runs
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_isc import isc_features_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
@@ -42,8 +43,9 @@ TABLES = ["fid-next-to-torch-fidelity", "all-next-to-torch-fidelity", *DISTANCES
 def features(count: int, width: int, seed: int) -> np.ndarray:
     """Correlated features [count, width] of falling spread, none below 0."""
     rng, shared = np.random.default_rng(seed), np.random.default_rng(width)
-    mix = shared.normal(size=(width, width)).astype(np.float32) / np.arange(1, width + 1)[:, None] ** 0.5
-    return np.abs(rng.normal(size=(count, width)).astype(np.float32) @ mix / 4 + 0.1 * seed)
+    mix = shared.normal(size=(width, width)) / np.arange(1, width + 1)[:, None] ** 0.5
+    found = np.abs(rng.normal(size=(count, width)).astype(np.float32) @ mix.astype(np.float32) / 4 + 0.1 * seed)
+    return found.astype(np.float32)
 
 
 def our_fid(ours: np.ndarray, reference: np.ndarray, device: str) -> float:
@@ -106,7 +108,10 @@ def compare_with_one_distance(metric: str, repeats: int, device: torch.device) -
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each, after one that is not timed")
+    parser.add_argument("--threads", type=int, help="of torch; NumPy takes OMP_NUM_THREADS")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=5000, help="of the tables next to torch-fidelity")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
     arguments = parser.parse_args()

@@ -124,8 +124,8 @@ def extract(
     batches = image_batches(paths, batch_size, extractor.space.name, read)
     if size is not None:
         batches = ([Image.fromarray(resize(np.asarray(one), size)) for one in images] for images in batches)
-    found = [extractor(images).float().cpu().numpy() for images in batches]
-    features = np.concatenate(found)
+    # An accelerator computes while the next batch is prepared: nothing waits for it before the end.
+    features = torch.cat([extractor(images).float() for images in batches]).cpu().numpy()
     finite = np.isfinite(features).all(1)
     if not finite.all():
         first = int(finite.argmin())
