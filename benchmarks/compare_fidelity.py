@@ -78,23 +78,23 @@ def compare_with_torch_fidelity(count: int, every: bool, repeats: int, device: t
     if abs(ours - theirs) > 1e-4 * theirs:
         raise SystemExit("the two do not compute the same: there is nothing to compare")
 
-    def all_of_theirs() -> None:
-        one, other = torch.from_numpy(x), torch.from_numpy(y)
+    def run_theirs() -> None:
         their_fid(x, y)
-        kid_features_to_metric(one, other, verbose=False)
-        prc_features_to_metric(one, other, verbose=False)
-        isc_features_to_metric("", torch.from_numpy(logits))
+        if every:
+            one, other = torch.from_numpy(x), torch.from_numpy(y)
+            kid_features_to_metric(one, other, verbose=False)
+            prc_features_to_metric(one, other, verbose=False)
+            isc_features_to_metric(torch.from_numpy(logits))
 
-    def all_of_ours() -> None:
+    def run_ours() -> None:
         our_fid(x, y, str(device))
-        kernel_distance(x, y)
-        neighbourhoods(x, y)
-        inception_score(logits)
+        if every:
+            kernel_distance(x, y)
+            neighbourhoods(x, y)
+            inception_score(logits)
 
-    calls = {"torch-fidelity": partial(their_fid, x, y), "arimage": partial(our_fid, x, y, str(device))}
-    if every:
-        calls = {"torch-fidelity": all_of_theirs, "arimage": all_of_ours}
-    tabulate("fid, kid, precision and recall, isc" if every else "fid", calls, repeats, device)
+    title = "fid, kid, precision and recall, isc" if every else "fid"
+    tabulate(title, {"torch-fidelity": run_theirs, "arimage": run_ours}, repeats, device)
 
 
 def compare_with_one_distance(metric: str, repeats: int, device: torch.device) -> None:

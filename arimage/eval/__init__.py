@@ -16,6 +16,7 @@ def score_images(
     dinov2: str | Path | None = None,
     train: str | Path | None = None,
     held_out: str | Path | None = None,
+    read: Literal["shown", "raw"] = "shown",
     resize: Literal["clean", "tf1"] = "clean",
     size: int | None = None,
     batch_size: int = 32,
@@ -38,6 +39,7 @@ def score_images(
         dinov2: for "fd-dinov2", a folder with a DINOv2 model of transformers, or a Hub id to download one.
         train: for "nearest", the training set: a folder of images, a folder or pattern of shards, or a Hub id.
         held_out: for "nearest", real images that training did not see, in one of these forms, to say the same of.
+        read: "shown" reads files as viewers show them, "raw" without orientation, colour profile and transparency.
         resize: of the Inception network: "clean" is that of clean-fid, "tf1" that of the original FID and ADM.
         size: for the Inception metrics, resize the images, not the reference, to this side in pixels first.
         batch_size: images per call of the networks.
@@ -67,6 +69,7 @@ def score_images(
         dinov2=dinov2,
         train=train,
         held_out=held_out,
+        raw=read == "raw",
         resize=resize,
         size=size,
         batch_size=batch_size,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..media.files import read_image
 from .job import Job, entry, extract_reference, warn_of_few, write_scores
 from .metrics.clip_choice import clip_choices
 from .metrics.clip_score import PREFIX, clip_scores
@@ -25,7 +24,6 @@ from .metrics.neighbourhoods import neighbourhoods
 from .metrics.reference import Statistics, read_folder
 from .metrics.small_versions import SIDE
 from .metrics.standard_errors import Estimate, mean_estimate
-from .metrics.wavelets import WaveletExtractor
 from .sheet import IMAGES, chosen_images, write_sheet
 
 
@@ -199,7 +197,7 @@ def _fd_dinov2(job: Job) -> dict[str, dict]:
 
 
 def _fd_wavelets(job: Job) -> dict[str, dict]:
-    extractor = WaveletExtractor(job.device)
+    extractor = job.wavelets
     features, theirs = job.extract(extractor), job.extract_against(extractor)
     warn_of_few("fd-wavelets", features.shape[1], len(features), len(theirs))
     reference = Gaussian.of_features(theirs, job.device)
@@ -286,15 +284,15 @@ def extractors(job: Job, metrics: list[str]) -> Iterator[tuple[Extractor, Callab
     """The networks of metrics of this package, each once, and how they read a file."""
     names = set(metrics)
     if names & {*INCEPTION_METRICS} - {"sfid"}:
-        yield job.inception, read_image
+        yield job.inception, job.read
     if "sfid" in names:
-        yield job.spatial_inception, read_image
+        yield job.spatial_inception, job.read
     if needs_clip(metrics):
-        yield job.clip_extractor, read_image
+        yield job.clip_extractor, job.read
     if "fd-dinov2" in names:
-        yield job.dinov2_extractor, read_image
+        yield job.dinov2_extractor, job.read
     if "fd-wavelets" in names:
-        yield WaveletExtractor(job.device), read_image
+        yield job.wavelets, job.read
     if "fvd" in names:
         frames = job.frames or frame_count(job.paths[0])
         yield job.i3d_extractor(frames), partial(read_clip, frames=frames)

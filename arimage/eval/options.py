@@ -112,6 +112,13 @@ DryRun = Annotated[
         "--dry-run", help="Print what would be generated and, from a few forward passes, how long it would take."
     ),
 ]
+Read = Annotated[
+    Literal["shown", "raw"],
+    typer.Option(
+        help="shown: files as viewers show them. raw: without orientation, colour profile and transparency, as most "
+        "programs of published figures read them."
+    ),
+]
 SkipDamaged = Annotated[
     bool, typer.Option("--skip-damaged", help="Leave out images of --ref that cannot be read, and list them.")
 ]

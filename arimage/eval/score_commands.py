@@ -16,6 +16,7 @@ from .options import (
     HeldOut,
     I3DWeights,
     InceptionWeights,
+    Read,
     Ref,
     ResizeOption,
     ScoredBatchSize,
@@ -35,7 +36,7 @@ Out = Annotated[
 
 @panels(
     metrics="metrics size frames dry_run out",
-    references="ref train held_out sheet skip_damaged resize",
+    references="ref train held_out sheet skip_damaged read resize",
     networks="download inception_weights clip dinov2 i3d_weights batch_size",
 )
 def score(
@@ -60,6 +61,7 @@ def score(
     inception_weights: InceptionWeights = None,
     clip: Clip = None,
     dinov2: Dinov2 = None,
+    read: Read = "shown",
     resize: ResizeOption = "clean",
     size: ScoredSize = None,
     i3d_weights: I3DWeights = None,
@@ -114,6 +116,7 @@ def score(
         train=train,
         held_out=held_out,
         sheet=sheet,
+        raw=read == "raw",
     )
     if dry_run:
         typer.echo(estimate_score(job, names))
@@ -127,6 +130,7 @@ def make_stats(
     ],
     out: Annotated[Path, typer.Option(help="Output file, .npz, for --ref; it must not exist.")],
     inception_weights: InceptionWeights = None,
+    read: Read = "shown",
     resize: ResizeOption = "clean",
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and list them.")
@@ -144,7 +148,7 @@ def make_stats(
     from .metrics.inception import InceptionExtractor
 
     extractor = InceptionExtractor(inception_weights, resize, choose_device(device))
-    make_statistics(images, extractor, out, skip_damaged=skip_damaged, batch_size=batch_size)
+    make_statistics(images, extractor, out, skip_damaged=skip_damaged, batch_size=batch_size, raw=read == "raw")
     typer.echo(out)
 
 

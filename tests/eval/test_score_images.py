@@ -10,7 +10,7 @@ import scipy.linalg
 import scipy.spatial
 import torch
 from eval.score_kit import Moments, pictures, save
-from PIL import Image
+from PIL import ExifTags, Image
 
 from arimage.eval import job as jobs
 from arimage.eval import score as scores
@@ -268,3 +268,25 @@ def test_a_dry_run_says_how_long_networks_take_and_writes_nothing(images, refere
         assert "corners: 2 s per image" in said and "time: about 7 minutes" in said
         clock = iter([0.0, 8.0, 8.0, 12.0])
     assert files(tmp_path) == before
+
+
+def test_raw_files_are_read_as_they_are_stored(reference, tmp_path, command, refused):
+    turned, clear, exif = Image.fromarray(OURS[0]), Image.fromarray(OURS[1]).convert("RGBA"), Image.Exif()
+    exif[ExifTags.Base.Orientation] = 3
+    clear.putalpha(0)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    turned.save(photos / "0.png", exif=exif)
+    clear.save(photos / "1.png")
+    jobs = [Job(photos, reference, raw=raw) for raw in (True, False)]
+    raw, shown = (job.extract(job.clip_extractor) for job in jobs)
+    assert (raw == features(Corners(), OURS[:2]).astype(np.float32)).all()
+    white = np.full_like(OURS[1], 255)
+    assert (shown == features(Corners(), [OURS[0][::-1, ::-1], white]).astype(np.float32)).all()
+    assert [job.clip_extractor.space.resize for job in jobs] == ["none, raw files", "none"]
+    # Statistics say how their files were read.
+    words = ["--read", "raw", "--device", "cpu"]
+    make_statistics(reference, Moments(None), tmp_path / "raw.npz", raw=True)
+    scored = ["eval", "score", reference, "--ref", tmp_path / "raw.npz", "--metrics", "fid"]
+    assert command(*scored, *words)[0] == 0
+    assert "clean, raw files" in refused(*scored, "--device", "cpu")

@@ -7,10 +7,10 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -43,12 +43,21 @@ class Space:
     resize: str
 
 
+ExtractorT = TypeVar("ExtractorT", bound="Extractor")
+
+
 class Extractor(Protocol):
     """A network that computes features [B, D], float32, of B images of any mode and size, or of B videos."""
 
     space: Space
 
     def __call__(self, images: list) -> torch.FloatTensor: ...
+
+
+def of_raw_files(extractor: ExtractorT) -> ExtractorT:
+    """An extractor whose space says that it is given images as `read_raw` reads them."""
+    extractor.space = replace(extractor.space, resize=f"{extractor.space.resize}, raw files")
+    return extractor
 
 
 def cache_folder(name: str) -> Path:
