@@ -298,8 +298,8 @@ def report(
 
 # `arimage bench`.
 @panels(
-    images="prompt prompts class_label per_prompt seed height width negative_prompt",
-    sampling="guidance_scale temperature top_k top_p min_p num_inference_steps decoder_guidance_scale",
+    images="prompt prompts class_label per_prompt seed height width",
+    sampling="guidance_scale temperature top_k top_p min_p num_inference_steps negative_prompt",
     decoding="decoding order",
     measurement="batch_size metrics ref dry_run",
     output="out against",
@@ -339,7 +339,6 @@ def bench(
     top_p: TopP = None,
     min_p: MinP = None,
     num_inference_steps: NumInferenceSteps = None,
-    decoder_guidance_scale: DecoderGuidanceScale = None,
     negative_prompt: NegativePrompt = None,
     batch_size: BatchSize = 1,
     metrics: Annotated[
@@ -408,8 +407,7 @@ def bench(
         typer.echo(f"{model}: not compared with the model's distribution, since {reason}", err=True)
     texts = [] if class_label else prompt or examples_of(pipe.known_captions)[:1]
     rows, source = given or typed_rows(pipe, texts, class_labels_of(class_label), per_prompt, batch_size, seed)
-    decoder = num_inference_steps, decoder_guidance_scale
-    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, *decoder)
+    options = sampling_options(guidance_scale, temperature, top_k, top_p, min_p, num_inference_steps)
     configs, left_out = configure_runs(
         pipe,
         rows,
