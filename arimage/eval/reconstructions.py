@@ -60,7 +60,10 @@ def reconstruct(pipe: ARImagePipeline, pixels: torch.ByteTensor, size: tuple[int
     condition = condition_of(pipe, ["0"] * len(pixels))
     call = quiet(pipe).prepare(**condition, **raster, height=size[0], width=size[1])
     given = (pixels.float() / 127.5 - 1).to(pipe._execution_device)
-    tokens = pipe.encode_known_tokens(given, torch.zeros_like(given[:, :1], dtype=torch.bool))
+    if pipe.abilities.kind == "masked_tokens":
+        tokens = pipe.encode_image(given).flatten(1)
+    else:
+        tokens = pipe.encode_known_tokens(given, torch.zeros_like(given[:, :1], dtype=torch.bool))
     decoded = pipe.decode_tokens(call, tokens)
     pipe.check_finite(decoded)
     return ((decoded.float().clamp(-1, 1) + 1) * 127.5).round().byte().cpu()

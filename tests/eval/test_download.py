@@ -85,7 +85,7 @@ def test_only_networks_that_metrics_need_and_no_option_names_are_fetched(tmp_pat
     tf1 = INCEPTION_WEIGHTS["tf1"]
     assert fetched == [tf1, I3D_WEIGHTS, "openai/clip-vit-large-patch14", "facebook/dinov2-large"]
     assert found.inception_weights == tmp_path / tf1.name and found.dinov2 == tmp_path / "facebook/dinov2-large"
-    assert with_networks(Job(tmp_path), ["cmmd"]).clip.name == "clip-vit-large-patch14-336"
+    assert with_networks(Job(tmp_path), ["cmmd"]).clip == tmp_path / "openai/clip-vit-large-patch14-336"
 
 
 def test_a_score_of_two_folders_needs_no_more_than_the_option(served, weights, tmp_path, monkeypatch):

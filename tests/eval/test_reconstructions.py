@@ -28,7 +28,7 @@ def gray(side, seed):
     return gaussian_filter(np.random.default_rng(seed).random((side, side)), 2)
 
 
-@pytest.fixture(params=["llamagen-text", "var-text", "arpg", "halton-maskgit-class"])
+@pytest.fixture(params=["llamagen-text", "var-text", "arpg", "halton-maskgit-class", "lumina-dimoo", "mar"])
 def pipe(request):
     return EVERY[request.param]()
 

@@ -9,7 +9,7 @@ from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics
 from torch_fidelity.metric_kid import kid_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
 
-from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance
+from arimage.eval.metrics.frechet import FrechetDistance, Gaussian, frechet_distance, to_double
 from arimage.eval.metrics.kernel_distance import gaussian_kernel_distance, kernel_distance
 from arimage.eval.metrics.neighbourhoods import neighbourhoods
 from arimage.eval.metrics.standard_errors import jackknife_blocks, jackknife_error, standard_error
@@ -101,6 +101,8 @@ def test_a_distance_and_its_error_stay_on_the_device_of_the_reference(count):
         distance = FrechetDistance(x, gaussian)
         assert distance.without_each().device.type == distance._projected.device.type == "cuda"
         assert distance.without_each().dtype == torch.float64
+    # Apple's GPUs have no float64.
+    assert to_double(x, "mps").device.type == "cpu"
 
 
 @pytest.mark.gpu
