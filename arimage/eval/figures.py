@@ -280,22 +280,29 @@ def needs_clip(metrics: list[str]) -> bool:
     return any(name.startswith("clip") or name == "cmmd" for name in metrics)
 
 
-def extractors(job: Job, metrics: list[str]) -> Iterator[tuple[Extractor, Callable[[Path], object]]]:
-    """The networks of metrics of this package, each once, and how they read a file."""
+def extractors(job: Job, metrics: list[str]) -> Iterator[tuple[Extractor, Callable[[Path], object], int]]:
+    """The networks of metrics of this package, each once, how they read a file, and how many images of the reference
+    they are given."""
     names = set(metrics)
-    if names & {*INCEPTION_METRICS} - {"sfid"}:
-        yield job.inception, job.read
+
+    def theirs(*some: str) -> int:
+        return job.against.count if names & {*some} & {*REFERENCE_METRICS} else 0
+
+    of_pooling = {*INCEPTION_METRICS} - {"sfid"}
+    if names & of_pooling:
+        yield job.inception, job.read, theirs(*of_pooling)
     if "sfid" in names:
-        yield job.spatial_inception, job.read
+        yield job.spatial_inception, job.read, theirs("sfid")
     if needs_clip(metrics):
-        yield job.clip_extractor, job.read
+        yield job.clip_extractor, job.read, theirs("cmmd")
     if "fd-dinov2" in names:
-        yield job.dinov2_extractor, job.read
+        yield job.dinov2_extractor, job.read, theirs("fd-dinov2")
     if "fd-wavelets" in names:
-        yield job.wavelets, job.read
-    if "fvd" in names:
+        yield job.wavelets, job.read, theirs("fd-wavelets")
+    if job.reference is not None and "fvd" in names:
         frames = job.frames or frame_count(job.paths[0])
-        yield job.i3d_extractor(frames), partial(read_clip, frames=frames)
+        count = read_folder(job.reference, videos=True).count
+        yield job.i3d_extractor(frames), partial(read_clip, frames=frames), count
 
 
 METRICS: dict[str, Callable[[Job], dict[str, dict]]] = {

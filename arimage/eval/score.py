@@ -139,14 +139,13 @@ def estimate_score(job: Job, metrics: list[str]) -> str:
         ValueError: as `score` does before any work.
     """
     check_metrics(job, metrics)
-    theirs = job.against.count if {*metrics} & {*REFERENCE_METRICS} else 0
-    lines, seconds = [f"images: {job.count:,}, and {theirs:,} of the reference"], 0.0
-    for extractor, read in extractors(job, metrics):
+    lines, seconds = [], 0.0
+    for extractor, read, theirs in extractors(job, metrics):
         name, began = extractor.space.name, time.perf_counter()
         images = next(image_batches(job.paths, 2, name, read))
         extractor(images).cpu()
         each = (time.perf_counter() - began) / len(images)
-        lines.append(f"{name}: {each:.2g} s per image")
+        lines.append(f"{name}: {each:.2g} s for each of {job.count:,} images, and of {theirs:,} of the reference")
         seconds += each * (job.count + theirs)
     lines.append(f"time: about {duration_text(seconds)} less what is cached; the metrics come on top")
     return "\n".join(lines)

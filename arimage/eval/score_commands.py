@@ -94,6 +94,8 @@ def score(
     for option, value in (("--train", train), ("--held-out", held_out), ("--sheet", sheet)):
         if value is not None and "nearest" not in names:
             raise ValueError(f"{option} is for nearest: leave it out")
+    if read == "raw" and "fvd" in names:
+        raise ValueError("--read raw is for images, and fvd reads videos: leave out one of the two")
     if "nearest" in names:
         check_extra("datasets", extra="train")
     if sheet is not None:

@@ -258,15 +258,19 @@ def test_errors_of_a_run_of_prompts_are_over_its_prompts(tmp_path, reference, wr
 def test_a_dry_run_says_how_long_networks_take_and_writes_nothing(images, reference, tmp_path, monkeypatch, command):
     np.save(tmp_path / "images.npy", OURS)
     before = files(tmp_path)
-    clock = iter([0.0, 8.0, 8.0, 12.0])
+    clock = iter([0.0])
     monkeypatch.setattr(scores, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     for source in (images, tmp_path / "images.npy"):
         words = ["eval", "score", source, "--ref", reference, "--metrics", "fid,kid,fd-dinov2", "--device", "cpu"]
-        code, said, _ = command(*words, "--dry-run")
-        # Of 30 images and 40 of the reference, at 4 and 2 s each.
-        assert code == 0 and "images: 30, and 40 of the reference" in said and "moments: 4 s per image" in said
-        assert "corners: 2 s per image" in said and "time: about 7 minutes" in said
         clock = iter([0.0, 8.0, 8.0, 12.0])
+        code, said, _ = command(*words, "--dry-run")
+        assert code == 0 and "moments: 4 s for each of 30 images, and of 40 of the reference" in said
+        assert "corners: 2 s for each of 30 images, and of 40" in said and "time: about 7 minutes" in said
+    # The Inception score needs no reference.
+    clock = iter([0.0, 2.0])
+    words[words.index("fid,kid,fd-dinov2")] = "isc"
+    said = command(*words, "--resize", "tf1", "--dry-run")[1]
+    assert "1 s for each of 30 images, and of 0" in said and "about 30 seconds" in said
     assert files(tmp_path) == before
 
 
